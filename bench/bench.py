@@ -44,7 +44,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "drains-file": drains.drains_from_file,
     "drains-kmsg": drains.drains_from_kmsg,
     "drains-load": drains.drains_under_load,
-    "drains-storm": drains.drains_in_a_storm,
+    "drains-storm": drains.drains_in_storm,
     "storm": storms.storms,
     "ledger": ledger_save.rows,
     "prolog": prologs.prologs,

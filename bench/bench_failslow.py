@@ -52,38 +52,38 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=int, default=0, help="rows of the files for cost and period (0: skip both)")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for docs/bench.md to FILE")
-    asked = parser.parse_args()
-    if asked.alibaba and not (asked.alibaba / "job_1_norm.csv").is_file():
-        print(f"bench_failslow: --alibaba: {asked.alibaba} has no job_1_norm.csv", file=sys.stderr)
+    args = parser.parse_args()
+    if args.alibaba and not (args.alibaba / "job_1_norm.csv").is_file():
+        print(f"bench_failslow: --alibaba: {args.alibaba} has no job_1_norm.csv", file=sys.stderr)
         return 2
-    seeds = asked.seed or [SEED]
+    seeds = args.seed or [SEED]
     print(f"{machine()}; seeds {', '.join(map(str, seeds))}; load average {os.getloadavg()[0]:.1f}\n")
     results = {}
-    for name in ("healthd",) if asked.alone else DETECTORS:
+    for name in ("healthd",) if args.alone else DETECTORS:
         begun = time.monotonic()
-        results[name] = outcomes(name, seeds, asked.positive, asked.negative)
+        results[name] = outcomes(name, seeds, args.positive, args.negative)
         print(f"{name}: {len(results[name])} sets in {time.monotonic() - begun:.0f} s", flush=True)
-    sections = told(results)
+    sections = result_tables(results)
     for title, grid in sections:
         print(f"\n{title}")
         show(grid)
-    if asked.markdown:
-        asked.markdown.write_text("\n".join(markdown(*one) for one in sections), encoding="utf-8")
-    if asked.sets:
-        each(results["healthd"])
+    if args.markdown:
+        args.markdown.write_text("\n".join(markdown(*section) for section in sections), encoding="utf-8")
+    if args.sets:
+        show_errors(results["healthd"])
     verdicts: list[tuple[bool | None, str]] = [*aims(results["healthd"])]
-    if asked.alibaba:
+    if args.alibaba:
         verdicts += alibaba.verdicts(
-            asked.alibaba, healthd, {name: DETECTORS[name] for name in results if name != "healthd"}
+            args.alibaba, healthd, {name: DETECTORS[name] for name in results if name != "healthd"}
         )
-    if asked.rows:
+    if args.rows:
         from failslow import cost, rhythm
 
-        verdicts += [*rhythm.verdicts(seeds[0], STREAMS), *cost.verdicts(asked.rows)]
+        verdicts += [*rhythm.verdicts(seeds[0], STREAMS), *cost.verdicts(args.rows)]
     print()
     for met, sentence in verdicts:
         print(sentence if met is None else f"{'met' if met else 'MISSED'}: {sentence}")
-    if not asked.alibaba:
+    if not args.alibaba:
         print("NOT MEASURED: the public trace of Alibaba; run make bench-failslow ALIBABA=DIR")
     return 1 if any(met is False for met, _ in verdicts) else 0
 
@@ -92,35 +92,39 @@ def outcomes(name: str, seeds: Sequence[int], positive: int, negative: int) -> l
     """Return the outcomes of all sets, computed in one process per core. Each process generates its sets itself."""
     parts = [(name, seed, positive, negative, part) for seed in seeds for part in range(PARTS)]
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        return [one for some in pool.imap_unordered(_part, parts) for one in some]
+        return [
+            outcome_of_set for part_outcomes in pool.imap_unordered(_part, parts) for outcome_of_set in part_outcomes
+        ]
 
 
 PARTS = 8
 
 
-def _part(asked: tuple[str, int, int, int, int]) -> list[Outcome]:
-    name, seed, positive, negative, part = asked
-    every = sets(seed, positive, negative, part, PARTS)
-    return [outcome(made, DETECTORS[name](made)).without_samples() for made in every]
+def _part(task: tuple[str, int, int, int, int]) -> list[Outcome]:
+    name, seed, positive, negative, part = task
+    made_sets = sets(seed, positive, negative, part, PARTS)
+    return [outcome(made, DETECTORS[name](made)).without_samples() for made in made_sets]
 
 
-def told(results: dict[str, list[Outcome]]) -> list[tuple[str, list[list[str]]]]:
+def result_tables(results: dict[str, list[Outcome]]) -> list[tuple[str, list[list[str]]]]:
     """Return (title, rows) of each table."""
     sections = []
-    for nth, what in ((1, "healthy sets with any report (FPR)"), (2, "slow sets that were missed (FNR)")):
-        tables = {name: {row[0]: row for row in table(of)} for name, of in results.items()}
+    for column, rate_name in ((1, "healthy sets with any report (FPR)"), (2, "slow sets that were missed (FNR)")):
+        tables = {
+            name: {row[0]: row for row in table(outcomes_of_detector)} for name, outcomes_of_detector in results.items()
+        }
         grid = [["", *tables]]
         for group in tables["healthd"]:
-            row = [tables[name][group][nth] for name in tables]
+            row = [tables[name][group][column] for name in tables]
             if any(row):
                 grid.append([group, *row])
-        sections.append((f"{what}: %, exact 95 % interval, count", grid))
+        sections.append((f"{rate_name}: %, exact 95 % interval, count", grid))
     head = ["", "|onset error|", "within 10", "of 8 to 12 %", "alarm after onset", "|relief error|"]
-    for name, of in results.items():
+    for name, outcomes_of_detector in results.items():
         title = f"{name}: time, in iterations from the true onset; "
-        title += f"reports outside of any slowness in {stray(of)}"
-        sections.append((title, [head, *map(list, timing(of))]))
-    quiet = [one for one in results["healthd"] if one.made.cv <= QUIET_CV]
+        title += f"reports outside of any slowness in {stray(outcomes_of_detector)}"
+        sections.append((title, [head, *map(list, timing(outcomes_of_detector))]))
+    quiet = [result for result in results["healthd"] if result.made.cv <= QUIET_CV]
     sections.append(("healthd at CV <= 5 %: time", [head, *map(list, timing(quiet))]))
     blamed = [[str(cell) for cell in row] for row in blame(results["healthd"])]
     sections.append(("healthd: blame", [["", "sets", "right", "wrong", "none", "cause right"], *blamed]))
@@ -133,9 +137,9 @@ def markdown(title: str, grid: list[list[str]]) -> str:
     return f"{title}\n\n" + "\n".join(lines) + "\n"
 
 
-def stray(of: Sequence[Outcome]) -> str:
-    slow = [one for one in of if one.made.positive]
-    return f"{sum(one.stray > 0 for one in slow)} of {len(slow)} slow sets"
+def stray(outcomes_of_detector: Sequence[Outcome]) -> str:
+    slow = [result for result in outcomes_of_detector if result.made.positive]
+    return f"{sum(result.stray > 0 for result in slow)} of {len(slow)} slow sets"
 
 
 def show(grid: list[list[str]]) -> None:
@@ -144,27 +148,29 @@ def show(grid: list[list[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def each(of: Sequence[Outcome]) -> None:
+def show_errors(outcomes_of_detector: Sequence[Outcome]) -> None:
     """Print one line for each set with a wrong answer. `sets(SEED)` generates it again by its name."""
     print()
-    for one in sorted(of, key=lambda one: one.made.name):
-        wrong = []
-        if not one.made.positive and one.alarmed:
-            wrong.append("reported")
-        if one.missed:
-            wrong.append("missed")
-        if one.made.positive and one.stray:
-            wrong.append(f"{one.stray} stray")
-        if one.blamed == "wrong":
-            wrong.append("wrongly blamed")
-        wrong += [f"onset {found.onset:+d}" for found in one.found if not found.within]
-        wrong += [f"alarm after {found.delay}" for found in one.found if found.delay > 30]
-        if wrong:
-            made = one.made
+    for result in sorted(outcomes_of_detector, key=lambda result: result.made.name):
+        errors = []
+        if not result.made.positive and result.alarmed:
+            errors.append("reported")
+        if result.missed:
+            errors.append("missed")
+        if result.made.positive and result.stray:
+            errors.append(f"{result.stray} stray")
+        if result.blamed == "wrong":
+            errors.append("wrongly blamed")
+        errors += [f"onset {found.onset:+d}" for found in result.found if not found.within]
+        errors += [f"alarm after {found.delay}" for found in result.found if found.delay > 30]
+        if errors:
+            made = result.made
             kind = "gang" if made.gang else "workers"
             causes = "+".join(f"{e.cause.value} {e.shape} {e.height:.0%}" for e in made.events)
-            beside = ",".join(sorted(made.beside))
-            print(f"{made.name:16} {kind:8} CV {made.cv:.0%} {causes or made.about} ({beside}): {', '.join(wrong)}")
+            disturbances = ",".join(sorted(made.disturbances))
+            print(
+                f"{made.name:16} {kind:8} CV {made.cv:.0%} {causes or made.about} ({disturbances}): {', '.join(errors)}"
+            )
 
 
 def machine() -> str:

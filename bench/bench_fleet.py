@@ -55,52 +55,52 @@ def main() -> int:
     parser.add_argument("--lanl", type=Path, metavar="FILE", help="LA-UR-05-7318, the failures of LANL's nodes, as CSV")
     parser.add_argument("--answers-of", type=Path, metavar="DB", help="measure only the answers of this store")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
-    asked = parser.parse_args()
-    if asked.answers_of:
-        return 0 if tell(answers_judged(answers(asked.answers_of))) else 1
-    if asked.lanl and not asked.lanl.is_file():
-        print(f"bench_fleet: --lanl: {asked.lanl} does not exist", file=sys.stderr)
+    args = parser.parse_args()
+    if args.answers_of:
+        return 0 if print_verdicts(answers_judged(answers(args.answers_of))) else 1
+    if args.lanl and not args.lanl.is_file():
+        print(f"bench_fleet: --lanl: {args.lanl} does not exist", file=sys.stderr)
         return 2
-    size = Size(asked.jobs, asked.nodes or nodes_for(asked.jobs, asked.months), asked.months, asked.seed)
+    size = Size(args.jobs, args.nodes or nodes_for(args.jobs, args.months), args.months, args.seed)
     half = Size(size.jobs // 2, max(4, size.nodes // 2), size.months, size.seed)
-    sizes = [size] if asked.no_half else [half, size]
-    for one in sizes:
-        if why := refusal(one):
-            print(f"bench_fleet: {why}", file=sys.stderr)
+    sizes = [size] if args.no_half else [half, size]
+    for run_size in sizes:
+        if reason := refusal(run_size):
+            print(f"bench_fleet: {reason}", file=sys.stderr)
             return 2
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    histories = [history(one, asked.folder) for one in sizes]
+    args.folder.mkdir(parents=True, exist_ok=True)
+    histories = [history(run_size, args.folder) for run_size in sizes]
 
     print(f"\n{machine()}; load average at the start {load()}")
     ingests, costs = [], list[Cost]()
-    store = Path(tempfile.mkdtemp(prefix="store.", dir=asked.folder))
+    store = Path(tempfile.mkdtemp(prefix="store.", dir=args.folder))
     try:
-        for one, made in zip(sizes, histories, strict=True):
+        for run_size, made in zip(sizes, histories, strict=True):
             shutil.rmtree(store)
-            ingests.append(ingest_of_all_but_the_last_day(one, made, store))
+            ingests.append(ingest_without_last_day(run_size, made, store))
         costs = reruns(histories[-1], store)
-        of_reports = without_each_source(histories[-1], store)
-        costs += [*others(histories[-1], store), *questions(store)]
-        of_answers = answers(store)
-        right = truths(store, histories[-1] / "truth", asked.lanl)
+        report_costs = reports_without_each_source(histories[-1], store)
+        costs += [*optional_source_costs(histories[-1], store), *queries(store)]
+        answer_costs = answers(store)
+        truth_verdicts = truths(store, histories[-1] / "truth", args.lanl)
         folder_mib = sum(path.stat().st_size for path in store.rglob("*") if path.is_file()) / (1 << 20)
     finally:
         shutil.rmtree(store, ignore_errors=True)
     print(f"size of the store: {folder_mib:.0f} MiB; load average at the end {load()}\n")
-    met = tell(
+    met = print_verdicts(
         judged(ingests, [cost for cost in costs if cost.name == RERUN], size)
-        + answers_judged(of_answers)
-        + reports_judged(of_reports)
-        + right
+        + answers_judged(answer_costs)
+        + reports_judged(report_costs)
+        + truth_verdicts
     )
-    if asked.json:
-        every = (*ingests, *costs, *of_reports, *of_answers)
-        figures = [{"name": c.name, "wall": c.wall, "cpu": c.cpu, "mib": c.mib} for c in every]
-        asked.json.write_text(json.dumps({"machine": machine(), "store_mib": folder_mib, "figures": figures}, indent=1))
+    if args.json:
+        all_costs = (*ingests, *costs, *report_costs, *answer_costs)
+        figures = [{"name": c.name, "wall": c.wall, "cpu": c.cpu, "mib": c.mib} for c in all_costs]
+        args.json.write_text(json.dumps({"machine": machine(), "store_mib": folder_mib, "figures": figures}, indent=1))
     return 0 if met else 1
 
 
-def tell(verdicts: list[tuple[bool, str]]) -> bool:
+def print_verdicts(verdicts: list[tuple[bool, str]]) -> bool:
     """Print the verdicts. Returns True if all targets are met."""
     for _, sentence in verdicts:
         print(sentence)
@@ -139,7 +139,7 @@ def generator() -> str:
 RERUN = "daily rerun with one new day"
 
 
-def ingest_of_all_but_the_last_day(size: Size, made: Path, store: Path) -> Cost:
+def ingest_without_last_day(size: Size, made: Path, store: Path) -> Cost:
     return fleet_ingest(f"sacct: {size.jobs:,} jobs", store, "--sacct", *days(made)[:-1])
 
 
@@ -166,13 +166,13 @@ def optional_sources(made: Path) -> dict[str, tuple[str | Path, ...]]:
     }
 
 
-def others(made: Path, store: Path) -> list[Cost]:
+def optional_source_costs(made: Path, store: Path) -> list[Cost]:
     sources = optional_sources(made)
     costs = [fleet_ingest(name, store, *flags) for name, flags in sources.items()]
     return [*costs, fleet_ingest("events, nothing new", store, *sources["events"])]
 
 
-def without_each_source(made: Path, jobs: Path) -> list[Cost]:
+def reports_without_each_source(made: Path, jobs: Path) -> list[Cost]:
     """Return the cost of the report on stores that lack one source each. `jobs` is a store of sacct alone.
 
     A query plan depends on which tables are empty. A site without slurmctld's log once got a plan that paired every job
@@ -185,7 +185,7 @@ def without_each_source(made: Path, jobs: Path) -> list[Cost]:
         try:
             if missing != "sacct":
                 shutil.copytree(jobs, store, dirs_exist_ok=True)
-            flags = [flag for name, its_flags in sources.items() if name != missing for flag in its_flags]
+            flags = [flag for name, source_flags in sources.items() if name != missing for flag in source_flags]
             fleet_ingest(f"all sources without {missing}", store, *flags)
             bounds = (f"--threads={os.cpu_count()}", f"--memory={ANSWERS_MIB:.0f}")
             costs.append(fleet(f"report without {missing}", "report", "--db", str(store), *bounds, "--json"))
@@ -194,14 +194,14 @@ def without_each_source(made: Path, jobs: Path) -> list[Cost]:
     return costs
 
 
-def questions(store: Path) -> list[Cost]:
+def queries(store: Path) -> list[Cost]:
     return [
         fleet(f"query {path.stem}", "query", path.stem, "--db", str(store), "--csv")
         for path in sorted((REPOSITORY / "healthd/fleet/sql").glob("*.sql"))
     ]
 
 
-WITHOUT_A_STORE = ("nccl",)
+ANSWERS_WITHOUT_STORE = ("nccl",)
 ALL_ANSWERS = "all answers in one process"
 
 
@@ -213,10 +213,11 @@ def answers(store: Path) -> list[Cost]:
     # Required options besides the store.
     flags = {"ettr": ("--gpus", "16384"), "compare": halves(store)}
     commands = (*fleet_answers.COMMANDS, *lemons.COMMANDS, *compare.COMMANDS)
-    names = [name for name in (command.partition(" ")[2] for command in commands) if name not in WITHOUT_A_STORE]
+    names = [name for name in (command.partition(" ")[2] for command in commands) if name not in ANSWERS_WITHOUT_STORE]
     bounds = ("--db", str(store), f"--threads={os.cpu_count()}", f"--memory={ANSWERS_MIB:.0f}")
     alone = [
-        fleet(f"answer {name}", name, *flags.get(name, ()), *bounds, "--json", well=(0, 1)) for name in names
+        fleet(f"answer {name}", name, *flags.get(name, ()), *bounds, "--json", accepted_statuses=(0, 1))
+        for name in names
     ]  # 1: it found something
     with tempfile.TemporaryDirectory() as folder:
         return [*alone, fleet(ALL_ANSWERS, "report", *bounds, "--out", folder)]
@@ -229,11 +230,11 @@ def halves(store: Path) -> tuple[str, str]:
     from healthd.fleet.tables import TABLES
 
     with open_for_reading(str(store)) as snapshot:
-        known = covered_period({table: snapshot.files(table) for table in TABLES})
-    if known is None:
+        period = covered_period({table: snapshot.files(table) for table in TABLES})
+    if period is None:
         sys.exit(f"{store}: contains no times")
-    times = (known[0], sum(known) // 2, known[1])
-    begin, middle, end = (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(one)) for one in times)
+    times = (period[0], sum(period) // 2, period[1])
+    begin, middle, end = (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(timestamp)) for timestamp in times)
     return f"{begin}..{middle}", f"{middle}..{end}"
 
 
@@ -246,17 +247,17 @@ NOT_MEASURED = (
 
 def truths(store: Path, truth: Path, lanl: Path | None) -> list[tuple[bool, str]]:
     """Run each benchmark of bench/fleet_truth. Returns whether each met its targets."""
-    of_the_history = ("--db", str(store), "--truth", str(truth))
-    asked = {
-        "attribution": of_the_history,
-        "goodput": of_the_history,
-        "rate": of_the_history,
+    history_flags = ("--db", str(store), "--truth", str(truth))
+    flags_by_program = {
+        "attribution": history_flags,
+        "goodput": history_flags,
+        "rate": history_flags,
         "compare": (),
         "lemons": ("--folder", str(REPOSITORY / "build" / "histories" / "lemons")),
         "lanl": ("--data", str(lanl)) if lanl else None,
     }
     verdicts = []
-    for name, flags in asked.items():
+    for name, flags in flags_by_program.items():
         path = REPOSITORY / "bench/fleet_truth" / f"{name}.py"
         if flags is None:
             verdicts.append(NOT_MEASURED)
@@ -271,8 +272,8 @@ def fleet_ingest(name: str, store: Path, *sources: str | Path) -> Cost:
     return fleet(name, "ingest", "--out", str(store), "--cluster", "made", "--timezone", "UTC", *map(str, sources))
 
 
-def fleet(name: str, *arguments: str, well: Sequence[int] = (0,)) -> Cost:
-    cost = measured(name, [sys.executable, "-m", "healthd", "fleet", *arguments], well)
+def fleet(name: str, *arguments: str, accepted_statuses: Sequence[int] = (0,)) -> Cost:
+    cost = measured(name, [sys.executable, "-m", "healthd", "fleet", *arguments], accepted_statuses)
     print(row(cost), flush=True)
     return cost
 
@@ -281,7 +282,7 @@ def days(made: Path) -> list[Path]:
     return sorted((made / "sacct").iterdir())
 
 
-def measured(name: str, argv: Sequence[str], well: Sequence[int] = (0,)) -> Cost:
+def measured(name: str, argv: Sequence[str], accepted_statuses: Sequence[int] = (0,)) -> Cost:
     """Run one program to its end. The peak is that of its largest process (getrusage(2)); a failure exits."""
     with tempfile.TemporaryFile() as errors:
         begun = time.monotonic()
@@ -289,7 +290,7 @@ def measured(name: str, argv: Sequence[str], well: Sequence[int] = (0,)) -> Cost
         _, status, used = os.wait4(process.pid, 0)
         wall = time.monotonic() - begun
         process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode not in well:
+        if process.returncode not in accepted_statuses:
             errors.seek(0)
             sys.exit(
                 f"{' '.join(argv[:8])} ...: {process.returncode}\n{errors.read().decode(errors='replace')[-2000:]}"
@@ -313,7 +314,7 @@ def judged(ingests: list[Cost], daily: list[Cost], size: Size) -> list[tuple[boo
     whole, peak = ingests[-1], max(cost.mib for cost in ingests)
     rerun = statistics.median(cost.wall for cost in daily)
     spread = f"{min(cost.wall for cost in daily):.1f} to {max(cost.wall for cost in daily):.1f} s, n={len(daily)}"
-    said = [
+    verdicts = [
         (whole.wall <= INGEST_SECONDS, f"ingest of {size.jobs:,} jobs: {whole.wall:.0f} s, aim {INGEST_SECONDS:.0f} s"),
         (peak < INGEST_MIB, f"peak memory of the ingest: {peak:.0f} MiB, aim below {INGEST_MIB:.0f} MiB"),
         (rerun < RERUN_SECONDS, f"daily rerun: {rerun:.1f} s ({spread}), aim below {RERUN_SECONDS:.0f} s"),
@@ -321,29 +322,29 @@ def judged(ingests: list[Cost], daily: list[Cost], size: Size) -> list[tuple[boo
     if len(ingests) == 2:
         clock, work = (after / before for before, after in ((ingests[0].wall, whole.wall), (ingests[0].cpu, whole.cpu)))
         text = f"twice the jobs: {clock:.2f} times the time, {work:.2f} times the CPU time, aim at most {GROWTH}"
-        said.append((clock <= GROWTH, text))
-    return [verdict(*one) for one in said]
+        verdicts.append((clock <= GROWTH, text))
+    return [verdict(*item) for item in verdicts]
 
 
 def answers_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
     alone, whole = costs[:-1], costs[-1]
-    most, longest = max(costs, key=lambda cost: cost.mib), max(alone, key=lambda cost: cost.wall)
+    largest, slowest = max(costs, key=lambda cost: cost.mib), max(alone, key=lambda cost: cost.wall)
     return [
         verdict(whole.wall <= ANSWERS_SECONDS, f"{ALL_ANSWERS}: {whole.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),
         verdict(
-            most.mib < ANSWERS_MIB,
-            f"peak memory of the answers: {most.mib:.0f} MiB ({most.name}), aim below {ANSWERS_MIB:.0f} MiB",
+            largest.mib < ANSWERS_MIB,
+            f"peak memory of the answers: {largest.mib:.0f} MiB ({largest.name}), aim below {ANSWERS_MIB:.0f} MiB",
         ),
-        (True, f"slowest single answer: {longest.name}, {longest.wall:.1f} s"),
+        (True, f"slowest single answer: {slowest.name}, {slowest.wall:.1f} s"),
     ]
 
 
 def reports_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
     """Compare each report without one source with the targets of the report with all sources."""
-    longest, most = max(costs, key=lambda cost: cost.wall), max(costs, key=lambda cost: cost.mib)
+    slowest, largest = max(costs, key=lambda cost: cost.wall), max(costs, key=lambda cost: cost.mib)
     return [
-        verdict(longest.wall <= ANSWERS_SECONDS, f"{longest.name}: {longest.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),
-        verdict(most.mib < ANSWERS_MIB, f"{most.name}: {most.mib:.0f} MiB, aim below {ANSWERS_MIB:.0f} MiB"),
+        verdict(slowest.wall <= ANSWERS_SECONDS, f"{slowest.name}: {slowest.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),
+        verdict(largest.mib < ANSWERS_MIB, f"{largest.name}: {largest.mib:.0f} MiB, aim below {ANSWERS_MIB:.0f} MiB"),
     ]
 
 
@@ -358,7 +359,7 @@ def machine() -> str:
 
 
 def load() -> str:
-    return " ".join(f"{one:.1f}" for one in os.getloadavg())
+    return " ".join(f"{average:.1f}" for average in os.getloadavg())
 
 
 if __name__ == "__main__":

@@ -35,20 +35,20 @@ while True:
 
 def measured(steps: int) -> list[float]:
     """Return the microseconds of each call, ascending."""
-    clock, step, took = time.perf_counter_ns, client.step, []
+    clock, step, microseconds = time.perf_counter_ns, client.step, []
     for _ in range(steps):
         before = clock()
         step(busy=0.1, wait=0.05)
-        took.append((clock() - before) / 1000)
-    return sorted(took)
+        microseconds.append((clock() - before) / 1000)
+    return sorted(microseconds)
 
 
-def nothing(steps: int) -> list[float]:
-    clock, took = time.perf_counter_ns, []
+def clock_cost(steps: int) -> list[float]:
+    clock, microseconds = time.perf_counter_ns, []
     for _ in range(steps):
         before = clock()
-        took.append((clock() - before) / 1000)
-    return sorted(took)
+        microseconds.append((clock() - before) / 1000)
+    return sorted(microseconds)
 
 
 def row(name: str, took: list[float]) -> str:
@@ -56,14 +56,14 @@ def row(name: str, took: list[float]) -> str:
     return f"{name:<44} {at[0]:8.2f} {at[1]:8.2f} {at[2]:8.2f} {took[-1]:9.1f}"
 
 
-def both(name: str, steps: int) -> bool:
+def measure_case(name: str, steps: int) -> bool:
     """Measure with and without sending in each step. Returns True if the target is met."""
     reached = True
-    for seconds, how in ((0.2, ""), (0.0, ", each step sends")):
+    for seconds, label in ((0.2, ""), (0.0, ", each step sends")):
         client.SEND_SECONDS = seconds
-        took = measured(steps)
-        print(row(name + how, took), flush=True)
-        reached &= took[int(len(took) * 0.99)] <= AIM_MICROSECONDS
+        microseconds = measured(steps)
+        print(row(name + label, microseconds), flush=True)
+        reached &= microseconds[int(len(microseconds) * 0.99)] <= AIM_MICROSECONDS
     return reached
 
 
@@ -72,11 +72,11 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100_000)
     steps = parser.parse_args().steps
     print(f"{'us per call':<44} {'median':>8} {'p99':>8} {'p99.9':>8} {'max':>9}   load {os.getloadavg()[0]:.1f}")
-    print(row("clock only", nothing(steps)))
+    print(row("clock only", clock_cost(steps)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "failslow.sock"
         os.environ["HEALTHD_SOCKET"] = str(path)
-        reached = both("healthd absent", steps)
+        reached = measure_case("healthd absent", steps)
         cgroup = Path(folder) / f"proc/{os.getpid()}/cgroup"
         cgroup.parent.mkdir(parents=True)
         cgroup.write_text("0::/system.slice/slurmstepd.scope/job_1/step_0\n")
@@ -86,11 +86,11 @@ def main() -> int:
             reader.stdout.readline()
             client.RETRY_SECONDS = 0.0
             client._pid = 0
-            reached &= both("healthd reading", steps)
+            reached &= measure_case("healthd reading", steps)
             reader.send_signal(signal.SIGSTOP)
             for _ in range(2000):
                 client.step()  # fills the queue
-            reached &= both("healthd hung, queue full", steps)
+            reached &= measure_case("healthd hung, queue full", steps)
             reader.kill()
     return 0 if reached else 1
 

@@ -52,12 +52,12 @@ def scrape(daemon: Healthd) -> bytes:
     return text
 
 
-def wait_for_text(path: Path, place: int, text: bytes, seconds: float = 120) -> None:
+def wait_for_text(path: Path, offset: int, text: bytes, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if path.stat().st_size > place:
+        if path.stat().st_size > offset:
             with open(path, "rb") as file:
-                file.seek(place)
+                file.seek(offset)
                 if text in file.read():
                     return
         time.sleep(0.001)

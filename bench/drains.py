@@ -33,7 +33,7 @@ def drains_from_kmsg() -> list[Figure]:
 
 def drains_under_load() -> list[Figure]:
     """Measure next to a busy loop on each core."""
-    with beside([[sys.executable, "-c", "while True: pass"]] * (os.cpu_count() or 1)):
+    with background_programs([[sys.executable, "-c", "while True: pass"]] * (os.cpu_count() or 1)):
         return drains("/dev/kmsg, all cores busy", inject, "--kernel-log", "kmsg", config=INJECTED)
 
 
@@ -48,9 +48,9 @@ while True:
 """
 
 
-def drains_in_a_storm() -> list[Figure]:
+def drains_in_storm() -> list[Figure]:
     """Measure while another process writes Xid 31 of all GPUs to /dev/kmsg without a pause."""
-    with beside([[sys.executable, "-c", STORM]]):
+    with background_programs([[sys.executable, "-c", STORM]]):
         return drains("/dev/kmsg, in a storm", inject, "--kernel-log", "kmsg", config=INJECTED)
 
 
@@ -60,7 +60,7 @@ def inject(_daemon: Healthd, line: str) -> None:
 
 
 @contextlib.contextmanager
-def beside(commands: Sequence[Sequence[str]]) -> Iterator[None]:
+def background_programs(commands: Sequence[Sequence[str]]) -> Iterator[None]:
     """Run programs during the block."""
     running = [subprocess.Popen(command) for command in commands]
     try:
@@ -80,10 +80,10 @@ def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, conf
         with daemon:
             for number in range(DRAINS):
                 pci = node_tree.GPUS[number % len(node_tree.GPUS)]
-                place = log.stat().st_size
+                log_offset = log.stat().st_size
                 began = time.perf_counter()
                 write(daemon, xid_line(79, pci=pci.rpartition(".")[0]))
-                wait_for_text(log, place, f"reason set to: healthd: gpu_xid/79 {pci}".encode())
+                wait_for_text(log, log_offset, f"reason set to: healthd: gpu_xid/79 {pci}".encode())
                 taken.append((time.perf_counter() - began) * 1000)
                 cluster.wait_state("n1", "DRAIN", reason=f"healthd: gpu_xid/79 {pci}")
                 daemon.request(command="repaired", code="gpu_xid/79", part=pci)

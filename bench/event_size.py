@@ -67,16 +67,18 @@ class Node:
             self.memory.stream.mark_written(lines)
             self.is_new = False
 
-    def has(self, conditions: list[Condition]) -> None:
+    def set_conditions(self, conditions: list[Condition]) -> None:
         self.memory.set_conditions({c.key: c for c in conditions})
         self.write()
 
     def drain_and_resume(self) -> None:
         self.faults += 1
         part = f"0000:{self.faults % 8 * 16 + 27:02x}:00.0"
-        standing = list(self.memory.conditions.values())
+        open_conditions = list(self.memory.conditions.values())
         fault = condition("gpu_xid/79", part, self.now, Severity.CRITICAL, "Xid 79: GPU has fallen off the bus")
-        self.has([*standing, replace(fault, last_level_seen=0.0, last_event=self.now, job="4711,4712")])
+        self.set_conditions(
+            [*open_conditions, replace(fault, last_level_seen=0.0, last_event=self.now, job="4711,4712")]
+        )
         reason = f"healthd: gpu_xid/79 {part}: Xid 79: GPU has fallen off the bus"
         self.memory.stream.emit([events.decision(Drain(reason, requeue=True), f"drain and requeue: {reason}")])
         self.memory.stream.emit([Event("drain", {"stage": "sent", "reason": reason})])
@@ -111,36 +113,36 @@ def condition(code: str, part: str, now: float, severity: Severity, message: str
     )
 
 
-def month(node: Node, standing: int, warnings: int, faults: int, boots: int) -> None:
-    begun, stand = node.now, list[Condition]()
+def month(node: Node, permanent_count: int, warnings: int, faults: int, boots: int) -> None:
+    begun, conditions = node.now, list[Condition]()
     text = "Retired pages: 12 of 64 because of double bit errors; the GPU needs a reset before the next job"
     for round_ in range(DAYS * DAY // ROUND):
         node.now = begun + round_ * ROUND
-        day, of_day = divmod(round_, DAY // ROUND)
-        if of_day == 0 and day < boots:
+        day, round_of_day = divmod(round_, DAY // ROUND)
+        if round_of_day == 0 and day < boots:
             node.memory.stream.emit_stopped("requested")
             node.write()
             node.boot()
-        many = standing + (1 if day % 10 == 3 and day // 10 < warnings else 0)
-        if len(stand) > many:
-            del stand[many:]
-        while len(stand) < many:
-            part = f"0000:{len(stand) + 1:02x}:00.0"
-            stand.append(condition("gpu_retired_pages/pending", part, node.now, Severity.WARNING, text))
-        stand = [replace(c, count=c.count + 1, last_seen=node.now, last_level_seen=node.now) for c in stand]
-        node.has(stand)
+        wanted_count = permanent_count + (1 if day % 10 == 3 and day // 10 < warnings else 0)
+        if len(conditions) > wanted_count:
+            del conditions[wanted_count:]
+        while len(conditions) < wanted_count:
+            part = f"0000:{len(conditions) + 1:02x}:00.0"
+            conditions.append(condition("gpu_retired_pages/pending", part, node.now, Severity.WARNING, text))
+        conditions = [replace(c, count=c.count + 1, last_seen=node.now, last_level_seen=node.now) for c in conditions]
+        node.set_conditions(conditions)
         node.memory.stream.emit_alive([run.check for run in CHECKS], force=False)
         for part_of_day in range(2):
-            if of_day == 100 + part_of_day * 100 and day + DAYS * part_of_day < faults:
+            if round_of_day == 100 + part_of_day * 100 and day + DAYS * part_of_day < faults:
                 node.drain_and_resume()
 
 
-def measured(name: str, life: tuple[int, int, int, int]) -> tuple[str, int, int, int, float]:
+def measured(name: str, month_shape: tuple[int, int, int, int]) -> tuple[str, int, int, int, float]:
     """Return (month, lines, bytes, compressed bytes, CPU seconds to read the stream)."""
     with tempfile.TemporaryDirectory() as folder:
         node = Node(Path(folder))
         before = sum(path.stat().st_size for path in node.state.glob(f"{writer.NAME}*"))
-        month(node, *life)
+        month(node, *month_shape)
         files = sorted(node.state.glob(f"{writer.NAME}*"))
         size = sum(path.stat().st_size for path in files) - before
         packed = sum(len(gzip.compress(path.read_bytes())) for path in files)
@@ -156,8 +158,8 @@ def main() -> None:
     logging.disable()
     os.umask(0o077)
     print("month       lines      size    per line   as .gz   read in (CPU)")
-    for month_of in MONTHS.items():
-        name, lines, size, packed, seconds = measured(*month_of)
+    for named_month in MONTHS.items():
+        name, lines, size, packed, seconds = measured(*named_month)
         mean = size / lines
         print(f"{name:8} {lines:8,} {size / 1e6:6.2f} MB {mean:6.0f} B {packed / 1e6:6.2f} MB {seconds:8.2f} s")
 

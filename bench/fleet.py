@@ -82,10 +82,10 @@ class HealthdNode:
     driver: SlurmDriver
     verdict: Verdict = HEALTHY
     memory: DrainRecord = field(default_factory=DrainRecord)
-    steps: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None
-    again: int = 0  # number of the next query; earlier planned queries are void
+    query: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None
+    query_number: int = 0  # number of the next query; earlier planned queries are void
     changed: bool = False  # the verdict changed during a query
-    held: int = 0  # how often the fleet limit delayed the drain
+    hold_count: int = 0  # how often the fleet limit delayed the drain
 
 
 class Fleet:
@@ -105,18 +105,18 @@ class Fleet:
         clock = lambda: self.now  # noqa: E731
         return SlurmDriver(Settings(node_name=name), "b", lambda _: None, lambda: True, clock, clock)
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._number), what))
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._number), action))
 
     def run(self, until: float) -> None:
         while self._events and self._events[0][0] <= self.epoch + until:
-            self.now, _, what = heapq.heappop(self._events)
-            what()
+            self.now, _, action = heapq.heappop(self._events)
+            action()
         self.now = self.epoch + until
 
     # faults of nodes
 
-    def break_with(self, fault: Fault) -> None:
+    def add_fault(self, fault: Fault) -> None:
         for name in sorted(fault.nodes):
             start, end = self.epoch + fault.start, self.epoch + fault.end
             opens = self._round(name, start) + CONFIRM_SECONDS if fault.shared else start
@@ -143,43 +143,48 @@ class Fleet:
         node = self.nodes[name]
         causes = tuple(self._faults[name].values())
         node.verdict = Verdict(Health.DEGRADED, causes, causes) if causes else HEALTHY
-        self._look(node)
+        self._query_slurm(node)
 
-    def _look(self, node: HealthdNode) -> None:
-        if node.steps is not None:
+    def _query_slurm(self, node: HealthdNode) -> None:
+        if node.query is not None:
             node.changed = True
             return
-        node.again += 1
+        node.query_number += 1
         clock = lambda: self.now  # noqa: E731
-        node.steps = reconcile(node.verdict, node.memory, self.policy, node.name, "b", clock)
-        self._go_on(node, None)
+        node.query = reconcile(node.verdict, node.memory, self.policy, node.name, "b", clock)
+        self._advance(node, None)
 
-    def _go_on(self, node: HealthdNode, answer: CommandResult | None) -> None:
-        assert node.steps is not None
+    def _advance(self, node: HealthdNode, answer: CommandResult | None) -> None:
+        assert node.query is not None
         try:
-            step = node.steps.send(answer)
+            step = node.query.send(answer)
             while isinstance(step, SaveRecord):
                 node.memory = step.record
-                step = node.steps.send(None)
+                step = node.query.send(None)
         except StopIteration as end:
-            node.steps = None
-            self._looked(node, end.value)
+            node.query = None
+            self._query_ended(node, end.value)
             return
         result, ended = self.controller.run(step.argv, self.now)
-        self.at(ended, lambda: self._go_on(node, replace(result, started=self.now)))
+        self.at(ended, lambda: self._advance(node, replace(result, started=self.now)))
 
-    def _looked(self, node: HealthdNode, report: ReconcileReport) -> None:
+    def _query_ended(self, node: HealthdNode, report: ReconcileReport) -> None:
         hold, node.memory = node.memory.hold, report.record
-        node.held += report.record.hold is not None and report.record.hold != hold and report.record.hold.times > 0
+        node.hold_count += (
+            report.record.hold is not None and report.record.hold != hold and report.record.hold.times > 0
+        )
         if node.changed:
             node.changed = False
-            self._look(node)
+            self._query_slurm(node)
             return
-        again = self.now + node.driver.retry_seconds(report)
+        next_query = self.now + node.driver.retry_seconds(report)
         own = fleet_limit.is_own_hardware(node.verdict.causes)
         waits = fleet_limit.must_wait(node.memory.hold, own, self.now)
         if not needs_no_query(node.verdict, node.memory) and not waits:
-            again = min(again, self._round(node.name, self.now))
-        if again < float("inf"):
-            number = node.again
-            self.at(again, lambda: self._look(node) if node.again == number and node.steps is None else None)
+            next_query = min(next_query, self._round(node.name, self.now))
+        if next_query < float("inf"):
+            number = node.query_number
+            self.at(
+                next_query,
+                lambda: self._query_slurm(node) if node.query_number == number and node.query is None else None,
+            )

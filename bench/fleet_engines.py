@@ -26,7 +26,7 @@ from healthd.fleet.store import literal, select_sql
 from healthd.fleet.tables import TABLES
 
 BEGIN, DAYS, NODES = 1_767_225_600, 330, 2_000  # 2026-01-01
-ASKED = ("states", "seen_with_failures", "runs", "preempted")
+QUERIES = ("states", "seen_with_failures", "runs", "preempted")
 THREADS, MEMORY_MIB = 2, 4096
 
 
@@ -78,15 +78,15 @@ def make(folder: Path, jobs: int) -> engine.Files:
 
 def answer(engine_name: str, name: str, files: engine.Files) -> dict[str, float]:
     """Run one query in this process and return its cost."""
-    there = queries.builtin_queries()
-    needed = queries.with_dependencies(there[name], there)
-    asked = engine.QueryParameters(BEGIN, BEGIN + DAYS * 86400, queries.resolve_parameters(needed, {}))
+    available = queries.builtin_queries()
+    needed = queries.with_dependencies(available[name], available)
+    parameters = engine.QueryParameters(BEGIN, BEGIN + DAYS * 86400, queries.resolve_parameters(needed, {}))
     began = time.monotonic()
     if engine_name == "duckdb":
-        with engine.run_queries(needed, files, asked, THREADS, MEMORY_MIB) as found:
+        with engine.run_queries(needed, files, parameters, THREADS, MEMORY_MIB) as found:
             rows = sum(1 for _ in found.rows)
     else:
-        with spark.run_queries(needed, files, asked, "spark", THREADS, MEMORY_MIB) as found:
+        with spark.run_queries(needed, files, parameters, "spark", THREADS, MEMORY_MIB) as found:
             rows = sum(1 for _ in found.rows)
     return {"wall": time.monotonic() - began, "rows": rows}
 
@@ -97,7 +97,7 @@ def measured(engine_name: str, name: str, files: engine.Files) -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     peak, cpu = 0, {}
     while process.poll() is None:
-        family = _family(process.pid)
+        family = _process_tree(process.pid)
         peak = max(peak, sum(map(_resident_kib, family)))
         cpu |= {pid: seconds for pid in family if (seconds := _cpu_seconds(pid))}
         time.sleep(0.05)
@@ -112,17 +112,17 @@ def measured(engine_name: str, name: str, files: engine.Files) -> None:
 
 def _cpu_seconds(pid: int) -> float:
     try:
-        words = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _family(pid: int) -> list[int]:
+def _process_tree(pid: int) -> list[int]:
     """Return the process and its descendants."""
     found = [pid]
-    for one in found:
-        for task in Path("/proc", str(one), "task").glob("*/children"):
+    for parent in found:
+        for task in Path("/proc", str(parent), "task").glob("*/children"):
             try:
                 found += [int(word) for word in task.read_text().split()]
             except OSError:
@@ -142,9 +142,9 @@ def main(sizes: list[int]) -> None:
     for jobs in sizes:
         with tempfile.TemporaryDirectory() as folder:
             files = make(Path(folder), jobs)
-            size = sum(os.path.getsize(path) for some in files.values() for path in some)
+            size = sum(os.path.getsize(path) for paths in files.values() for path in paths)
             print(f"{jobs:,} jobs, {size / 1e6:,.0f} MB of Parquet, load {os.getloadavg()[0]:.1f}", flush=True)
-            for name in ASKED:
+            for name in QUERIES:
                 for engine_name in ("duckdb", "spark"):
                     measured(engine_name, name, files)
 

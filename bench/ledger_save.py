@@ -69,10 +69,10 @@ def saved(clears: Clears, observed: bool) -> Iterator[float]:
             memory.stream.mark_written(memory.ledger.outbox.lines)
 
 
-def ms(what: object) -> float:
-    assert callable(what)
+def ms(function: object) -> float:
+    assert callable(function)
     began = time.process_time()
-    what()
+    function()
     return (time.process_time() - began) * 1000
 
 
@@ -129,9 +129,9 @@ def event(number: int, when: float, observed: bool) -> KernelEvent:
 
 def with_event(ledger: Ledger, number: int, now: float) -> Ledger:
     """Return the ledger after one condition was seen again and an event replaced the oldest one."""
-    seen = replace(ledger.conditions[number], last_seen=now, last_event=now, count=2, severity=Severity.CRITICAL)
-    conditions = (*ledger.conditions[:number], seen, *ledger.conditions[number + 1 :])
-    events = (*itertools.islice(ledger.events, 1, None), event(ledger.next_sequence, now, seen.observed))
+    updated = replace(ledger.conditions[number], last_seen=now, last_event=now, count=2, severity=Severity.CRITICAL)
+    conditions = (*ledger.conditions[:number], updated, *ledger.conditions[number + 1 :])
+    events = (*itertools.islice(ledger.events, 1, None), event(ledger.next_sequence, now, updated.observed))
     return replace(ledger, conditions=conditions, events=events, next_sequence=ledger.next_sequence + 1)
 
 

@@ -57,19 +57,19 @@ def resident_mib(pid: int) -> float:
 
 
 def in_job(folder: Path, pid: int, job: int) -> None:
-    place = folder / f"proc/{pid}"
-    place.mkdir(parents=True)
-    (place / "cgroup").write_text(f"0::/system.slice/slurmstepd.scope/job_{job}/step_0\n")
+    process_folder = folder / f"proc/{pid}"
+    process_folder.mkdir(parents=True)
+    (process_folder / "cgroup").write_text(f"0::/system.slice/slurmstepd.scope/job_{job}/step_0\n")
 
 
 def flood(floods: int, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path = folder / "failslow.sock"
-        ours, theirs = socket.socketpair()
-        place = {"place": {"runtime_dir": name, "root": name}, "watched": {"client": True}}
-        argv = [sys.executable, "-m", "healthd.failslow.live", str(theirs.fileno()), json.dumps(place)]
-        live = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+        own_end, child_end = socket.socketpair()
+        settings = {"place": {"runtime_dir": name, "root": name}, "watched": {"client": True}}
+        argv = [sys.executable, "-m", "healthd.failslow.live", str(child_end.fileno()), json.dumps(settings)]
+        live = subprocess.Popen(argv, pass_fds=[child_end.fileno()])
         while not path.exists():
             time.sleep(0.01)
         senders = [
@@ -101,8 +101,8 @@ def flood(floods: int, seconds: float) -> None:
                 except BlockingIOError:
                     refused += 1
             time.sleep(0.2)
-        took = time.monotonic() - began
-        share = (cpu_seconds(live.pid) - used) / took
+        elapsed = time.monotonic() - began
+        share = (cpu_seconds(live.pid) - used) / elapsed
         print(
             f"{floods} flooding jobs: {100 * share:.1f} % of a core, {resident_mib(live.pid):.0f} MiB; "
             f"honest job: {sent} messages sent, {refused} refused",
@@ -111,7 +111,7 @@ def flood(floods: int, seconds: float) -> None:
         for sender in senders:
             sender.kill()
             sender.communicate()
-        ours.close()
+        own_end.close()
         live.wait()
 
 
@@ -121,21 +121,21 @@ def memory() -> None:
     began = time.process_time()
     for at in range(400):
         for rank in range(1024):
-            said = StepMessage(rank, rank, at, 1, 0.5 + (at * rank) % 7 * 0.001, 0.4 + (at + rank) % 5 * 0.001, None)
-            jobs.add_step(rank, rank, "1", said, float(at))
-    took = time.process_time() - began
+            message = StepMessage(rank, rank, at, 1, 0.5 + (at * rank) % 7 * 0.001, 0.4 + (at + rank) % 5 * 0.001, None)
+            jobs.add_step(rank, rank, "1", message, float(at))
+    elapsed = time.process_time() - began
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(f"1,024 ranks, iteration and busy: {used / 1024:.0f} MiB; {1e6 * took / 1024 / 400:.0f} us per message")
+    print(f"1,024 ranks, iteration and busy: {used / 1024:.0f} MiB; {1e6 * elapsed / 1024 / 400:.0f} us per message")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--floods", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
-    given = parser.parse_args()
+    args = parser.parse_args()
     print(f"load {os.getloadavg()[0]:.1f}")
-    flood(0, given.seconds)
-    flood(given.floods, given.seconds)
+    flood(0, args.seconds)
+    flood(args.floods, args.seconds)
     memory()
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from history.making import make
+from history.generate import make
 from history.size import FULL, UTILISATION, Size, nodes_for, refusal
 
 
@@ -20,21 +20,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--utilisation", type=float, default=UTILISATION, help="share of the GPU time used by jobs")
     parser.add_argument("--fault-rate", type=float, default=1.0, help="factor on the usual rate of faults")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     size = Size(
-        asked.jobs,
-        asked.nodes or nodes_for(asked.jobs, asked.months, asked.utilisation),
-        asked.months,
-        asked.seed,
-        utilisation=asked.utilisation,
-        fault_rate=asked.fault_rate,
+        args.jobs,
+        args.nodes or nodes_for(args.jobs, args.months, args.utilisation),
+        args.months,
+        args.seed,
+        utilisation=args.utilisation,
+        fault_rate=args.fault_rate,
     )
-    why = f"{asked.out} already exists" if asked.out.exists() else refusal(size)
-    if why:
-        print(f"make_history: {why}", file=sys.stderr)
+    problem = f"{args.out} already exists" if args.out.exists() else refusal(size)
+    if problem:
+        print(f"make_history: {problem}", file=sys.stderr)
         return 2
     begun = time.monotonic()
-    summary = make(size, asked.out)
+    summary = make(size, args.out)
     print(f"{summary['records']} records, {sum(summary['events'].values())} events in {time.monotonic() - begun:.0f} s")
     return 0
 

@@ -14,16 +14,16 @@ from itertools import groupby
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
 
-SECONDS_A_COMMAND = 0.01  # start a program, contact munge, connect
-SECONDS_A_REQUEST = 0.0002
-SECONDS_A_NODE_IN_THE_TABLE = 1.3e-6
+SECONDS_PER_COMMAND = 0.01  # start a program, contact munge, connect
+SECONDS_PER_REQUEST = 0.0002
+TABLE_SECONDS_PER_NODE = 1.3e-6
 MESSAGE_TIMEOUT = 10.0
 STARTED = 1_799_000_000  # in the days before the simulation begins
-AWAY = CommandResult(1, b"", "slurm_load error: Unable to contact slurm controller (connect failure)\n")
-LATE = CommandResult(1, b"", "slurm_load error: Socket timed out on send/recv operation\n")
+UNREACHABLE = CommandResult(1, b"", "slurm_load error: Unable to contact slurm controller (connect failure)\n")
+TIMED_OUT = CommandResult(1, b"", "slurm_load error: Socket timed out on send/recv operation\n")
 
 
-def requests_of(argv: tuple[str, ...]) -> tuple[int, bool]:
+def count_requests(argv: tuple[str, ...]) -> tuple[int, bool]:
     """Return the number of requests of a command, and whether one of them reads the whole table of nodes.
 
     sinfo also requests the partitions, and `scontrol show config` pings each slurmctld.
@@ -64,18 +64,18 @@ class Slurmctld:
 
     def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
         """Return the command's result, and its end time."""
-        asked = now + SECONDS_A_COMMAND
-        if self.away[0] <= asked < self.away[1]:
-            return AWAY, asked + 9.0
-        count, is_table = requests_of(argv)
-        price = count * SECONDS_A_REQUEST + is_table * len(self.nodes) * SECONDS_A_NODE_IN_THE_TABLE
-        self.requests[int(asked)] += count
-        self.tables[int(asked)] += is_table
-        self.free_at = max(self.free_at, asked) + price
-        self.busy[int(asked)] += price
+        arrival = now + SECONDS_PER_COMMAND
+        if self.away[0] <= arrival < self.away[1]:
+            return UNREACHABLE, arrival + 9.0
+        count, is_table = count_requests(argv)
+        price = count * SECONDS_PER_REQUEST + is_table * len(self.nodes) * TABLE_SECONDS_PER_NODE
+        self.requests[int(arrival)] += count
+        self.tables[int(arrival)] += is_table
+        self.free_at = max(self.free_at, arrival) + price
+        self.busy[int(arrival)] += price
         result = CommandResult(0, self._answer(argv, int(self.free_at)))
-        if self.free_at - asked > MESSAGE_TIMEOUT:
-            return LATE, asked + MESSAGE_TIMEOUT
+        if self.free_at - arrival > MESSAGE_TIMEOUT:
+            return TIMED_OUT, arrival + MESSAGE_TIMEOUT
         return result, self.free_at
 
     def _answer(self, argv: tuple[str, ...], second: int) -> bytes:
@@ -93,12 +93,12 @@ class Slurmctld:
         state = drained if node.reason else ("idle", "Unknown", "Unknown", "none")
         return _row(("all", "1", *state, "gpu:8"), NODE_COLUMNS)
 
-    def _update(self, name: str, words: dict[str, str], second: int) -> bytes:
+    def _update(self, name: str, assignments: dict[str, str], second: int) -> bytes:
         node, self.table = self.nodes[name], b""
-        if words["State"] == "DRAIN":
-            if node.reason != words["Reason"]:
+        if assignments["State"] == "DRAIN":
+            if node.reason != assignments["Reason"]:
                 node.since = second
-            node.reason = words["Reason"]
+            node.reason = assignments["Reason"]
             self.drained[name] = node
             self.peak = max(self.peak, len(self.drained))
         else:
@@ -108,13 +108,15 @@ class Slurmctld:
 
     def _table(self) -> bytes:
         """Return sinfo's output: one row for all nodes with equal values."""
-        alike = sorted((node.since, node.reason) for node in self.drained.values())
+        drained_keys = sorted((node.since, node.reason) for node in self.drained.values())
         rows = [
             _row(("all", "idle+drain", str(since), reason[:9], str(len(list(group)))), FLEET_COLUMNS)
-            for (since, reason), group in groupby(alike)
+            for (since, reason), group in groupby(drained_keys)
         ]
-        rest = len(self.nodes) - len(self.drained)
-        return b"".join(rows) + _row(("all", "idle", "Unknown", "none", str(rest)), FLEET_COLUMNS) * bool(rest)
+        healthy_count = len(self.nodes) - len(self.drained)
+        return b"".join(rows) + _row(("all", "idle", "Unknown", "none", str(healthy_count)), FLEET_COLUMNS) * bool(
+            healthy_count
+        )
 
 
 def _row(values: tuple[str, ...], columns: tuple[tuple[str, int], ...]) -> bytes:

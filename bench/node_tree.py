@@ -48,25 +48,25 @@ def gpus(number: int) -> tuple[str, ...]:
 
 def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), process_count: int = PROCESSES) -> None:
     """Build the tree. Seven tenths of the `process_count` processes are kernel threads; 0 means no processes."""
-    ours = gpus(gpu_count)
-    of_disks = (*DISKS, *(f"0003:{more:02x}:00.0" for more in range(disks)))[:disks]
-    for number, pci in enumerate((*ours, *NICS, *of_disks)):
-        above = f"0000:{number // 6:02x}:{number % 6 + 1:02x}.1"
-        if pci in ours:
-            add_pci_device(root, pci, "0x030200", above, device="0x2330", revision="0xa1", power_state="D0")
+    gpu_addresses = gpus(gpu_count)
+    disk_addresses = (*DISKS, *(f"0003:{more:02x}:00.0" for more in range(disks)))[:disks]
+    for number, pci in enumerate((*gpu_addresses, *NICS, *disk_addresses)):
+        parent_port = f"0000:{number // 6:02x}:{number % 6 + 1:02x}.1"
+        if pci in gpu_addresses:
+            add_pci_device(root, pci, "0x030200", parent_port, device="0x2330", revision="0xa1", power_state="D0")
             (root / PCI.lstrip("/") / pci / "driver").symlink_to("../../../../bus/pci/drivers/nvidia")
         elif pci in NICS:
-            add_pci_device(root, pci, "0x020700", above, vendor="0x15b3", device="0x1021")
+            add_pci_device(root, pci, "0x020700", parent_port, vendor="0x15b3", device="0x1021")
         else:
-            add_pci_device(root, pci, "0x010802", above, vendor="0x144d", device="0xa80a")
-        for device in (above, pci):
+            add_pci_device(root, pci, "0x010802", parent_port, vendor="0x144d", device="0xa80a")
+        for device in (parent_port, pci):
             write(
                 root,
                 {f"{PCI}/{device}/aer_dev_{kind}": aer_file(kind) for kind in ("correctable", "nonfatal", "fatal")},
             )
-            for which in ("current", "max"):
+            for link_state in ("current", "max"):
                 link = {"width": "16\n", "speed": "32.0 GT/s PCIe\n"}
-                write(root, {f"{PCI}/{device}/{which}_link_{name}": text for name, text in link.items()})
+                write(root, {f"{PCI}/{device}/{link_state}_link_{name}": text for name, text in link.items()})
         write(root, {f"/sys/bus/pci/slots/{number + 1}/address": f"{pci.partition('.')[0]}\n"})
     for number in range(400):  # bridges, uncore devices and others; a node has hundreds
         add_pci_device(root, f"0001:{number // 32:02x}:{number % 32:02x}.0", "0x088000", vendor="0x8086")
@@ -76,25 +76,28 @@ def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), proce
         write(root, {f"{port}/rate": "400 Gb/sec (4X NDR)\n", f"{port}/link_layer": "InfiniBand\n"})
         write(root, {f"{port}/counters/{name}": "0\n" for name in IB_COUNTERS})
         (root / f"sys/class/infiniband/mlx5_{number}/device").symlink_to(root / PCI.lstrip("/") / NICS[number])
-    system = [f"{n} 22 0:{n} / /run/containers/{n} rw,relatime shared:{n} - overlay overlay rw" for n in range(40, 120)]
-    wanted = [f"{200 + n} 22 0:{90 + n} / {at} rw,relatime - {MOUNTS[at]} fs rw" for n, at in enumerate(MOUNTS)]
+    container_lines = [
+        f"{n} 22 0:{n} / /run/containers/{n} rw,relatime shared:{n} - overlay overlay rw" for n in range(40, 120)
+    ]
+    mount_lines = [f"{200 + n} 22 0:{90 + n} / {at} rw,relatime - {MOUNTS[at]} fs rw" for n, at in enumerate(MOUNTS)]
     for point in MOUNTS:
         (root / point.lstrip("/")).mkdir(parents=True)
     write(
         root,
         {
-            "/proc/self/mountinfo": "\n".join(["22 1 8:2 / / rw - ext4 /dev/sda2 rw", *system, *wanted]) + "\n",
+            "/proc/self/mountinfo": "\n".join(["22 1 8:2 / / rw - ext4 /dev/sda2 rw", *container_lines, *mount_lines])
+            + "\n",
             "/proc/sys/kernel/random/boot_id": "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11\n",
             "/sys/module/nvidia/version": "580.105.08\n",
             "/sys/module/nvidia/refcnt": "300\n",
             "/sys/class/dmi/id/product_name": "DGXH100\n",
         },
     )
-    hosts_own(root, disks)
+    write_host(root, disks)
     processes(root, process_count)
 
 
-def hosts_own(root: Path, disks: int = len(DISKS)) -> None:
+def write_host(root: Path, disks: int = len(DISKS)) -> None:
     """Write CPUs, DIMMs, disks, network interfaces and memory."""
     cpu, edac = "/sys/devices/system/cpu", "/sys/devices/system/edac/mc"
     files = {f"{cpu}/online": f"0-{CPUS - 1}\n", "/proc/meminfo": "MemTotal:       2113451320 kB\n"}
@@ -127,11 +130,11 @@ def hosts_own(root: Path, disks: int = len(DISKS)) -> None:
 def processes(root: Path, count: int = PROCESSES) -> None:
     if not count:
         return
-    own = count * KERNEL_THREADS // PROCESSES
+    kernel_thread_count = count * KERNEL_THREADS // PROCESSES
     files = {"/proc/2/stat": STAT.format(2, "kthreadd", 0, 0)}
-    files["/proc/2/task/2/children"] = " ".join(map(str, range(3, 3 + own))) + " \n"
+    files["/proc/2/task/2/children"] = " ".join(map(str, range(3, 3 + kernel_thread_count))) + " \n"
     for pid in (1, *range(3, count + 1)):
-        kernels_own = 2 < pid < 3 + own
-        name, parent = (f"kworker/{pid}:1", 2) if kernels_own else (f"python3 {pid}", 1)
+        is_kernel_thread = 2 < pid < 3 + kernel_thread_count
+        name, parent = (f"kworker/{pid}:1", 2) if is_kernel_thread else (f"python3 {pid}", 1)
         files[f"/proc/{pid}/stat"] = STAT.format(pid, name, parent, pid * 10)
     write(root, files)

@@ -30,7 +30,7 @@ def peers() -> list[Figure]:
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         page = f"http://127.0.0.1:{port}/metrics"
-        _until_it_answers(process, page)
+        _wait_until_ready(process, page)
         spent = []
         for _ in range(SCRAPES):
             before = cpu_ms(process.pid)
@@ -47,7 +47,7 @@ def peers() -> list[Figure]:
     ]
 
 
-def _until_it_answers(process: subprocess.Popen[bytes], page: str) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], page: str) -> None:
     end = time.monotonic() + 60
     while True:
         try:

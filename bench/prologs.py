@@ -22,7 +22,7 @@ def prologs() -> list[Figure]:
         default.write_text(f"HEALTHD_RUNTIME_DIR={folder}\nHEALTHD_TELL_JOB=no\n")
         shipped = (REPOSITORY / "packaging/slurm/prolog").read_text()
         script.write_text(shipped.replace("/etc/default/healthd", str(default)))
-        for what, word, status in (("healthy", "ok", 0), ("about to drain", "drain", 1)):
+        for node_state, word, status in (("healthy", "ok", 0), ("about to drain", "drain", 1)):
             verdict.write_text(f"{word} {int(time.time()) + 3600} gpu_xid/79 0000:61:00.0: written by the benchmark\n")
             taken = []
             for _ in range(PROLOGS):
@@ -32,7 +32,7 @@ def prologs() -> list[Figure]:
                 assert done.returncode == status
             p90 = statistics.quantiles(taken, n=10, method="inclusive")[8]
             figures += [
-                Figure(f"prolog on a node that is {what}: wall time", "ms", taken, aim=5),
+                Figure(f"prolog on a node that is {node_state}: wall time", "ms", taken, aim=5),
                 Figure("  90th percentile", "ms", [p90]),
             ]
     return figures

@@ -34,9 +34,9 @@ def rounds() -> list[Figure]:
         status = daemon.status()
         assert status["health"] == "healthy", status["conditions"]
     return [
-        Figure("one round, daemon and worker: CPU", "ms", [sum(both) for both in spent], aim=20),
-        Figure("  daemon", "ms", [ours for ours, _ in spent]),
-        Figure("  worker", "ms", [theirs for _, theirs in spent]),
+        Figure("one round, daemon and worker: CPU", "ms", [sum(pair) for pair in spent], aim=20),
+        Figure("  daemon", "ms", [daemon_ms for daemon_ms, _ in spent]),
+        Figure("  worker", "ms", [worker_ms for _, worker_ms in spent]),
     ]
 
 
@@ -76,10 +76,10 @@ def growth(last: int = LAST_ROUND) -> list[Figure]:
             at = until_round(daemon, min(at + max((last - WARM_ROUND) // GROWTH_SAMPLES, 1), last))
         assert pids["worker"] == daemon.worker_pid(), "the worker was replaced during the measurement"
     figures = []
-    for name, of_one in samples.items():
-        (first, before), (at, after) = of_one[0], of_one[-1]
+    for name, process_samples in samples.items():
+        (first, before), (at, after) = process_samples[0], process_samples[-1]
         figures.append(Figure(f"growth of the {name} from round {first} to {at}, PSS", "MiB", [after - before], aim=1))
-        figures.append(Figure("  slope per 1,000 rounds", "KiB", [slope(of_one) * 1000 * 1024]))
+        figures.append(Figure("  slope per 1,000 rounds", "KiB", [slope(process_samples) * 1000 * 1024]))
     return figures
 
 

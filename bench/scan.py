@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import big_log
 
-HERE = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 STORM_LINE_BYTES = 155
 ONE_CORE = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
 # A program without re2, even if re2 is installed.
@@ -35,7 +35,7 @@ class Row(NamedTuple):
     """MB of log read per CPU second, one figure per run."""
 
     name: str
-    mb_a_second: list[float]
+    mb_per_second: list[float]
     target: float | None
 
 
@@ -45,15 +45,15 @@ def rows(seed: int = 1, runs: int = 5, size: int = 150_000_000, tree: Path | Non
         log = Path(folder) / "syslog"
         for kind in ("storm", "mostly benign", "all different faults"):
             _write(kind, log, size, seed)
-            ways = {kind: (HERE, WITHOUT_RE2)}
+            variants = {kind: (ROOT, WITHOUT_RE2)}
             if find_spec("re2") is not None:
-                ways[f"{kind}, re2"] = (HERE, WITH_RE2)
+                variants[f"{kind}, re2"] = (ROOT, WITH_RE2)
             if tree is not None:
-                ways |= {f"{name}, {tree}": (tree, program) for name, (_, program) in ways.items()}
-            speeds: dict[str, list[float]] = {name: [] for name in ways}
+                variants |= {f"{name}, {tree}": (tree, program) for name, (_, program) in variants.items()}
+            speeds: dict[str, list[float]] = {name: [] for name in variants}
             for turn in range(runs + 1):
-                for name, (where, program) in ways.items():
-                    speed = log.stat().st_size / 1e6 / _cpu_seconds(where, program, log)
+                for name, (source_tree, program) in variants.items():
+                    speed = log.stat().st_size / 1e6 / _cpu_seconds(source_tree, program, log)
                     if turn:  # the first run compiles bytecode and fills the page cache
                         speeds[name].append(speed)
             for name, measured in speeds.items():

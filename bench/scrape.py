@@ -44,14 +44,14 @@ def rows() -> list[Figure]:
         node_tree.build(folder)
         with node(folder, interval="3600") as daemon:
             time.sleep(2)  # the checks that the start requests have ended
-            same = {name: unchanged(daemon, headers) for name, headers in ASKING.items()}
-            sizes = {name: len(scrape(daemon, headers)) / 1024 for name, headers in ASKING.items()}
+            same = {name: unchanged(daemon, headers) for name, headers in REQUEST_HEADERS.items()}
+            sizes = {name: len(scrape(daemon, headers)) / 1024 for name, headers in REQUEST_HEADERS.items()}
         with node(folder, interval="1") as daemon:
-            after = {name: after_rounds(daemon, headers) for name, headers in ASKING.items()}
+            after = {name: after_rounds(daemon, headers) for name, headers in REQUEST_HEADERS.items()}
     finally:
         shutil.rmtree(folder)
     found = []
-    for name in ASKING:
+    for name in REQUEST_HEADERS:
         found += [
             Figure(f"scrape, {name}, unchanged page: CPU", "ms", same[name], 1),
             Figure("  after a round", "ms", after[name], 4),
@@ -60,7 +60,7 @@ def rows() -> list[Figure]:
     return found
 
 
-ASKING = {"OpenMetrics, gzip": PROMETHEUS, "plain text": PLAIN}
+REQUEST_HEADERS = {"OpenMetrics, gzip": PROMETHEUS, "plain text": PLAIN}
 
 
 def node(folder: Path, interval: str) -> Healthd:

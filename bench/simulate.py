@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY / "bench"), str(REPOSITORY / "tests" / "e2e")]
 
 from fleet import Fault, Fleet, dead_file_server, hardware_faults  # noqa: E402
-from modelled_slurmctld import Slurmctld, requests_of  # noqa: E402
+from modelled_slurmctld import Slurmctld, count_requests  # noqa: E402
 from slurm_cluster import SlurmCluster  # noqa: E402
 
 from healthd.agent.settings.config import FleetLimits  # noqa: E402
@@ -33,15 +33,15 @@ from healthd.agent.slurm import reconcile  # noqa: E402
 from healthd.agent.slurm.fleet_limit import limit_for  # noqa: E402
 from healthd.common.slurm.commands import ENVIRONMENT, CommandResult  # noqa: E402
 
-NODES, NODES_OF_A_REAL_ONE = 10_000, 1_000
+NODES, REAL_NODES = 10_000, 1_000
 LIMITS = FleetLimits()
 SEED = 5
 HOUR = 3600.0
 STEP = 30.0  # seconds between two points of the plot
 SERVER_DIES, WAVE = 600.0, 1500.0  # seconds
 # The targets. Requests per second are means over ten seconds, of all nodes together.
-MOST_OF_THE_LIMIT = 1.2
-MOST_REQUESTS = 300.0
+MAX_LIMIT_SHARE = 1.2
+MAX_REQUESTS = 300.0
 WAVE_SECONDS = 30.0  # by then the wave must be drained
 BACK_SECONDS = 900.0  # by then all nodes must be back after the file server: two rounds and one query
 PAGE = REPOSITORY / "docs/fleet-limit.md"
@@ -49,12 +49,12 @@ PAGE = REPOSITORY / "docs/fleet-limit.md"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`away` is slurmctld's outage. Without `is_aimed_at`, the scenario has no targets."""
+    """`slurmctld_away` is an outage. Without `has_targets`, the scenario has no targets."""
 
     name: str
     faults: tuple[Fault, ...]
-    away: tuple[float, float] = (0.0, 0.0)
-    is_aimed_at: bool = True
+    slurmctld_away: tuple[float, float] = (0.0, 0.0)
+    has_targets: bool = True
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class Outcome:
 
     shared_peak       maximum number of drained nodes without an own fault
     wave              nodes with an own fault; wave_drained of them were drained, the last after wave_seconds
-    left              nodes that are still drained at the end, without a fault
+    left_drained      nodes that are still drained at the end, without a fault
     back_seconds      time from the end of the fault until the last node is back
-    requests, tables  maximum per second; asked: in total; busy: maximum share of slurmctld's time, in percent
+    requests, tables  maximum per second; total_requests: in total; busy: maximum share of slurmctld's time, in percent
     """
 
     name: str
@@ -77,21 +77,21 @@ class Outcome:
     wave: int = 0
     wave_drained: int = 0
     wave_seconds: float = 0.0
-    left: int = 0
+    left_drained: int = 0
     back_seconds: float = 0.0
     requests: float = 0.0
     tables: float = 0.0
-    asked: int = 0
+    total_requests: int = 0
     busy: float = 0.0
     seconds: float = 0.0
 
     def missed(self) -> list[str]:
         aims = {
-            "nodes drained for a shared cause": self.shared_peak <= MOST_OF_THE_LIMIT * self.shared_limit,
+            "nodes drained for a shared cause": self.shared_peak <= MAX_LIMIT_SHARE * self.shared_limit,
             "wave drained": self.wave_drained == self.wave,
             "wave drained in time": self.wave_seconds <= WAVE_SECONDS,
-            "all nodes back": self.left == 0 and self.back_seconds <= BACK_SECONDS,
-            "requests": self.requests <= MOST_REQUESTS,
+            "all nodes back": self.left_drained == 0 and self.back_seconds <= BACK_SECONDS,
+            "requests": self.requests <= MAX_REQUESTS,
         }
         return [name for name, met in aims.items() if not met]
 
@@ -100,28 +100,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Simulate the fleet limit of a cluster on a bad day.")
     parser.add_argument("--write", action="store_true", help="write the tables to docs/fleet-limit.md")
     parser.add_argument("--nodes", type=int, default=NODES)
-    parser.add_argument("--real-nodes", type=int, default=NODES_OF_A_REAL_ONE, help="0: skip the real slurmctld")
+    parser.add_argument("--real-nodes", type=int, default=REAL_NODES, help="0: skip the real slurmctld")
     args = parser.parse_args()
     names = [f"n{i:05d}" for i in range(args.nodes)]
     outcomes, missed = [], []
     for scenario in scenarios(names):
-        say(f"{args.nodes} nodes: {scenario.name} ...")
+        log_progress(f"{args.nodes} nodes: {scenario.name} ...")
         outcomes.append(simulate(scenario, names))
-        missed += [f"{scenario.name}: {aim}" for aim in outcomes[-1].missed() if scenario.is_aimed_at]
+        missed += [f"{scenario.name}: {aim}" for aim in outcomes[-1].missed() if scenario.has_targets]
     modelled = table(outcomes)
     print(modelled)
     print(text_plot(outcomes[2]))
     real = ""
     if args.real_nodes and os.geteuid() == 0:
-        outcome, counted = against_a_real_one(args.real_nodes)
+        outcome, counted = against_real_slurmctld(args.real_nodes)
         missed += [f"{outcome.name}: {aim}" for aim in outcome.missed()]
-        if counted != outcome.asked:
-            missed.append(f"sdiag counted {counted} requests, not {outcome.asked}")
+        if counted != outcome.total_requests:
+            missed.append(f"sdiag counted {counted} requests, not {outcome.total_requests}")
         real = f"{table([outcome])}\nRequests in total: {counted:,} by slurmctld's own count (`sdiag`), "
-        real += f"{outcome.asked:,} by the commands that ran."
+        real += f"{outcome.total_requests:,} by the commands that ran."
         print(real)
     elif args.real_nodes:
-        say("not root: skipping the real slurmctld")
+        log_progress("not root: skipping the real slurmctld")
     for aim in missed:
         print(f"missed: {aim}")
     if args.write:
@@ -133,7 +133,7 @@ def main() -> int:
 parse_fleet_once = functools.lru_cache(maxsize=4)(reconcile.parse_fleet)
 
 
-def say(text: str) -> None:
+def log_progress(text: str) -> None:
     print(f"simulate: {text}", file=sys.stderr, flush=True)
 
 
@@ -144,23 +144,23 @@ def scenarios(names: Sequence[str]) -> list[Scenario]:
         Scenario("a file server is dead for an hour", (server,)),
         Scenario("1 % of the nodes lose a GPU in the same second", (wave,)),
         Scenario("both", (server, wave)),
-        Scenario("both, and slurmctld is away for 20 minutes", (server, wave), (900.0, 2100.0), is_aimed_at=False),
+        Scenario("both, and slurmctld is away for 20 minutes", (server, wave), (900.0, 2100.0), has_targets=False),
         Scenario(
-            "every node loses a GPU in the same second", (hardware_faults(names, WAVE, WAVE + HOUR),), is_aimed_at=False
+            "every node loses a GPU in the same second", (hardware_faults(names, WAVE, WAVE + HOUR),), has_targets=False
         ),
     ]
 
 
 def simulate(scenario: Scenario, names: list[str]) -> Outcome:
     epoch = 1.8e9
-    slurmctld = Slurmctld(names, (epoch + scenario.away[0], epoch + scenario.away[1]))
+    slurmctld = Slurmctld(names, (epoch + scenario.slurmctld_away[0], epoch + scenario.slurmctld_away[1]))
     fleet = Fleet(names, slurmctld, LIMITS, epoch)
     outcome = play(scenario, fleet, lambda: set(slurmctld.drained))
     outcome.peak = slurmctld.peak
     outcome.shared_peak = max(outcome.shared_peak, slurmctld.peak - outcome.wave)
-    outcome.requests, outcome.tables = most(slurmctld.requests), most(slurmctld.tables)
-    outcome.asked = sum(slurmctld.requests.values())
-    outcome.busy = 100 * most(slurmctld.busy)
+    outcome.requests, outcome.tables = highest_mean(slurmctld.requests), highest_mean(slurmctld.tables)
+    outcome.total_requests = sum(slurmctld.requests.values())
+    outcome.busy = 100 * highest_mean(slurmctld.busy)
     return outcome
 
 
@@ -170,37 +170,37 @@ def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> O
     reconcile.parse_fleet = parse_fleet_once  # type: ignore[assignment]
     begun, names = time.monotonic(), set(fleet.nodes)
     for fault in scenario.faults:
-        fleet.break_with(fault)
+        fleet.add_fault(fault)
     wave = {name for fault in scenario.faults if not fault.shared for name in fault.nodes}
     outcome = Outcome(scenario.name, len(names), wave=len(wave))
     outcome.shared_limit = limit_for(len(names), LIMITS, own_hardware=False)
-    not_yet, hours = set(wave), 2.5
+    not_drained, hours = set(wave), 2.5
     steps = sorted({*(i * STEP for i in range(1, int(hours * HOUR / STEP) + 1)), *(WAVE + s for s in range(1, 30))})
     broken_until = max((fault.end for fault in scenario.faults if fault.end < hours * HOUR), default=0.0)
     for moment in steps:
         fleet.run(moment)
-        now = drained()
-        if not_yet and not not_yet.isdisjoint(now):
-            not_yet -= now
+        drained_nodes = drained()
+        if not_drained and not not_drained.isdisjoint(drained_nodes):
+            not_drained -= drained_nodes
             outcome.wave_seconds = max(0.0, moment - WAVE)  # one of them may have been drained for the file server
-        outcome.shared_peak = max(outcome.shared_peak, len(now - wave))
-        if moment > broken_until and now - standing(scenario, hours):
+        outcome.shared_peak = max(outcome.shared_peak, len(drained_nodes - wave))
+        if moment > broken_until and drained_nodes - permanent_faults(scenario, hours):
             outcome.back_seconds = moment - broken_until
         if moment % STEP == 0:
-            outcome.drained.append(len(now))
+            outcome.drained.append(len(drained_nodes))
     outcome.peak = max(outcome.drained)
-    outcome.wave_drained = len(wave - not_yet)
-    outcome.left = len(drained() - standing(scenario, hours))
+    outcome.wave_drained = len(wave - not_drained)
+    outcome.left_drained = len(drained() - permanent_faults(scenario, hours))
     outcome.seconds = time.monotonic() - begun
     return outcome
 
 
-def standing(scenario: Scenario, hours: float) -> set[str]:
+def permanent_faults(scenario: Scenario, hours: float) -> set[str]:
     """Nodes whose fault outlasts the simulation."""
     return {name for fault in scenario.faults if fault.end > hours * HOUR for name in fault.nodes}
 
 
-def most(by_second: Mapping[int, float], seconds: int = 10) -> float:
+def highest_mean(by_second: Mapping[int, float], seconds: int = 10) -> float:
     """Return the highest mean over this many consecutive seconds."""
     sums: Counter[int] = Counter()
     for second, value in by_second.items():
@@ -222,7 +222,7 @@ class RealSlurmctld:
         self.tables: Counter[int] = Counter()
 
     def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
-        count, is_table = requests_of(argv)
+        count, is_table = count_requests(argv)
         self.requests[int(now)] += count
         self.tables[int(now)] += is_table
         begun = time.monotonic()
@@ -238,7 +238,7 @@ class RealSlurmctld:
         return {row[0] for row in rows if "drain" in row[1] and row[-1] == "healthd:"}
 
 
-def against_a_real_one(nodes: int) -> tuple[Outcome, int]:
+def against_real_slurmctld(nodes: int) -> tuple[Outcome, int]:
     """Play on nodes without slurmd, which can be drained too. Returns the outcome and sdiag's number of requests."""
     names = [f"f{i}" for i in range(1, nodes + 1)]
     lines = [
@@ -247,26 +247,26 @@ def against_a_real_one(nodes: int) -> tuple[Outcome, int]:
         "SlurmdTimeout=0",
     ]
     with SlurmCluster(nodes=1, gpus=0, extra_conf=lines) as cluster:
-        say(f"{nodes} nodes on a real slurmctld: both ...")
+        log_progress(f"{nodes} nodes on a real slurmctld: both ...")
         slurmctld = RealSlurmctld(cluster)
-        looks = 0
+        extra_requests = 0
 
         def drained() -> set[str]:
-            nonlocal looks
-            looks += 2
+            nonlocal extra_requests
+            extra_requests += 2
             return slurmctld.drained()
 
         scenario = next(s for s in scenarios(names) if s.name == "both")
-        before = counted(cluster)
+        before = count_served_requests(cluster)
         outcome = play(scenario, Fleet(names, slurmctld, LIMITS, float(int(time.time()))), drained)
-        after = counted(cluster)
-        outcome.requests, outcome.tables = most(slurmctld.requests), most(slurmctld.tables)
-        outcome.asked = sum(slurmctld.requests.values())
+        after = count_served_requests(cluster)
+        outcome.requests, outcome.tables = highest_mean(slurmctld.requests), highest_mean(slurmctld.tables)
+        outcome.total_requests = sum(slurmctld.requests.values())
         outcome.name += ", with a real slurmctld"
-        return outcome, after - before - looks
+        return outcome, after - before - extra_requests
 
 
-def counted(cluster: SlurmCluster) -> int:
+def count_served_requests(cluster: SlurmCluster) -> int:
     """Return how many requests about nodes, partitions and itself slurmctld has served."""
     kinds = r"REQUEST_(NODE_INFO|NODE_INFO_SINGLE|PARTITION_INFO|UPDATE_NODE|BUILD_INFO|PING)"
     return sum(number for name, number in cluster.sdiag_counts().items() if re.fullmatch(kinds, name))
@@ -317,10 +317,10 @@ def write(modelled: str, real: str) -> None:
     for name, content in (("modelled", modelled), ("real", real)):
         begin, end = f"<!-- {name}: make simulate -->\n", f"<!-- end of {name} -->"
         if content:
-            before, _, rest = text.partition(begin)
-            text = before + begin + "\n" + content.strip() + "\n\n" + end + rest.partition(end)[2]
+            before, _, after_begin = text.partition(begin)
+            text = before + begin + "\n" + content.strip() + "\n\n" + end + after_begin.partition(end)[2]
     PAGE.write_text(text, "utf-8")
-    say(f"{PAGE.relative_to(REPOSITORY)}: written")
+    log_progress(f"{PAGE.relative_to(REPOSITORY)}: written")
 
 
 if __name__ == "__main__":

@@ -15,33 +15,36 @@ from rounds import slope
 
 WINDOWS, WINDOW_ROUNDS = 6, 5
 WARM_SECONDS = 10.0
-OF_GPUS, OF_DISKS, OF_PROCESSES = (1, 4, 8, 16), (4, 16, 64), (0, 200, PROCESSES, 20_000)
+GPU_COUNTS, DISK_COUNTS, PROCESS_COUNTS = (1, 4, 8, 16), (4, 16, 64), (0, 200, PROCESSES, 20_000)
 PROCESSES_AIM = 10.0
 
 
 def sizes() -> list[Figure]:
     """Measure with the check `processes`, which `rounds` leaves out because it is off where tests start a daemon."""
-    gpus = measured({number: {"gpus": number} for number in OF_GPUS})
-    disks = measured({number: {"disks": number} for number in OF_DISKS})
-    processes = measured({number: {"processes": number} for number in OF_PROCESSES})
-    none, many = (statistics.median(processes[number]) for number in (0, PROCESSES))
+    gpus = measured({number: {"gpus": number} for number in GPU_COUNTS})
+    disks = measured({number: {"disks": number} for number in DISK_COUNTS})
+    processes = measured({number: {"processes": number} for number in PROCESS_COUNTS})
+    none, full = (statistics.median(processes[number]) for number in (0, PROCESSES))
     return [
-        *(Figure(f"one round, {number} GPU{'s' * (number > 1)}: CPU", "ms", gpus[number]) for number in OF_GPUS),
+        *(Figure(f"one round, {number} GPU{'s' * (number > 1)}: CPU", "ms", gpus[number]) for number in GPU_COUNTS),
         *fit("GPU", gpus),
-        *(Figure(f"one round, {number} disks: CPU", "ms", disks[number]) for number in OF_DISKS),
+        *(Figure(f"one round, {number} disks: CPU", "ms", disks[number]) for number in DISK_COUNTS),
         *fit("disk", disks),
-        *(Figure(f"one round, {number} processes: CPU", "ms", processes[number]) for number in OF_PROCESSES),
-        Figure(f"  {PROCESSES} processes, compared with none", "%", [(many / none - 1) * 100], aim=PROCESSES_AIM),
+        *(Figure(f"one round, {number} processes: CPU", "ms", processes[number]) for number in PROCESS_COUNTS),
+        Figure(f"  {PROCESSES} processes, compared with none", "%", [(full / none - 1) * 100], aim=PROCESSES_AIM),
     ]
 
 
-def fit(what: str, rounds: Mapping[int, Sequence[float]]) -> list[Figure]:
+def fit(unit: str, rounds: Mapping[int, Sequence[float]]) -> list[Figure]:
     """Return the slope of the least-squares line through the medians, and the largest deviation from the line."""
     points = [(number, statistics.median(values)) for number, values in rounds.items()]
-    each = slope(points)
+    per_unit = slope(points)
     middle, level = (statistics.fmean(values) for values in zip(*points, strict=True))
-    off = max(abs(ms / (level + each * (number - middle)) - 1) for number, ms in points)
-    return [Figure(f"  per {what}", "ms", [each]), Figure("  largest deviation from the line", "%", [off * 100])]
+    deviation = max(abs(ms / (level + per_unit * (number - middle)) - 1) for number, ms in points)
+    return [
+        Figure(f"  per {unit}", "ms", [per_unit]),
+        Figure("  largest deviation from the line", "%", [deviation * 100]),
+    ]
 
 
 def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
@@ -61,10 +64,10 @@ def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
         pids = {number: (daemon_pid(daemon), daemon.worker_pid()) for number, daemon in daemons.items()}
         spent: dict[int, list[float]] = {number: [] for number in nodes}
         for _ in range(WINDOWS):
-            before = {number: sum(map(cpu_ms, both)) for number, both in pids.items()}
+            before = {number: sum(map(cpu_ms, pid_pair)) for number, pid_pair in pids.items()}
             time.sleep(WINDOW_ROUNDS)  # one round per second; each node has its own phase
-            for number, both in pids.items():
-                spent[number].append((sum(map(cpu_ms, both)) - before[number]) / WINDOW_ROUNDS)
+            for number, pid_pair in pids.items():
+                spent[number].append((sum(map(cpu_ms, pid_pair)) - before[number]) / WINDOW_ROUNDS)
         for number, daemon in daemons.items():
             assert daemon.worker_pid() == pids[number][1], "the worker was replaced during the measurement"
             status = daemon.status()

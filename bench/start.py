@@ -65,18 +65,18 @@ def rows(times: int = TIMES) -> list[Figure]:
             conf = Path(folder) / "nhc.conf"
             conf.write_text("".join(f"* || {line}\n" for line in NHC_CHECKS.splitlines()))
             commands[name] = nhc_argv(Path(nhc), conf), None
-        taken: dict[str, list[float]] = {what: [] for what in commands}
+        taken: dict[str, list[float]] = {title: [] for title in commands}
         for number in range(times + 1):
-            for what, (argv, _) in commands.items():
-                spent = cpu_ms_of(argv)
+            for title, (argv, _) in commands.items():
+                spent = cpu_ms(argv)
                 if number:  # the first run loads the files into memory
-                    taken[what].append(spent)
+                    taken[title].append(spent)
     figures = []
-    for what, values in taken.items():
-        figures.append(Figure(f"{what}: CPU", "ms", values))
-        if what != BARE:
+    for title, values in taken.items():
+        figures.append(Figure(f"{title}: CPU", "ms", values))
+        if title != BARE:
             ratios = [value / bare for value, bare in zip(values, taken[BARE], strict=True)]
-            figures.append(Figure(f"  ratio to {BARE}", "x", ratios, commands[what][1]))
+            figures.append(Figure(f"  ratio to {BARE}", "x", ratios, commands[title][1]))
     return figures if nhc else [*figures, Figure(f"{name}: not measured (NHC=DIR is not a checkout)", "", [])]
 
 
@@ -93,7 +93,7 @@ def nhc_argv(checkout: Path, conf: Path) -> list[str]:
     return argv
 
 
-def cpu_ms_of(argv: Sequence[str]) -> float:
+def cpu_ms(argv: Sequence[str]) -> float:
     """Return the user and system time of one run, with the children that it waited for."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     null = subprocess.DEVNULL

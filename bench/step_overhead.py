@@ -29,7 +29,7 @@ DRAWS = 2000
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def made_tree(root: Path) -> None:
+def write_tree(root: Path) -> None:
     """Make this process appear as a job's only process on its node, with ports whose counters do not change."""
     cgroup = root / f"proc/{os.getpid()}/cgroup"
     cgroup.parent.mkdir(parents=True)
@@ -60,7 +60,7 @@ def work(rounds: int) -> None:
         hashlib.sha256(data)
 
 
-def rounds_of(seconds: float) -> int:
+def calibrate_rounds(seconds: float) -> int:
     """Return how many rounds of work take this long on this machine."""
     work(200)
     before = time.perf_counter()
@@ -73,14 +73,14 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def block(steps: int, rounds: int, told: bool) -> tuple[float, float]:
+def block(steps: int, rounds: int, with_step: bool) -> tuple[float, float]:
     """Return the mean wall-clock and CPU seconds of one step."""
     from healthd.client import step
 
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         work(rounds)
-        if told:
+        if with_step:
             step(busy=0.001)
     return (time.perf_counter() - wall) / steps, (time.process_time() - cpu) / steps
 
@@ -97,37 +97,39 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=40, help="steps per block")
     parser.add_argument("--milliseconds", type=float, default=5.0, help="length of a step")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "run").mkdir(mode=0o755)
-        made_tree(folder / "root")
+        write_tree(folder / "root")
         os.environ["HEALTHD_SOCKET"] = str(folder / "run/failslow.sock")
-        ours, theirs = socket.socketpair()
-        process = live(folder, theirs)
+        own_end, child_end = socket.socketpair()
+        process = live(folder, child_end)
         try:
             while not (folder / "run/failslow.sock").exists() and process.poll() is None:
                 time.sleep(0.05)
-            rounds = rounds_of(asked.milliseconds / 1000)
-            block(asked.steps, rounds, told=True)  # connects
+            rounds = calibrate_rounds(args.milliseconds / 1000)
+            block(args.steps, rounds, with_step=True)  # connects
             began, used = time.perf_counter(), cpu_seconds(process.pid)
             pairs = []
-            for number in range(asked.blocks):
-                first = block(asked.steps, rounds, told=bool(number % 2))
-                second = block(asked.steps, rounds, told=not number % 2)
+            for number in range(args.blocks):
+                first = block(args.steps, rounds, with_step=bool(number % 2))
+                second = block(args.steps, rounds, with_step=not number % 2)
                 pairs.append((second, first) if not number % 2 else (first, second))
             share = (cpu_seconds(process.pid) - used) / (time.perf_counter() - began)
         finally:
-            ours.close()
+            own_end.close()
             process.terminate()
             process.wait(30)
-    print(f"a step of {asked.milliseconds:g} ms, {asked.blocks} pairs of {asked.steps}; load {os.getloadavg()[0]:.1f}")
+    print(f"a step of {args.milliseconds:g} ms, {args.blocks} pairs of {args.steps}; load {os.getloadavg()[0]:.1f}")
     worst = 0.0
-    for at, what in enumerate(("wall clock", "CPU time")):
-        ratios = [told[at] / plain[at] - 1 for told, plain in pairs]
+    for at, clock_name in enumerate(("wall clock", "CPU time")):
+        ratios = [with_client[at] / plain[at] - 1 for with_client, plain in pairs]
         low, high = interval(ratios)
-        worst = max(worst, high) if what == "CPU time" else worst
-        print(f"{what:<12} {statistics.median(ratios):+8.3%} longer with step()   95 %: {low:+.3%} to {high:+.3%}")
+        worst = max(worst, high) if clock_name == "CPU time" else worst
+        print(
+            f"{clock_name:<12} {statistics.median(ratios):+8.3%} longer with step()   95 %: {low:+.3%} to {high:+.3%}"
+        )
     print(f"live process, sampling {PORTS} ports twice a second: {share:.2%} of a core")
     return 0 if worst <= AIM else 1
 

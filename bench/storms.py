@@ -19,7 +19,7 @@ STORM_LINES = 1_000_000
 STORMS = 5
 BURST_LINES = 1280
 DIFFERENT_LINES = 100_000
-CHECKS, CODES_OF_A_CHECK = 60, 150
+CHECKS, CODES_PER_CHECK = 60, 150
 ANSWERS = 20
 # A site check that finds two parts for each of its codes.
 CHECK = '''"""Broken."""
@@ -53,10 +53,10 @@ def burst() -> list[Figure]:
         lines = [different_line(number) for number in range(BURST_LINES)]
         lines.insert(BURST_LINES // 2, xid_line(79, "0000:df:00"))
         with Healthd("--interval", "3600") as daemon:
-            place = daemon.log.stat().st_size
+            log_offset = daemon.log.stat().st_size
             began = time.perf_counter()
             daemon.kernel_line(*lines)
-            wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open")
+            wait_for_text(daemon.log, log_offset, b"gpu_xid/79 0000:df:00.0: critical, open")
             waited.append((time.perf_counter() - began) * 1000)
     return [Figure(f"{BURST_LINES} different faults and one Xid 79: delay until it is open", "ms", waited, aim=1000)]
 
@@ -65,25 +65,25 @@ def different_parts() -> list[Figure]:
     """Measure lines that each name another part: what is kept, and how long the daemon takes to answer."""
     with Healthd("--interval", "3600", "--listen", "127.0.0.1:0") as daemon:
         scrape(daemon)
-        place, began = daemon.log.stat().st_size, time.perf_counter()
+        log_offset, began = daemon.log.stat().st_size, time.perf_counter()
         daemon.kernel_line(*(different_line(number) for number in range(DIFFERENT_LINES)), xid_line(79, "0000:df:00"))
-        wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open", 300)
+        wait_for_text(daemon.log, log_offset, b"gpu_xid/79 0000:df:00.0: critical, open", 300)
         waited = (time.perf_counter() - began) * 1000
-        answers, said = [], b""
+        answers, status_text = [], b""
         for _ in range(ANSWERS):
-            asked = time.perf_counter()
-            said = json.dumps(daemon.status()).encode()
-            answers.append((time.perf_counter() - asked) * 1000)
+            request_time = time.perf_counter()
+            status_text = json.dumps(daemon.status()).encode()
+            answers.append((time.perf_counter() - request_time) * 1000)
         page = scrape(daemon)
         ledger = (daemon.run_dir / "ledger.json").stat().st_size
-        conditions = len(json.loads(said)["conditions"])
+        conditions = len(json.loads(status_text)["conditions"])
     series = sum(1 for line in page.splitlines() if line and not line.startswith(b"#"))
     return [
         Figure(f"{DIFFERENT_LINES} lines of different parts: delay until the last fault is open", "ms", [waited]),
         Figure("  conditions", "", [conditions], aim=200),
         Figure("  series on the metrics page", "", [series]),
         Figure("  size of the ledger", "KiB", [ledger / 1024], aim=512),
-        Figure("  size of the status as JSON", "KiB", [len(said) / 1024], aim=512),
+        Figure("  size of the status as JSON", "KiB", [len(status_text) / 1024], aim=512),
         Figure("  time to answer status", "ms", answers, aim=250),
     ]
 
@@ -95,30 +95,30 @@ def many_checks() -> list[Figure]:
     checks.mkdir()
     for number in range(CHECKS):
         name = f"broken{number:02}"
-        text = CHECK.format(name=name, count=2 * CODES_OF_A_CHECK, codes=CODES_OF_A_CHECK)
+        text = CHECK.format(name=name, count=2 * CODES_PER_CHECK, codes=CODES_PER_CHECK)
         (checks / f"{name}.py").write_text(text)
-    of_gpus = [node_tree.GPUS[number % 8].rpartition(".")[0] for number in range(12_000)]
+    addresses = [node_tree.GPUS[number % 8].rpartition(".")[0] for number in range(12_000)]
     with Healthd("--interval", "3600", config=f'checks_dir = "{checks}"\n', directory=directory) as daemon:
-        daemon.kernel_line(*(xid_line(200 + number, pci, "of any code") for number, pci in enumerate(of_gpus)))
+        daemon.kernel_line(*(xid_line(200 + number, pci, "of any code") for number, pci in enumerate(addresses)))
         daemon.kernel_line(xid_line(79, "0000:df:00"))
         wait_for_text(daemon.log, 0, b"gpu_xid/79 0000:df:00.0: critical, open", 300)
         waited = []
         for number in range(1, ANSWERS + 1):
-            place, began = daemon.log.stat().st_size, time.perf_counter()
+            log_offset, began = daemon.log.stat().st_size, time.perf_counter()
             daemon.kernel_line(xid_line(48, f"0000:{number:02x}:00", "An uncorrectable double bit error (DBE)"))
-            wait_for_text(daemon.log, place, b"critical, open: Xid 48")
+            wait_for_text(daemon.log, log_offset, b"critical, open: Xid 48")
             waited.append((time.perf_counter() - began) * 1000)
-        answers, said = [], {}
+        answers, status = [], {}
         for _ in range(ANSWERS):
-            asked = time.perf_counter()
-            said = daemon.status()
-            answers.append((time.perf_counter() - asked) * 1000)
+            request_time = time.perf_counter()
+            status = daemon.status()
+            answers.append((time.perf_counter() - request_time) * 1000)
         ledger = (daemon.run_dir / "ledger.json").stat().st_size
     return [
         Figure(
-            f"{CHECKS} checks with {2 * CODES_OF_A_CHECK} parts each, 12000 codes: conditions",
+            f"{CHECKS} checks with {2 * CODES_PER_CHECK} parts each, 12000 codes: conditions",
             "",
-            [len(said["conditions"])],
+            [len(status["conditions"])],
             aim=MAX_CONDITIONS,
         ),
         Figure("  size of the ledger", "KiB", [ledger / 1024], aim=1024),
@@ -134,8 +134,8 @@ def same_line(_number: int) -> str:
 def varying_line(number: int) -> str:
     pci, code = node_tree.GPUS[number % 8].rpartition(".")[0], (13, 31, 94, 95)[number // 8 % 4]
     fault = f"MMU Fault: ENGINE GRAPHICS GPC{number % 7} faulted @ 0x{number:x}_00000000. Fault is of type FAULT_PDE"
-    who = f"pid={number % 32768}, name=p{number % 100}"
-    return f"NVRM: Xid (PCI:{pci}): {code}, {who}, Ch {number:08x}, intr {number * 7:08x}. {fault}"
+    process_fields = f"pid={number % 32768}, name=p{number % 100}"
+    return f"NVRM: Xid (PCI:{pci}): {code}, {process_fields}, Ch {number:08x}, intr {number * 7:08x}. {fault}"
 
 
 def storm(name: str, line: Callable[[int], str]) -> list[Figure]:
@@ -144,19 +144,19 @@ def storm(name: str, line: Callable[[int], str]) -> list[Figure]:
     for _ in range(STORMS):
         with Healthd("--interval", "3600") as daemon:
             before, file = peak_mib(daemon_pid(daemon)), daemon.run_dir / "ledger.json"
-            size, place = file.stat().st_size, daemon.log.stat().st_size
+            size, log_offset = file.stat().st_size, daemon.log.stat().st_size
             used = cpu_ms(daemon_pid(daemon))
             with open(daemon.kernel_log, "a", encoding="ascii") as log:
                 log.write(text)
             began = time.perf_counter()
             while True:
                 try:
-                    wait_for_text(daemon.log, place, b"gpu_xid/79 0000:df:00.0: critical, open", 0.25)
+                    wait_for_text(daemon.log, log_offset, b"gpu_xid/79 0000:df:00.0: critical, open", 0.25)
                     break
                 except TimeoutError:
-                    asked = time.perf_counter()
+                    request_time = time.perf_counter()
                     daemon.status()
-                    answers.append((time.perf_counter() - asked) * 1000)
+                    answers.append((time.perf_counter() - request_time) * 1000)
             waited.append((time.perf_counter() - began) * 1000)
             spent.append(cpu_ms(daemon_pid(daemon)) - used)
             grown.append(peak_mib(daemon_pid(daemon)) - before)

@@ -124,18 +124,18 @@ def readable(template: str) -> str:
     """Return the text of a rule with words in place of looked-up values. Lists become "..."; conditions are dropped."""
     parts, depth = [], 0
     for part in _ACTION.split(template):
-        words = part.strip("{} \n").split() if part.startswith("{{") else []
-        if not words:
+        template_words = part.strip("{} \n").split() if part.startswith("{{") else []
+        if not template_words:
             parts.append(part if depth == 0 else "")
-        elif words[0] in ("range", "with", "if"):
+        elif template_words[0] in ("range", "with", "if"):
             listed = "CODE PART" if "topk(1, condition:" in part else "..."
-            parts.append(listed if words[0] == "range" and depth == 0 else "")
+            parts.append(listed if template_words[0] == "range" and depth == 0 else "")
             depth += 1
-        elif words[0] == "end":
+        elif template_words[0] == "end":
             depth -= 1
         elif depth == 0:
-            label = words[0].removeprefix("$labels.")
-            parts.append({"humanizeDuration": "TIME", "$value": "N"}.get(words[0], label.upper()))
+            label = template_words[0].removeprefix("$labels.")
+            parts.append({"humanizeDuration": "TIME", "$value": "N"}.get(template_words[0], label.upper()))
     return " ".join("".join(parts).split()).replace("....", "...")
 
 

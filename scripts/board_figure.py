@@ -31,7 +31,7 @@ NODES = [f"gpu-{number:03d}" for number in range(1, 49)]
 END = 1_795_305_600  # 2026-11-22 00:00 UTC
 HOURS, STEP, RESOLUTION = 24, 120, 300  # STEP: seconds between samples; RESOLUTION: step of the range queries
 BEGIN = END - HOURS * 3600
-SHOWN = "gpu-031"  # the node of the second board
+SHOWN_NODE = "gpu-031"  # the node of the second board
 PCI = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 HEALTHS = ("healthy", "warning", "degraded", "unhealthy", "unknown")
 
@@ -65,14 +65,14 @@ class Fault:
 
 FAULTS = (
     Fault(["gpu-017"], "gpu_xid/79", "0000:61:00.0", [(5.2, 3)], 11.5, (5.25, 11.6)),
-    Fault([SHOWN], "gpu_row_remap/pending", "0000:c3:00.0", [(9.0, 1), (14.0, 2)], drained=(14.1, 25)),
-    Fault([SHOWN], "gpu_ecc/uncorrected", "0000:c3:00.0", [(13.9, 2)], drained=None),
+    Fault([SHOWN_NODE], "gpu_row_remap/pending", "0000:c3:00.0", [(9.0, 1), (14.0, 2)], drained=(14.1, 25)),
+    Fault([SHOWN_NODE], "gpu_ecc/uncorrected", "0000:c3:00.0", [(13.9, 2)], drained=None),
     Fault(["gpu-005"], "ib_flap/flapping", "mlx5_3/1", [(2.0, 1)], 8.0),
     Fault(["gpu-040"], "disk_space/low", "/var", [(12.0, 1)]),
     # A file server fails for an hour: all nodes report it, and the fleet limit lets healthd drain only a few.
     Fault(NODES, "mount/hang", "/data", [(18.0, 1), (18.17, 2)], 19.1, (18.3, 19.2), NODES[9:14]),
 )
-DEAD = "gpu-044", 20.5  # healthd on this node stops answering at this hour
+DEAD_NODE = "gpu-044", 20.5  # healthd on this node stops answering at this hour
 
 
 def history() -> Iterator[str]:
@@ -80,17 +80,17 @@ def history() -> Iterator[str]:
     rows: dict[str, dict[str, list[tuple[int, float]]]] = {}
 
     def put(name: str, at: int, value: float, target: str, labels: Mapping[str, str]) -> None:
-        told = {"job": "healthd", "instance": f"{target}:9478", **labels}
-        series = ",".join(f'{label}="{text}"' for label, text in told.items())
+        all_labels = {"job": "healthd", "instance": f"{target}:9478", **labels}
+        series = ",".join(f'{label}="{text}"' for label, text in all_labels.items())
         rows.setdefault(name, {}).setdefault(series, []).append((at, value))
 
     for at in range(BEGIN, END + 1, STEP):
         hour = (at - BEGIN) / 3600
         for number, node in enumerate(NODES):
-            is_up = node != DEAD[0] or hour < DEAD[1]
+            is_up = node != DEAD_NODE[0] or hour < DEAD_NODE[1]
             put("up", at, float(is_up), node, {})
             if is_up:
-                for name, value, labels in _told(node, number, at, hour):
+                for name, value, labels in _node_metrics(node, number, at, hour):
                     put(name, at, value, node, labels)
     for name, by_series in sorted(rows.items()):
         yield f"# TYPE {name} gauge\n"
@@ -99,21 +99,23 @@ def history() -> Iterator[str]:
     yield "# EOF\n"
 
 
-Told = tuple[str, float, dict[str, str]]
+Metric = tuple[str, float, dict[str, str]]
 
 
-def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
+def _node_metrics(node: str, number: int, at: int, hour: float) -> Iterator[Metric]:
     """Yield the metrics of one node at one time."""
-    standing = [(fault, severity) for fault in FAULTS if node in fault.nodes and (severity := fault.severity(hour))]
-    worst = max((severity for _, severity in standing), default=0)
+    active_faults = [
+        (fault, severity) for fault in FAULTS if node in fault.nodes and (severity := fault.severity(hour))
+    ]
+    worst = max((severity for _, severity in active_faults), default=0)
     state = ("healthy", "warning", "degraded", "unhealthy")[worst]
     drains = [fault for fault in FAULTS if fault.is_drained(node, hour)]
     mode = "observe" if number >= 45 else "act"
     yield "healthd_node_info", 1, {"node": node}
     yield "healthd_build_info", 1, {"version": "0.1.0" if number == 20 else "0.2.0"}
     yield "healthd_mode_info", 1, {"mode": mode}
-    yield from (("healthd_health", float(one == state), {"state": one}) for one in HEALTHS)
-    for fault, severity in standing:
+    yield from (("healthd_health", float(name == state), {"state": name}) for name in HEALTHS)
+    for fault, severity in active_faults:
         labels = {"check": fault.code.partition("/")[0], "code": fault.code, "subject": fault.subject}
         yield "healthd_condition_severity", severity, labels
         yield "healthd_condition_open", 1, labels
@@ -127,20 +129,20 @@ def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
     if node == "gpu-002":
         yield "healthd_slurm_drain_info", 1, {"owner": "other", "reason": "firmware update, jm"}
         yield "healthd_slurm_drained_by", 1, {"owner": "other"}
-    wanted = worst >= 2
-    held = wanted and not drains and mode == "act"
-    yield "healthd_slurm_drain_desired", wanted, {}
-    yield "healthd_decision_withheld", wanted and not drains, {}
+    is_drain_desired = worst >= 2
+    waits = is_drain_desired and not drains and mode == "act"
+    yield "healthd_slurm_drain_desired", is_drain_desired, {}
+    yield "healthd_decision_withheld", is_drain_desired and not drains, {}
     action = "drain_requeue" if drains and worst == 3 else "drain" if drains else "leave"
     yield from (
-        ("healthd_decision", float(one == action), {"action": one})
-        for one in ("drain", "drain_requeue", "leave", "resume")
+        ("healthd_decision", float(name == action), {"action": name})
+        for name in ("drain", "drain_requeue", "leave", "resume")
     )
-    if held and number % 8 == 0:
-        of = {"partition": "batch", "kind": "shared"}
-        yield "healthd_fleet_limit_drain_waiting", 1, of
-        yield "healthd_fleet_limit_nodes_drained", 5, of
-        yield "healthd_fleet_limit_nodes_allowed", 5, of
+    if waits and number % 8 == 0:
+        limit_labels = {"partition": "batch", "kind": "shared"}
+        yield "healthd_fleet_limit_drain_waiting", 1, limit_labels
+        yield "healthd_fleet_limit_nodes_drained", 5, limit_labels
+        yield "healthd_fleet_limit_nodes_allowed", 5, limit_labels
     began = at - (at + number * 7) % 300
     yield "healthd_round_started_timestamp_seconds", began, {}
     yield "healthd_round_interval_seconds", 300, {}
@@ -162,11 +164,11 @@ def _told(node: str, number: int, at: int, hour: float) -> Iterator[Told]:
     yield "healthd_validation_results", float(7 + (number != 17)), {"test": "pcie_h2d", "verdict": "ok"}
     if number == 17:
         yield "healthd_validation_results", 1, {"test": "pcie_h2d", "verdict": "slow"}
-    if node == SHOWN:
-        yield from _gpus(at, hour)
+    if node == SHOWN_NODE:
+        yield from _gpu_metrics(at, hour)
 
 
-def _gpus(at: int, hour: float) -> Iterator[Told]:
+def _gpu_metrics(at: int, hour: float) -> Iterator[Metric]:
     """Yield the metrics that only the board of one node shows."""
     yield "healthd_gpus", 8, {}
     for gpu, bus in enumerate(PCI):
@@ -217,7 +219,7 @@ def _gpus(at: int, hour: float) -> Iterator[Told]:
 
 
 @contextlib.contextmanager
-def prometheus_of(lines: Iterator[str], folder: Path, port: int) -> Iterator[str]:
+def prometheus(lines: Iterator[str], folder: Path, port: int) -> Iterator[str]:
     """Start a Prometheus with this history and yield its address."""
     with open(folder / "history.txt", "w") as file:
         file.writelines(lines)
@@ -245,7 +247,7 @@ def _is_ready(url: str) -> bool:
     return False
 
 
-def asked(
+def run_query(
     url: str, target: Mapping[str, Any], begin: int, end: int, variables: Mapping[str, str]
 ) -> list[dict[str, Any]]:
     """Run the query of a panel and return its result: an instant query at `end`, or a range query. Raises OSError."""
@@ -258,8 +260,8 @@ def asked(
         path, times = "query_range", {"start": str(begin), "end": str(end), "step": str(RESOLUTION)}
     with urllib.request.urlopen(
         f"{url}/api/v1/{path}?{urllib.parse.urlencode({'query': query, **times})}", timeout=60
-    ) as answer:
-        result: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
+    ) as response:
+        result: list[dict[str, Any]] = json.loads(response.read())["data"]["result"]
     return result
 
 
@@ -268,7 +270,7 @@ def panels(name: str) -> list[dict[str, Any]]:
     return found
 
 
-VARIABLES = {"cluster": ".*", "job": "healthd", "instance": f"{SHOWN}:9478", "node": SHOWN}
+VARIABLES = {"cluster": ".*", "job": "healthd", "instance": f"{SHOWN_NODE}:9478", "node": SHOWN_NODE}
 
 
 # --- drawing
@@ -286,24 +288,24 @@ CYCLE = ("#73bf69", "#f2cc0c", "#5794f2", "#ff9830", "#f2495c", "#b877d9", "#8ab
 COLUMN, ROW = 0.55, 0.30  # inches of one of the 24 columns, and of one row
 
 
-def draw(board: Sequence[Mapping[str, Any]], ask: Any) -> Any:
-    """Return a figure with each panel at its position on the board. `ask` returns the result of one target."""
+def draw(board: Sequence[Mapping[str, Any]], run_target: Any) -> Any:
+    """Return a figure with each panel at its position on the board. `run_target` returns the result of one target."""
     from matplotlib.figure import Figure
 
-    high = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board)
-    figure = Figure(figsize=(24 * COLUMN, high * ROW), facecolor=PAPER, dpi=100)
+    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board)
+    figure = Figure(figsize=(24 * COLUMN, height * ROW), facecolor=PAPER, dpi=100)
     for panel in board:
-        place = panel["gridPos"]
-        left, bottom = place["x"] / 24, 1 - (place["y"] + place["h"]) / high
-        gap_x, gap_y = 0.06 / (24 * COLUMN), 0.06 / (high * ROW)
-        box = (left + gap_x, bottom + gap_y, place["w"] / 24 - 2 * gap_x, place["h"] / high - 2 * gap_y)
+        position = panel["gridPos"]
+        left, bottom = position["x"] / 24, 1 - (position["y"] + position["h"]) / height
+        gap_x, gap_y = 0.06 / (24 * COLUMN), 0.06 / (height * ROW)
+        box = (left + gap_x, bottom + gap_y, position["w"] / 24 - 2 * gap_x, position["h"] / height - 2 * gap_y)
         card = figure.add_axes(box, facecolor=CARD)
         card.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(0, 1))
         for spine in card.spines.values():
             spine.set_color(LINE)
-        inches = place["h"] * ROW
+        inches = position["h"] * ROW
         card.text(
-            0.09 / (place["w"] * COLUMN),
+            0.09 / (position["w"] * COLUMN),
             1 - 0.17 / inches,
             panel["title"],
             color=INK,
@@ -311,8 +313,8 @@ def draw(board: Sequence[Mapping[str, Any]], ask: Any) -> Any:
             weight="bold",
             va="center",
         )
-        answers = [(target, ask(target)) for target in panel["targets"]]
-        KINDS[panel["type"]](figure, card, box, panel, answers)
+        results = [(target, run_target(target)) for target in panel["targets"]]
+        KINDS[panel["type"]](figure, card, box, panel, results)
     return figure
 
 
@@ -329,16 +331,16 @@ def _stat(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
         card.text(0.5, 0.42, "none", color=DIM, fontsize=15, ha="center", va="center")
         return
     value = float(result[0]["value"][1])
-    words = _legend(target, result[0]) or _shown(value, panel["fieldConfig"]["defaults"]["unit"])
+    text = _legend(target, result[0]) or _formatted(value, panel["fieldConfig"]["defaults"]["unit"])
     colour = INK
     for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", ()):
         if value >= (step["value"] or 0):
             colour = COLOURS[step["color"]]
-    colour = _fixed(panel).get(words, colour)
-    card.text(0.5, 0.42, words, color=colour, fontsize=21, ha="center", va="center", weight="bold")
+    colour = _fixed_colours(panel).get(text, colour)
+    card.text(0.5, 0.42, text, color=colour, fontsize=21, ha="center", va="center", weight="bold")
 
 
-def _shown(value: float, unit: str) -> str:
+def _formatted(value: float, unit: str) -> str:
     if math.isnan(value):
         return "not known"
     if unit == "s":
@@ -352,32 +354,37 @@ def _shown(value: float, unit: str) -> str:
     return f"{value:.3g}" if value != int(value) else f"{value:,.0f}"
 
 
-def _fixed(panel: Any) -> dict[str, str]:
+def _fixed_colours(panel: Any) -> dict[str, str]:
     """Return the fixed colours of series by name."""
     overrides = panel["fieldConfig"]["overrides"]
-    return {one["matcher"]["options"]: COLOURS[one["properties"][0]["value"]["fixedColor"]] for one in overrides}
+    return {
+        override["matcher"]["options"]: COLOURS[override["properties"][0]["value"]["fixedColor"]]
+        for override in overrides
+    }
 
 
 def _table(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
     rename = panel["transformations"][1]["options"]["renameByName"]
-    mappings = [one for one in panel["fieldConfig"]["defaults"].get("mappings", ()) if one["type"] == "value"]
-    words = mappings[0]["options"] if mappings else {}
+    mappings = [
+        mapping for mapping in panel["fieldConfig"]["defaults"].get("mappings", ()) if mapping["type"] == "value"
+    ]
+    value_texts = mappings[0]["options"] if mappings else {}
     unit = panel["fieldConfig"]["defaults"]["unit"]
     rows = []
     for series in answers[0][1]:
         value = series["value"][1]
-        shown = words.get(value, {}).get("text") or _shown(float(value), unit)
-        rows.append([shown if label == "Value" else series["metric"].get(label, "") for label in rename])
-    heads = list(rename.values())
-    widths = [max(len(str(row[at])) for row in (heads, *rows)) + 2 for at in range(len(heads))]
+        cell_text = value_texts.get(value, {}).get("text") or _formatted(float(value), unit)
+        rows.append([cell_text if label == "Value" else series["metric"].get(label, "") for label in rename])
+    headings = list(rename.values())
+    widths = [max(len(str(row[at])) for row in (headings, *rows)) + 2 for at in range(len(headings))]
     inches = panel["gridPos"]["h"] * ROW
-    at_most = int((inches - 0.55) / 0.2)
+    max_rows = int((inches - 0.55) / 0.2)
     left = 0.11 / (panel["gridPos"]["w"] * COLUMN)
-    for line, row in enumerate([heads, *rows[:at_most]]):
+    for line, row in enumerate([headings, *rows[:max_rows]]):
         x = left
         for cell, width in zip(row, widths, strict=True):
             colour = (
-                next((COLOURS[word["color"]] for word in words.values() if word["text"] == cell), INK)
+                next((COLOURS[word["color"]] for word in value_texts.values() if word["text"] == cell), INK)
                 if line
                 else "#6e9fff"
             )
@@ -425,10 +432,10 @@ def _timeseries(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> N
     lines = [
         (_legend(target, series) or panel["title"], series["values"]) for target, result in answers for series in result
     ]
-    fixed = _fixed(panel)
+    fixed = _fixed_colours(panel)
     lines.sort(key=lambda line: (list(fixed).index(line[0]) if line[0] in fixed else 99, line[0]))
-    told = lines[:8]
-    axes = _plot(figure, box, panel, 1 + (len(told) > 4))
+    legend_lines = lines[:8]
+    axes = _plot(figure, box, panel, 1 + (len(legend_lines) > 4))
     if not lines:
         card.text(0.5, 0.45, "none", color=DIM, fontsize=11, ha="center", va="center")
     colours = [fixed.get(name, CYCLE[at % len(CYCLE)]) for at, (name, _) in enumerate(lines)]
@@ -438,7 +445,7 @@ def _timeseries(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> N
         axes.stackplot([(at - BEGIN) / 3600 for at in hours], stacks, colors=colours, alpha=0.65, linewidth=0)
     else:
         for (_, values), colour in zip(lines, colours, strict=True):
-            for part in _whole(values):
+            for part in _split_at_gaps(values):
                 hours = [(at - BEGIN) / 3600 for at, _ in part]
                 style = ".-" if len(part) < 3 else "-"
                 axes.plot(hours, [float(value) for _, value in part], style, color=colour, linewidth=1)
@@ -447,16 +454,16 @@ def _timeseries(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> N
         0, None if panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal" else max(top, 1e-9) * 1.12
     )
     unit = panel["fieldConfig"]["defaults"]["unit"]
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _shown(value, unit)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _formatted(value, unit)))
     inches_wide, inches = panel["gridPos"]["w"] * COLUMN, panel["gridPos"]["h"] * ROW
-    for at, ((name, _), colour) in enumerate(zip(told, colours, strict=False)):
-        x, y = 0.08 + (at % 4) * (inches_wide - 0.1) / 4, 0.28 - 0.16 * (at // 4) if len(told) > 4 else 0.13
+    for at, ((name, _), colour) in enumerate(zip(legend_lines, colours, strict=False)):
+        x, y = 0.08 + (at % 4) * (inches_wide - 0.1) / 4, 0.28 - 0.16 * (at // 4) if len(legend_lines) > 4 else 0.13
         room = int((inches_wide - 0.1) / 4 / 0.058) - 3
         card.text(x / inches_wide, y / inches, "■ ", color=colour, fontsize=6.5, va="center")
         card.text((x + 0.12) / inches_wide, y / inches, name[:room], color=INK, fontsize=6.5, va="center")
 
 
-def _whole(values: Sequence[tuple[int, str]]) -> list[list[tuple[int, str]]]:
+def _split_at_gaps(values: Sequence[tuple[int, str]]) -> list[list[tuple[int, str]]]:
     """Split the samples at gaps."""
     parts: list[list[tuple[int, str]]] = []
     for at, value in values:
@@ -467,13 +474,17 @@ def _whole(values: Sequence[tuple[int, str]]) -> list[list[tuple[int, str]]]:
 
 
 def _timeline(figure: Any, card: Any, box: Any, panel: Any, answers: Any) -> None:
-    words = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
+    value_texts = panel["fieldConfig"]["defaults"]["mappings"][0]["options"]
     target, result = answers[0]
     axes = _plot(figure, box, panel, 0)
     for at, series in enumerate(result):
         for when, value in series["values"]:
             axes.barh(
-                at, 300 / 3600 * 1.05, left=(when - BEGIN) / 3600, height=0.5, color=COLOURS[words[value]["color"]]
+                at,
+                300 / 3600 * 1.05,
+                left=(when - BEGIN) / 3600,
+                height=0.5,
+                color=COLOURS[value_texts[value]["color"]],
             )
         axes.text(0.1, at + 0.42, _legend(target, series), color=INK, fontsize=7, va="center")
     axes.set(yticks=[], ylim=(-0.5, max(len(result), 1) - 0.2))
@@ -485,9 +496,9 @@ KINDS = {"stat": _stat, "table": _table, "timeseries": _timeseries, "state-timel
 def main() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder, prometheus_of(history(), Path(folder), port) as url:
+    with tempfile.TemporaryDirectory() as folder, prometheus(history(), Path(folder), port) as url:
         for name in ("fleet", "node"):
-            figure = draw(panels(name), lambda target: asked(url, target, BEGIN, END, VARIABLES))
+            figure = draw(panels(name), lambda target: run_query(url, target, BEGIN, END, VARIABLES))
             path = ROOT / f"docs/board-{name}.png"
             figure.savefig(path, facecolor=PAPER, metadata={"Software": None})
             print(f"docs/{path.name}: written")

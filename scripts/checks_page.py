@@ -57,9 +57,9 @@ def groups() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for heading, name in re.findall(r"(?m)^# --- (.*)$|^\[checks\.(\w+)\]", SAMPLE.read_text("utf-8")):
         if heading:
-            here = found.setdefault(heading[:1].upper() + heading[1:], [])
+            group = found.setdefault(heading[:1].upper() + heading[1:], [])
         else:
-            here.append(name)
+            group.append(name)
     return {heading: names for heading, names in found.items() if names}
 
 
@@ -77,7 +77,7 @@ def _section(check: Check) -> str:
     summary, _, rules = (check.module.__doc__ or "").strip().partition("\n")
     rows = [(code, found) for code in check.codes() if (found := check.explain(code)) is not None]
     codes = [
-        f"| `{code}` | {text.severity.name.lower()} | {_ends(code, text, check)} | {_cell(text.meaning)} |"
+        f"| `{code}` | {text.severity.name.lower()} | {_ending(code, text, check)} | {_cell(text.meaning)} |"
         for code, text in rows
     ]
     return "\n".join(
@@ -90,7 +90,7 @@ def _section(check: Check) -> str:
             *codes,
             "",
             *_settings(check.name),
-            *_accepted(check),
+            *_accepted_values(check),
         ]
     )
 
@@ -106,15 +106,15 @@ def _when(check: Check) -> str:
 
 def _settings(name: str) -> list[str]:
     """Return the table of the check in the sample settings, as a Markdown block."""
-    _, _, rest = SAMPLE.read_text("utf-8").partition(f"[checks.{name}]")
-    lines = rest.partition("\n\n")[0].splitlines()[1:]
+    _, _, after_heading = SAMPLE.read_text("utf-8").partition(f"[checks.{name}]")
+    lines = after_heading.partition("\n\n")[0].splitlines()[1:]
     common = ("enabled", "interval_seconds", "timeout_seconds", "clear_after", "enforce", "severity")
-    own = [line for line in lines if not line.startswith(tuple(f"#{word} = " for word in common))]
-    shown = [line.removeprefix("#") for line in (own if name == "gpu_access" else lines)]
+    own_lines = [line for line in lines if not line.startswith(tuple(f"#{word} = " for word in common))]
+    shown = [line.removeprefix("#") for line in (own_lines if name == "gpu_access" else lines)]
     return ["```toml", f"[checks.{name}]", *shown, "```\n"] if shown else []
 
 
-def _accepted(check: Check) -> list[str]:
+def _accepted_values(check: Check) -> list[str]:
     """Return the accepted ranges of the check's own numbers, except for seconds, in the words of the error message."""
     common = {field.name for field in fields_of(CheckConfig)}
     hints = typing.get_type_hints(check.config, include_extras=True)
@@ -129,8 +129,8 @@ def _accepted(check: Check) -> list[str]:
     same: dict[str, list[str]] = {}
     for name, accepted in ranges.items():
         same.setdefault(accepted, []).append(f"`{name}`")
-    said = "; ".join(f"{', '.join(names)}: {accepted}" for accepted, names in same.items())
-    return [f"Accepted: {said}.\n"] if said else []
+    text = "; ".join(f"{', '.join(names)}: {accepted}" for accepted, names in same.items())
+    return [f"Accepted: {text}.\n"] if text else []
 
 
 def _rules(hint: object) -> Iterator[Rule]:
@@ -139,7 +139,7 @@ def _rules(hint: object) -> Iterator[Rule]:
         yield from _rules(inner)
 
 
-def _ends(code: str, text: Explain, check: Check) -> str:
+def _ending(code: str, text: Explain, check: Check) -> str:
     return finding_ending(possible_findings(code, text, check.config())[0])
 
 
@@ -156,15 +156,15 @@ def readme(checks: dict[str, Check], text: str) -> str:
     return COUNT.sub(f"{len(checks)} checks; ", text)
 
 
-ALONE = re.compile(r"(?s)(?<=<!-- not compared: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")
+UNLISTED = re.compile(r"(?s)(?<=<!-- not compared: scripts/checks_page.py -->\n).*?(?=<!-- end -->)")
 
 
 def peers(checks: dict[str, Check], text: str) -> str:
-    compared = ALONE.sub("", text)
-    alone = [f"`{name}`" for name in checks if not re.search(rf"`{name}[`/.]", compared)]
-    missing = f"Checks that no table below lists yet: {', '.join(alone)}."
-    said = missing if alone else "Each check of healthd is in a table."
-    return ALONE.sub(lambda _: f"{said}\n", text)
+    compared = UNLISTED.sub("", text)
+    unlisted = [f"`{name}`" for name in checks if not re.search(rf"`{name}[`/.]", compared)]
+    missing = f"Checks that no table below lists yet: {', '.join(unlisted)}."
+    sentence = missing if unlisted else "Each check of healthd is in a table."
+    return UNLISTED.sub(lambda _: f"{sentence}\n", text)
 
 
 def main() -> int:

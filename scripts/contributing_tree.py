@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "CONTRIBUTING.md"
 HEADING, NEXT = "## The tree\n", "\n`healthd/checks` is a symbolic link"
 COLUMN = 34
-OTHERS = {
+OTHER_PATHS = {
     "checks/NAME.py": "The built-in checks, one per file.",
     "conf/healthd.toml": "Every setting with its default and a comment.",
     "conf/profiles/": "Expected hardware of machine types, one file per type.",
@@ -31,13 +31,13 @@ def summary(path: Path) -> str:
 
 def tree() -> str:
     """Return the tree as an indented block of text, one line per package."""
-    lines = [(name, text) for name, text in OTHERS.items() if name.startswith(("checks", "conf"))]
+    lines = [(name, text) for name, text in OTHER_PATHS.items() if name.startswith(("checks", "conf"))]
     lines.append(("healthd/", summary(ROOT / "healthd/__init__.py")))
     for path in sorted((ROOT / "healthd").rglob("__init__.py")):
         names = path.parent.relative_to(ROOT / "healthd").parts
         if names and names[0] != "checks":
             lines.append((f"{'  ' * len(names)}{names[-1]}/", summary(path)))
-    lines += [(name, text) for name, text in OTHERS.items() if not name.startswith(("checks", "conf"))]
+    lines += [(name, text) for name, text in OTHER_PATHS.items() if not name.startswith(("checks", "conf"))]
     return "".join(f"    {name.ljust(COLUMN)}{text}\n" for name, text in lines)
 
 

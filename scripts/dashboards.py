@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).resolve().parents[1] / "packaging/grafana"
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 JOB = 'cluster=~"$cluster", job=~"$job"'
-HERE = f'{JOB}, instance="$instance"'
+INSTANCE = f'{JOB}, instance="$instance"'
 TARGET = "on (cluster, job, instance)"  # two clusters may have nodes of the same name
-NAMED = f"* {TARGET} group_left (node) healthd_node_info"
+WITH_NODE_NAME = f"* {TARGET} group_left (node) healthd_node_info"
 WIDTH = 24
 
 GREEN, YELLOW, ORANGE, RED, PURPLE, GREY = "green", "yellow", "orange", "red", "purple", "text"
@@ -35,8 +35,8 @@ class Query(NamedTuple):
 class Panel(NamedTuple):
     """A panel of a board.
 
-    `kind` and `unit` are Grafana's names. `size` is in columns (24 per row) and rows of 30 px. `says` is the
-    description in the corner of the panel. `columns` maps labels to the headings of a table, in order; "Value" is the
+    `kind` and `unit` are Grafana's names. `size` is in columns (24 per row) and rows of 30 px. `description` is the
+    text in the corner of the panel. `columns` maps labels to the headings of a table, in order; "Value" is the
     number that the query returns.
     """
 
@@ -44,31 +44,31 @@ class Panel(NamedTuple):
     kind: str
     size: tuple[int, int]
     queries: Sequence[Query]
-    says: str
+    description: str
     unit: str = "short"
     colours: Mapping[float, str] = {}  # colour by threshold
     series: Mapping[str, str] = {}  # the colour of each series, by its legend
-    words: Mapping[int, tuple[str, str]] = {}  # value -> text and colour
+    value_texts: Mapping[int, tuple[str, str]] = {}  # value -> text and colour
     columns: Mapping[str, str] = {}
     stacked: bool = False
 
 
 def faults(more: str) -> str:
     """Return a query for the conditions that drain: open, enforced and not acknowledged."""
-    where = f"{{{more}}}"
+    labels = f"{{{more}}}"
     return (
-        f"healthd_condition_severity{where} >= 2 and healthd_condition_open{where} == 1"
-        f" and healthd_condition_enforced{where} == 1 unless healthd_condition_acknowledged{where} == 1"
+        f"healthd_condition_severity{labels} >= 2 and healthd_condition_open{labels} == 1"
+        f" and healthd_condition_enforced{labels} == 1 unless healthd_condition_acknowledged{labels} == 1"
     )
 
 
-def trouble(expr: str, words: str) -> str:
-    return f'label_replace({expr}, "problem", "{words}", "", "")'
+def problem(expr: str, text: str) -> str:
+    return f'label_replace({expr}, "problem", "{text}", "", "")'
 
 
-TROUBLES = " or ".join(
-    trouble(expr, words)
-    for expr, words in (
+PROBLEMS = " or ".join(
+    problem(expr, text)
+    for expr, text in (
         (f"up{{{JOB}}} == 0", "not scraped"),
         (
             f"time() - healthd_round_started_timestamp_seconds{{{JOB}}} > 3 * healthd_round_interval_seconds{{{JOB}}}",
@@ -160,7 +160,7 @@ FLEET = (
             Query(
                 f"((time() - healthd_slurm_drained_since_timestamp_seconds{{{JOB}}})"
                 f" * {TARGET} group_left (owner, reason) healthd_slurm_drain_info"
-                f" or {TARGET} NaN * healthd_slurm_drain_info{{{JOB}}}) {NAMED}"
+                f" or {TARGET} NaN * healthd_slurm_drain_info{{{JOB}}}) {WITH_NODE_NAME}"
             )
         ],
         "Owner, reason and duration of each drain.",
@@ -190,7 +190,7 @@ FLEET = (
         "Problems of healthd itself",
         "table",
         (12, 8),
-        [Query(f"({TROUBLES})")],
+        [Query(f"({PROBLEMS})")],
         "Nodes that are not fully monitored: their other metrics may be outdated.",
         columns={"instance": "Target", "problem": "Problem"},
     ),
@@ -243,7 +243,7 @@ FLEET = (
         "Nodes with slow jobs",
         "table",
         (6, 7),
-        [Query(f"topk(20, healthd_failslow_worst_slowdown{{{JOB}}} > 0) {NAMED}")],
+        [Query(f"topk(20, healthd_failslow_worst_slowdown{{{JOB}}} > 0) {WITH_NODE_NAME}")],
         "Increase of the iteration time of the slowest job on each node.",
         unit="percentunit",
         columns={"node": "Node", "Value": "Slower by"},
@@ -260,7 +260,7 @@ FLEET = (
 
 
 def rate(metric: str, window: str = "15m") -> str:
-    return f"rate({metric}{{{HERE}}}[{window}])"
+    return f"rate({metric}{{{INSTANCE}}}[{window}])"
 
 
 NODE = (
@@ -268,7 +268,7 @@ NODE = (
         "Health",
         "stat",
         (4, 4),
-        [Query(f"healthd_health{{{HERE}}} == 1", "{{state}}")],
+        [Query(f"healthd_health{{{INSTANCE}}} == 1", "{{state}}")],
         "Current health of the node.",
         series=HEALTH,
     ),
@@ -276,31 +276,31 @@ NODE = (
         "Mode",
         "stat",
         (4, 4),
-        [Query(f"healthd_mode_info{{{HERE}}}", "{{mode}}")],
+        [Query(f"healthd_mode_info{{{INSTANCE}}}", "{{mode}}")],
         "Changes that healthd may make in Slurm for this node.",
     ),
     Panel(
         "Decision",
         "stat",
         (4, 4),
-        [Query(f"healthd_decision{{{HERE}}} == 1", "{{action}}")],
+        [Query(f"healthd_decision{{{INSTANCE}}} == 1", "{{action}}")],
         "Last decision of healthd: leave, drain, drain_requeue or resume.",
     ),
     Panel(
         "Drained for",
         "stat",
         (4, 4),
-        [Query(f"time() - healthd_slurm_drained_since_timestamp_seconds{{{HERE}}}")],
+        [Query(f"time() - healthd_slurm_drained_since_timestamp_seconds{{{INSTANCE}}}")],
         "Duration of the current drain. Empty: no drain is recorded.",
         unit="s",
         colours={0: ORANGE},
     ),
-    Panel("GPUs", "stat", (4, 4), [Query(f"healthd_gpus{{{HERE}}}")], "GPUs that the driver reports."),
+    Panel("GPUs", "stat", (4, 4), [Query(f"healthd_gpus{{{INSTANCE}}}")], "GPUs that the driver reports."),
     Panel(
         "Last round",
         "stat",
         (4, 4),
-        [Query(f"time() - healthd_round_started_timestamp_seconds{{{HERE}}}")],
+        [Query(f"time() - healthd_round_started_timestamp_seconds{{{INSTANCE}}}")],
         "Time since the last round of checks began.",
         unit="s",
         colours={0: GREEN, 900: RED},
@@ -309,24 +309,24 @@ NODE = (
         "Open conditions",
         "table",
         (12, 8),
-        [Query(f"healthd_condition_severity{{{HERE}}}")],
+        [Query(f"healthd_condition_severity{{{INSTANCE}}}")],
         "All conditions, including unconfirmed ones. healthd status on the node shows what to do.",
-        words=SEVERITY,
+        value_texts=SEVERITY,
         columns={"Value": "Severity", "code": "Code", "subject": "Part"},
     ),
     Panel(
         "Conditions over time",
         "state-timeline",
         (12, 8),
-        [Query(f"healthd_condition_severity{{{HERE}}}", "{{code}} {{subject}}")],
+        [Query(f"healthd_condition_severity{{{INSTANCE}}}", "{{code}} {{subject}}")],
         "When each condition began, became worse and ended.",
-        words=SEVERITY,
+        value_texts=SEVERITY,
     ),
     Panel(
         "Drain in Slurm",
         "table",
         (24, 4),
-        [Query(f"healthd_slurm_drain_info{{{HERE}}}")],
+        [Query(f"healthd_slurm_drain_info{{{INSTANCE}}}")],
         "Owner and Reason of the current drain. Empty: no drain is recorded.",
         columns={"owner": "Drained by", "reason": "Reason"},
     ),
@@ -334,7 +334,7 @@ NODE = (
         "GPUs of this node",
         "table",
         (12, 8),
-        [Query(f"healthd_gpu_info{{{HERE}}}")],
+        [Query(f"healthd_gpu_info{{{INSTANCE}}}")],
         "As NVML reports them; join with dcgm-exporter by UUID.",
         columns={"gpu": "GPU", "modelName": "Model", "pci": "PCI", "UUID": "UUID"},
     ),
@@ -342,7 +342,7 @@ NODE = (
         "GPU temperature",
         "timeseries",
         (12, 8),
-        [Query(f"healthd_gpu_temperature_celsius{{{HERE}}}", "{{pci}}")],
+        [Query(f"healthd_gpu_temperature_celsius{{{INSTANCE}}}", "{{pci}}")],
         "Temperature of each GPU at each round.",
         unit="celsius",
     ),
@@ -358,7 +358,7 @@ NODE = (
         "ECC errors per day",
         "timeseries",
         (8, 7),
-        [Query(f"increase(healthd_gpu_ecc_volatile_errors_total{{{HERE}}}[1d])", "{{pci}} {{location}} {{error}}")],
+        [Query(f"increase(healthd_gpu_ecc_volatile_errors_total{{{INSTANCE}}}[1d])", "{{pci}} {{location}} {{error}}")],
         "New ECC errors within the last day, by location and type.",
     ),
     Panel(
@@ -395,7 +395,7 @@ NODE = (
         "Free disk",
         "timeseries",
         (8, 7),
-        [Query(f"healthd_disk_space_available_ratio{{{HERE}}}", "{{mountpoint}}")],
+        [Query(f"healthd_disk_space_available_ratio{{{INSTANCE}}}", "{{mountpoint}}")],
         "Free share of the space of each local file system.",
         unit="percentunit",
     ),
@@ -403,7 +403,7 @@ NODE = (
         "Failing checks",
         "table",
         (8, 7),
-        [Query(f"healthd_check_up{{{HERE}}} == 0")],
+        [Query(f"healthd_check_up{{{INSTANCE}}} == 0")],
         "Checks that fail to run. Their earlier findings stay open.",
         columns={"check": "Check", "name": "Name"},
     ),
@@ -411,7 +411,7 @@ NODE = (
         "Slowest checks",
         "timeseries",
         (8, 7),
-        [Query(f"topk(5, healthd_check_duration_seconds{{{HERE}}})", "{{check}} {{name}}")],
+        [Query(f"topk(5, healthd_check_duration_seconds{{{INSTANCE}}})", "{{check}} {{name}}")],
         "Duration of the last run of each check.",
         unit="s",
     ),
@@ -419,7 +419,7 @@ NODE = (
         "healthd memory",
         "timeseries",
         (8, 7),
-        [Query(f"healthd_process_resident_memory_bytes{{{HERE}}}", "{{process}}")],
+        [Query(f"healthd_process_resident_memory_bytes{{{INSTANCE}}}", "{{process}}")],
         "Resident memory of the daemon and its workers.",
         unit="bytes",
     ),
@@ -427,7 +427,7 @@ NODE = (
         "Slowdown of the slowest job",
         "timeseries",
         (8, 7),
-        [Query(f"healthd_failslow_worst_slowdown{{{HERE}}}", "slower by")],
+        [Query(f"healthd_failslow_worst_slowdown{{{INSTANCE}}}", "slower by")],
         "Increase of the iteration time. Empty: no job is monitored.",
         unit="percentunit",
     ),
@@ -437,7 +437,7 @@ NODE = (
         (8, 7),
         [
             Query(rate("healthd_failslow_dropped_total"), "dropped: {{reason}}"),
-            Query(f"healthd_failslow_sampling_cpu_ratio{{{HERE}}}", "sampler, share of a core"),
+            Query(f"healthd_failslow_sampling_cpu_ratio{{{INSTANCE}}}", "sampler, share of a core"),
         ],
         "Dropped messages of jobs per second, and the CPU share of the counter sampling.",
     ),
@@ -445,7 +445,7 @@ NODE = (
         "Last validation",
         "table",
         (8, 7),
-        [Query(f"healthd_validation_results{{{HERE}}}")],
+        [Query(f"healthd_validation_results{{{INSTANCE}}}")],
         "Number of parts by test and verdict. Empty: the node was not validated.",
         columns={"test": "Test", "verdict": "Verdict", "Value": "Parts"},
     ),
@@ -455,14 +455,16 @@ NODE = (
 # --- Grafana's JSON
 
 
-def dashboard(uid: str, title: str, says: str, panels: Sequence[Panel], variables: Sequence[Mapping[str, Any]]) -> str:
+def dashboard(
+    uid: str, title: str, description: str, panels: Sequence[Panel], variables: Sequence[Mapping[str, Any]]
+) -> str:
     """Return the JSON of one board."""
     return (
         json.dumps(
             {
                 "uid": uid,
                 "title": title,
-                "description": says,
+                "description": description,
                 "tags": ["healthd"],
                 "schemaVersion": 38,
                 "version": 1,
@@ -484,24 +486,24 @@ def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     """Return the panels with positions: from left to right, with a new row where the next one does not fit."""
     placed, x, y, tallest = [], 0, 0, 0
     for number, panel in enumerate(panels, 1):
-        wide, high = panel.size
-        if x + wide > WIDTH:
+        width, height = panel.size
+        if x + width > WIDTH:
             x, y, tallest = 0, y + tallest, 0
-        placed.append(_panel(number, panel, {"x": x, "y": y, "w": wide, "h": high}))
-        x, tallest = x + wide, max(tallest, high)
+        placed.append(_panel(number, panel, {"x": x, "y": y, "w": width, "h": height}))
+        x, tallest = x + width, max(tallest, height)
     return placed
 
 
-def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any]:
+def _panel(number: int, panel: Panel, position: Mapping[str, int]) -> dict[str, Any]:
     steps = [{"color": colour, "value": value or None} for value, colour in panel.colours.items()]
     defaults: dict[str, Any] = {"unit": panel.unit, "color": {"mode": "palette-classic"}}
     if steps:
         defaults |= {"color": {"mode": "thresholds"}, "thresholds": {"mode": "absolute", "steps": steps}}
     if panel.unit == "s":
-        nothing = {"match": "nan", "result": {"text": "not known", "index": 0}}
-        defaults["mappings"] = [{"type": "special", "options": nothing}]
-    if panel.words:
-        options = {str(value): {"text": text, "color": colour} for value, (text, colour) in panel.words.items()}
+        nan_text = {"match": "nan", "result": {"text": "not known", "index": 0}}
+        defaults["mappings"] = [{"type": "special", "options": nan_text}]
+    if panel.value_texts:
+        options = {str(value): {"text": text, "color": colour} for value, (text, colour) in panel.value_texts.items()}
         defaults |= {"color": {"mode": "fixed"}, "mappings": [{"type": "value", "options": options}]}
     if panel.kind == "timeseries":
         stacking = {"mode": "normal" if panel.stacked else "none"}
@@ -518,10 +520,10 @@ def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any
     return {
         "id": number,
         "title": panel.title,
-        "description": panel.says,
+        "description": panel.description,
         "type": panel.kind,
         "datasource": DATASOURCE,
-        "gridPos": place,
+        "gridPos": position,
         "fieldConfig": {"defaults": defaults, "overrides": overrides},
         "options": _options(panel),
         "targets": [
@@ -536,7 +538,7 @@ def _panel(number: int, panel: Panel, place: Mapping[str, int]) -> dict[str, Any
             }
             for at, query in enumerate(panel.queries)
         ],
-        **({"transformations": _organized(panel.columns)} if is_table else {}),
+        **({"transformations": _column_transformations(panel.columns)} if is_table else {}),
     }
 
 
@@ -554,7 +556,7 @@ def _options(panel: Panel) -> dict[str, Any]:
     return {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}}
 
 
-def _organized(columns: Mapping[str, str]) -> list[dict[str, Any]]:
+def _column_transformations(columns: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return transformations that show only these columns, in this order, under their headings."""
     order = {label: at for at, label in enumerate(columns)}
     return [
@@ -594,7 +596,7 @@ CLUSTERS = _variable(
     # A site with one cluster may not have this label.
     {"includeAll": True, "allValue": ".*", "multi": True, "current": {"text": "All", "value": "$__all"}},
 )
-OF_A_NODE = (
+NODE_VARIABLES = (
     _variable("node", "Node", f"label_values(healthd_node_info{{{JOB}}}, node)", {}),
     _variable("instance", "Target", f'label_values(healthd_node_info{{{JOB}, node="$node"}}, instance)', {"hide": 2}),
 )
@@ -615,7 +617,7 @@ def boards() -> dict[str, str]:
             "healthd: node",
             "One node: open conditions, their start, and the metrics behind them.",
             NODE,
-            [CLUSTERS, JOBS, *OF_A_NODE],
+            [CLUSTERS, JOBS, *NODE_VARIABLES],
         ),
     }
 

@@ -38,30 +38,32 @@ def show(folder: Path) -> int:
     with open(log, "wb") as output:
         daemon = subprocess.Popen(argv, stdout=output, stderr=output)
     try:
-        told = Told(log)
-        status = wait_for(lambda: ask(common), lambda s: s["round"]["number"] > 0 and s["health"] != "unknown", daemon)
-        told.more()
+        daemon_log = DaemonLog(log)
+        status = wait_for(
+            lambda: read_status(common), lambda s: s["round"]["number"] > 0 and s["health"] != "unknown", daemon
+        )
+        daemon_log.print_new_lines()
         before = status["health"]  # "warning" if this machine has a warning
-        say(f"health: {before}, {len(status['results'])} checks, {len(status['inventory']['gpus'])} GPUs")
+        print_indented(f"health: {before}, {len(status['results'])} checks, {len(status['inventory']['gpus'])} GPUs")
 
         step("a kernel line", XID)
         with open(fifo, "w", encoding="ascii") as kernel:
             kernel.write(XID + "\n")
-        status = wait_for(lambda: ask(common), lambda s: s["health"] == "unhealthy", daemon)
-        told.more()
+        status = wait_for(lambda: read_status(common), lambda s: s["health"] == "unhealthy", daemon)
+        daemon_log.print_new_lines()
 
         step("healthd status", "")
         print(run("status", *common))
         step("the metrics page", "")
         show_metrics(log)
         step("cat RUNTIME_DIR/verdict", "what a Slurm prolog reads: observe mode never writes drain")
-        say((folder / "run" / "verdict").read_text().strip())
+        print_indented((folder / "run" / "verdict").read_text().strip())
 
         step(f"healthd repaired gpu_xid/79 {PCI}", "an engineer has replaced the GPU")
-        say(run("repaired", "gpu_xid/79", PCI, *common).strip())
-        wait_for(lambda: ask(common), lambda s: s["health"] == before, daemon)
-        told.more()
-        say((folder / "run" / "verdict").read_text().strip())
+        print_indented(run("repaired", "gpu_xid/79", PCI, *common).strip())
+        wait_for(lambda: read_status(common), lambda s: s["health"] == before, daemon)
+        daemon_log.print_new_lines()
+        print_indented((folder / "run" / "verdict").read_text().strip())
     finally:
         daemon.terminate()
         stopped = daemon.wait(timeout=10)
@@ -78,22 +80,22 @@ def run(*arguments: str) -> str:
     return subprocess.run(healthd(*arguments), capture_output=True, text=True, timeout=20).stdout
 
 
-def ask(common: list[str]) -> dict[str, Any] | None:
+def read_status(common: list[str]) -> dict[str, Any] | None:
     out = run("status", "--json", *common)
     found: dict[str, Any] | None = json.loads(out) if out.strip() else None
     return found
 
 
 def wait_for(
-    ask_once: Callable[[], dict[str, Any] | None],
-    satisfied: Callable[[dict[str, Any]], bool],
+    query: Callable[[], dict[str, Any] | None],
+    is_reached: Callable[[dict[str, Any]], bool],
     daemon: subprocess.Popen[bytes],
 ) -> dict[str, Any]:
     deadline = time.monotonic() + 120
     status = None
     while time.monotonic() < deadline:
-        status = ask_once()
-        if status is not None and satisfied(status):
+        status = query()
+        if status is not None and is_reached(status):
             return status
         if daemon.poll() is not None:
             break
@@ -109,28 +111,28 @@ def show_metrics(log: Path) -> None:
         lines = page.read().decode().splitlines()
     for line in lines:
         if line.startswith(("healthd_health{", "healthd_condition_severity{", "healthd_kernel_log_events_total")):
-            say(line)
+            print_indented(line)
 
 
-class Told:
+class DaemonLog:
     """Print the daemon's log as it grows."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self.seen = 0
+        self.printed_lines = 0
 
-    def more(self) -> None:
+    def print_new_lines(self) -> None:
         lines = self.log.read_text().splitlines()
-        for line in lines[self.seen :]:
+        for line in lines[self.printed_lines :]:
             print(f"    {DIM}{line}{RESET}")
-        self.seen = len(lines)
+        self.printed_lines = len(lines)
 
 
-def step(what: str, why: str) -> None:
-    print(f"\n{BOLD}== {what}{RESET}{'   ' + why if why else ''}", flush=True)
+def step(title: str, explanation: str) -> None:
+    print(f"\n{BOLD}== {title}{RESET}{'   ' + explanation if explanation else ''}", flush=True)
 
 
-def say(text: str) -> None:
+def print_indented(text: str) -> None:
     for line in text.splitlines():
         print(f"    {line}", flush=True)
 

@@ -20,14 +20,14 @@ TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"
 TEXT: dict[str, Any] = {"type": "string", "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f]*$"}
 
 
-def of_field(name: str) -> dict[str, Any]:
+def field_schema(name: str) -> dict[str, Any]:
     """Return the schema of a field."""
     if name in event.ALLOWED_VALUES:
         return {"enum": list(event.ALLOWED_VALUES[name])}
     kind = event.FIELDS[name]
     if kind == event.CONDITIONS:
-        below = {field: of_field(field) for field in event.ALIVE_CONDITION_FIELDS}
-        items = {"type": "object", "properties": below, "required": list(event.ALIVE_CONDITION_FIELDS)}
+        nested = {field: field_schema(field) for field in event.ALIVE_CONDITION_FIELDS}
+        items = {"type": "object", "properties": nested, "required": list(event.ALIVE_CONDITION_FIELDS)}
         return {"type": "array", "maxItems": event.MAX_ENTRIES, "items": items}
     return {
         event.TEXT: TEXT,
@@ -41,16 +41,16 @@ def of_field(name: str) -> dict[str, Any]:
     }[kind]
 
 
-def of_event(name: str, says: event.EventFields) -> dict[str, Any]:
+def event_rule(name: str, fields: event.EventFields) -> dict[str, Any]:
     """Return the rules for the lines of one event. Unknown fields are allowed: a newer version may have added them."""
-    then: dict[str, Any] = {"required": list(says.required)}
-    if says.stages:
-        then["properties"] = {"stage": {"enum": list(says.stages)}}
+    then: dict[str, Any] = {"required": list(fields.required)}
+    if fields.stages:
+        then["properties"] = {"stage": {"enum": list(fields.stages)}}
     return {"if": {"properties": {"event": {"const": name}}}, "then": then}
 
 
 def schema() -> dict[str, Any]:
-    fields = {name: of_field(name) for name in event.FIELDS}
+    fields = {name: field_schema(name) for name in event.FIELDS}
     fields["schema"] = {"const": event.SCHEMA}
     fields["stream_id"] = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
     fields["seq"] = {"type": "integer", "minimum": 1}
@@ -61,7 +61,7 @@ def schema() -> dict[str, Any]:
         "type": "object",
         "properties": fields,
         "required": list(event.HEAD),
-        "allOf": [of_event(name, says) for name, says in event.EVENTS.items()],
+        "allOf": [event_rule(name, event_fields) for name, event_fields in event.EVENTS.items()],
     }
 
 

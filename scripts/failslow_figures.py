@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from fleet_excerpts import CONSOLE, block, commands, printed  # noqa: E402
+from fleet_excerpts import CONSOLE, block, command_output, commands  # noqa: E402
 
 PAGE = ROOT / "docs/fail-slow.md"
 FIGURES = {
@@ -37,48 +37,48 @@ def write_data(folder: Path) -> None:
     (folder / "stall.csv").write_text(_stall(random.Random(SEED)))
 
 
-def _job(made: random.Random) -> str:
+def _job(rng: random.Random) -> str:
     """Return ten workers that do not wait for each other; worker 6 is 65 % slower in iterations 180 to 195."""
     rows = ["worker,batch_time_norm"]
     for iteration in range(300):
         for worker in range(10):
             slow = 1.65 if worker == 6 and 180 <= iteration < 195 else 1.0
-            rows.append(f"{worker},{450 * slow * made.gauss(1, 0.03):.0f}")
+            rows.append(f"{worker},{450 * slow * rng.gauss(1, 0.03):.0f}")
     return "\n".join(rows) + "\n"
 
 
-def _gang(made: random.Random) -> str:
+def _gang(rng: random.Random) -> str:
     """Return eight ranks on two nodes that wait for each other; rank 5 computes 40 % longer in steps 200 to 320."""
     rows = ["rank,node,step,seconds,busy,wait,transfer"]
     for step in range(500):
-        busy = [0.5 * made.gauss(1, 0.02) * (1.4 if rank == 5 and 200 <= step < 320 else 1) for rank in range(8)]
-        transfer = 0.2 * made.gauss(1, 0.03)
+        busy = [0.5 * rng.gauss(1, 0.02) * (1.4 if rank == 5 and 200 <= step < 320 else 1) for rank in range(8)]
+        transfer = 0.2 * rng.gauss(1, 0.03)
         seconds = max(busy) + transfer
         for rank, own in enumerate(busy):
-            times = ",".join(f"{one:.4f}" for one in (seconds, own, seconds - own - transfer, transfer))
+            times = ",".join(f"{value:.4f}" for value in (seconds, own, seconds - own - transfer, transfer))
             rows.append(f"{rank},gpu-{1 + rank // 4},{step},{times}")
     return "\n".join(rows) + "\n"
 
 
-def _sequences(made: random.Random) -> str:
+def _sequences(rng: random.Random) -> str:
     """Return the same gang; from step 250 on, all ranks compute 30 % longer, as with longer sequences."""
     rows = ["rank,node,step,seconds,busy,wait,transfer"]
     for step in range(500):
-        busy = [0.5 * made.gauss(1, 0.02) * (1.3 if step >= 250 else 1) for _ in range(8)]
-        transfer = 0.2 * made.gauss(1, 0.03)
+        busy = [0.5 * rng.gauss(1, 0.02) * (1.3 if step >= 250 else 1) for _ in range(8)]
+        transfer = 0.2 * rng.gauss(1, 0.03)
         seconds = max(busy) + transfer
         for rank, own in enumerate(busy):
-            times = ",".join(f"{one:.4f}" for one in (seconds, own, seconds - own - transfer, transfer))
+            times = ",".join(f"{value:.4f}" for value in (seconds, own, seconds - own - transfer, transfer))
             rows.append(f"{rank},gpu-{1 + rank // 4},{step},{times}")
     return "\n".join(rows) + "\n"
 
 
-def _stall(made: random.Random) -> str:
+def _stall(rng: random.Random) -> str:
     """Return four ranks that wait for each other; the input of rank 2 stalls in every step."""
     rows = ["rank,step,step_time,busy,wait"]
     for step in range(300):
-        busy = [(352 if rank == 2 else 162) * made.gauss(1, 0.01) for rank in range(4)]
-        seconds = max(busy) + 10 * made.gauss(1, 0.03)
+        busy = [(352 if rank == 2 else 162) * rng.gauss(1, 0.01) for rank in range(4)]
+        seconds = max(busy) + 10 * rng.gauss(1, 0.03)
         rows += [f"{rank},{step},{seconds:.2f},{own:.2f},{seconds - own:.2f}" for rank, own in enumerate(busy)]
     return "\n".join(rows) + "\n"
 
@@ -92,12 +92,14 @@ def make_folder(folder: Path) -> None:
     program.chmod(0o755)
 
 
-def draw(folder: Path, to: Path) -> None:
+def draw(folder: Path, target: Path) -> None:
     """Draw the pictures from the data in `folder`. Raises CalledProcessError."""
     for name, command in FIGURES.items():
-        said = printed(f"{command} {shlex.quote(str(to / name))} >/dev/null || test $? = 1 && echo drawn", folder)
-        if said != "drawn\n":
-            raise subprocess.CalledProcessError(1, command, stderr=said)
+        output = command_output(
+            f"{command} {shlex.quote(str(target / name))} >/dev/null || test $? = 1 && echo drawn", folder
+        )
+        if output != "drawn\n":
+            raise subprocess.CalledProcessError(1, command, stderr=output)
 
 
 def main() -> int:
@@ -113,9 +115,11 @@ def main() -> int:
         make_folder(folder)
         draw(folder, PAGE.parent)
         page = PAGE.read_text("utf-8")
-        made = CONSOLE.sub(lambda found: block(commands(found[0]), lambda one: printed(one, folder)), page)
-    PAGE.write_text(made, "utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {'unchanged' if made == page else 'changed'}; written: {', '.join(FIGURES)}")
+        new_page = CONSOLE.sub(
+            lambda found: block(commands(found[0]), lambda command: command_output(command, folder)), page
+        )
+    PAGE.write_text(new_page, "utf-8")
+    print(f"{PAGE.relative_to(ROOT)}: {'unchanged' if new_page == page else 'changed'}; written: {', '.join(FIGURES)}")
     return 0
 
 

@@ -29,10 +29,10 @@ def _rows(check: Check) -> Iterator[tuple[str, str, str, str]]:
     for code in {*check.codes(), *declares.CAUSES, *declares.ENDS_JOB, *declares.PERMANENT}:
         yield code, *_meaning(check, code)
     if declares.explain is not None:  # the codes are numbers
-        others = _meaning(check, f"{check.name}/{UNLISTED}")
-        yield f"{check.name}/*", *others
+        default_meaning = _meaning(check, f"{check.name}/{UNLISTED}")
+        yield f"{check.name}/*", *default_meaning
         unused = {f"{check.name}/{number}" for number in range(UNUSED)} - {*check.codes()}
-        yield from ((code, *meaning) for code in unused if (meaning := _meaning(check, code)) != others)
+        yield from ((code, *meaning) for code in unused if (meaning := _meaning(check, code)) != default_meaning)
 
 
 def _meaning(check: Check, code: str) -> tuple[str, str, str]:

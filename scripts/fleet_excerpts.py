@@ -50,10 +50,12 @@ def make_store(folder: Path) -> None:
         (folder / "flight_recorder").symlink_to(DUMPS)
 
 
-def printed(command: str, folder: Path) -> str:
+def command_output(command: str, folder: Path) -> str:
     """Return the output of the command on a terminal of 120 columns, in a folder where the store is ./db."""
-    done = subprocess.run(["sh", "-c", command], cwd=folder, env=_environment(folder), capture_output=True, text=True)
-    return done.stdout + done.stderr
+    process = subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=_environment(folder), capture_output=True, text=True
+    )
+    return process.stdout + process.stderr
 
 
 def commands(block: str) -> list[str]:
@@ -66,12 +68,12 @@ def blocks(page: str) -> list[str]:
     return CONSOLE.findall(page)
 
 
-def block(those: list[str], say: Callable[[str], str]) -> str:
-    """Return a terminal block: each command, and below it its output from `say`."""
-    return "".join(f"$ {command}\n{_closed(say(command))}" for command in those)
+def block(command_lines: list[str], run: Callable[[str], str]) -> str:
+    """Return a terminal block: each command, and below it its output from `run`."""
+    return "".join(f"$ {command}\n{_with_newline(run(command))}" for command in command_lines)
 
 
-def _closed(text: str) -> str:
+def _with_newline(text: str) -> str:
     return text if not text or text.endswith("\n") else f"{text}\n"
 
 
@@ -90,9 +92,13 @@ def main() -> int:
         folder = Path(name)
         make_store(folder)
         page = PAGE.read_text("utf-8")
-        made = CONSOLE.sub(lambda found: block(commands(found[0]), lambda one: printed(one, folder)), page)
-    PAGE.write_text(made, "utf-8")
-    print(f"{PAGE.relative_to(ROOT)}: {'unchanged' if made == page else 'changed'}, {len(blocks(made))} terminals")
+        new_page = CONSOLE.sub(
+            lambda found: block(commands(found[0]), lambda command: command_output(command, folder)), page
+        )
+    PAGE.write_text(new_page, "utf-8")
+    print(
+        f"{PAGE.relative_to(ROOT)}: {'unchanged' if new_page == page else 'changed'}, {len(blocks(new_page))} terminals"
+    )
     return 0
 
 

@@ -36,13 +36,13 @@ def draw(scenes: Sequence[tuple[Scenario, Outcome]]) -> Figure:
         figure, panels = pyplot.subplots(2, 2, figsize=(9.0, 5.4), sharex=True, sharey=True)
         figure.subplots_adjust(left=0.08, right=0.985, top=0.94, bottom=0.06, wspace=0.06, hspace=0.22)
         for panel, (scenario, outcome) in zip(panels.flat, scenes, strict=True):
-            _draw_one(panel, scenario, outcome)
+            _draw_panel(panel, scenario, outcome)
         for panel in panels[:, 0]:
             panel.set_ylabel("drained nodes")
     return figure
 
 
-def _draw_one(panel: Any, scenario: Scenario, outcome: Outcome) -> None:
+def _draw_panel(panel: Any, scenario: Scenario, outcome: Outcome) -> None:
     limit, hours = outcome.shared_limit, len(outcome.drained) * STEP / HOUR
     panel.set_title(scenario.name, loc="left", fontsize=9.5)
     panel.set(xlim=(0, hours), ylim=(0, 1.3 * limit), xticks=[half / 2 for half in range(int(2 * hours))])
@@ -53,24 +53,24 @@ def _draw_one(panel: Any, scenario: Scenario, outcome: Outcome) -> None:
         start, end = fault.start / HOUR, fault.end / HOUR
         if fault.shared:
             panel.axvspan(start, end, color=DEAD, linewidth=0)
-            _say(panel, "the file server\nis dead", end - 0.03, 0.04 * limit, "right")
+            _label(panel, "the file server\nis dead", end - 0.03, 0.04 * limit, "right")
         else:
             panel.vlines(start, 1.12 * limit, 1.3 * limit, color=LABEL, linewidth=1.0, linestyle=":")
-            _say(panel, "GPUs are lost", start + 0.02, 1.18 * limit, "left")
-    away, back = (moment / HOUR for moment in scenario.away)
-    if back:
-        panel.axvspan(away, back, color=AWAY, linewidth=0)
-        _say(panel, "slurmctld\nis away", (away + back) / 2, 0.3 * limit, "center")
+            _label(panel, "GPUs are lost", start + 0.02, 1.18 * limit, "left")
+    away_from, away_until = (moment / HOUR for moment in scenario.slurmctld_away)
+    if away_until:
+        panel.axvspan(away_from, away_until, color=AWAY, linewidth=0)
+        _label(panel, "slurmctld\nis away", (away_from + away_until) / 2, 0.3 * limit, "center")
     panel.axhline(limit, color=LIMIT, linewidth=0.9, linestyle=(0, (6, 4)))
-    _say(panel, f"limit for shared causes: {limit:,}", hours - 0.03, 1.04 * limit, "right")
+    _label(panel, f"limit for shared causes: {limit:,}", hours - 0.03, 1.04 * limit, "right")
     panel.plot([(i + 1) * STEP / HOUR for i in range(len(outcome.drained))], outcome.drained, color=CURVE)
 
 
-def _say(panel: Any, text: str, hour: float, nodes: float, side: str) -> None:
+def _label(panel: Any, text: str, hour: float, nodes: float, side: str) -> None:
     panel.text(hour, nodes, text, color=LABEL, fontsize=7.5, horizontalalignment=side, verticalalignment="bottom")
 
 
-def on_lines(figure: Figure) -> list[str]:
+def labels_on_lines(figure: Figure) -> list[str]:
     """Return the labels that overlap a line."""
     return [
         text.get_text()
@@ -100,9 +100,9 @@ def main() -> int:
     names = [f"n{i:05d}" for i in range(args.nodes)]
     figure = draw([(scenario, simulate(scenario, names)) for scenario in scenarios(names)[:DRAWN]])
     write(figure, args.to)
-    wrong = on_lines(figure)
-    print(f"{args.to}: these labels overlap a line: {', '.join(wrong)}" if wrong else f"{args.to}: written")
-    return 1 if wrong else 0
+    overlapping = labels_on_lines(figure)
+    print(f"{args.to}: these labels overlap a line: {', '.join(overlapping)}" if overlapping else f"{args.to}: written")
+    return 1 if overlapping else 0
 
 
 if __name__ == "__main__":

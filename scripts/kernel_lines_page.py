@@ -72,7 +72,10 @@ class Captured(NamedTuple):
 
     def events(self) -> list[tuple[KernelEvent, scan_judged.Judged]]:
         blocks = [Block.from_lines(1, [line.encode() for line in self.text.split("\n")])]
-        return [(one.log_event.event, one) for one in scan_judged.judge(scan.events(blocks, NOW, Tally()), CORRELATE)]
+        return [
+            (judged.log_event.event, judged)
+            for judged in scan_judged.judge(scan.events(blocks, NOW, Tally()), CORRELATE)
+        ]
 
 
 CORRELATE = correlate_all()
@@ -98,11 +101,11 @@ def outcome(row: Captured) -> str:
     if not same:
         return "other" if found else "missed"
     if row.kind in ("xid", "sxid"):
-        return "right" if len(same) == 1 and _is_right(same[0], row) else "wrong"
+        return "right" if len(same) == 1 and _matches_expected(same[0], row) else "wrong"
     return "right"
 
 
-def _is_right(event: KernelEvent, row: Captured) -> bool:
+def _matches_expected(event: KernelEvent, row: Captured) -> bool:
     expected = row.expected
     unknown = (None, "<unknown>")
     pid = None if expected.get("pid") in unknown else int(expected["pid"])
@@ -140,27 +143,27 @@ def kinds(rows: Sequence[Captured]) -> Iterator[str]:
             if judged.unproven:
                 continue
             key = (event.kind, event.code)
-            known = examples.get(key)
-            examples[key] = (known[0] if known else judged, (known[1] if known else 0) + 1)
+            previous = examples.get(key)
+            examples[key] = (previous[0] if previous else judged, (previous[1] if previous else 0) + 1)
     for kind in dict.fromkeys(rule.kind for rule in kernel_parse.RULES):
         number = sum(rule.kind == kind for rule in kernel_parse.RULES)
         yield f"### {kind}\n"
         yield f"{number} rule{'s' if number > 1 else ''}.\n"
-        mine = sorted((key, value) for key, value in examples.items() if key[0] == kind)
-        if not mine:
+        examples_of_kind = sorted((key, value) for key, value in examples.items() if key[0] == kind)
+        if not examples_of_kind:
             yield "No line of this kind was captured.\n"
             continue
         yield _row(("code of the line", "`explain`", "severity", "clears after", "example"))
         yield _row(["---"] * 5)
-        for (_, code), (judged, _) in sorted(mine, key=lambda item: item[0][1].zfill(6)):
+        for (_, code), (judged, _) in sorted(examples_of_kind, key=lambda item: item[0][1].zfill(6)):
             severity = judged.severity.name.lower()
-            clears_after = _ends(judged) if judged.clears else "-"
+            clears_after = _ending(judged) if judged.clears else "-"
             explain = f"`{judged.code}`" if judged.clears else "-"
             yield _row((code, explain, severity, clears_after, f"`{_cell(judged.log_event.event.text)}`"))
         yield ""
 
 
-def _ends(judged: scan_judged.Judged) -> str:
+def _ending(judged: scan_judged.Judged) -> str:
     """Return the ending of the finding of a line, from its code, its severity and the default settings."""
     check = CHECKS[judged.code.partition("/")[0]]
     explain = check.explain(judged.code)

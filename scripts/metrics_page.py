@@ -37,11 +37,11 @@ def unit(name: str) -> str:
     return next((unit for end, unit in UNITS.items() if plain.endswith(f"_{end}")), "")
 
 
-def rows(named: dict[str, tuple[tuple[str, ...], str]]) -> Iterator[str]:
-    for name, (labels, text) in named.items():
+def rows(metrics: dict[str, tuple[tuple[str, ...], str]]) -> Iterator[str]:
+    for name, (labels, text) in metrics.items():
         kind = "counter" if name.endswith("_total") else "gauge"
-        shown = ", ".join(f"`{label}`" for label in labels)
-        yield f"| `{PREFIX}{name}` | {kind} | {shown} | {unit(name)} | {text.replace('|', '/')} |\n"
+        label_list = ", ".join(f"`{label}`" for label in labels)
+        yield f"| `{PREFIX}{name}` | {kind} | {label_list} | {unit(name)} | {text.replace('|', '/')} |\n"
 
 
 def tables() -> str:
@@ -50,7 +50,7 @@ def tables() -> str:
     parts.append("A check without anything to read (no such part, no such driver) has no series.\n\n")
     for name, check in sorted(registry.built_in_checks().items()):
         if meanings := check.declares.OBSERVATIONS:
-            read = {told: (meaning.labels, meaning.text) for told, meaning in meanings.items()}
+            read = {reading: (meaning.labels, meaning.text) for reading, meaning in meanings.items()}
             parts += [f"[`{name}`](checks.md#{name})\n\n", HEAD, *rows(read), "\n"]
     return "".join(parts).rstrip("\n") + "\n"
 

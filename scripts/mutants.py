@@ -61,8 +61,8 @@ AREAS = {
 }
 # Slow tests that execute none of the areas, and the test that each mutant applies to the source.
 UNRELATED = re.compile(r"fleet(?!_limit|_lemons_apply)|spark|test_mutants")
-SECONDS_MORE, TIMES_LONGER = 60, 5  # a run may take this much longer than recorded
-OUT_OF_TIME = "time limit"
+EXTRA_SECONDS, MAX_SLOWDOWN = 60, 5  # a run may take this much longer than recorded
+TIME_LIMIT = "time limit"
 CHOSEN = "chosen"  # the kind of a mutant that was chosen by hand
 
 # --- the list
@@ -152,13 +152,13 @@ def applied(mutant: Mutant, source: str) -> str:
 
 def verify(mutants: Sequence[Mutant], root: Path) -> list[str]:
     """Return the problems of the list, one sentence for each mutant that does not apply."""
-    wrong = [f"{m.id}: twice in the list" for m in mutants if sum(m.id == other.id for other in mutants) > 1]
+    problems = [f"{m.id}: twice in the list" for m in mutants if sum(m.id == other.id for other in mutants) > 1]
     for mutant in mutants:
         try:
             applied(mutant, (root / mutant.file).read_text("utf-8"))
         except (OSError, NotApplicable) as error:
-            wrong.append(f"{mutant.id}: {mutant.file}: {error}")
-    return wrong
+            problems.append(f"{mutant.id}: {mutant.file}: {error}")
+    return problems
 
 
 # --- drawing
@@ -246,7 +246,7 @@ def edits(function: Function, source: Sequence[bytes]) -> Iterator[Edit]:
                 yield from over("condition negated", test, f"not ({text})")
 
 
-def mutant_of(file: str, function: str, source: str, edit: Edit) -> Mutant:
+def make_mutant(file: str, function: str, source: str, edit: Edit) -> Mutant:
     """Return the mutant that an edit makes. Raises NotApplicable."""
     old = source.split("\n")[edit.line - 1]
     data = old.encode()
@@ -262,7 +262,7 @@ def draw(seed: int, root: Path, numbers: Mapping[str, int], taken: Container[tup
     drawn: list[Mutant] = []
     for area, (folder, _) in AREAS.items():
         sources = {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in (root / folder).rglob("*.py")}
-        left = [
+        remaining = [
             (file, name, edit)
             for file, source in sorted(sources.items())
             for name, function in functions(ast.parse(source))
@@ -271,13 +271,15 @@ def draw(seed: int, root: Path, numbers: Mapping[str, int], taken: Container[tup
         ]
         mutants: list[Mutant] = []
         while len(mutants) < numbers.get(area, 0):
-            kind = chance.choice(sorted({edit.kind for _, _, edit in left}))
-            file, name, edit = choice = chance.choice([other for other in left if other[2].kind == kind])
-            left.remove(choice)
+            kind = chance.choice(sorted({edit.kind for _, _, edit in remaining}))
+            file, name, edit = choice = chance.choice(
+                [candidate for candidate in remaining if candidate[2].kind == kind]
+            )
+            remaining.remove(choice)
             with suppress(NotApplicable):
-                mutant = mutant_of(file, name, sources[file], edit)
+                mutant = make_mutant(file, name, sources[file], edit)
                 applied(mutant, sources[file])
-                left = [other for other in left if other[:2] != (file, name)]
+                remaining = [candidate for candidate in remaining if candidate[:2] != (file, name)]
                 mutants.append(dataclasses.replace(mutant, id=f"{area}-random-{len(mutants) + 1:02}", area=area))
         drawn += mutants
     return drawn
@@ -304,9 +306,9 @@ def _trace(frame: FrameType, event: str, argument: object) -> None:
     code = frame.f_code
     _repeated += 1
     if "/healthd/" in code.co_filename or "/checks/" in code.co_filename:
-        place = (code.co_filename, code.co_firstlineno)
-        if place not in _executed:
-            _executed.add(place)
+        location = (code.co_filename, code.co_firstlineno)
+        if location not in _executed:
+            _executed.add(location)
             _repeated = 0
     if _repeated > ENOUGH_CALLS:
         sys.settrace(None)
@@ -354,7 +356,7 @@ class Test(NamedTuple):
 # --- running
 
 
-def copy_of_tree(folder: Path) -> Path:
+def copy_tree(folder: Path) -> Path:
     """Copy the files that git does not ignore and return the copy."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]:
@@ -394,13 +396,13 @@ def record(copy: Path, jobs: int) -> dict[str, Test]:
     """Return the passing tests, each with the functions that it executes."""
     code = sorted(path for folder in ("healthd", "checks", "tests") for path in (ROOT / folder).rglob("*.py"))
     key = hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()
-    known = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
-    if known.get("key") != key:
+    recorded = json.loads(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    if recorded.get("key") != key:
         files = [path.relative_to(copy).as_posix() for path in sorted((copy / "tests").rglob("test_*.py"))]
-        wanted = [file for file in files if "/e2e/" not in file and not UNRELATED.search(file)]
-        print(f"recording which functions the tests of {len(wanted)} files execute", flush=True)
+        selected = [file for file in files if "/e2e/" not in file and not UNRELATED.search(file)]
+        print(f"recording which functions the tests of {len(selected)} files execute", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            arguments = ["-n", str(jobs), "-p", "mutants", *wanted]
+            arguments = ["-n", str(jobs), "-p", "mutants", *selected]
             status, output = run_pytest(copy, arguments, 7200.0, MUTANTS_RECORD=folder)
             if status not in (0, 1):
                 raise SystemExit(f"the tests do not run without a mutant:\n{output}")
@@ -411,10 +413,10 @@ def record(copy: Path, jobs: int) -> dict[str, Test]:
             tests[test] = (before + seconds, others + [name.removeprefix(f"{copy.resolve()}/") for name in names])
         for test in {test for part in parts for test, (_, passed, _) in part.items() if not passed}:
             del tests[test]
-        known = {"key": key, "tests": tests}
+        recorded = {"key": key, "tests": tests}
         RECORD.parent.mkdir(exist_ok=True)
-        RECORD.write_text(json.dumps(known), "utf-8")
-    return {test: Test(seconds, frozenset(names)) for test, (seconds, names) in known["tests"].items()}
+        RECORD.write_text(json.dumps(recorded), "utf-8")
+    return {test: Test(seconds, frozenset(names)) for test, (seconds, names) in recorded["tests"].items()}
 
 
 def choices(mutant: Mutant, copy: Path, tests: Mapping[str, Test]) -> Iterator[list[str]]:
@@ -427,7 +429,7 @@ def choices(mutant: Mutant, copy: Path, tests: Mapping[str, Test]) -> Iterator[l
     yield [test for test in tests if test.rpartition("/")[2] in mutant.tests]
     nodes = functions(ast.parse((copy / mutant.file).read_text("utf-8")))
     lines = {f"{mutant.file}:{first_line(node)}" for name, node in nodes if mutant.function in ("", name)}
-    yield [test for test, known in tests.items() if not known.functions.isdisjoint(lines)]
+    yield [test for test, recorded in tests.items() if not recorded.functions.isdisjoint(lines)]
     folder, _, stem = mutant.file.removesuffix(".py").rpartition("/")
     package = re.escape(folder.rpartition("/")[2])
     uses = re.compile(rf"{package}(?:\.{stem}\b| import [^\n]*\b{stem}\b)|\"-m\", \"healthd")
@@ -451,11 +453,13 @@ def failed_test(copy: Path, chosen: Sequence[str], tests: Mapping[str, Test]) ->
     chosen = sorted(chosen, key=lambda test: tests[test].seconds if test in tests else 0.0)
     if not chosen:
         return ""
-    known = [tests[test].seconds for test in chosen if test in tests] or [600.0]
-    limit, of_a_test = (SECONDS_MORE + TIMES_LONGER * seconds for seconds in (sum(known), max(known)))
-    status, output = run_pytest(copy, ["-x", "-n", "0", f"--timeout={of_a_test:.0f}", *chosen], limit)
+    seconds_by_test = [tests[test].seconds for test in chosen if test in tests] or [600.0]
+    limit, test_limit = (
+        EXTRA_SECONDS + MAX_SLOWDOWN * seconds for seconds in (sum(seconds_by_test), max(seconds_by_test))
+    )
+    status, output = run_pytest(copy, ["-x", "-n", "0", f"--timeout={test_limit:.0f}", *chosen], limit)
     if status is None:
-        return OUT_OF_TIME
+        return TIME_LIMIT
     if status in (0, 5):  # all passed, none selected
         return ""
     if found := re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE):
@@ -482,34 +486,34 @@ def judge(mutant: Mutant, copy: Path, tests: Mapping[str, Test], named: Sequence
 
     ran: set[str] = set()
     for choice in [named] if named else choices(mutant, copy, tests):
-        left = [test for test in choice if test not in ran]
-        ran |= {*left}
-        while failed := failed_with_mutant(left):
-            if failed in (OUT_OF_TIME, "conftest.py") or (
+        remaining = [test for test in choice if test not in ran]
+        ran |= {*remaining}
+        while failed := failed_with_mutant(remaining):
+            if failed in (TIME_LIMIT, "conftest.py") or (
                 failed_with_mutant([failed]) and not failed_test(copy, [failed], tests)
             ):
                 return dataclasses.replace(mutant, result="killed", tests=(failed.rpartition("/")[2],))
-            left = [test for test in left if failed not in (test, test.partition("::")[0])]
+            remaining = [test for test in remaining if failed not in (test, test.partition("::")[0])]
     files = {test.partition("::")[0].rpartition("/")[2] for test in ran}
     return dataclasses.replace(mutant, result="survived", tests=tuple(sorted(files)))
 
 
-def bare(mutant: Mutant) -> Mutant:
+def without_result(mutant: Mutant) -> Mutant:
     return dataclasses.replace(mutant, result="", tests=())
 
 
 def run(only: Sequence[str], jobs: int, out: Path, named: Sequence[str]) -> int:
     """Run the mutants that have no result in `out`. Returns the exit status."""
     stored = {mutant.id: mutant for mutant in read(LIST)}
-    if wrong := verify([*stored.values()], ROOT):
-        raise SystemExit("\n".join(wrong))
-    results = {key: bare(mutant) for key, mutant in stored.items()}
-    results |= {m.id: m for m in (read(out) if out.exists() else ()) if results.get(m.id) == bare(m)}
-    left = [stored[m.id] for m in results.values() if (m.id in only if only else not m.result)]
+    if problems := verify([*stored.values()], ROOT):
+        raise SystemExit("\n".join(problems))
+    results = {key: without_result(mutant) for key, mutant in stored.items()}
+    results |= {m.id: m for m in (read(out) if out.exists() else ()) if results.get(m.id) == without_result(m)}
+    remaining = [stored[m.id] for m in results.values() if (m.id in only if only else not m.result)]
     with tempfile.TemporaryDirectory(prefix="m.") as scratch, ThreadPoolExecutor(jobs) as pool:
         os.chmod(scratch, 0o755)  # tests connect to a socket in it as another user
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        trees = [copy_of_tree(Path(scratch, f"tree{number}")) for number in range(jobs)]
+        trees = [copy_tree(Path(scratch, f"tree{number}")) for number in range(jobs)]
         tests = {} if named else record(trees[0], jobs)
         for tree in trees:
             copies.put(tree)
@@ -522,15 +526,15 @@ def run(only: Sequence[str], jobs: int, out: Path, named: Sequence[str]) -> int:
                 copies.put(copy)
 
         try:
-            for future in as_completed([pool.submit(task, mutant) for mutant in left]):
+            for future in as_completed([pool.submit(task, mutant) for mutant in remaining]):
                 after, seconds = future.result()
                 print(f"{after.id}: {after.result} in {seconds:.0f} s by {', '.join(after.tests)}", flush=True)
                 results[after.id] = after
                 write(out, results.values())
         finally:
             pool.shutdown(cancel_futures=True)
-    ended = [mutant.result for mutant in results.values()]
-    print(f"{ended.count('killed')} killed, {ended.count('survived')} survived, {ended.count('')} not run")
+    outcomes = [mutant.result for mutant in results.values()]
+    print(f"{outcomes.count('killed')} killed, {outcomes.count('survived')} survived, {outcomes.count('')} not run")
     lost = [key for key, m in results.items() if stored[key].result == "killed" and m.result == "survived"]
     if lost:
         print(f"killed before, survived now: {', '.join(lost)}")
@@ -549,21 +553,21 @@ def main(arguments: Sequence[str]) -> int:
     runs.add_argument("--jobs", type=int, default=1, metavar="N", help="mutants to test in parallel")
     runs.add_argument("--out", type=Path, default=LIST, metavar="FILE", help="write results here (default: the list)")
     runs.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="run only these test files")
-    given = parser.parse_args(arguments)
-    if given.command == "run":
-        return run(given.only, given.jobs, given.out, given.tests)
+    args = parser.parse_args(arguments)
+    if args.command == "run":
+        return run(args.only, args.jobs, args.out, args.tests)
     mutants = read(LIST) if LIST.exists() else []
-    if given.command == "draw":
-        if given.replace:
-            mutants = redraw(given.seed, ROOT, mutants, given.replace)
+    if args.command == "draw":
+        if args.replace:
+            mutants = redraw(args.seed, ROOT, mutants, args.replace)
         else:
-            drawn = draw(given.seed, ROOT, {area: number for area, (_, number) in AREAS.items()})
+            drawn = draw(args.seed, ROOT, {area: number for area, (_, number) in AREAS.items()})
             mutants = [*drawn, *(mutant for mutant in mutants if mutant.kind == CHOSEN)]
         write(LIST, mutants)
         return 0
-    wrong = verify(mutants, ROOT)
-    print("\n".join(wrong) or f"{len(mutants)} mutants apply")
-    return 1 if wrong else 0
+    problems = verify(mutants, ROOT)
+    print("\n".join(problems) or f"{len(mutants)} mutants apply")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -31,8 +31,10 @@ HEAD = """\
 
 
 def main() -> int:
-    told = subprocess.run(["scripts/setup.sh", "interpreters"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    pythons = dict(line.split(" ", 1) for line in told.stdout.splitlines())
+    interpreters = subprocess.run(
+        ["scripts/setup.sh", "interpreters"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    pythons = dict(line.split(" ", 1) for line in interpreters.stdout.splitlines())
     if missing := [version for version in SUPPORTED if version not in pythons]:
         print(f"pins: no usable Python {', '.join(missing)} on this machine", file=sys.stderr)
         return 1
@@ -47,14 +49,16 @@ def main() -> int:
 def newest(python: str) -> dict[str, str]:
     """Return name and version of all packages that pip would install into an empty environment of this Python."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys() - {"spark"}
-    unbound = {name: value for name, value in os.environ.items() if not name.endswith("_CONSTRAINT")}
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_CONSTRAINT")}
     with tempfile.TemporaryDirectory(prefix="healthd-pins-") as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         pip = [f"{folder}/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        wanted = ["--dry-run", "--ignore-installed", "--report", f"{folder}/report", f".[{','.join(sorted(extras))}]"]
-        subprocess.run([*pip, *wanted, *BUILD_TOOLS], cwd=ROOT, env=unbound, check=True)
+        options = ["--dry-run", "--ignore-installed", "--report", f"{folder}/report", f".[{','.join(sorted(extras))}]"]
+        subprocess.run([*pip, *options, *BUILD_TOOLS], cwd=ROOT, env=environment, check=True)
         installed = json.loads(Path(folder, "report").read_text())["install"]
-    return {each["metadata"]["name"]: each["metadata"]["version"] for each in installed if not each["is_direct"]}
+    return {
+        package["metadata"]["name"]: package["metadata"]["version"] for package in installed if not package["is_direct"]
+    }
 
 
 def pins(found: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -70,13 +74,13 @@ def lines(name: str, versions: Mapping[str, str | None]) -> list[str]:
     """
     needed = {python: version for python, version in versions.items() if version}
     runs = [(version, [*pythons]) for version, pythons in groupby(needed, key=needed.__getitem__)]
-    made = []
-    for place, (version, pythons) in enumerate(runs):
-        since = [f'python_version >= "{pythons[0]}"'] if place else []
-        until = [f'python_version < "{runs[place + 1][1][0]}"'] if place + 1 < len(runs) else []
+    pin_lines = []
+    for index, (version, pythons) in enumerate(runs):
+        since = [f'python_version >= "{pythons[0]}"'] if index else []
+        until = [f'python_version < "{runs[index + 1][1][0]}"'] if index + 1 < len(runs) else []
         marker = " and ".join(since + until)
-        made.append(f"{name}=={version}{'; ' if marker else ''}{marker}")
-    return made
+        pin_lines.append(f"{name}=={version}{'; ' if marker else ''}{marker}")
+    return pin_lines
 
 
 if __name__ == "__main__":

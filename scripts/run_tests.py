@@ -3,7 +3,7 @@
     PYTHON scripts/run_tests.py [--flaky-is-red] [PYTEST OPTION...]
 
 Tests that fail in parallel run again in one process with nothing in parallel, as in CPython's regrtest and LLVM's lit,
-if they belong to at most `MOST_FILES` files. A test that passes then is listed as FLAKY in the last lines. It is a
+if they belong to at most `MAX_RERUN_FILES` files. A test that passes then is listed as FLAKY in the last lines. It is a
 defect of the test, but does not fail the run, except with `--flaky-is-red`. Tests marked `alone` run after that, once,
 in one process with nothing in parallel. The exit status is pytest's for the run that counts.
 
@@ -39,8 +39,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 MARK, PART = "HEALTHD_TEST_RUN", "HEALTHD_TESTS"
 FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short: the path of a socket has at most 107 characters
-OWN = ("lock", "cache", "running", "alone")  # files of the run itself in its folder
-MOST_FILES = 3  # failures in more files are not caused by chance
+OWN_FILES = ("lock", "cache", "running", "alone")  # files of the run itself in its folder
+MAX_RERUN_FILES = 3  # failures in more files are not caused by chance
 PASSED, FAILED, NONE_RAN = 0, 1, 5  # exit statuses of pytest; other values are errors of pytest itself
 END_SECONDS = 20.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     sweep_dead_runs()
     with run_folder() as run:
         try:
-            return tests(run, options, flaky_is_red)
+            return run_all(run, options, flaky_is_red)
         except Terminated:
             print(f"run_tests: terminated; running tests: {', '.join(running(run)) or 'none'}", flush=True)
             return 128 + signal.SIGTERM
@@ -74,37 +74,39 @@ def _terminated(number: int, frame: object) -> None:
     raise Terminated
 
 
-def tests(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
+def run_all(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
     """Run the tests that can run in parallel, then those that cannot (tests/support/alone.py)."""
-    status = beside(run, options, flaky_is_red)
+    status = run_in_parallel(run, options, flaky_is_red)
     if status not in (PASSED, FAILED, NONE_RAN) or not (run / "alone").exists():
         return status
     end_leftovers(run)
     print("run_tests: tests that run alone", flush=True)
-    alone = pytest(run, (*options, "-n", "0"), "alone")
-    return alone if status == NONE_RAN else status or alone
+    alone_status = run_pytest(run, (*options, "-n", "0"), "alone")
+    return alone_status if status == NONE_RAN else status or alone_status
 
 
-def beside(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
-    status = pytest(run, options, "beside")
+def run_in_parallel(run: Path, options: Sequence[str], flaky_is_red: bool) -> int:
+    status = run_pytest(run, options, "beside")
     if status != FAILED:
         return status
     failed = last_failed(run)
     files = {test.partition("::")[0] for test in failed}
-    if not failed or len(files) > MOST_FILES:
+    if not failed or len(files) > MAX_RERUN_FILES:
         print(f"run_tests: tests of {len(files)} files failed: too many for chance, no second run", flush=True)
         return status
     end_leftovers(run)
     print(f"run_tests: {len(failed)} failed, running them again alone: {', '.join(failed)}", flush=True)
-    again = pytest(run, (*options, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"), "beside")
-    if again:
-        return again
+    second_status = run_pytest(
+        run, (*options, "-n", "0", "--last-failed", "--last-failed-no-failures", "none"), "beside"
+    )
+    if second_status:
+        return second_status
     for test in failed:
         print(f"FLAKY {test}", flush=True)
     return FAILED if flaky_is_red else PASSED
 
 
-def pytest(run: Path, options: Sequence[str], part: str) -> int:
+def run_pytest(run: Path, options: Sequence[str], part: str) -> int:
     """Run pytest and return its exit status. Processes orphaned meanwhile become our children and are reaped."""
     argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={run}/cache", f"--basetemp={run}/t", *options]
     (run / "running").write_text("")
@@ -141,11 +143,11 @@ def running(run: Path) -> list[str]:
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
     """Create the run's folder, locked while this process lives. It gets its final name once it is locked."""
-    being_made = Path(tempfile.mkdtemp(prefix="hdt-", dir=FOLDER))
-    being_made.chmod(0o755)  # commands of other users connect to munge's socket in it
-    with open(being_made / "lock", "w") as lock:
+    unlocked = Path(tempfile.mkdtemp(prefix="hdt-", dir=FOLDER))
+    unlocked.chmod(0o755)  # commands of other users connect to munge's socket in it
+    with open(unlocked / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        run = being_made.rename(FOLDER / being_made.name.replace("hdt-", PREFIX))
+        run = unlocked.rename(FOLDER / unlocked.name.replace("hdt-", PREFIX))
         yield run
     shutil.rmtree(run, ignore_errors=True)
 
@@ -163,7 +165,7 @@ def claim(run: Path) -> Iterator[bool]:
         yield is_dead
 
 
-def is_ours(run: Path) -> bool:
+def is_own_run_folder(run: Path) -> bool:
     """Return True for a folder of `run_folder` that this user owns: anyone can write to /tmp."""
     with contextlib.suppress(FileNotFoundError):
         found = run.lstat()
@@ -174,7 +176,7 @@ def is_ours(run: Path) -> bool:
 
 def sweep_dead_runs() -> None:
     """Remove the folders of killed runs, with everything that those runs started."""
-    for run in filter(is_ours, FOLDER.glob(f"{PREFIX}*")):
+    for run in filter(is_own_run_folder, FOLDER.glob(f"{PREFIX}*")):
         with claim(run) as is_dead:
             if is_dead:
                 print(f"run_tests: an earlier run was killed; removing its processes and {run}", flush=True)
@@ -198,12 +200,12 @@ def end_leftovers(run: Path) -> None:
     """
     unmount(run)
     thaw(run)
-    until_none(lambda: list(processes(run)), end)
+    repeat_until_none(lambda: list(processes(run)), kill)
     unmount(run)
     detach(run)
-    until_none(lambda: list(cgroups(run)), remove)
+    repeat_until_none(lambda: list(cgroups(run)), remove_cgroup)
     for path in run.iterdir():
-        if path.name in OWN:
+        if path.name in OWN_FILES:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -211,15 +213,15 @@ def end_leftovers(run: Path) -> None:
             path.unlink()
 
 
-def until_none(left: Callable[[], list[T]], end: Callable[[T], None]) -> None:
+def repeat_until_none(find: Callable[[], list[T]], end: Callable[[T], None]) -> None:
     """Repeat `end` until nothing is left: a process may start another, and takes a moment to leave its cgroup."""
     deadline = time.monotonic() + END_SECONDS
-    while found := left():
+    while found := find():
         if time.monotonic() > deadline:
             print(f"run_tests: cannot end: {', '.join(map(str, found))}", flush=True)
             break
-        for each in found:
-            end(each)
+        for item in found:
+            end(item)
         reap()
         time.sleep(0.05)
     reap()
@@ -234,7 +236,7 @@ def reap() -> None:
 # processes
 
 
-def end(process: psutil.Process) -> None:
+def kill(process: psutil.Process) -> None:
     with contextlib.suppress(psutil.Error):
         process.kill()
 
@@ -242,16 +244,16 @@ def end(process: psutil.Process) -> None:
 def processes(run: Path) -> Iterator[psutil.Process]:
     """Yield the live descendants of this process, and the processes of `run` with their descendants."""
     own = psutil.Process()
-    spared = {own, *own.parents()}
+    excluded = {own, *own.parents()}
     found = set(own.children(recursive=True))
     sockets = bound_below(run)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process in spared | found:
+            if process in excluded | found:
                 continue
-            if carries(process, run) or is_in_cgroup(process, run) or holds(process, run, sockets):
+            if has_mark(process, run) or is_in_cgroup(process, run) or uses_folder(process, run, sockets):
                 found |= {process, *process.children(recursive=True)}
-    for process in found - spared:
+    for process in found - excluded:
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
                 yield process
@@ -264,7 +266,7 @@ def environment(process: psutil.Process) -> list[str]:
     return []
 
 
-def carries(process: psutil.Process, run: Path) -> bool:
+def has_mark(process: psutil.Process, run: Path) -> bool:
     """Return True if the process has the mark of `run`, or of a run inside it."""
     return any(f"{each}/".startswith(f"{MARK}={run}/") for each in environment(process))
 
@@ -275,7 +277,7 @@ def is_in_cgroup(process: psutil.Process, run: Path) -> bool:
     return False
 
 
-def holds(process: psutil.Process, run: Path, sockets: Container[str]) -> bool:
+def uses_folder(process: psutil.Process, run: Path, sockets: Container[str]) -> bool:
     """Return True if a process that overwrote its environment has its folder, a file or a bound socket below `run`.
 
     A process with an intact environment but without the mark is unrelated: a backup, or an interactive shell.
@@ -284,8 +286,8 @@ def holds(process: psutil.Process, run: Path, sockets: Container[str]) -> bool:
         return False
     with contextlib.suppress(OSError):  # a process of another user, or it has just ended
         proc = f"/proc/{process.pid}"
-        opened = [os.readlink(f"{proc}/cwd"), *(os.readlink(file) for file in Path(f"{proc}/fd").iterdir())]
-        return any(path.startswith(f"{run}/") or path in sockets for path in opened)
+        open_paths = [os.readlink(f"{proc}/cwd"), *(os.readlink(file) for file in Path(f"{proc}/fd").iterdir())]
+        return any(path.startswith(f"{run}/") or path in sockets for path in open_paths)
     return False
 
 
@@ -302,8 +304,10 @@ def mountinfo() -> Iterator[tuple[str, str, str]]:
     """Yield (mount point, kind, source) of all mounts that this process sees, the newest first."""
     for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
         fields, _, more = line.partition(" - ")
-        words = (fields.split()[4], *more.split()[:2])
-        point, kind, source = (re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), word) for word in words)
+        raw_fields = (fields.split()[4], *more.split()[:2])
+        point, kind, source = (
+            re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), word) for word in raw_fields
+        )
         yield point, kind, source
 
 
@@ -352,7 +356,7 @@ def thaw(run: Path) -> None:
                 (cgroup / file).write_text(thawed)
 
 
-def remove(cgroup: Path) -> None:
+def remove_cgroup(cgroup: Path) -> None:
     with contextlib.suppress(OSError):  # its processes have not left it yet
         cgroup.rmdir()
 

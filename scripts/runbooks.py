@@ -68,11 +68,16 @@ def pages(checks: dict[str, Check]) -> dict[str, str]:
 
 
 def page(check: Check) -> str:
-    known = [(code, text) for code in check.codes() if (text := check.explain(code)) is not None]
+    explained_codes = [(code, text) for code in check.codes() if (text := check.explain(code)) is not None]
     summary = (check.summary if check.summary.endswith(".") else f"{check.summary}.").replace("<", r"\<")
-    look = FIRST_RUN.format(name=check.name, wide=" " * max(1, 18 - len(check.name))) if check.has_run else FIRST_LOG
-    parts = [HEAD.format(name=check.name, summary=summary), look]
-    parts += [_section(code, text, check) for code, text in [*known, (f"{check.name}/others", registry.OTHERS_EXPLAIN)]]
+    first_steps = (
+        FIRST_RUN.format(name=check.name, wide=" " * max(1, 18 - len(check.name))) if check.has_run else FIRST_LOG
+    )
+    parts = [HEAD.format(name=check.name, summary=summary), first_steps]
+    parts += [
+        _section(code, text, check)
+        for code, text in [*explained_codes, (f"{check.name}/others", registry.OTHERS_EXPLAIN)]
+    ]
     return "\n".join(parts)
 
 
@@ -84,7 +89,7 @@ def _section(code: str, text: Explain, check: Check) -> str:
     parts = [
         ("Meaning", document["meaning"]),
         ("Why it matters", document["matters"]),
-        ("What healthd does", " ".join(_does(run, check))),
+        ("What healthd does", " ".join(_reactions(run, check))),
         ("When it clears", document["ends"]),
         ("What to do", document["todo"]),
     ]
@@ -94,9 +99,9 @@ def _section(code: str, text: Explain, check: Check) -> str:
     return "\n\n".join([f"## {code}", _text(f"{severity}."), *(f"**{title}.** {_text(w)}" for title, w in parts), ""])
 
 
-def _does(run: dict[str, Any], check: Check) -> Iterator[str]:
+def _reactions(run: dict[str, Any], check: Check) -> Iterator[str]:
     """Yield what healthd does and the times involved, without the fleet limit, which is the same for all codes."""
-    yield from (words for words in explanation.sentences(run) if "of a partition (" not in words)
+    yield from (sentence for sentence in explanation.sentences(run) if "of a partition (" not in sentence)
     for row in run["settings"]:
         if row["setting"].endswith("_seconds"):
             yield f"{row['setting']} = {duration(row['value'])}."

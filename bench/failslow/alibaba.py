@@ -16,7 +16,7 @@ import numpy as np
 from failslow.generate import Made
 from healthd.failslow.model import Diagnosis, Point, Series
 
-OF_WEIGHT = 0.15  # other points in job_1 below this slowdown are marginal
+SIGNIFICANT_SLOWDOWN = 0.15  # other points in job_1 below this slowdown are marginal
 JOB_4_POINTS = 5
 SLOW_IN_JOB_3 = {"6", "7", "8", "9"}
 JOB_1 = ("6", 181, 194)
@@ -27,54 +27,56 @@ def jobs(folder: Path) -> list[Made]:
 
 
 def _job(path: Path) -> Made:
-    of_worker: dict[str, list[float]] = {}
+    values_by_worker: dict[str, list[float]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            of_worker.setdefault(row["worker"], []).append(float(row["batch_time_norm"]))
+            values_by_worker.setdefault(row["worker"], []).append(float(row["batch_time_norm"]))
     series = tuple(
         Series(name, value, [float(at) for at in range(len(value))], "worker")
-        for name, value in sorted(of_worker.items(), key=lambda one: int(one[0]))
+        for name, value in sorted(values_by_worker.items(), key=lambda item: int(item[0]))
     )
-    at = tuple(np.arange(len(one.value)) for one in series)
+    at = tuple(np.arange(len(item.value)) for item in series)
     return Made(path.stem, False, "public", 0.0, 0, 0.0, frozenset(), (), series, at)
 
 
 def verdicts(
-    folder: Path, healthd: Callable[[Made], Diagnosis], others: dict[str, Callable[[Made], Diagnosis]]
+    folder: Path, healthd: Callable[[Made], Diagnosis], baselines: dict[str, Callable[[Made], Diagnosis]]
 ) -> list[tuple[bool | None, str]]:
     """Return (met, None without a target; sentence) of each job, then the counts of the other detectors."""
     made = jobs(folder)
     found = [
-        {one.name: points for one, points in zip(job.series, healthd(job).points, strict=True) if points}
+        {point.name: points for point, points in zip(job.series, healthd(job).points, strict=True) if points}
         for job in made
     ]
     worker, first, last = JOB_1
-    right = [
-        one
-        for one in found[0].get(worker, ())
-        if abs(one.onset_index - first) <= 5 and one.relief_index and abs(one.relief_index - last) <= 5
+    matching = [
+        point
+        for point in found[0].get(worker, ())
+        if abs(point.onset_index - first) <= 5 and point.relief_index and abs(point.relief_index - last) <= 5
     ]
-    other = [p for points in found[0].values() for p in points if p not in right and p.slowdown >= OF_WEIGHT]
+    other_points = [
+        p for points in found[0].values() for p in points if p not in matching and p.slowdown >= SIGNIFICANT_SLOWDOWN
+    ]
     count = sum(map(len, found[3].values()))
-    said: list[tuple[bool | None, str]] = [
+    rows: list[tuple[bool | None, str]] = [
         (
-            bool(right) and not other,
-            f"job_1: worker {worker} slow from {first} to {last}, no other significant point: {_said(found[0])}",
+            bool(matching) and not other_points,
+            f"job_1: worker {worker} slow from {first} to {last}, no other significant point: {_describe(found[0])}",
         ),
-        (not found[1], f"job_2: no points: {_said(found[1])}"),
+        (not found[1], f"job_2: no points: {_describe(found[1])}"),
         (
             set(found[2]) <= SLOW_IN_JOB_3 and len(found[2]) > 0,
-            f"job_3: points only of workers 6 to 9: {_said(found[2])}",
+            f"job_3: points only of workers 6 to 9: {_describe(found[2])}",
         ),
-        (count <= JOB_4_POINTS, f"job_4: at most {JOB_4_POINTS} points: {count}: {_said(found[3])}"),
+        (count <= JOB_4_POINTS, f"job_4: at most {JOB_4_POINTS} points: {count}: {_describe(found[3])}"),
     ]
-    for name, detector in others.items():
+    for name, detector in baselines.items():
         counts = [sum(map(len, detector(job).points)) for job in made]
-        said.append((None, f"{name} has {', '.join(map(str, counts))} points in jobs 1 to 4"))
-    return said
+        rows.append((None, f"{name} has {', '.join(map(str, counts))} points in jobs 1 to 4"))
+    return rows
 
 
-def _said(found: dict[str, tuple[Point, ...]]) -> str:
+def _describe(found: dict[str, tuple[Point, ...]]) -> str:
     if not found:
         return "no point"
     return "; ".join(

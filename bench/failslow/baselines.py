@@ -14,23 +14,25 @@ from numpy.typing import NDArray
 from failslow.generate import Made
 from healthd.failslow.model import Diagnosis, Point
 
-HAZARD, RECENT, SURE = 1 / 250, 5, 0.9
+HAZARD, RECENT, MIN_PROBABILITY = 1 / 250, 5, 0.9
 RUN_LENGTHS = 250
 WINDOW, SLOWER = 10, 0.10
 
 
 def bocd(made: Made) -> Diagnosis:
-    return Diagnosis(tuple(_alone(made, bocd_points)))
+    return Diagnosis(tuple(_points_by_series(made, bocd_points)))
 
 
 def sliding_window(made: Made) -> Diagnosis:
-    return Diagnosis(tuple(_alone(made, window_points)))
+    return Diagnosis(tuple(_points_by_series(made, window_points)))
 
 
-def _alone(made: Made, points_of: Callable[[Sequence[float]], tuple[Point, ...]]) -> Iterator[tuple[Point, ...]]:
+def _points_by_series(
+    made: Made, find_points: Callable[[Sequence[float]], tuple[Point, ...]]
+) -> Iterator[tuple[Point, ...]]:
     """Yield the points of each series. A gang's iteration times differ only by the ranks' clocks, so one is enough."""
-    for place, series in enumerate(made.series):
-        yield points_of(series.value) if place == 0 or not made.gang else ()
+    for position, series in enumerate(made.series):
+        yield find_points(series.value) if position == 0 or not made.gang else ()
 
 
 def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
@@ -50,11 +52,11 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
     mu, kappa, alpha, beta = np.zeros(1), np.ones(1), np.ones(1), np.ones(1)
     weight: NDArray[np.float64] = np.ones(1)
     lgamma = np.array([math.lgamma(1 + n / 2) for n in range(RUN_LENGTHS + 2)])
-    points, before = [], True
-    for t, one in enumerate(x):
+    points, was_change = [], True
+    for t, sample in enumerate(x):
         scale = beta * (kappa + 1) / kappa  # Student's t of 2 alpha degrees, with alpha = 1 + n / 2
         n = np.arange(len(mu))
-        predictive = np.exp(lgamma[n + 1] - lgamma[n] - (alpha + 0.5) * np.log1p((one - mu) ** 2 / (2 * scale)))
+        predictive = np.exp(lgamma[n + 1] - lgamma[n] - (alpha + 0.5) * np.log1p((sample - mu) ** 2 / (2 * scale)))
         predictive /= np.sqrt(2 * math.pi * scale)
         grown = weight * predictive
         weight = np.concatenate(([grown.sum() * HAZARD], grown * (1 - HAZARD)))
@@ -63,17 +65,17 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
             weight = np.zeros(len(weight))
             weight[0] = total = 1.0
         weight /= total
-        beta = np.concatenate(([1.0], beta + kappa * (one - mu) ** 2 / (2 * (kappa + 1))))
-        mu = np.concatenate(([0.0], (kappa * mu + one) / (kappa + 1)))
+        beta = np.concatenate(([1.0], beta + kappa * (sample - mu) ** 2 / (2 * (kappa + 1))))
+        mu = np.concatenate(([0.0], (kappa * mu + sample) / (kappa + 1)))
         kappa, alpha = np.concatenate(([1.0], kappa + 1)), np.concatenate(([1.0], alpha + 0.5))
         if len(weight) > RUN_LENGTHS:
             weight[-2] += weight[-1]
-            weight, mu, kappa, alpha, beta = (of[:RUN_LENGTHS] for of in (weight, mu, kappa, alpha, beta))
-        now = float(weight[: RECENT + 1].sum()) > SURE
-        if now and not before and t > 2 * RECENT:
+            weight, mu, kappa, alpha, beta = (array[:RUN_LENGTHS] for array in (weight, mu, kappa, alpha, beta))
+        is_change = float(weight[: RECENT + 1].sum()) > MIN_PROBABILITY
+        if is_change and not was_change and t > 2 * RECENT:
             run = int(np.argmax(weight[: RECENT + 1]))
             points.append(Point(max(0, t - max(run, 1) + 1), t, 0.0, float(weight[: RECENT + 1].sum())))
-        before = now
+        was_change = is_change
     return tuple(points)
 
 

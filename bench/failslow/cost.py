@@ -46,7 +46,7 @@ print(1e6 * (time.process_time() - begun) / (len(series) * len(at)))
 def verdicts(rows: int = ROWS) -> list[tuple[bool | None, str]]:
     """Return (met, None without a target; sentence) for each cost."""
     online, together = _repeated(ONLINE), _repeated(TOGETHER)
-    said: list[tuple[bool | None, str]] = [
+    results: list[tuple[bool | None, str]] = [
         (
             statistics.median(online) <= SAMPLE_US,
             f"CPU time per sample, one series (standard library): {_spread(online)} us, aim {SAMPLE_US:.0f} us",
@@ -57,18 +57,21 @@ def verdicts(rows: int = ROWS) -> list[tuple[bool | None, str]]:
         for series in (rows // 10_000, SERIES * rows // ROWS):
             for ending in ("csv", "parquet"):
                 path = Path(folder) / f"{series}.{ending}"
-                _written(path, rows, series)
+                _write_file(path, rows, series)
                 seconds, mib, status = _command(path)
                 path.unlink()
-                what = f"{rows:,} rows of {series:,} series, {ending}"
-                well = status in (0, 1)
-                ended = "" if well else f" (it ended with status {status})"
-                said.append(
-                    (well and seconds <= SECONDS, f"{what}: {seconds:.0f} s{ended}, aim {SECONDS:.0f} s"),
+                file_description = f"{rows:,} rows of {series:,} series, {ending}"
+                is_success = status in (0, 1)
+                failure_note = "" if is_success else f" (it ended with status {status})"
+                results.append(
+                    (
+                        is_success and seconds <= SECONDS,
+                        f"{file_description}: {seconds:.0f} s{failure_note}, aim {SECONDS:.0f} s",
+                    ),
                 )
                 aim = f", aim {MIB:.0f} MiB" if series >= SERIES * rows // ROWS else ""
-                said.append((well and (not aim or mib <= MIB), f"{what}: peak {mib:.0f} MiB{aim}"))
-    return said
+                results.append((is_success and (not aim or mib <= MIB), f"{file_description}: peak {mib:.0f} MiB{aim}"))
+    return results
 
 
 def _repeated(program: str) -> list[float]:
@@ -85,7 +88,7 @@ def _spread(values: list[float]) -> str:
     return f"{statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f}, n={len(values)})"
 
 
-def _written(path: Path, rows: int, series: int) -> None:
+def _write_file(path: Path, rows: int, series: int) -> None:
     """Write the times of healthy workers, with 5 % noise, and of three that slow down half-way, in order of time."""
     import duckdb
 
@@ -118,8 +121,8 @@ def _command(path: Path) -> tuple[float, float, int]:
 
 
 def _environment() -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPATH": str(REPOSITORY)}
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return {**variables, "PYTHONPATH": str(REPOSITORY)}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def bursts(rng: random.Random, count: int, period: float, duty: float, jitter: f
         length = period * max(0.2, rng.gauss(1, jitter))
         if micro > 1:
             part = length * (1 - duty) / micro
-            edges += [(at + one * part, at + one * part + 0.4 * part, rng.gauss(0.5, 0.03)) for one in range(micro)]
+            edges += [
+                (at + index * part, at + index * part + 0.4 * part, rng.gauss(0.5, 0.03)) for index in range(micro)
+            ]
         edges.append((at + length * (1 - duty), at + length, rng.gauss(1, 0.05)))
         at += length
     return shares(edges, count)
@@ -40,7 +42,7 @@ def shares(edges: Sequence[tuple[float, float, float]], count: int) -> list[floa
 
 
 def noisy(rng: random.Random, rate: Sequence[float], noise: float) -> list[float]:
-    return [max(0.0, one + rng.gauss(0, noise)) for one in rate]
+    return [max(0.0, value + rng.gauss(0, noise)) for value in rate]
 
 
 def training(rng: random.Random, count: int, noise: float) -> Iterator[Signal]:
@@ -52,12 +54,12 @@ def training(rng: random.Random, count: int, noise: float) -> Iterator[Signal]:
         "micro-batches", noisy(rng, bursts(rng, count, period, duty, jitter, rng.choice((2, 4))), noise), period
     )
     begin = rng.randrange(count - 30)
-    paused = [0.0 if begin <= at < begin + rng.randint(8, 30) else one for at, one in enumerate(plain)]
+    paused = [0.0 if begin <= at < begin + rng.randint(8, 30) else value for at, value in enumerate(plain)]
     yield Signal("pause", noisy(rng, paused, noise), period)
-    stored = [one + (6.0 if begin <= at < begin + 6 else 0.0) for at, one in enumerate(plain)]
+    stored = [value + (6.0 if begin <= at < begin + 6 else 0.0) for at, value in enumerate(plain)]
     yield Signal("checkpoint", noisy(rng, stored, noise), period)
-    other = bursts(rng, count, period / 3.3, 0.3, 0.05)
-    evaluated = [other[at] if begin <= at < begin + 30 else one for at, one in enumerate(plain)]
+    evaluation = bursts(rng, count, period / 3.3, 0.3, 0.05)
+    evaluated = [evaluation[at] if begin <= at < begin + 30 else value for at, value in enumerate(plain)]
     yield Signal("evaluation", noisy(rng, evaluated, noise), period)
 
 

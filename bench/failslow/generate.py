@@ -58,7 +58,7 @@ HEALTHY = (
     "quiet",
 )
 # Probability that a set also has what any job may have.
-BESIDE = {
+DISTURBANCES = {
     "warm_up": 0.4,
     "pauses": 0.3,
     "jitter": 0.2,
@@ -69,7 +69,7 @@ BESIDE = {
     "batch_size": 0.07,
 }
 QUIET_BEFORE = 60  # iterations without a slowdown at the beginning, after a warm-up or in a new regime
-LONGEST = 3000  # iterations of one event
+MAX_ITERATIONS = 3000  # iterations of one event
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Made:
     cv: float
     minutes: int
     iteration_seconds: float
-    beside: frozenset[str]
+    disturbances: frozenset[str]
     events: tuple[Event, ...]
     series: tuple[Series, ...]
     at: tuple[NDArray[np.int64], ...]
@@ -177,38 +177,44 @@ def _made(random: np.random.Generator, name: str, number: int, slow: bool) -> Ma
     causes, odds = zip(*CAUSES[minutes], strict=True)
     cause = causes[int(random.choice(len(causes), p=odds))]
     # The number of iterations is limited: 72 minutes of 0.3 s each would be 14,400.
-    fastest = max(0.3, minutes * 60 / LONGEST)
+    fastest = max(0.3, minutes * 60 / MAX_ITERATIONS)
     seconds = float(np.exp(random.uniform(math.log(fastest), math.log(20.0))))
     duration = max(30, round(minutes * 60 / seconds))
-    beside = {one for one, likely in BESIDE.items() if random.random() < likely}
+    disturbances = {
+        name_of_disturbance
+        for name_of_disturbance, probability in DISTURBANCES.items()
+        if random.random() < probability
+    }
     if not slow:
-        beside = {one for one in beside if one not in _excluded(about)} | {about}
+        disturbances = {
+            name_of_disturbance for name_of_disturbance in disturbances if name_of_disturbance not in _excluded(about)
+        } | {about}
         iterations = int(random.integers(300, 2000))
         plan: list[tuple[int, int, int | None]] = []
     else:
-        warm = 60 if "warm_up" in beside else 0
+        warm = 60 if "warm_up" in disturbances else 0
         begin = warm + QUIET_BEFORE + int(random.integers(0, 240))
-        if "batch_size" in beside:
+        if "batch_size" in disturbances:
             begin += QUIET_BEFORE * 2
-        lasts = random.random() < 0.3
-        tail = 0 if lasts else int(random.integers(QUIET_BEFORE, 300))
-        if lasts:  # the job ends before the slowness does
+        is_lasting = random.random() < 0.3
+        tail = 0 if is_lasting else int(random.integers(QUIET_BEFORE, 300))
+        if is_lasting:  # the job ends before the slowness does
             duration = max(40, int(duration * random.uniform(0.3, 1.0)))
-        plan = [(begin, begin + duration, None if lasts else begin + duration)]
+        plan = [(begin, begin + duration, None if is_lasting else begin + duration)]
         iterations = begin + duration + tail
-        if not lasts and random.random() < (0.3 if minutes == 72 else 0.1):  # table 1: "multiple"
+        if not is_lasting and random.random() < (0.3 if minutes == 72 else 0.1):  # table 1: "multiple"
             second = iterations + int(random.integers(0, 60))
             length = int(random.integers(40, 200))
             plan.append((second, second + length, second + length))
             iterations = second + length + int(random.integers(QUIET_BEFORE, 200))
-    job = _job_of(random, gang, cv, minutes, cause, iterations, "imbalance" in beside)
-    _healthy_life(job, beside, about, plan)
+    job = _gang_or_workers(random, gang, cv, minutes, cause, iterations, "imbalance" in disturbances)
+    _add_disturbances(job, disturbances, about, plan)
     events = []
-    for nth, (begin, end, relief) in enumerate(plan):
-        of = cause if nth == 0 else causes[int(random.choice(len(causes), p=odds))]
-        shape = about if nth == 0 else "step"
-        events.append(_slowed(job, of, shape, begin, end, relief))
-    return _told(job, name, about, minutes, seconds, frozenset(beside), tuple(events))
+    for position, (begin, end, relief) in enumerate(plan):
+        event_cause = cause if position == 0 else causes[int(random.choice(len(causes), p=odds))]
+        shape = about if position == 0 else "step"
+        events.append(_apply_slowdown(job, event_cause, shape, begin, end, relief))
+    return _report(job, name, about, minutes, seconds, frozenset(disturbances), tuple(events))
 
 
 def _excluded(about: str) -> tuple[str, ...]:
@@ -223,14 +229,14 @@ def _excluded(about: str) -> tuple[str, ...]:
 # --- the job without a slowdown
 
 
-def _job_of(
+def _gang_or_workers(
     random: np.random.Generator, gang: bool, cv: float, minutes: int, cause: Cause, iterations: int, imbalance: bool
 ) -> _Job:
     if not gang:
         return _workers(random, cv, cause, iterations, imbalance)
-    a_node = int(random.choice((4, 8)))
+    ranks_per_node = int(random.choice((4, 8)))
     nodes = 1 if minutes == 10 else int(random.choice((2, 4))) if minutes == 24 else int(random.choice((2, 4, 8)))
-    ranks = a_node * nodes
+    ranks = ranks_per_node * nodes
     # Tensor parallel within a node, then data parallel, then stages: the order of ranks in Megatron.
     tensor = int(random.choice((1, 2, 4), p=(0.2, 0.3, 0.5)))
     stages = 2 if imbalance and ranks // tensor >= 4 else 1
@@ -253,17 +259,17 @@ def _job_of(
     transfer = share * np.hstack([group[p, t] for p, _, t in order])  # a collective takes equally long for its group
     slowest = (busy + transfer).max(axis=1)
     shared = math.sqrt(max(cv**2 - (slowest.std() / slowest.mean()) ** 2, (0.3 * cv) ** 2))
-    of_all = _noise(random, shared, (iterations, 1), rho, skewed)
+    shared_noise = _noise(random, shared, (iterations, 1), rho, skewed)
     return _Job(
         random,
         True,
         cv,
-        [rank // a_node for rank in range(ranks)],
+        [rank // ranks_per_node for rank in range(ranks)],
         [p for p, _, _ in order],
         [t for _, _, t in order],
         [d for _, d, _ in order],
-        busy * of_all,
-        transfer * of_all,
+        busy * shared_noise,
+        transfer * shared_noise,
         np.zeros((iterations, ranks)),
     )
 
@@ -271,17 +277,17 @@ def _job_of(
 def _workers(random: np.random.Generator, cv: float, cause: Cause, iterations: int, imbalance: bool) -> _Job:
     """Return workers that do not wait for each other; a quarter of these jobs reports only one series."""
     workers = 1 if random.random() < 0.25 else int(random.choice((4, 6, 8, 10, 16)))
-    a_node = 2 if random.random() < 0.3 else 1
+    workers_per_node = 2 if random.random() < 0.3 else 1
     level = random.uniform(0.95, 1.05, workers)
     if imbalance:  # other GPUs, other shards: the workers of Alibaba's job_4 differ by a factor of 4
         level *= np.exp(random.uniform(0, math.log(random.uniform(1.3, 4.0)), workers))
     rho = random.uniform(0.2, 0.5) if random.random() < 0.25 else 0.0
     skewed = "gamma" if random.random() < 0.5 and not rho else "lognormal"
     busy = level * _noise(random, cv, (iterations, workers), rho, skewed)
-    at_rest = np.zeros((iterations, workers))
+    no_transfer = np.zeros((iterations, workers))
     places = list(range(workers))
-    nodes = [rank // a_node for rank in places]
-    return _Job(random, False, cv, nodes, [0] * workers, [0] * workers, places, busy, at_rest, at_rest.copy())
+    nodes = [rank // workers_per_node for rank in places]
+    return _Job(random, False, cv, nodes, [0] * workers, [0] * workers, places, busy, no_transfer, no_transfer.copy())
 
 
 def _noise(random: np.random.Generator, cv: float, shape: tuple[int, int], rho: float, family: str) -> Array:
@@ -301,48 +307,50 @@ def _noise(random: np.random.Generator, cv: float, shape: tuple[int, int], rho: 
 # --- what every job may have
 
 
-def _healthy_life(job: _Job, beside: set[str], about: str, plan: Sequence[tuple[int, int, int | None]]) -> None:
+def _add_disturbances(
+    job: _Job, disturbances: set[str], about: str, plan: Sequence[tuple[int, int, int | None]]
+) -> None:
     """Add healthy variation before a slowdown is applied. plan: intervals [begin, end) that will be slow."""
     random, iterations, main = job.random, job.iterations, not plan
     first = plan[0][0] if plan else iterations
-    if "restarts" in beside:
+    if "restarts" in disturbances:
         room = (80, iterations - 80) if main else (min(20, first // 4), first - QUIET_BEFORE - 60)
         for _ in range(int(random.integers(1, 4)) if main else 1):
             if room[0] < room[1]:
                 job.starts.append(int(random.integers(*room)))
         job.starts = sorted({0, *(at for at in job.starts if at == 0 or at > 60 or not main)})
-    if "warm_up" in beside or "restarts" in beside:
+    if "warm_up" in disturbances or "restarts" in disturbances:
         for start in job.starts:
-            if start == 0 and "warm_up" not in beside:
+            if start == 0 and "warm_up" not in disturbances:
                 continue
             length = int(random.integers(5, 51))
             more = random.uniform(0.3, 3.0) * np.exp(-np.arange(iterations - start) / (length / 6))
             job.busy[start:] *= 1 + np.where(more > 0.01, more, 0)[:, None]
-    if "batch_size" in beside:
-        _batch_sizes(job, first, main)
-    if "bimodal" in beside:
-        likely, ratio = random.uniform(0.1, 0.5), random.uniform(1.15, 1.8 if main else 1.4)
-        long = random.random((iterations, max(job.replica) + 1)) < likely  # each replica has its own sequences
+    if "batch_size" in disturbances:
+        _add_batch_sizes(job, first, main)
+    if "bimodal" in disturbances:
+        probability, ratio = random.uniform(0.1, 0.5), random.uniform(1.15, 1.8 if main else 1.4)
+        long = random.random((iterations, max(job.replica) + 1)) < probability  # each replica has its own sequences
         job.busy *= np.where(long[:, job.replica], ratio, 1.0)
     if about == "drift_told":
-        _sequence_lengths_told(job)
+        _add_sequence_lengths(job)
     if about == "drift":
         scale = random.uniform(50, 300)
         walk = _noise(random, 0.5, (iterations, 1), math.exp(-1 / scale), "lognormal")
         away = 0.07 * np.tanh(1.5 * np.log(walk))
         job.busy *= 1 + (away - np.median(away[: 2 * QUIET_BEFORE])).clip(-0.07, 0.07)  # relative to the beginning
     if about == "small_step":
-        _small_steps(job)
+        _add_small_steps(job)
     job.calm = job.busy + job.transfer
-    if "jitter" in beside:
-        _jitter(job, random.uniform(0.005, 0.03) if main else random.uniform(0.002, 0.01))
-    if "pauses" in beside:
-        _pauses(job, main)
-    if "gaps" in beside:
-        _gaps(job, plan)
+    if "jitter" in disturbances:
+        _add_jitter(job, random.uniform(0.005, 0.03) if main else random.uniform(0.002, 0.01))
+    if "pauses" in disturbances:
+        _add_pauses(job, main)
+    if "gaps" in disturbances:
+        _drop_samples(job, plan)
 
 
-def _batch_sizes(job: _Job, first: int, main: bool) -> None:
+def _add_batch_sizes(job: _Job, first: int, main: bool) -> None:
     """Change the batch size as a reported regime: each size has a name and its own iteration time."""
     size, begin = int(job.random.choice((16, 32, 64))), 0
     names: list[str] = []
@@ -352,14 +360,14 @@ def _batch_sizes(job: _Job, first: int, main: bool) -> None:
     for end in (*changes, job.iterations):
         names += [f"batch {size}"] * (end - begin)
         job.busy[begin:end] *= cost[size]
-        other = int(size * job.random.choice((0.5, 2)))
+        next_size = int(size * job.random.choice((0.5, 2)))
         longer = job.random.uniform(1.2, 2.0)
-        cost.setdefault(other, cost[size] * (longer if other > size else 1 / longer))
-        size, begin = other, end
+        cost.setdefault(next_size, cost[size] * (longer if next_size > size else 1 / longer))
+        size, begin = next_size, end
     job.regime = names
 
 
-def _sequence_lengths_told(job: _Job) -> None:
+def _add_sequence_lengths(job: _Job) -> None:
     """Simulate a curriculum: sequences become longer, by buckets, and some shorter ones return."""
     lengths = 512 * (1 + np.arange(int(job.random.integers(3, 7))))
     names, begin = list[str](), 0
@@ -367,15 +375,15 @@ def _sequence_lengths_told(job: _Job) -> None:
     share = job.random.uniform(0.2, 0.8)  # share of the iteration that grows with the sequence
     while begin < job.iterations:
         end = min(job.iterations, begin + int(job.random.integers(30, 200)))
-        most = min(len(lengths) - 1, int(len(lengths) * end / job.iterations))
-        bucket = most if job.random.random() < 0.7 else int(job.random.integers(0, most + 1))
+        max_bucket = min(len(lengths) - 1, int(len(lengths) * end / job.iterations))
+        bucket = max_bucket if job.random.random() < 0.7 else int(job.random.integers(0, max_bucket + 1))
         names += [f"sequence {lengths[bucket]}"] * (end - begin)
         job.busy[begin:end] *= 1 - share + share * cost[bucket]
         begin = end
     job.regime = names
 
 
-def _small_steps(job: _Job) -> None:
+def _add_small_steps(job: _Job) -> None:
     """Add one to three steps of 4 to 7 % that do not overlap: each ends before the next."""
     at = QUIET_BEFORE
     for _ in range(int(job.random.integers(1, 4))):
@@ -384,13 +392,13 @@ def _small_steps(job: _Job) -> None:
         if begin >= job.iterations:
             return
         height = job.random.uniform(0.04, 0.07)
-        who = slice(None) if job.gang or job.random.random() < 0.5 else int(job.random.integers(job.ranks))
-        job.busy[begin:end, who] *= 1 + height
-        job.transfer[begin:end, who] *= 1 + height
+        affected = slice(None) if job.gang or job.random.random() < 0.5 else int(job.random.integers(job.ranks))
+        job.busy[begin:end, affected] *= 1 + height
+        job.transfer[begin:end, affected] *= 1 + height
         at = end
 
 
-def _jitter(job: _Job, rate: float) -> None:
+def _add_jitter(job: _Job, rate: float) -> None:
     """Add heavy tails, and bursts of two to seven iterations, on one rank, as a disturbance of a host does."""
     random = job.random
     hit = np.flatnonzero(random.random(job.iterations) < rate)
@@ -400,9 +408,9 @@ def _jitter(job: _Job, rate: float) -> None:
         job.busy[begin : begin + length, int(random.integers(job.ranks))] *= random.uniform(1.2, 2.0)
 
 
-def _pauses(job: _Job, main: bool) -> None:
+def _add_pauses(job: _Job, main: bool) -> None:
     """Add pauses (checkpoints, evaluations, data loader, garbage collection): 1 to 3 iterations of 1.5 to 10 times."""
-    random, rest = job.random, float(np.median(job.time()))
+    random, usual_time = job.random, float(np.median(job.time()))
     for _ in range(int(random.integers(1, 4)) if main else 1):
         every, length = int(random.integers(20, 500)), int(random.integers(1, 4))
         times, wobble = random.uniform(1.5, 10.0), int(random.integers(0, 3))
@@ -410,18 +418,18 @@ def _pauses(job: _Job, main: bool) -> None:
         for rank in range(job.ranks) if collected and not job.gang else (None,):
             phase = int(random.integers(0, every))
             for at in range(phase, job.iterations, every):
-                here = slice(max(0, at + int(random.integers(-wobble, wobble + 1))), None)
-                here = slice(here.start, here.start + length)
-                extra = (times - 1) * rest * random.uniform(0.85, 1.15)
+                span = slice(max(0, at + int(random.integers(-wobble, wobble + 1))), None)
+                span = slice(span.start, span.start + length)
+                extra = (times - 1) * usual_time * random.uniform(0.85, 1.15)
                 if rank is not None:
-                    job.stall[here, rank] += extra
+                    job.stall[span, rank] += extra
                 elif collected:
-                    job.busy[here, int(random.integers(job.ranks))] += extra
+                    job.busy[span, int(random.integers(job.ranks))] += extra
                 else:
-                    job.stall[here] += extra
+                    job.stall[span] += extra
 
 
-def _gaps(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
+def _drop_samples(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
     """Drop samples: single ones and one stretch, but not around an onset."""
     random = job.random
     lost = random.random((job.iterations, job.ranks)) < random.uniform(0.005, 0.05)
@@ -429,8 +437,8 @@ def _gaps(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
     begin = int(random.integers(QUIET_BEFORE, max(QUIET_BEFORE + 1, job.iterations - length)))
     clear = all(begin + length < start - 30 or begin > end + 30 for start, end, _ in plan)
     if clear and begin + length < job.iterations - 30:
-        who = slice(None) if random.random() < 0.5 else int(random.integers(job.ranks))
-        lost[begin : begin + length, who] = True
+        affected = slice(None) if random.random() < 0.5 else int(random.integers(job.ranks))
+        lost[begin : begin + length, affected] = True
     lost[0] = False
     job.lost = lost
 
@@ -438,12 +446,12 @@ def _gaps(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
 # --- the slowdown
 
 
-def _slowed(job: _Job, cause: Cause, shape: str, begin: int, end: int, relief: int | None) -> Event:
+def _apply_slowdown(job: _Job, cause: Cause, shape: str, begin: int, end: int, relief: int | None) -> Event:
     """Apply one slowdown to the job. A faster rank first loses its lead over the slowest."""
     slow = _culprits(job, cause)
     height = float(job.random.uniform(*HEIGHTS))
     level = _levels(job.random, shape, height, end - begin)
-    where = cause in (Cause.COMPUTE_CPU, Cause.COMPUTE_GPU) or not job.gang
+    is_compute = cause in (Cause.COMPUTE_CPU, Cause.COMPUTE_GPU) or not job.gang
     wobble = _noise(job.random, FLUCTUATION[cause], (end - begin, 1), 0.0, "gamma")
     assert job.calm is not None
     own = job.calm[begin:end]
@@ -452,19 +460,30 @@ def _slowed(job: _Job, cause: Cause, shape: str, begin: int, end: int, relief: i
         added = slowest - own[:, slow].max(axis=1, keepdims=True) + slowest * level[:, None] * wobble
     else:
         added = own[:, slow] * level[:, None] * wobble
-    (job.busy if where else job.transfer)[begin:end, slow] += added
-    early, onset, late = (begin + int(np.argmax(level >= least)) for least in (0.08, SLOW, 0.12))
+    (job.busy if is_compute else job.transfer)[begin:end, slow] += added
+    early, onset, late = (begin + int(np.argmax(level >= threshold)) for threshold in (0.08, SLOW, 0.12))
     names = frozenset(str(rank) for rank in slow)
     nodes = {job.node[rank] for rank in slow}
-    also = {_node_name(node) for node in nodes} if len(nodes) == 1 else set[str]()
+    other_names = {_node_name(node) for node in nodes} if len(nodes) == 1 else set[str]()
     members = [rank for rank in range(job.ranks) if (job.stage[rank], job.tensor[rank]) in _groups(job, slow)]
     if job.gang and sorted(members) == sorted(slow):
-        also |= {f"pp{p}/tp{t}" for p, t in _groups(job, slow)}
+        other_names |= {f"pp{p}/tp{t}" for p, t in _groups(job, slow)}
     roles = {job.stage[rank] for rank in slow}
     role = [rank for rank in range(job.ranks) if job.stage[rank] in roles]
     nameable = len(role) >= 4 and 2 * len(slow) < len(role)
     return Event(
-        cause, shape, begin, onset, relief, end, early, late, float(level.max()), names, frozenset(also), nameable
+        cause,
+        shape,
+        begin,
+        onset,
+        relief,
+        end,
+        early,
+        late,
+        float(level.max()),
+        names,
+        frozenset(other_names),
+        nameable,
     )
 
 
@@ -475,31 +494,33 @@ def _groups(job: _Job, ranks: Sequence[int]) -> set[tuple[int, int]]:
 def _culprits(job: _Job, cause: Cause) -> list[int]:
     """Return the ranks whose own time grows."""
     random = job.random
-    every = list(range(job.ranks))
+    all_ranks = list(range(job.ranks))
     if not job.gang:
-        one = int(random.integers(job.ranks))
+        culprit = int(random.integers(job.ranks))
         if cause is Cause.COMMUNICATION_INTER_NODE and random.random() < 0.3:
-            return every  # the parameter servers, or the fabric
-        of_node = [rank for rank in every if job.node[rank] == job.node[one]]
-        return of_node if cause is not Cause.COMPUTE_GPU and random.random() < 0.5 else [one]
+            return all_ranks  # the parameter servers, or the fabric
+        node_ranks = [rank for rank in all_ranks if job.node[rank] == job.node[culprit]]
+        return node_ranks if cause is not Cause.COMPUTE_GPU and random.random() < 0.5 else [culprit]
     # Mostly the heaviest stage: it would hide the slowdown of another one.
     own = np.median(job.busy + job.transfer, axis=0)
     heaviest = job.stage[int(own.argmax())]
-    among = [rank for rank in every if job.stage[rank] == heaviest] if random.random() < 0.8 else every
-    one = int(random.choice(among))
-    same_node = [rank for rank in every if job.node[rank] == job.node[one] and job.stage[rank] == job.stage[one]]
+    candidates = [rank for rank in all_ranks if job.stage[rank] == heaviest] if random.random() < 0.8 else all_ranks
+    culprit = int(random.choice(candidates))
+    same_node = [
+        rank for rank in all_ranks if job.node[rank] == job.node[culprit] and job.stage[rank] == job.stage[culprit]
+    ]
     if cause is Cause.COMPUTE_GPU:
-        return [one]
+        return [culprit]
     if cause is Cause.COMPUTE_CPU:  # all of the node, whatever their stage, or those bound to the occupied cores
-        likely = 1.0 if random.random() < 0.75 else 0.4
-        of_node = [rank for rank in every if job.node[rank] == job.node[one]]
-        return [rank for rank in of_node if rank == one or random.random() < likely]
+        probability = 1.0 if random.random() < 0.75 else 0.4
+        node_ranks = [rank for rank in all_ranks if job.node[rank] == job.node[culprit]]
+        return [rank for rank in node_ranks if rank == culprit or random.random() < probability]
     if cause is Cause.COMMUNICATION_INTRA_NODE:  # a tensor-parallel group, or all that share the node's links
-        tensor_group = [rank for rank in same_node if job.replica[rank] == job.replica[one]]
+        tensor_group = [rank for rank in same_node if job.replica[rank] == job.replica[culprit]]
         return tensor_group if len(tensor_group) > 1 and random.random() < 0.7 else same_node
     if random.random() < 0.3:
-        return every  # the fabric: all are equally slow, and no rank is to blame
-    return [rank for rank in every if (job.stage[rank], job.tensor[rank]) in _groups(job, [one])]
+        return all_ranks  # the fabric: all are equally slow, and no rank is to blame
+    return [rank for rank in all_ranks if (job.stage[rank], job.tensor[rank]) in _groups(job, [culprit])]
 
 
 def _levels(random: np.random.Generator, shape: str, height: float, length: int) -> Array:
@@ -522,8 +543,14 @@ def _levels(random: np.random.Generator, shape: str, height: float, length: int)
 # --- what the job reports
 
 
-def _told(
-    job: _Job, name: str, about: str, minutes: int, seconds: float, beside: frozenset[str], events: tuple[Event, ...]
+def _report(
+    job: _Job,
+    name: str,
+    about: str,
+    minutes: int,
+    seconds: float,
+    disturbances: frozenset[str],
+    events: tuple[Event, ...],
 ) -> Made:
     random = job.random
     unit = seconds * (1000.0 if random.random() < 0.3 else 1.0)
@@ -534,15 +561,15 @@ def _told(
     grouping = ("", "stage", "group")[int(random.choice(3, p=(0.4, 0.3, 0.3)))] if job.gang else ""
     series, at = [], []
     for rank in range(job.ranks):
-        kept = np.flatnonzero(~job.lost[:, rank]) if job.lost is not None else np.arange(job.iterations)
-        own = time[kept, rank]
+        recorded = np.flatnonzero(~job.lost[:, rank]) if job.lost is not None else np.arange(job.iterations)
+        own = time[recorded, rank]
         # Each rank reads its own clock, slightly later.
-        own = own * (1 + 1e-4 * random.standard_normal(len(kept))) if job.gang else own
+        own = own * (1 + 1e-4 * random.standard_normal(len(recorded))) if job.gang else own
         parts: dict[str, list[float]] = {}
         if job.gang:
             waits = np.maximum(time[:, rank] - busy[:, rank] - transfer[:, rank], 0)
-            parts = {"busy": busy[kept, rank].tolist(), "transfer": transfer[kept, rank].tolist()}
-            parts["wait"] = waits[kept].tolist()
+            parts = {"busy": busy[recorded, rank].tolist(), "transfer": transfer[recorded, rank].tolist()}
+            parts["wait"] = waits[recorded].tolist()
         group = {"": "", "stage": f"pp{job.stage[rank]}", "group": f"pp{job.stage[rank]}/tp{job.tensor[rank]}"}[
             grouping
         ]
@@ -550,21 +577,23 @@ def _told(
             Series(
                 str(rank),
                 own.tolist(),
-                clock[kept].tolist(),
+                clock[recorded].tolist(),
                 "rank" if job.gang else "worker",
                 group,
                 _node_name(job.node[rank]),
-                regimes=[job.regime[here] for here in kept] if job.regime else None,
-                starts=tuple(int(np.searchsorted(kept, start)) for start in job.starts),
+                regimes=[job.regime[iteration] for iteration in recorded] if job.regime else None,
+                starts=tuple(int(np.searchsorted(recorded, start)) for start in job.starts),
                 **parts,
             )
         )
-        at.append(kept)
-    evidence = tuple(one for event in events for one in _evidence(job, event, clock))
+        at.append(recorded)
+    evidence = tuple(item for event in events for item in _evidence(job, event, clock))
     if not events and random.random() < 0.1:  # a node that was hot without being slower
         begin = int(random.integers(0, job.iterations - 1))
         evidence = (_hot(_node_name(int(random.choice(job.node))), clock[begin], None),)
-    return Made(name, job.gang, about, job.cv, minutes, seconds, beside, events, tuple(series), tuple(at), evidence)
+    return Made(
+        name, job.gang, about, job.cv, minutes, seconds, disturbances, events, tuple(series), tuple(at), evidence
+    )
 
 
 def _evidence(job: _Job, event: Event, clock: Array) -> Iterator[Evidence]:

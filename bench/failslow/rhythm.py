@@ -16,10 +16,10 @@ import numpy as np
 from failslow.score import share
 from healthd.failslow.period import PeriodNotFound, find_period
 
-AIM, ENOUGH = 0.012, 0.99  # error of the time, and the share of streams within it; one without a period is outside
-SURE = 0.5  # confidence
+AIM, MIN_SHARE = 0.012, 0.99  # error of the time, and the share of streams within it; one without a period is outside
+MIN_CONFIDENCE = 0.5  # confidence
 LOST = (0.0, 1e-3, 1e-2)
-LONGEST = 4_000  # operations of an iteration
+MAX_OPERATIONS = 4_000  # operations of an iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,16 @@ KINDS = (
 
 
 def stream(random: np.random.Generator, kind: str) -> Stream:
-    usual = loop(kind, random)
-    while len(usual) > LONGEST:
-        usual = loop(kind, random)
+    iteration_operations = loop(kind, random)
+    while len(iteration_operations) > MAX_OPERATIONS:
+        iteration_operations = loop(kind, random)
     if random.random() < 0.5:  # with the communicator, which is another one for the last operations
-        usual = [f"{one} dp" if at >= len(usual) - 2 else f"{one} tp" for at, one in enumerate(usual)]
+        iteration_operations = [
+            f"{operation_or_time} dp" if at >= len(iteration_operations) - 2 else f"{operation_or_time} tp"
+            for at, operation_or_time in enumerate(iteration_operations)
+        ]
     iterations = int(random.integers(40, 200))
-    share_of = random.dirichlet(np.full(len(usual), 5.0))
+    shares = random.dirichlet(np.full(len(iteration_operations), 5.0))
     seconds = float(np.exp(random.uniform(np.log(0.3), np.log(20.0))))
     cv = random.uniform(0.02, 0.10)
     logs = int(random.choice((0, 10)))  # a loss, reduced every tenth iteration
@@ -87,79 +90,88 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
     saves = int(random.choice((0, 0, 30)))
     lost = float(random.choice(LOST))
     operations, times, begins, ends = list[str](), list[float](), list[float](), list[float]()
-    now = 1.7e9
+    clock = 1.7e9
     for _ in range(int(random.choice((0, 0, 60)))):
         operations.append(str(random.choice(("broadcast", "barrier", "all_gather", "all_reduce"))))
-        times.append(now)
-        now += random.random()
+        times.append(clock)
+        clock += random.random()
     for iteration in range(iterations):
-        begins.append(now)
+        begins.append(clock)
         # The iteration varies as a whole, and each of its operations by itself.
-        took = seconds * share_of * random.gamma(1 / cv**2, cv**2) * random.gamma(25.0, 0.04, len(usual))
-        for operation, one in zip(usual, took, strict=True):
+        took = seconds * shares * random.gamma(1 / cv**2, cv**2) * random.gamma(25.0, 0.04, len(iteration_operations))
+        for operation, operation_or_time in zip(iteration_operations, took, strict=True):
             operations.append(operation)
-            times.append(now)
-            now += float(one)
-        ends.append(now)
+            times.append(clock)
+            clock += float(operation_or_time)
+        ends.append(clock)
         if logs and iteration % logs == logs - 1:
             operations.append("all_reduce_loss" if random.random() < 0.5 else "all_reduce")
-            times.append(now)
-            now += 1e-4 * seconds
+            times.append(clock)
+            clock += 1e-4 * seconds
         if evaluates and iteration % evaluates == evaluates - 1:
-            for operation in usual[: len(usual) // 3] * 5:
+            for operation in iteration_operations[: len(iteration_operations) // 3] * 5:
                 operations.append(operation)
-                times.append(now)
-                now += float(seconds * share_of[0])
+                times.append(clock)
+                clock += float(seconds * shares[0])
         if saves and iteration % saves == saves - 1:
             operations.append("barrier")
-            times.append(now)
-            now += 3 * seconds
+            times.append(clock)
+            clock += 3 * seconds
     kept = random.random(len(operations)) >= lost
-    cut = int(random.integers(0, 2 * len(usual)))  # a ring begins anywhere
+    cut = int(random.integers(0, 2 * len(iteration_operations)))  # a ring begins anywhere
     kept[:cut] = False
-    seen = [end - begin for begin, end in zip(begins, ends, strict=True) if begin >= times[cut]]
+    durations = [end - begin for begin, end in zip(begins, ends, strict=True) if begin >= times[cut]]
     return Stream(
         kind,
         lost,
-        [one for one, keep in zip(operations, kept, strict=True) if keep],
-        [one for one, keep in zip(times, kept, strict=True) if keep],
-        float(np.median(seen)),
+        [operation_or_time for operation_or_time, is_kept in zip(operations, kept, strict=True) if is_kept],
+        [operation_or_time for operation_or_time, is_kept in zip(times, kept, strict=True) if is_kept],
+        float(np.median(durations)),
     )
 
 
 def verdicts(seed: int, streams: int) -> list[tuple[bool | None, str]]:
     """Return (met, None without a target; sentence) for the errors of this many streams."""
     random = np.random.default_rng(seed)
-    errors, none, sure_and_wrong, doubtful = list[float](), 0, 0, 0
+    errors, no_period, wrong_without_warning, doubtful = list[float](), 0, 0, 0
     missed: dict[str, int] = {}
     count, spent = 0, 0.0
     for at in range(streams):
-        one = stream(random, KINDS[at % len(KINDS)])
+        generated = stream(random, KINDS[at % len(KINDS)])
         begun = time.perf_counter()
         try:
-            found = find_period(one.operations, one.times)
+            found = find_period(generated.operations, generated.times)
         except PeriodNotFound:
-            none += 1
-            missed[one.kind] = missed.get(one.kind, 0) + 1
+            no_period += 1
+            missed[generated.kind] = missed.get(generated.kind, 0) + 1
             continue
         finally:
             spent += time.perf_counter() - begun
-            count += len(one.operations)
-        errors.append(abs(found.iteration_seconds / one.seconds - 1))
+            count += len(generated.operations)
+        errors.append(abs(found.iteration_seconds / generated.seconds - 1))
         if errors[-1] > AIM:
-            missed[one.kind] = missed.get(one.kind, 0) + 1
-            sure_and_wrong += found.confidence >= SURE
+            missed[generated.kind] = missed.get(generated.kind, 0) + 1
+            wrong_without_warning += found.confidence >= MIN_CONFIDENCE
         else:
-            doubtful += found.confidence < SURE
-    median, p95, most = (float(np.quantile(errors, part)) if errors else np.inf for part in (0.5, 0.95, 1.0))
-    good = sum(error <= AIM for error in errors)
-    of = f"{streams} streams: median {median:.2%}, p95 {p95:.2%}, max {most:.2%}"
-    near = f"at most {AIM:.1%} in {share(good, streams)}"
-    where = ", ".join(f"{kind}: {number}" for kind, number in missed.items())
+            doubtful += found.confidence < MIN_CONFIDENCE
+    median, p95, largest = (float(np.quantile(errors, part)) if errors else np.inf for part in (0.5, 0.95, 1.0))
+    within_aim = sum(error <= AIM for error in errors)
+    errors_text = f"{streams} streams: median {median:.2%}, p95 {p95:.2%}, max {largest:.2%}"
+    share_text = f"at most {AIM:.1%} in {share(within_aim, streams)}"
+    missed_text = ", ".join(f"{kind}: {number}" for kind, number in missed.items())
     return [
-        (good >= ENOUGH * streams, f"error of the iteration time, {of}; {near}, aim {ENOUGH:.0%}"),
-        (not sure_and_wrong, f"larger errors without a warning (confidence {SURE} or more): {sure_and_wrong}, aim 0"),
-        (None, f"{none} streams without a period, {doubtful} correct with a warning; missed: {where or 'none'}"),
+        (
+            within_aim >= MIN_SHARE * streams,
+            f"error of the iteration time, {errors_text}; {share_text}, aim {MIN_SHARE:.0%}",
+        ),
+        (
+            not wrong_without_warning,
+            f"larger errors without a warning (confidence {MIN_CONFIDENCE} or more): {wrong_without_warning}, aim 0",
+        ),
+        (
+            None,
+            f"{no_period} streams without a period, {doubtful} correct with a warning; missed: {missed_text or 'none'}",
+        ),
         (None, f"{spent / max(1, count) * 1e6:.0f} us per operation, {count:,} operations"),
     ]
 

@@ -43,7 +43,7 @@ class Outcome:
     found: tuple[Found, ...]
     stray: int
     blamed: str
-    cause_right: bool | None  # for a correct blame
+    is_cause_right: bool | None  # for a correct blame
 
     def without_samples(self) -> Outcome:
         """Return a copy that is small enough to send to another process."""
@@ -58,76 +58,77 @@ class Outcome:
 def outcome(made: Made, answer: Diagnosis) -> Outcome:
     if len(answer.points) != len(made.series):
         raise ValueError(f"{made.name}: points of {len(answer.points)} series, not of {len(made.series)}")
-    told = _told(made, answer)
+    points_by_series = _points_by_series(made, answer)
     alarmed = any(answer.points) or bool(answer.suspects or answer.slow_jobs or answer.slow_throughout)
     found, matched = [], set[tuple[int, int]]()
     for event in made.events:
         firsts: list[tuple[int, int, int | None]] = []  # the first point in the event, of each series
-        for place, (series, points) in enumerate(zip(made.series, told, strict=True)):
+        for position, (series, points) in enumerate(zip(made.series, points_by_series, strict=True)):
             if not made.gang and series.name not in event.slow:
                 continue
-            at = made.at[place]
-            here = []
+            at = made.at[position]
+            matches = []
             for nth, point in enumerate(points):
                 if event.begin - NEAR <= at[point.onset_index] < event.end:
-                    matched.add((place, nth))
+                    matched.add((position, nth))
                     relief = None if point.relief_index is None else int(at[min(point.relief_index, len(at) - 1)])
-                    here.append((int(at[point.onset_index]), int(at[point.alarm_index]), relief))
-            firsts += here[:1]
+                    matches.append((int(at[point.onset_index]), int(at[point.alarm_index]), relief))
+            firsts += matches[:1]
         if firsts:
             onset = round(statistics.median(first[0] for first in firsts))
             alarm = round(statistics.median(first[1] for first in firsts))
             ends = [first[2] for first in firsts if first[2] is not None]
             relief = round(statistics.median(ends)) - event.relief if ends and event.relief is not None else None
             found.append(Found(event, onset - event.onset, alarm - event.onset, relief))
-    stray = sum(map(len, told)) - len(matched)
-    blamed, cause_right = _blamed(made, answer)
-    return Outcome(made, alarmed, tuple(found), stray, blamed, cause_right)
+    stray = sum(map(len, points_by_series)) - len(matched)
+    blamed, is_cause_right = _blamed(made, answer)
+    return Outcome(made, alarmed, tuple(found), stray, blamed, is_cause_right)
 
 
-def _told(made: Made, answer: Diagnosis) -> list[list[Point]]:
+def _points_by_series(made: Made, answer: Diagnosis) -> list[list[Point]]:
     """Return the points of each series. A slow job without points counts in the first series that it names."""
-    every = [list(points) for points in answer.points]
-    place = {series.name: at for at, series in enumerate(made.series)}
+    all_points = [list(points) for points in answer.points]
+    positions = {series.name: at for at, series in enumerate(made.series)}
     for slow in answer.slow_jobs:
-        if not any(answer.points[place[name]] for name in slow.series):
-            every[place[slow.series[0]]].append(slow.point)
-    return every
+        if not any(answer.points[positions[name]] for name in slow.series):
+            all_points[positions[slow.series[0]]].append(slow.point)
+    return all_points
 
 
 def _blamed(made: Made, answer: Diagnosis) -> tuple[str, bool | None]:
     slow = frozenset[str]().union(*(event.slow for event in made.events))
-    if not slow.issuperset(one.series for one in answer.slow_throughout):
+    if not slow.issuperset(suspect.series for suspect in answer.slow_throughout):
         return "wrong", None
     if not answer.suspects:
         return "nobody", None
     names = frozenset[str]().union(*(event.names for event in made.events))
-    for one in answer.suspects:
-        if not ((one.series and slow.issuperset(one.series)) or one.subject in slow | names):
+    for suspect in answer.suspects:
+        if not ((suspect.series and slow.issuperset(suspect.series)) or suspect.subject in slow | names):
             return "wrong", None
     causes = {event.cause in COMPUTE for event in made.events}
-    told = [one.cause for one in answer.suspects]
+    reported_causes = [suspect.cause for suspect in answer.suspects]
     # Workers that report only iteration times show no difference between computing and communicating.
-    right = not made.gang or all(
-        (of in COMPUTE and True in causes) or (of in COMMUNICATION and False in causes) for of in told
+    is_right = not made.gang or all(
+        (cause in COMPUTE and True in causes) or (cause in COMMUNICATION and False in causes)
+        for cause in reported_causes
     )
-    return "right", right
+    return "right", is_right
 
 
-def interval(count: int, of: int) -> tuple[float, float]:
+def interval(count: int, total: int) -> tuple[float, float]:
     """Return Clopper and Pearson's exact 95 % interval of a share."""
     from scipy.stats import beta
 
-    low = float(beta.ppf(0.025, count, of - count + 1)) if count else 0.0
-    return low, float(beta.ppf(0.975, count + 1, of - count)) if count < of else 1.0
+    low = float(beta.ppf(0.025, count, total - count + 1)) if count else 0.0
+    return low, float(beta.ppf(0.975, count + 1, total - count)) if count < total else 1.0
 
 
-def share(count: int, of: int) -> str:
+def share(count: int, total: int) -> str:
     """Format a share as "1.2 % (0.1 to 4.3), 2 of 167"."""
-    if not of:
+    if not total:
         return "none"
-    low, high = interval(count, of)
-    return f"{100 * count / of:.1f} % ({100 * low:.1f} to {100 * high:.1f}), {count} of {of}"
+    low, high = interval(count, total)
+    return f"{100 * count / total:.1f} % ({100 * low:.1f} to {100 * high:.1f}), {count} of {total}"
 
 
 # --- tables
@@ -147,7 +148,7 @@ def groups() -> list[tuple[str, list[Group]]]:
         ("job", [("gangs", lambda made: made.gang), ("workers", lambda made: not made.gang)]),
         ("duration", [(f"{n} min", lambda made, n=n: made.positive and made.minutes == n) for n in MINUTES]),
         ("cause", [(c.value.replace("_", " "), cause_is(c)) for c in (*COMPUTE[1:], *COMMUNICATION[1:])]),
-        ("shape", [(one, lambda made, one=one: made.positive and made.about == one) for one in SHAPES]),
+        ("shape", [(name, lambda made, name=name: made.positive and made.about == name) for name in SHAPES]),
         (
             "height",
             [
@@ -157,7 +158,10 @@ def groups() -> list[tuple[str, list[Group]]]:
         ),
         (
             "healthy",
-            [(one.replace("_", " "), lambda made, one=one: not made.positive and made.about == one) for one in HEALTHY],
+            [
+                (name.replace("_", " "), lambda made, name=name: not made.positive and made.about == name)
+                for name in HEALTHY
+            ],
         ),
     ]
 
@@ -165,12 +169,12 @@ def groups() -> list[tuple[str, list[Group]]]:
 def table(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
     """Return (group, FPR, FNR) of each group, "" where a group has no such sets."""
     rows = []
-    for _, of in groups():
-        for name, belongs in of:
-            those = [one for one in outcomes if belongs(one.made)]
-            healthy, slow = ([one for one in those if one.made.positive is kind] for kind in (False, True))
-            fpr = share(sum(one.alarmed for one in healthy), len(healthy)) if healthy else ""
-            fnr = share(sum(one.missed for one in slow), len(slow)) if slow else ""
+    for _, members in groups():
+        for name, belongs in members:
+            selected = [result for result in outcomes if belongs(result.made)]
+            healthy, slow = ([result for result in selected if result.made.positive is kind] for kind in (False, True))
+            fpr = share(sum(result.alarmed for result in healthy), len(healthy)) if healthy else ""
+            fnr = share(sum(result.missed for result in slow), len(slow)) if slow else ""
             if healthy or slow:
                 rows.append((name, fpr, fnr))
     return rows
@@ -196,19 +200,22 @@ def timing(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str, str, s
     true onset, |relief error|.
     """
     rows = []
-    every = [found for one in outcomes for found in one.found]
-    for name, those in (
-        ("all", every),
-        *((shape, [one for one in every if one.event.shape == shape]) for shape in ("step", "ramp", "staircase")),
+    all_found = [found for item in outcomes for found in item.found]
+    for name, selected in (
+        ("all", all_found),
+        *(
+            (shape, [item for item in all_found if item.event.shape == shape])
+            for shape in ("step", "ramp", "staircase")
+        ),
     ):
         rows.append(
             (
                 name,
-                quantiles(abs(one.onset) for one in those),
-                share(sum(abs(one.onset) <= NEAR for one in those), len(those)),
-                share(sum(one.within for one in those), len(those)),
-                quantiles(one.delay for one in those),
-                quantiles(abs(one.relief) for one in those if one.relief is not None),
+                quantiles(abs(item.onset) for item in selected),
+                share(sum(abs(item.onset) <= NEAR for item in selected), len(selected)),
+                share(sum(item.within for item in selected), len(selected)),
+                quantiles(item.delay for item in selected),
+                quantiles(abs(item.relief) for item in selected if item.relief is not None),
             )
         )
     return rows
@@ -217,7 +224,7 @@ def timing(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str, str, str, s
 def blame(outcomes: Sequence[Outcome]) -> list[tuple[str, int, int, int, int, str]]:
     """Return (kind of sets, number, blamed right, wrong, none, cause class right)."""
     rows = []
-    for name, those in (
+    for name, selected in (
         ("gangs with a culprit", [o for o in outcomes if o.made.gang and _nameable(o.made)]),
         ("gangs without", [o for o in outcomes if o.made.gang and o.made.positive and not _nameable(o.made)]),
         ("workers with a culprit", [o for o in outcomes if not o.made.gang and _nameable(o.made)]),
@@ -227,9 +234,9 @@ def blame(outcomes: Sequence[Outcome]) -> list[tuple[str, int, int, int, int, st
         ),
         ("healthy", [o for o in outcomes if not o.made.positive]),
     ):
-        count = [sum(one.blamed == how for one in those) for how in ("right", "wrong", "nobody")]
-        right = [one.cause_right for one in those if one.cause_right is not None]
-        rows.append((name, len(those), count[0], count[1], count[2], share(sum(right), len(right))))
+        count = [sum(result.blamed == how for result in selected) for how in ("right", "wrong", "nobody")]
+        causes_right = [result.is_cause_right for result in selected if result.is_cause_right is not None]
+        rows.append((name, len(selected), count[0], count[1], count[2], share(sum(causes_right), len(causes_right))))
     return rows
 
 
@@ -239,16 +246,19 @@ def _nameable(made: Made) -> bool:
 
 def aims(outcomes: Sequence[Outcome]) -> list[tuple[bool, str]]:
     """Return (met, sentence) of each target, for the sets with at most 5 % noise."""
-    those = [one for one in outcomes if one.made.cv <= QUIET_CV]
-    healthy, slow = ([one for one in those if one.made.positive is kind] for kind in (False, True))
-    wrong, missed = sum(one.alarmed for one in healthy), sum(one.missed for one in slow)
-    found = [one for o in those for one in o.found]
-    near = sum(one.within for one in found)
-    delays = sorted(one.delay for one in found)
+    selected = [item for item in outcomes if item.made.cv <= QUIET_CV]
+    healthy, slow = ([item for item in selected if item.made.positive is kind] for kind in (False, True))
+    false_alarms, missed = sum(item.alarmed for item in healthy), sum(item.missed for item in slow)
+    found = [item for o in selected for item in o.found]
+    near = sum(item.within for item in found)
+    delays = sorted(item.delay for item in found)
     median = statistics.median(delays) if delays else math.inf
     late = percentile(delays, 0.95)
     return [
-        (wrong <= FPR * len(healthy), f"FPR at CV <= 5 %: {share(wrong, len(healthy))}, aim at most {FPR:.0%}"),
+        (
+            false_alarms <= FPR * len(healthy),
+            f"FPR at CV <= 5 %: {share(false_alarms, len(healthy))}, aim at most {FPR:.0%}",
+        ),
         (missed <= FNR * len(slow), f"FNR at CV <= 5 %: {share(missed, len(slow))}, aim at most {FNR:.0%}"),
         (near >= ONSETS * len(found), f"onsets within {NEAR} iterations: {share(near, len(found))}, aim {ONSETS:.0%}"),
         (median <= DELAY_MEDIAN, f"alarm after the onset, median: {median:.0f} iterations, aim {DELAY_MEDIAN}"),

@@ -32,25 +32,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compare losses and availability with the truth.")
     parser.add_argument("--db", type=Path, required=True)
     parser.add_argument("--truth", type=Path, required=True)
-    asked = parser.parse_args()
-    summary = json.loads((asked.truth / "summary.json").read_text())
+    args = parser.parse_args()
+    summary = json.loads((args.truth / "summary.json").read_text())
     whole = summary["from_time"], summary["to_time"]
-    with of_the_store(asked.db, whole) as study:
-        verdicts = [*losses(study, asked.truth), *outages(study, asked.truth, whole)]
+    with study_of_store(args.db, whole) as study:
+        verdicts = [*losses(study, args.truth), *outages(study, args.truth, whole)]
     for _, sentence in verdicts:
         print(sentence)
     return 0 if all(met for met, _ in verdicts) else 1
 
 
 @contextmanager
-def of_the_store(db: Path, whole: Span) -> Iterator[Study]:
+def study_of_store(db: Path, whole: Span) -> Iterator[Study]:
     with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), *whole) as study:
         yield study
 
 
 def losses(study: Study, truth: Path) -> list[tuple[bool, str]]:
     """Compare the lost GPU-hours and the number of jobs."""
-    told = goodput(study)
+    document = goodput(study)
     runtime = f"least(greatest(end_time - start_time, 0), {HALF_AN_HOUR})"
     ended = study.database.rows(
         f"SELECT db_index, coalesce(gpus, 0) * {runtime} AS gpu_seconds FROM jobs "
@@ -58,45 +58,45 @@ def losses(study: Study, truth: Path) -> list[tuple[bool, str]]:
     )
     ran = dict(ended.rows)
     hit = [int(row["db_index"]) for row in rows(truth, "failures") if row["cause"] not in NO_HARDWARE]
-    gave_way = [int(row["victim_db_index"]) for row in rows(truth, "preemptions") if row["second_order"] == "1"]
+    preempted = [int(row["victim_db_index"]) for row in rows(truth, "preemptions") if row["second_order"] == "1"]
     return [
         compared(
-            f"{name} order: {its['jobs']:,} jobs, {len(keys):,} in truth; GPU-hours",
-            its["gpu_hours"],
+            f"{name} order: {answer['jobs']:,} jobs, {len(keys):,} in truth; GPU-hours",
+            answer["gpu_hours"],
             sum(ran.get(key, 0) for key in keys) / 3600,
         )
-        for name, its, keys in (
-            ("first", told["first_order"], hit),
-            ("second", told["second_order"], gave_way),
+        for name, answer, keys in (
+            ("first", document["first_order"], hit),
+            ("second", document["second_order"], preempted),
         )
     ]
 
 
 def outages(study: Study, truth: Path, whole: Span) -> list[tuple[bool, str]]:
     """Compare how long nodes were drained and down, in node-hours without planned maintenance."""
-    told = availability(study)
+    document = availability(study)
     planned: dict[str, list[Span]] = defaultdict(list)
     for node, start, end in study.database.rows("SELECT node, start_time, end_time FROM reservations").rows:
         planned[node].append((start, end))
     out = {"drained": 0, "down": 0}
     for row in rows(truth, "outages"):
-        its = int(row["from_time"]), min(int(row["until_time"] or whole[1]), whole[1])
+        span = int(row["from_time"]), min(int(row["until_time"] or whole[1]), whole[1])
         out["down" if row["why"] in DOWN else "drained"] += total_seconds(
-            subtract(merge([its]), merge(planned[row["node"]]))
+            subtract(merge([span]), merge(planned[row["node"]]))
         )
-    shares, counted = told["fleet"]["shares"], told["fleet"]["counted_seconds"]
+    shares, counted = document["fleet"]["shares"], document["fleet"]["counted_seconds"]
     drained = sum(share for kind, share in shares.items() if kind.startswith("drained"))
     return [
-        compared(f"nodes {kind}: node-hours", of * counted / 3600, out[kind] / 3600)
-        for kind, of in (("drained", drained), ("down", shares["down"]))
+        compared(f"nodes {kind}: node-hours", share_of_time * counted / 3600, out[kind] / 3600)
+        for kind, share_of_time in (("drained", drained), ("down", shares["down"]))
     ]
 
 
-def compared(what: str, told: float, true: float) -> tuple[bool, str]:
-    off = abs(told - true) / true if true else float(told != 0)
-    met = off <= WITHIN
-    verdict = f"off by {off:.1%}, aim {WITHIN:.0%}: {'met' if met else 'MISSED'}"
-    return met, f"{what} {told:,.0f}, truth {true:,.0f}: {verdict}"
+def compared(title: str, answer: float, true: float) -> tuple[bool, str]:
+    deviation = abs(answer - true) / true if true else float(answer != 0)
+    met = deviation <= WITHIN
+    verdict = f"off by {deviation:.1%}, aim {WITHIN:.0%}: {'met' if met else 'MISSED'}"
+    return met, f"{title} {answer:,.0f}, truth {true:,.0f}: {verdict}"
 
 
 def rows(truth: Path, name: str) -> Iterator[dict[str, str]]:

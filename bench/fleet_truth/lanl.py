@@ -43,7 +43,7 @@ from healthd.fleet.statistics.lemon_score import (
 WINDOW = WINDOW_DAYS * DAY
 TUNED_ON = (0, calendar.timegm((2004, 1, 1, 0, 0, 0)))
 MEASURED_ON = (TUNED_ON[1], calendar.timegm((2006, 1, 1, 0, 0, 0)))
-LEAST_NODES = 100
+MIN_NODES = 100
 RESAMPLED = 4000
 
 
@@ -101,8 +101,8 @@ def read(path: Path) -> tuple[dict[str, System], int]:
     for system, by_node in times.items():
         all_nodes = {node: sorted(by_node[node]) for node in sorted(by_node)}
         front = {n: all_nodes[n] for n in all_nodes if n == 0 or purposes[system, n].endswith("fe")}
-        rest = {n: all_nodes[n] for n in all_nodes if n not in front}
-        found[system] = System(system, sizes[system], rest, front)
+        others = {n: all_nodes[n] for n in all_nodes if n not in front}
+        found[system] = System(system, sizes[system], others, front)
     return found, unread
 
 
@@ -119,16 +119,16 @@ def flagged(system: System, years: tuple[int, int]) -> Iterator[Flagged]:
     never = system.nodes - len(system.failures) - len(system.front_ends)
     whole = {n: merge_incidents(Observation(at, at, 1.0) for at in times) for n, times in system.failures.items()}
     for window in windows(system, years):
-        known = {
-            n: discounted_counts(Record(of, [(system.first, window)]), (window - WINDOW, window))
-            for n, of in whole.items()
+        counts = {
+            n: discounted_counts(Record(incidents, [(system.first, window)]), (window - WINDOW, window))
+            for n, incidents in whole.items()
         }
-        nothing = discounted_counts(Record((), [(system.first, window)]), (window - WINDOW, window))
-        fleet = fit_prior([*known.values(), *[nothing] * never])
+        no_failures = discounted_counts(Record((), [(system.first, window)]), (window - WINDOW, window))
+        fleet = fit_prior([*counts.values(), *[no_failures] * never])
         old = {n for n, times in system.failures.items() if _between(times, window - WINDOW, window) >= 2}
         if fleet is None or not old:
             continue
-        ranked = sorted(known, key=lambda n: (-score(known[n], fleet), n))
+        ranked = sorted(counts, key=lambda n: (-score(counts[n], fleet), n))
         new = set(ranked[: len(old)])
         for node in sorted(old | new):
             fails = int(_between(system.failures[node], window, window + WINDOW) > 0)
@@ -148,8 +148,8 @@ def bounds(rows: Sequence[Flagged], by_window: bool) -> tuple[float, float]:
     clusters: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for row in rows:
         sums = clusters[row.system, row.window if by_window else row.node]
-        for place, value in enumerate((row.old * row.fails, row.new * row.fails, row.old, row.new)):
-            sums[place] += value
+        for column, value in enumerate((row.old * row.fails, row.new * row.fails, row.old, row.new)):
+            sums[column] += value
     draw = np.random.default_rng(2005)
     totals = np.zeros((RESAMPLED, 4))
     for system in sorted({name for name, _ in clusters}):
@@ -161,24 +161,28 @@ def bounds(rows: Sequence[Flagged], by_window: bool) -> tuple[float, float]:
 
 
 def study(systems: dict[str, System], years: tuple[int, int]) -> list[Flagged]:
-    large = [s for s in systems.values() if s.nodes >= LEAST_NODES]
+    large = [s for s in systems.values() if s.nodes >= MIN_NODES]
     return [row for s in sorted(large, key=lambda s: int(s.name)) for row in flagged(s, years)]
 
 
 def precisions(rows: Sequence[Flagged]) -> tuple[int, float, float]:
     """Return (nodes flagged by each rule, precision of the two failures, precision of the score)."""
-    many = sum(row.old for row in rows)
-    return many, sum(r.old * r.fails for r in rows) / many, sum(r.new * r.fails for r in rows) / many
+    flagged_count = sum(row.old for row in rows)
+    return (
+        flagged_count,
+        sum(r.old * r.fails for r in rows) / flagged_count,
+        sum(r.new * r.fails for r in rows) / flagged_count,
+    )
 
 
 def show(rows: Sequence[Flagged]) -> tuple[float, float]:
     """Print the table. Returns the lift and the smaller of its lower bounds."""
     for name in sorted({row.system for row in rows}, key=int):
-        many, old, new = precisions([row for row in rows if row.system == name])
-        print(f"  system {name:>2}  {many:4} flagged   >= 2 failures {old:.3f}   score {new:.3f}")
-    many, old, new = precisions(rows)
+        flagged_count, old, new = precisions([row for row in rows if row.system == name])
+        print(f"  system {name:>2}  {flagged_count:4} flagged   >= 2 failures {old:.3f}   score {new:.3f}")
+    flagged_count, old, new = precisions(rows)
     by_node, by_window = bounds(rows, False), bounds(rows, True)
-    print(f"  pooled     {many:4} flagged   >= 2 failures {old:.3f}   score {new:.3f}   lift {new / old:.2f}")
+    print(f"  pooled     {flagged_count:4} flagged   >= 2 failures {old:.3f}   score {new:.3f}   lift {new / old:.2f}")
     print(
         f"  95 % of the lift: {by_node[0]:.2f} to {by_node[1]:.2f} by nodes, "
         f"{by_window[0]:.2f} to {by_window[1]:.2f} by windows"
@@ -191,25 +195,25 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="LA-UR-05-7318, CSV or .csv.xz")
     parser.add_argument("--tuning", action="store_true", help="use the years before 2004, which set the constants")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the failures for `fleet ingest --failures`")
-    asked = parser.parse_args()
-    if not asked.data.is_file():
-        print(f"lanl: {asked.data} does not exist, nothing is measured", file=sys.stderr)
+    args = parser.parse_args()
+    if not args.data.is_file():
+        print(f"lanl: {args.data} does not exist, nothing is measured", file=sys.stderr)
         return 2
-    systems, unread = read(asked.data)
+    systems, unread = read(args.data)
     print(f"{len(systems)} systems; {unread} records without a time or a node")
     for system in sorted(systems.values(), key=lambda s: int(s.name)):
-        if system.nodes >= LEAST_NODES:
+        if system.nodes >= MIN_NODES:
             median = statistics.median([len(times) for times in system.failures.values()])
-            left_out = ", ".join(f"node {n}: {len(times)} failures" for n, times in system.front_ends.items())
-            about = f"{system.nodes:4} nodes, median {median:g}; front end {left_out or 'unknown'}"
+            front_end_text = ", ".join(f"node {n}: {len(times)} failures" for n, times in system.front_ends.items())
+            about = f"{system.nodes:4} nodes, median {median:g}; front end {front_end_text or 'unknown'}"
             print(f"  system {system.name:>2}  {about}")
-    if asked.write:
-        with asked.write.open("w", encoding="ascii", newline="\n") as file:
+    if args.write:
+        with args.write.open("w", encoding="ascii", newline="\n") as file:
             file.write("cluster,node,time,kind\n")
             for system in systems.values():
                 for node, times in system.failures.items():
                     file.writelines(f"lanl{system.name},n{node:04d},{at},failure\n" for at in times)
-    if asked.tuning:
+    if args.tuning:
         print("before 2004 (years that set the constants):")
         show(study(systems, TUNED_ON))
         return 0

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from history.making import make
+from history.generate import make
 from history.size import Size, nodes_for
 
 from healthd.fleet.answers.lemons import MIN_APPLY_EVENTS, lemons
@@ -54,7 +54,7 @@ class Node:
     probability   by healthd; flagged: by healthd
     events        everything detected on the node, not weighted
     ratio         of the oracle with the evidence of the store
-    ratio_of_all  of the oracle with every fault
+    ratio_all_faults  of the oracle with every fault
     """
 
     is_lemon: bool
@@ -62,7 +62,7 @@ class Node:
     flagged: bool
     events: float
     ratio: float
-    ratio_of_all: float
+    ratio_all_faults: float
 
 
 def rows(truth: Path, name: str) -> list[dict[str, str]]:
@@ -70,86 +70,88 @@ def rows(truth: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def nodes_of(db: Path, truth: Path, begin: int, factor: float | None) -> Iterator[Node]:
+def nodes_in_window(db: Path, truth: Path, begin: int, factor: float | None) -> Iterator[Node]:
     """Yield all nodes in the window from `begin` on.
 
     `factor` is that of the lemons. With None each has its own, and the oracle knows their mean.
     """
     end = begin + WINDOW
     with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), 0, end) as study:
-        told = lemons(study)
-    assert told["window"]["to_time"] > end - DAY, "the window is beyond the end of the history"
-    known = {one["node"]: one for one in told["candidates"]}
+        document = lemons(study)
+    assert document["window"]["to_time"] > end - DAY, "the window is beyond the end of the history"
+    candidates = {row["node"]: row for row in document["candidates"]}
     faults = rows(truth, "faults")
     within_window = [fault for fault in faults if begin <= int(fault["time"]) < end]
-    told_faults = [fault for fault in within_window if fault["seen"] == "1" or fault["effect"] == "node_fail"]
-    share_told = len(told_faults) / max(len(within_window), 1)
+    detected_faults = [fault for fault in within_window if fault["seen"] == "1" or fault["effect"] == "node_fail"]
+    detected_share = len(detected_faults) / max(len(within_window), 1)
     counts = Counter(fault["node"] for fault in within_window)
-    counts_told = Counter(fault["node"] for fault in told_faults)
+    detected_counts = Counter(fault["node"] for fault in detected_faults)
     out: dict[str, int] = {}
     for outage in rows(truth, "outages"):
         since, until = int(outage["from_time"]), int(outage["until_time"] or end)
         out[outage["node"]] = out.get(outage["node"], 0) + max(0, min(until, end) - max(since, begin))
-    of_nodes = rows(truth, "nodes")
-    factors = [float(one["factor"]) for one in of_nodes if one["lemon_from"]]
+    node_rows = rows(truth, "nodes")
+    factors = [float(row["factor"]) for row in node_rows if row["lemon_from"]]
     times = factor or sum(factors) / len(factors)
-    for one in of_nodes:
+    for row in node_rows:
         within = 0
-        if one["lemon_from"]:
-            within = min(int(one["lemon_until"]), end) - max(int(one["lemon_from"]), begin)
+        if row["lemon_from"]:
+            within = min(int(row["lemon_until"]), end) - max(int(row["lemon_from"]), begin)
         if 0 < within < WINDOW / 2:
             continue
-        name, rate = one["node"], float(one["faults_a_day"])
+        name, rate = row["node"], float(row["faults_a_day"])
         days = (WINDOW - min(out.get(name, 0), WINDOW)) / DAY
-        seen = known.get(name)
+        candidate = candidates.get(name)
         yield Node(
             within > 0,
-            seen["probability"] if seen else 0.0,
-            bool(seen and seen["lemon"]),
-            sum(value or 0 for key, value in seen["signals"].items() if key not in LEFT_OUT) if seen else 0,
-            counts_told[name] * math.log(times) - (times - 1) * rate * share_told * days,
+            candidate["probability"] if candidate else 0.0,
+            bool(candidate and candidate["lemon"]),
+            sum(value or 0 for key, value in candidate["signals"].items() if key not in NOT_EVENTS) if candidate else 0,
+            detected_counts[name] * math.log(times) - (times - 1) * rate * detected_share * days,
             counts[name] * math.log(times) - (times - 1) * rate * days,
         )
 
 
-LEFT_OUT = ("excl_jobid_count", "single_node_node_failure_rate")  # these are not events
+NOT_EVENTS = ("excl_jobid_count", "single_node_node_failure_rate")  # these are not events
 
 
 def quality(flags: Sequence[bool], nodes: Sequence[Node]) -> tuple[float, float]:
     """Return (precision, recall). A rule that flags nothing has precision 1."""
-    right = sum(flag and node.is_lemon for flag, node in zip(flags, nodes, strict=True))
-    return right / max(sum(flags), 1) if any(flags) else 1.0, right / max(sum(node.is_lemon for node in nodes), 1)
+    right_count = sum(flag and node.is_lemon for flag, node in zip(flags, nodes, strict=True))
+    return right_count / max(sum(flags), 1) if any(flags) else 1.0, right_count / max(
+        sum(node.is_lemon for node in nodes), 1
+    )
 
 
 def recall_at(scores: Sequence[float], nodes: Sequence[Node], precision: float) -> float:
     """Return the highest recall of a threshold on the scores with at least this precision."""
     order = sorted(zip(scores, (node.is_lemon for node in nodes), strict=True), reverse=True)
-    lemons_in_all, right, best = sum(node.is_lemon for node in nodes), 0, 0
-    for place, (value, is_lemon) in enumerate(order):
-        right += is_lemon
-        last_of_equals = place + 1 == len(order) or order[place + 1][0] < value
-        if last_of_equals and right >= precision * (place + 1) - 1e-9:
-            best = right
-    return best / max(lemons_in_all, 1)
+    lemon_count, right_count, best = sum(node.is_lemon for node in nodes), 0, 0
+    for position, (value, is_lemon) in enumerate(order):
+        right_count += is_lemon
+        is_last_of_equals = position + 1 == len(order) or order[position + 1][0] < value
+        if is_last_of_equals and right_count >= precision * (position + 1) - 1e-9:
+            best = right_count
+    return best / max(lemon_count, 1)
 
 
 def show(name: str, nodes: Sequence[Node]) -> tuple[float, float]:
     """Print one line for each rule. Returns healthd's recall and that of the store's oracle at equal precision."""
     precision, recall = quality([node.flagged for node in nodes], nodes)
-    oracles = ([node.ratio for node in nodes], [node.ratio_of_all for node in nodes])
+    oracles = ([node.ratio for node in nodes], [node.ratio_all_faults for node in nodes])
     at_precision = [recall_at(ratios, nodes, precision) for ratios in oracles]
     naive = quality([node.events >= MIN_APPLY_EVENTS for node in nodes], nodes)
     print(f"{name}: {sum(node.is_lemon for node in nodes)} lemons among {len(nodes):,} nodes")
     print(f"  healthd      precision {precision:.2f}  recall {recall:.2f}")
-    for name_of, oracle in zip(("evidence of the store", "every fault, hidden or not"), at_precision, strict=True):
+    for evidence, oracle in zip(("evidence of the store", "every fault, hidden or not"), at_precision, strict=True):
         part = f"healthd has {recall / max(oracle, 1e-9):.0%} of it"
-        print(f"  oracle       precision {precision:.2f}  recall {oracle:.2f}  with {name_of}: {part}")
+        print(f"  oracle       precision {precision:.2f}  recall {oracle:.2f}  with {evidence}: {part}")
     print(f"  >= 2 events  precision {naive[0]:.2f}  recall {naive[1]:.2f}")
-    for least in PRECISIONS:
-        ours = recall_at([node.probability for node in nodes], nodes, least)
-        told, of_all = (recall_at(ratios, nodes, least) for ratios in oracles)
-        print(f"  at precision {least}: ranking of healthd {ours:.2f}, ", end="")
-        print(f"oracle {told:.2f}, of all faults {of_all:.2f}")
+    for min_precision in PRECISIONS:
+        healthd_recall = recall_at([node.probability for node in nodes], nodes, min_precision)
+        store_recall, all_faults_recall = (recall_at(ratios, nodes, min_precision) for ratios in oracles)
+        print(f"  at precision {min_precision}: ranking of healthd {healthd_recall:.2f}, ", end="")
+        print(f"oracle {store_recall:.2f}, of all faults {all_faults_recall:.2f}")
     return recall, at_precision[0]
 
 
@@ -158,11 +160,11 @@ def made(folder: Path, factor: int, seed: int) -> tuple[Path, Path]:
     return stored(folder / f"f{factor}-s{seed}", Size(JOBS, nodes_for(JOBS, MONTHS), MONTHS, seed, (factor, factor)))
 
 
-def stored(place: Path, size: Size) -> tuple[Path, Path]:
+def stored(folder: Path, size: Size) -> tuple[Path, Path]:
     """Generate the history in this folder and ingest it, unless that is done. Returns (store, truth)."""
-    history, db, done = place / "made", place / "db", place / "done"
+    history, db, done = folder / "made", folder / "db", folder / "done"
     if not done.exists():
-        place.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         if not history.exists():
             make(size, history)
         files = ("nodes.csv", "topology.conf", "slurmctld.log", "node_states.txt", "reservations.txt", "tickets.csv")
@@ -188,33 +190,33 @@ def main() -> int:
     parser.add_argument("--truth", type=Path, help="truth/ of the history in the store")
     parser.add_argument("--folder", type=Path, default=Path("build/histories/lemons"), help="folder of histories")
     parser.add_argument("--tuning", action="store_true", help="use the seeds on which thresholds were chosen")
-    asked = parser.parse_args()
-    if (asked.db is None) != (asked.truth is None):
+    args = parser.parse_args()
+    if (args.db is None) != (args.truth is None):
         parser.error("--db and --truth need each other")
-    if asked.db:
-        times = [int(fault["time"]) for fault in rows(asked.truth, "faults")]
+    if args.db:
+        times = [int(fault["time"]) for fault in rows(args.truth, "faults")]
         first = min(times) - min(times) % DAY
         windows = [first + n * WINDOW for n in range((max(times) - first) // WINDOW)]
         print("one history with its own factors:")
-        pooled = [node for begin in windows for node in nodes_of(asked.db, asked.truth, begin, None)]
+        pooled = [node for begin in windows for node in nodes_in_window(args.db, args.truth, begin, None)]
         recall, oracle = show(f"{len(windows)} windows", pooled)
         return verdict(recall, oracle)
-    every: list[Node] = []
+    all_nodes: list[Node] = []
     for factor in FACTORS:
         pooled: list[Node] = []
-        for seed in TUNED if asked.tuning else MEASURED:
-            db, truth = made(asked.folder, factor, seed)
+        for seed in TUNED if args.tuning else MEASURED:
+            db, truth = made(args.folder, factor, seed)
             end = Size(JOBS, 4, MONTHS, seed).end
-            pooled += nodes_of(db, truth, end - WINDOW, factor)
+            pooled += nodes_in_window(db, truth, end - WINDOW, factor)
         show(f"{factor} times the rate", pooled)
-        every += pooled
-    return verdict(*show("all windows", every))
+        all_nodes += pooled
+    return verdict(*show("all windows", all_nodes))
 
 
 def verdict(recall: float, oracle: float) -> int:
     met = recall >= AIM * oracle
-    of_oracle = f"recall {recall:.2f} of the oracle's {oracle:.2f} with the evidence of the store"
-    print(f"{of_oracle}, at least {AIM:.0%}: {'met' if met else 'MISSED'}")
+    sentence = f"recall {recall:.2f} of the oracle's {oracle:.2f} with the evidence of the store"
+    print(f"{sentence}, at least {AIM:.0%}: {'met' if met else 'MISSED'}")
     return 0 if met else 1
 
 

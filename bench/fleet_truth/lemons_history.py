@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from history.causes import SPIKE
-from history.size import NODES_OF_A_POD, Size, node_name
+from history.size import NODES_PER_POD, Size, node_name
 from lemons import rows, stored
 
 from healthd.fleet.answers.lemons import lemons
@@ -87,7 +87,7 @@ def spike_nodes(truth: Path, first: int, last: int) -> list[str]:
     )
     leaves = [
         [node_name(node) for node in range(leaf, min(leaf + nodes_of_leaf, NODES))]
-        for leaf in range(0, NODES, NODES_OF_A_POD)
+        for leaf in range(0, NODES, NODES_PER_POD)
     ]
     return max(leaves, key=lambda nodes: sum(faults[node] for node in nodes))
 
@@ -95,13 +95,13 @@ def spike_nodes(truth: Path, first: int, last: int) -> list[str]:
 def counts(db: Path, truth: Path, size: Size, end: int, days: int) -> Counts:
     with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), 0, end) as study:
         document = lemons(study, window_days=days)
-    known = truth_at(truth, size, end, days)
-    named = [node for node in document["nodes"] if known[node["node"]] in ("lemon", "good")]
+    states = truth_at(truth, size, end, days)
+    named = [node for node in document["nodes"] if states[node["node"]] in ("lemon", "good")]
     certain = [node for node in named if node["certain"]]
-    right, right_certain = (sum(known[node["node"]] == "lemon" for node in nodes) for nodes in (named, certain))
-    mended = sum(known[node["node"]] == "mended" for node in document["nodes"])
+    right, right_certain = (sum(states[node["node"]] == "lemon" for node in nodes) for nodes in (named, certain))
+    mended = sum(states[node["node"]] == "mended" for node in document["nodes"])
     expected = document["fleets"][0]["share_named"]
-    total = sum(one == "lemon" for one in known.values())
+    total = sum(state == "lemon" for state in states.values())
     return Counts(total, len(named), right, len(certain), right_certain, mended, expected)
 
 
@@ -124,17 +124,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Find lemons of generated histories of several months.")
     parser.add_argument("--folder", type=Path, default=Path("build/histories/lemons"), help="folder of histories")
     parser.add_argument("--tuning", action="store_true", help="use the seeds on which thresholds were chosen")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     print("history     window    lemons  expected  named: all  right  precision  recall  mended  --apply: all  right")
     for kind in KINDS:
-        found = list(measured(asked.folder, kind, TUNED if asked.tuning else MEASURED))
+        found = list(measured(args.folder, kind, TUNED if args.tuning else MEASURED))
         for window in WINDOWS:
-            of = [count for days, count in found if days == window]
+            window_counts = [count for days, count in found if days == window]
             total, named, right, certain, right_certain, mended = (
-                sum(getattr(count, key) for count in of)
+                sum(getattr(count, key) for count in window_counts)
                 for key in ("lemons", "named", "right", "certain", "right_certain", "mended")
             )
-            expected = sum(count.expected * count.lemons for count in of)
+            expected = sum(count.expected * count.lemons for count in window_counts)
             print(
                 f"{kind:<10}  {window:>3} days  {total:>6}  {share(expected, total):>8}  {named:>10}  {right:>5}  "
                 f"{share(right, named):>9}  {share(right, total):>6}  {mended:>6}  {certain:>12}  {right_certain:>5}",

@@ -31,12 +31,12 @@ from healthd.fleet.store import open_for_reading
 AIMS = {"independent": 0.94, "dispersed": 0.90, "few": None}  # few: no guarantee is possible, docs/fleet-answers.md
 NODES = (60, 367, 1000)
 MEAN_COUNTS = (0.2, 0.5, 2.0)  # failures per node; 12 to 2,000 in total
-LEAST_FAILURES = 30  # expected in a dispersed history: clumps of 7 need several clumps to be recognisable
-FEW_FAILURES = 6  # expected in a history of "few", in the same clumps
+MIN_EXPECTED_FAILURES = 30  # expected in a dispersed history: clumps of 7 need several clumps to be recognisable
+EXPECTED_FEW_FAILURES = 6  # expected in a history of "few", in the same clumps
 DISPERSIONS = (3.0, 5.0, 7.0)
 
 
-def drawn(random: np.random.Generator, nodes: int, mean: float, dispersion: float, kind: str) -> Spread:
+def draw_history(random: np.random.Generator, nodes: int, mean: float, dispersion: float, kind: str) -> Spread:
     """Draw a history: the counts and exposures of its nodes. `mean` is its rate per unit of exposure."""
     exposures = random.gamma(4.0, 0.25, nodes)
     expected = mean * exposures
@@ -46,10 +46,10 @@ def drawn(random: np.random.Generator, nodes: int, mean: float, dispersion: floa
     elif kind == "loops":  # sizes are geometric, so that E[s^2] / E[s] = (2 - p) / p
         p = 2 / (dispersion + 1)
         incidents = random.poisson(expected * p)
-        counts = np.array([random.geometric(p, one).sum() if one else 0 for one in incidents])
+        counts = np.array([random.geometric(p, value).sum() if value else 0 for value in incidents])
     else:
         counts = random.poisson(expected)
-    return Spread([int(one) for one in counts], [float(one) for one in exposures])
+    return Spread([int(value) for value in counts], [float(value) for value in exposures])
 
 
 def main() -> int:
@@ -61,20 +61,20 @@ def main() -> int:
     args = parser.parse_args()
     if (args.db is None) != (args.truth is None):
         parser.error("--db and --truth need each other")
-    met = args.db is None or beside_the_truth(args.db, args.truth)
+    met = args.db is None or compare_with_truth(args.db, args.truth)
     if args.histories:
-        met &= drawn_histories(args.histories, args.seed)
+        met &= measure_coverage(args.histories, args.seed)
     return int(not met)
 
 
-def beside_the_truth(db: Path, truth: Path) -> bool:
+def compare_with_truth(db: Path, truth: Path) -> bool:
     """Return True if the interval of the store's r_f contains the rate at which faults ended large jobs."""
     summary = json.loads((truth / "summary.json").read_text())
     with (
         open_for_reading(str(db)) as snapshot,
         open_study(table_files(snapshot), summary["from_time"], summary["to_time"]) as study,
     ):
-        told = rate(study)
+        document = rate(study)
     hit, looped = Counter[str](), Counter[str]()
     with (truth / "failures.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
@@ -83,20 +83,20 @@ def beside_the_truth(db: Path, truth: Path) -> bool:
                 looped[row["state"].lower()] += row["cause"] == "crash_loop"
     days = summary["large_jobs_node_days"]
     true, with_loops = (RATE_NODE_DAYS * jobs / days for jobs in (hit.total(), hit.total() + looped.total()))
-    low, high = told["interval"]
+    low, high = document["interval"]
     met = bool(low <= true <= high)
     print("large jobs  answer  truth  in crash loops")
-    for how in END_KINDS:
-        print(f"{how:11} {told['by_end'][how]:6,}  {hit[how]:5,}  {looped[how]:14,}")
+    for end_kind in END_KINDS:
+        print(f"{end_kind:11} {document['by_end'][end_kind]:6,}  {hit[end_kind]:5,}  {looped[end_kind]:14,}")
     print(
-        f"node-days {told['node_days']:,.0f}, truth {days:,.0f}; "
-        f"r_f {told['r_f']:.2f} ({low:.2f} to {high:.2f}), "
+        f"node-days {document['node_days']:,.0f}, truth {days:,.0f}; "
+        f"r_f {document['r_f']:.2f} ({low:.2f} to {high:.2f}), "
         f"truth {true:.2f}, with the crash loops {with_loops:.2f}: {'met' if met else 'MISSED'}\n"
     )
     return met
 
 
-def drawn_histories(histories: int, seed: int) -> bool:
+def measure_coverage(histories: int, seed: int) -> bool:
     """Draw histories and print the coverage. Returns True if both targets are met."""
     missed = False
     print("failures    histories  holds  aim     width  median  exact holds  exact width  bootstrapped")
@@ -108,10 +108,10 @@ def drawn_histories(histories: int, seed: int) -> bool:
             while True:
                 nodes, mean = int(random.choice(NODES)), float(random.choice(MEAN_COUNTS))
                 if group == "few":
-                    mean = FEW_FAILURES / nodes
-                if group != "dispersed" or nodes * mean >= LEAST_FAILURES:
+                    mean = EXPECTED_FEW_FAILURES / nodes
+                if group != "dispersed" or nodes * mean >= MIN_EXPECTED_FAILURES:
                     break
-            spread = drawn(random, nodes, mean, float(random.choice(DISPERSIONS)), kind)
+            spread = draw_history(random, nodes, mean, float(random.choice(DISPERSIONS)), kind)
             estimate = rate_estimate(spread)
             ends, exact = estimate.interval, poisson_interval(spread.count, spread.exposure)
             assert ends is not None
@@ -125,14 +125,14 @@ def drawn_histories(histories: int, seed: int) -> bool:
                     estimate.method == "bootstrap",
                 )
             )
-        holds, width, exact_holds, exact_width, bootstrapped = np.asarray(rows, dtype=float).mean(axis=0)
+        coverage, width, exact_coverage, exact_width, bootstrapped = np.asarray(rows, dtype=float).mean(axis=0)
         median = float(np.median([row[1] for row in rows]))
-        met = aim is None or holds >= aim
+        met = aim is None or coverage >= aim
         missed |= not met
         verdict = "   -       " if aim is None else f"{aim:.2f} {'met' if met else 'MISSED':6}"
         print(
-            f"{group:11} {histories:9,}  {holds:5.3f}  {verdict} {width:5.2f}  "
-            f"{median:6.2f}  {exact_holds:11.3f}  {exact_width:11.2f}  {bootstrapped:12.3f}"
+            f"{group:11} {histories:9,}  {coverage:5.3f}  {verdict} {width:5.2f}  "
+            f"{median:6.2f}  {exact_coverage:11.3f}  {exact_width:11.2f}  {bootstrapped:12.3f}"
         )
     print("width: interval / true rate, mean and median; exact: the Poisson interval of the same counts")
     return not missed

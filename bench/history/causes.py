@@ -139,13 +139,13 @@ BASE_RATE = 0.0057
 LEMONS = 0.012  # of the nodes; size.py has their factors
 
 # Faults of programs that look like hardware faults: Xid 13 and 31 are the program's (docs/severity.md).
-OF_PROGRAMS = (
+PROGRAM_SIGNS = (
     Sign("gpu_xid/31", "warning", "edge", "gpu", "window", "Xid 31: MMU fault"),
     Sign("gpu_xid/13", "warning", "edge", "gpu", "window", "Xid 13: Graphics Engine Exception"),
     Sign("gpu_xid/43", "info", "edge", "gpu", "window", "Xid 43: GPU stopped processing"),
     Sign("gpu_xid/45", "info", "edge", "gpu", "window", "Xid 45: Preemptive cleanup"),
 )
-PROGRAM_TELLS = 0.10  # of the FAILED jobs without a fault
+PROGRAM_SIGN_SHARE = 0.10  # of the FAILED jobs without a fault
 
 # Findings that hurt no job, with their rate per day and node and their duration in seconds.
 HARMLESS = (

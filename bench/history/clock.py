@@ -15,23 +15,23 @@ class Clock:
         self._heap: list[tuple[int, int, Callable[[int, Any], None], Any]] = []
         self._number = 0
 
-    def at(self, when: int, what: Callable[[int, Any], None], about: Any = None) -> None:
+    def at(self, when: int, action: Callable[[int, Any], None], about: Any = None) -> None:
         """Schedule what(when, about). Events of one second run in the order in which they were scheduled."""
         self._number += 1
-        heapq.heappush(self._heap, (when, self._number, what, about))
+        heapq.heappush(self._heap, (when, self._number, action, about))
 
     def run(self, until: int) -> None:
         """Run all events before `until`."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] < until:
-            when, _, what, about = pop(heap)
-            what(when, about)
+            when, _, action, about = pop(heap)
+            action(when, about)
 
-    def by_chance(self, start: int, until: int, a_day: float, draw: Draw, what: Callable[[int, Any], None]) -> None:
+    def by_chance(self, start: int, until: int, a_day: float, draw: Draw, action: Callable[[int, Any], None]) -> None:
         """Schedule what(when, None) at random times from `start` to `until`, `a_day` times a day on average."""
 
         def happens(now: int, _: None) -> None:
-            what(now, None)
+            action(now, None)
             following(now)
 
         def following(now: int) -> None:

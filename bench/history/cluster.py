@@ -7,7 +7,7 @@ the start of its next maintenance: a job whose time limit reaches beyond that is
 from __future__ import annotations
 
 from history.draw import Draw
-from history.size import GPUS_OF_A_NODE
+from history.size import GPUS_PER_NODE
 from history.workload import Job
 
 NEVER = 1 << 40
@@ -24,19 +24,19 @@ class Cluster:
         self.shut = [0] * nodes
         self.closes = [NEVER] * nodes
         self._draw = draw
-        self._free = [GPUS_OF_A_NODE] * nodes
+        self._free = [GPUS_PER_NODE] * nodes
         # Open nodes by number of free GPUs: lists, and the position of each node in its list.
-        self._with: list[list[int]] = [[] for _ in range(GPUS_OF_A_NODE + 1)]
-        self._with[GPUS_OF_A_NODE] = list(range(nodes))
-        self._place = list(range(nodes))
+        self._with: list[list[int]] = [[] for _ in range(GPUS_PER_NODE + 1)]
+        self._with[GPUS_PER_NODE] = list(range(nodes))
+        self._positions = list(range(nodes))
 
     def whole_nodes(self) -> int:
-        return len(self._with[GPUS_OF_A_NODE])
+        return len(self._with[GPUS_PER_NODE])
 
-    def one_node(self, job: Job, now: int) -> tuple[int, ...]:
+    def place_on_one_node(self, job: Job, now: int) -> tuple[int, ...]:
         """Return the fullest node with room, sometimes an empty one; () if there is none."""
         until, excluded = now + job.limit + MARGIN, job.excluded
-        fullest_first = range(job.gpus, GPUS_OF_A_NODE + 1)
+        fullest_first = range(job.gpus, GPUS_PER_NODE + 1)
         for free in fullest_first if self._draw() > SPREAD else reversed(fullest_first):
             nodes = self._with[free]
             if nodes:
@@ -46,24 +46,24 @@ class Cluster:
                         return (node,)
         return ()
 
-    def whole(self, job: Job, now: int) -> tuple[int, ...]:
+    def place_on_whole_nodes(self, job: Job, now: int) -> tuple[int, ...]:
         """Return `wants` whole nodes, consecutive if possible; () if there are too few."""
-        if len(self._with[GPUS_OF_A_NODE]) < job.wants:
+        if len(self._with[GPUS_PER_NODE]) < job.wants:
             return ()
         until, excluded = now + job.limit + MARGIN, job.excluded
-        nodes = sorted(n for n in self._with[GPUS_OF_A_NODE] if self.closes[n] >= until and n not in excluded)
+        nodes = sorted(n for n in self._with[GPUS_PER_NODE] if self.closes[n] >= until and n not in excluded)
         if len(nodes) < job.wants:
             return ()
         first = int(self._draw() * len(nodes))
         return tuple(sorted((nodes + nodes)[first : first + job.wants]))
 
-    def by_force(self, job: Job, now: int) -> tuple[tuple[int, ...], tuple[Job, ...]]:
+    def place_with_preemption(self, job: Job, now: int) -> tuple[tuple[int, ...], tuple[Job, ...]]:
         """Return (nodes, jobs to pre-empt): consecutive nodes that are free or have low-priority jobs, or ((), ())."""
         until, excluded = now + job.limit + MARGIN, job.excluded
         ran_from = now - PREEMPTIBLE_AFTER
         for _ in range(TRIES):  # prefer nodes with small jobs: a large one would lose everything
             first = int(self._draw() * self.nodes)
-            if any(not other.wants for other in self.jobs[first]):
+            if any(not running.wants for running in self.jobs[first]):
                 break
         taken: list[int] = []
         victims: dict[Job, None] = {}
@@ -71,8 +71,8 @@ class Cluster:
             if self.shut[node] or self.closes[node] < until or node in excluded:
                 continue
             jobs = self.jobs[node]
-            for other in jobs:
-                if other.qos != "low" or other.started > ran_from:
+            for running in jobs:
+                if running.qos != "low" or running.started > ran_from:
                     break
             else:
                 victims.update(jobs)
@@ -82,16 +82,16 @@ class Cluster:
         return (), ()
 
     def take(self, job: Job) -> None:
-        gpus = job.gpus if not job.wants else GPUS_OF_A_NODE
+        gpus = job.gpus if not job.wants else GPUS_PER_NODE
         for node in job.nodes:
             self.jobs[node][job] = None
-            self._now_free(node, self._free[node] - gpus)
+            self._set_free(node, self._free[node] - gpus)
 
     def give(self, job: Job) -> None:
-        gpus = job.gpus if not job.wants else GPUS_OF_A_NODE
+        gpus = job.gpus if not job.wants else GPUS_PER_NODE
         for node in job.nodes:
             del self.jobs[node][job]
-            self._now_free(node, self._free[node] + gpus)
+            self._set_free(node, self._free[node] + gpus)
 
     def close(self, node: int) -> None:
         if not self.shut[node]:
@@ -103,7 +103,7 @@ class Cluster:
         if not self.shut[node]:
             self._enter(node)
 
-    def _now_free(self, node: int, gpus: int) -> None:
+    def _set_free(self, node: int, gpus: int) -> None:
         if self.shut[node]:
             self._free[node] = gpus
         else:
@@ -112,15 +112,15 @@ class Cluster:
             self._enter(node)
 
     def _leave(self, node: int) -> None:
-        nodes, place = self._with[self._free[node]], self._place[node]
+        nodes, position = self._with[self._free[node]], self._positions[node]
         last = nodes.pop()
         if last != node:
-            nodes[place] = last
-            self._place[last] = place
+            nodes[position] = last
+            self._positions[last] = position
 
     def _enter(self, node: int) -> None:
         nodes = self._with[self._free[node]]
-        self._place[node] = len(nodes)
+        self._positions[node] = len(nodes)
         nodes.append(node)
 
 

@@ -58,7 +58,7 @@ class Choice:
     """One of several values, by their weights."""
 
     def __init__(self, weighed: Sequence[tuple[object, float]]) -> None:
-        self._things = [thing for thing, _ in weighed]
+        self._values = [value for value, _ in weighed]
         total, self._edges = 0.0, []
         for _, weight in weighed:
             total += weight
@@ -67,4 +67,4 @@ class Choice:
         self._edges[-1] = 1.0
 
     def at(self, share: float) -> object:
-        return self._things[bisect_right(self._edges, share)]
+        return self._values[bisect_right(self._edges, share)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from history.books import Books
 from history.causes import (
     BASE_RATE,
     BY_NAME,
     CAUSES,
     LEMONS,
-    OF_PROGRAMS,
-    PROGRAM_TELLS,
+    PROGRAM_SIGN_SHARE,
+    PROGRAM_SIGNS,
     REGRESSION,
     SPIKE,
     Cause,
@@ -22,8 +21,9 @@ from history.cluster import Cluster
 from history.draw import Choice, between, stream
 from history.outages import Outages
 from history.scheduler import Scheduler
-from history.size import DAY, GPUS_OF_A_NODE, NODES_OF_A_POD, Size, node_name
-from history.telling import Streams
+from history.size import DAY, GPUS_PER_NODE, NODES_PER_POD, Size, node_name
+from history.slurm_output import Books
+from history.streams import Streams
 from history.truth import Truth
 from history.workload import HOUR, Job, Workload
 
@@ -72,14 +72,14 @@ class Faults:
     def begin(self) -> None:
         size, clock = self._size, self._clock
         rate = BASE_RATE * size.fault_rate
-        clock.by_chance(size.start, size.end, rate * size.nodes, self._when, self._somewhere)
+        clock.by_chance(size.start, size.end, rate * size.nodes, self._when, self._fault_on_random_node)
         lemons = stream(size.seed, "lemons")
         chosen: dict[int, tuple[float, int, int]] = {}
-        least, most = size.lemon_factors
+        min_factor, max_factor = size.lemon_factors
         while len(chosen) < max(1, round(LEMONS * size.nodes)):
             node, factor = (
                 int(lemons() * size.nodes),
-                least + lemons() * (most - least),
+                min_factor + lemons() * (max_factor - min_factor),
             )
             since = size.start if lemons() < 0.6 else size.at(0.6 * lemons())
             until = size.end if lemons() < 0.7 else between(lemons, since, size.end)
@@ -94,22 +94,22 @@ class Faults:
         more = rate * BY_NAME[name].share * (times - 1) * size.nodes
         gsp = BY_NAME[name]
         clock.by_chance(
-            size.at(first), size.at(last), more, self._when, lambda now, _: self._fault(now, self._any(), gsp)
+            size.at(first), size.at(last), more, self._when, lambda now, _: self._fault(now, self._random_node(), gsp)
         )
-        first, last, name, a_day, many = SPIKE
-        leaf, link = int(lemons() * size.nodes) // NODES_OF_A_POD * NODES_OF_A_POD, BY_NAME[name]
-        for node in range(leaf, min(leaf + many, size.nodes)):
+        first, last, name, a_day, spike_nodes = SPIKE
+        leaf, link = int(lemons() * size.nodes) // NODES_PER_POD * NODES_PER_POD, BY_NAME[name]
+        for node in range(leaf, min(leaf + spike_nodes, size.nodes)):
             clock.by_chance(
                 size.at(first), size.at(last), a_day, self._when, lambda now, _, n=node: self._fault(now, n, link)
             )
 
     # a fault
 
-    def _any(self) -> int:
+    def _random_node(self) -> int:
         return int(self._when() * self._size.nodes)
 
-    def _somewhere(self, now: int, _: None) -> None:
-        self._fault(now, self._any(), None)
+    def _fault_on_random_node(self, now: int, _: None) -> None:
+        self._fault(now, self._random_node(), None)
 
     def _fault(self, now: int, node: int, cause: Any) -> None:
         """Begin a fault on a node, if the node is in service."""
@@ -135,14 +135,14 @@ class Faults:
                 self._streams.fault(now, node, sign, subject(sign, part), str(number), ids)
         keys = [(sign.code, subject(sign, part)) for sign in signs]
         if effect == "node_fail":
-            self._dies(now, node, cause.name, number, keys)
+            self._node_dies(now, node, cause.name, number, keys)
             return
         drains = [key for key in found if key[0].severity in ("degraded", "critical")]
         if drains:
-            sign, of = min(drains, key=lambda one: (one[0].kind == "level", one[0].severity != "critical"))
+            sign, part_name = min(drains, key=lambda item: (item[0].kind == "level", item[0].severity != "critical"))
             at = now + 3 if sign.kind == "edge" else self._streams.nodes[node].round_from(now) + 3
             requeue = [(job, job.row) for job in jobs] if effect == "requeue" else []
-            about = (node, sign, of, keys, "fault", [(*one, cause.name, number) for one in requeue])
+            about = (node, sign, part_name, keys, "fault", [(*item, cause.name, number) for item in requeue])
             self._clock.at(at, self._drain, about)
         else:
             self._clock.at(now + between(self._repair, HOUR, 12 * HOUR), self._found_by_people, (node, keys))
@@ -158,9 +158,9 @@ class Faults:
             return [job for job in jobs if job.wants > 1]
         if cause.whole or not jobs:
             return jobs
-        gpu = self._how() * GPUS_OF_A_NODE
+        gpu = self._how() * GPUS_PER_NODE
         for job in jobs:
-            gpu -= GPUS_OF_A_NODE if job.wants else job.gpus
+            gpu -= GPUS_PER_NODE if job.wants else job.gpus
             if gpu < 0:
                 return [job]
         return []
@@ -176,12 +176,12 @@ class Faults:
         if job.gpus > LARGE and number is not None:
             self.rate_hits += 1
         if self._exclude() < EXCLUDES:
-            self._unwanted(now, job.user, node, "fault")
+            self._exclude_node(now, job.user, node, "fault")
         self._scheduler.fail(job, state, now)
 
     # the node dies
 
-    def _dies(self, now: int, node: int, cause: str, number: int | None, keys: list[Key]) -> None:
+    def _node_dies(self, now: int, node: int, cause: str, number: int | None, keys: list[Key]) -> None:
         self._streams.stop(now, node, False)
         self._clock.at(now + between(self._how, 60, 300), self._no_answer, (node, cause, number, keys, now))
 
@@ -206,55 +206,55 @@ class Faults:
         node, keys, since, clean = about
         self._truth.row("not_observed", node_name(node), since, now, "node_down")
         self._streams.start(now, node, True, clean, since)
-        self._streams.over(now + 30, node, keys, "reboot")
+        self._streams.clear(now + 30, node, keys, "reboot")
         if clean:
             self._streams.slurm(now + 35, node, "decision", decision="resume", text="resume: all checks pass")
             self._streams.slurm(now + 35, node, "resume", stage="sent")
             self._streams.slurm(now + 36, node, "resume", stage="confirmed")
         else:
             self._books.returned(now, node)
-        self._outages.over(now, node)
+        self._outages.end(now, node)
 
     # drains by healthd, repairs by people
 
-    def alarm(self, now: int, node: int, sign: Sign, of: str) -> None:
+    def begin_false_alarm(self, now: int, node: int, sign: Sign, part_name: str) -> None:
         """Drain a node without a fault."""
         if node in self._outages or not self._streams.sees(node, sign):
             return
-        self._streams.fault(now, node, sign, of, "false_alarm")
-        self.alarm_of(now, node, sign, of)
+        self._streams.fault(now, node, sign, part_name, "false_alarm")
+        self.schedule_false_drain(now, node, sign, part_name)
 
-    def alarm_of(self, now: int, node: int, sign: Sign, of: str) -> None:
+    def schedule_false_drain(self, now: int, node: int, sign: Sign, part_name: str) -> None:
         at = self._streams.nodes[node].round_from(now) + 3
-        self._clock.at(at, self._drain, (node, sign, of, [(sign.code, of)], "false_alarm", []))
+        self._clock.at(at, self._drain, (node, sign, part_name, [(sign.code, part_name)], "false_alarm", []))
 
     def _drain(self, now: int, about: Any) -> None:
-        node, sign, of, keys, why, requeue = about
+        node, sign, part_name, keys, why, requeue = about
         if node in self._outages:
             return
-        reason = f"healthd: {sign.code}{' ' if of else ''}{of}: {sign.message}"
-        say = self._streams.slurm
-        say(now, node, "decision", decision="drain", text=f"drain: {sign.code}")
-        say(now, node, "drain", stage="sent", reason=reason)
-        say(now + 1, node, "drain", stage="confirmed", reason=reason)
+        reason = f"healthd: {sign.code}{' ' if part_name else ''}{part_name}: {sign.message}"
+        emit = self._streams.slurm
+        emit(now, node, "decision", decision="drain", text=f"drain: {sign.code}")
+        emit(now, node, "drain", stage="sent", reason=reason)
+        emit(now + 1, node, "drain", stage="confirmed", reason=reason)
         self._outages.begin(now, node, "DRAIN", reason, "root", why)
         for job, row, cause, number in requeue:
             if job.row == row and job in self._scheduler.running:
-                say(now + 1, node, "requeue", stage="sent", job=str(job.id))
-                say(now + 2, node, "requeue", stage="confirmed", job=str(job.id))
+                emit(now + 1, node, "requeue", stage="sent", job=str(job.id))
+                emit(now + 2, node, "requeue", stage="confirmed", job=str(job.id))
                 self._end(now + 2, job, row, "REQUEUED", cause, node, number)
-        self._clock.at(now + 5, self._outages.when_empty, (node, self._mend, (node, keys)))
+        self._clock.at(now + 5, self._outages.when_empty, (node, self._repair_node, (node, keys)))
 
     def _found_by_people(self, now: int, about: tuple[int, list[Key]]) -> None:
         """Handle a fault that no check detected. Half of them disappear by themselves."""
         node, keys = about
         if node in self._outages or self._repair() < 0.5:
-            self._streams.over(now, node, keys, "pass")
+            self._streams.clear(now, node, keys, "pass")
             return
         self._outages.begin(now, node, "DRAIN", "does not work, see ticket", "anna", "fault")
-        self._clock.at(now + 5, self._outages.when_empty, (node, self._mend, (node, keys)))
+        self._clock.at(now + 5, self._outages.when_empty, (node, self._repair_node, (node, keys)))
 
-    def _mend(self, now: int, about: tuple[int, list[Key]]) -> None:
+    def _repair_node(self, now: int, about: tuple[int, list[Key]]) -> None:
         node, keys = about
         if self._repair() < QUICK:
             down, back = now + between(self._repair, 300, 1200), 300
@@ -279,7 +279,7 @@ class Faults:
         if job.row == row and job in self._scheduler.running:
             job.loops -= 1
             node = job.nodes[int(self._loop() * len(job.nodes))]
-            self._dies(now, node, "crash_loop", None, [])
+            self._node_dies(now, node, "crash_loop", None, [])
 
     def _job_ended(self, job: Job, state: str, now: int) -> None:
         because, self._because = self._because, None
@@ -301,25 +301,25 @@ class Faults:
     def _program_failed(self, now: int, job: Job) -> None:
         draw = self._program
         where = job.nodes[int(draw() * len(job.nodes))]
-        if draw() < PROGRAM_TELLS:
-            sign = OF_PROGRAMS[int(draw() * len(OF_PROGRAMS))]
+        if draw() < PROGRAM_SIGN_SHARE:
+            sign = PROGRAM_SIGNS[int(draw() * len(PROGRAM_SIGNS))]
             key = sign.code, subject(sign, draw())
             self._streams.fault(now, where, sign, key[1], "user", (job.id,))
             self._clock.at(now + PROGRAM_CODES_LAST, self._window, (where, key))
         if self._exclude() < SUPERSTITION:
-            self._unwanted(now, job.user, where, "superstition")
+            self._exclude_node(now, job.user, where, "superstition")
 
     def _window(self, now: int, about: tuple[int, Key]) -> None:
         """End a window condition after enough time without events."""
         node, key = about
-        standing = self._streams.nodes[node].standing.get(key)
-        if standing:
-            if now - standing.last >= PROGRAM_CODES_LAST:
-                self._streams.over(now, node, [key], "window")
+        condition = self._streams.nodes[node].standing.get(key)
+        if condition:
+            if now - condition.last >= PROGRAM_CODES_LAST:
+                self._streams.clear(now, node, [key], "window")
             else:
-                self._clock.at(standing.last + PROGRAM_CODES_LAST, self._window, about)
+                self._clock.at(condition.last + PROGRAM_CODES_LAST, self._window, about)
 
-    def _unwanted(self, now: int, user: int, node: int, why: str) -> None:
+    def _exclude_node(self, now: int, user: int, node: int, why: str) -> None:
         nodes = self._workload.exclusions.setdefault(user, {})
         if node not in nodes and len(nodes) < 8:
             nodes[node] = now + EXCLUDED_FOR

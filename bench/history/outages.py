@@ -6,16 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from history.books import Books
 from history.clock import Clock
 from history.cluster import Cluster
 from history.draw import Draw, between
 from history.scheduler import Scheduler
 from history.size import node_name
+from history.slurm_output import Books
 from history.truth import Truth
 
-WORDS = ("swap GPU", "reseat the cable", "RMA", "firmware", "BMC does not answer", "look at the fan", "replace DIMM")
-EMPTY_YET = 1800  # seconds between two checks for remaining jobs on a draining node
+TICKET_TEXTS = (
+    "swap GPU",
+    "reseat the cable",
+    "RMA",
+    "firmware",
+    "BMC does not answer",
+    "look at the fan",
+    "replace DIMM",
+)
+EMPTY_CHECK_SECONDS = 1800  # seconds between two checks for remaining jobs on a draining node
 
 
 class Outages:
@@ -37,7 +45,7 @@ class Outages:
         self._out[node] = (now, state, reason, user, why)
         self._cluster.close(node)
 
-    def over(self, now: int, node: int) -> None:
+    def end(self, now: int, node: int) -> None:
         if node not in self._out:
             return  # it died in a job's crash loop during a drain, and its boot ended the drain
         since, state, reason, user, why = self._out.pop(node)
@@ -49,17 +57,17 @@ class Outages:
 
     def when_empty(self, now: int, about: tuple[int, Callable[[int, Any], None], Any]) -> None:
         """Call then(when, what) as soon as no job is on the node."""
-        node, then, what = about
+        node, action, argument = about
         if self._cluster.jobs[node]:
-            self._clock.at(now + EMPTY_YET, self.when_empty, about)
+            self._clock.at(now + EMPTY_CHECK_SECONDS, self.when_empty, about)
         else:
-            then(now, what)
+            action(now, argument)
 
     def ticket(self, node: int, opened: int, closed: int, until: int) -> None:
         """Write a ticket. If it is open at the end of the history, it has no end."""
         self.tickets += 1
-        words = WORDS[between(self._draw, 0, len(WORDS))]
-        self._tickets.write(f"{node_name(node)},{opened},{closed if closed < until else ''},{words}\n")
+        text = TICKET_TEXTS[between(self._draw, 0, len(TICKET_TEXTS))]
+        self._tickets.write(f"{node_name(node)},{opened},{closed if closed < until else ''},{text}\n")
 
     def close(self) -> None:
         for node, (since, state, reason, user, why) in sorted(self._out.items()):

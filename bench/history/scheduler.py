@@ -22,7 +22,7 @@ PASS = 180  # seconds between two passes for whole nodes (bf_interval)
 STUCK = 6 * HOUR  # a large job that waits longer blocks the other large ones
 
 
-class Told(Protocol):
+class SchedulerListener(Protocol):
     """Receives what the scheduler does."""
 
     def ended(self, job: Job, state: str, now: int) -> None: ...
@@ -32,16 +32,18 @@ class Told(Protocol):
 class Scheduler:
     """Schedules jobs.
 
-    told        receives records and pre-emptions
+    listener    receives records and pre-emptions
     after_end   called with (job, state, now), for the nodes' side
     on_loop     called with (now, job) when a job in a crash loop begins
     """
 
-    def __init__(self, size: Size, clock: Clock, workload: Workload, cluster: Cluster, told: Told) -> None:
+    def __init__(
+        self, size: Size, clock: Clock, workload: Workload, cluster: Cluster, listener: SchedulerListener
+    ) -> None:
         self.cluster, self.running, self.waiting = cluster, dict[Job, None](), dict[Job, None]()
         self.after_end: Callable[[Job, str, int], None] = lambda job, state, now: None
         self.on_loop: Callable[[int, Job], None] = lambda now, job: None
-        self._clock, self._workload, self._told = clock, workload, told
+        self._clock, self._workload, self._listener = clock, workload, listener
         self._draw: Draw = stream(size.seed, "scheduler")
         self._rows = 5000
         self._small: dict[int, deque[Job]] = {gpus: deque() for gpus in (8, 4, 2, 1)}
@@ -50,7 +52,7 @@ class Scheduler:
         self._arrival = 0.0
 
     def begin(self, now: int) -> None:
-        self._arrival = self._workload.following(now)
+        self._arrival = self._workload.next_arrival(now)
         self._clock.at(int(self._arrival), self._submission)
 
     # from a submission to a start
@@ -59,9 +61,9 @@ class Scheduler:
         for job in self._workload.submission(now):
             self._record(job, now, now)
             if job.ends_as == "CANCELLED" and self._draw() < 0.3:
-                self._clock.at(now + between(self._draw, 5, 6 * HOUR), self._changed_mind, (job, job.row))
+                self._clock.at(now + between(self._draw, 5, 6 * HOUR), self._user_cancels, (job, job.row))
             self._enter(now, job)
-        self._arrival = self._workload.following(self._arrival)
+        self._arrival = self._workload.next_arrival(self._arrival)
         self._clock.at(int(self._arrival), self._submission)
 
     def _record(self, job: Job, now: int, eligible: int) -> None:
@@ -88,15 +90,15 @@ class Scheduler:
     def _start(self, job: Job, now: int) -> bool:
         victims: tuple[Job, ...] = ()
         if job.wants <= 1:
-            nodes = self.cluster.one_node(job, now)
+            nodes = self.cluster.place_on_one_node(job, now)
         elif job.qos != "low":
-            nodes, victims = self.cluster.by_force(job, now)
+            nodes, victims = self.cluster.place_with_preemption(job, now)
         else:
-            nodes = self.cluster.whole(job, now)
+            nodes = self.cluster.place_on_whole_nodes(job, now)
         if not nodes:
             return False
         for victim in victims:
-            self._told.preempted(victim, job, now)
+            self._listener.preempted(victim, job, now)
             self.end(victim, "PREEMPTED", now)
         del self.waiting[job]
         self.running[job] = None
@@ -104,35 +106,35 @@ class Scheduler:
         job.started = now + (between(self._draw, 3, 40) if victims else 1)
         job.ends = job.started + (job.work // 2 if job.ends_as == "REQUEUED" else job.work)
         self.cluster.take(job)
-        self._clock.at(job.ends, self._its_time, (job, job.row))
+        self._clock.at(job.ends, self._job_finished, (job, job.row))
         if job.loops:
             self.on_loop(now, job)
         return True
 
-    def _look(self, now: int) -> None:
+    def _schedule(self, now: int) -> None:
         """Start jobs after something became free: small jobs at once, large ones at the next pass."""
         for jobs in self._small.values():
             while jobs and (jobs[0] not in self.waiting or self._start(jobs[0], now)):
                 jobs.popleft()
         if self._large and now >= self._next_pass:
             self._next_pass = now + PASS
-            left, whole, too_large, held = deque[Job](), self.cluster.whole_nodes(), NEVER, False
+            still_waiting, whole, too_large, is_blocked = deque[Job](), self.cluster.whole_nodes(), NEVER, False
             for job in sorted(self._large, key=lambda job: (-job.priority, job.row)):
                 if job not in self.waiting:
                     continue
-                if (held or job.wants > whole) if job.qos == "low" else job.wants >= too_large:
-                    left.append(job)
+                if (is_blocked or job.wants > whole) if job.qos == "low" else job.wants >= too_large:
+                    still_waiting.append(job)
                 elif self._start(job, now):
                     whole = self.cluster.whole_nodes()
                 else:
-                    held = held or now - job.eligible > STUCK
+                    is_blocked = is_blocked or now - job.eligible > STUCK
                     too_large = min(too_large, job.wants)
-                    left.append(job)
-            self._large = left
+                    still_waiting.append(job)
+            self._large = still_waiting
 
     # from a start to an end
 
-    def _its_time(self, now: int, about: tuple[Job, int]) -> None:
+    def _job_finished(self, now: int, about: tuple[Job, int]) -> None:
         job, row = about
         if job.row != row or job not in self.running:
             return
@@ -142,21 +144,21 @@ class Scheduler:
             job.ends_as = "COMPLETED" if self._draw() < 0.8 else "FAILED"
             self.requeue(job, now, max(10, job.work - ran), 0)
         elif job.ends_as in ("FAILED", "TIMEOUT"):
-            self._workload.goes_on(job)
-        self._look(now)
+            self._workload.will_continue(job)
+        self._schedule(now)
 
-    def _changed_mind(self, now: int, about: tuple[Job, int]) -> None:
+    def _user_cancels(self, now: int, about: tuple[Job, int]) -> None:
         job, row = about
         if job.row == row and job in self.waiting:
             del self.waiting[job]
-            self._told.ended(job, "CANCELLED", now)
+            self._listener.ended(job, "CANCELLED", now)
 
     def end(self, job: Job, state: str, now: int) -> None:
         """End the job's record. A pre-empted job is requeued if it may; other jobs are up to the caller."""
         del self.running[job]
         now = max(now, job.started)
         self.cluster.give(job)
-        self._told.ended(job, state, now)
+        self._listener.ended(job, state, now)
         self.after_end(job, state, now)
         if state == "PREEMPTED" and job.may_requeue:
             ran = now - job.started
@@ -173,19 +175,19 @@ class Scheduler:
         """End a job because of its node's fault: NODE_FAIL, REQUEUED, or FAILED without a requeue."""
         ran, row = now - job.started, job.row
         self.end(job, state, now)
-        left = max(10, job.work - ran + min(ran, CHECKPOINT))
+        remaining = max(10, job.work - ran + min(ran, CHECKPOINT))
         if state != "FAILED" and job.may_requeue:
-            self.requeue(job, now, left, row)
+            self.requeue(job, now, remaining, row)
         elif job.gpus >= RUNS_FROM:
-            self._clock.at(now + between(self._draw, 120, CHECKPOINT), self._resubmission, (job, left))
-        self._look(now)
+            self._clock.at(now + between(self._draw, 120, CHECKPOINT), self._resubmission, (job, remaining))
+        self._schedule(now)
 
     def _resubmission(self, now: int, about: tuple[Job, int]) -> None:
         """Submit the run again as a new job."""
-        job = self._workload.again(*about)
+        job = self._workload.resubmit(*about)
         self._record(job, now, now)
         self._enter(now, job)
 
     def opened(self, now: int) -> None:
         """Schedule after a node is back."""
-        self._look(now)
+        self._schedule(now)

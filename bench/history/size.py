@@ -5,8 +5,8 @@ from __future__ import annotations
 import calendar
 from dataclasses import dataclass
 
-GPUS_OF_A_NODE = 8
-NODES_OF_A_POD = 20  # behind one leaf switch: 10 racks of 2
+GPUS_PER_NODE = 8
+NODES_PER_POD = 20  # behind one leaf switch: 10 racks of 2
 FIRST = (2025, 12)  # the first month
 DAY = 86400
 UTILISATION = 0.83
@@ -47,8 +47,8 @@ class Size:
         return self.start + int(share * (self.end - self.start))
 
     @property
-    def gpu_hours_of_a_job(self) -> float:
-        return self.utilisation * self.nodes * GPUS_OF_A_NODE * self.days * 24 / self.jobs
+    def gpu_hours_per_job(self) -> float:
+        return self.utilisation * self.nodes * GPUS_PER_NODE * self.days * 24 / self.jobs
 
 
 def node_name(index: int) -> str:
@@ -65,10 +65,10 @@ def refusal(size: Size) -> str:
     """Return why a history of this size cannot be generated, or ""."""
     if size.jobs < 100 or size.nodes < 4 or not 1 <= size.months <= 120:
         return "a history needs at least 100 jobs and 4 nodes, and 1 to 120 months"
-    if not 5 <= size.gpu_hours_of_a_job <= 60:
+    if not 5 <= size.gpu_hours_per_job <= 60:
         fitting = nodes_for(size.jobs, size.months, size.utilisation)
         return (
-            f"{size.jobs} jobs on {size.nodes} nodes in {size.months} months are {size.gpu_hours_of_a_job:.1f} "
+            f"{size.jobs} jobs on {size.nodes} nodes in {size.months} months are {size.gpu_hours_per_job:.1f} "
             f"GPU-hours per job, and only 5 to 60 can be placed: {fitting} nodes would fit"
         )
     if not 0 < size.utilisation <= 0.95 or not 0 <= size.fault_rate <= 10:

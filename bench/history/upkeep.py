@@ -4,7 +4,6 @@ lost lines.
 
 from __future__ import annotations
 
-from history.books import Books, pod_list
 from history.causes import FALSE_ALARM, FALSE_ALARMS, HARMLESS, ROLL_OUTS, Sign
 from history.clock import Clock
 from history.cluster import NEVER, Cluster
@@ -12,16 +11,17 @@ from history.draw import between, stream
 from history.faults import Faults, subject
 from history.outages import Outages
 from history.scheduler import Scheduler
-from history.size import DAY, NODES_OF_A_POD, Size, node_name
-from history.telling import ROUND, Standing, Streams
+from history.size import DAY, NODES_PER_POD, Size, node_name
+from history.slurm_output import Books, pod_list
+from history.streams import ROUND, OpenCondition, Streams
 from history.truth import Truth
-from history.workload import HOUR, LONGEST
+from history.workload import HOUR, MAX_DURATION
 
 MAINTENANCE_EVERY, MAINTENANCE_TAKES = 120 * DAY, (4 * HOUR, 9 * HOUR)  # per pod
-ANNOUNCED = LONGEST + DAY  # before maintenance begins
-PEOPLES_DRAINS, TICKETS_OF_NOTHING, PAUSES = 0.003, 0.0005, 0.0005  # per day and node
+ANNOUNCED = MAX_DURATION + DAY  # before maintenance begins
+MANUAL_DRAINS, NEEDLESS_TICKETS, PAUSES = 0.003, 0.0005, 0.0005  # per day and node
 DAEMONS_OFF, LINES_LOST = 0.008, 0.003
-WORSE, KNOWN = 0.05, 0.02  # share of the warnings
+WORSENED_SHARE, ACKNOWLEDGED_SHARE = 0.05, 0.02  # share of the warnings
 PEOPLE = ("anna", "ben", "chen", "dora")
 WHY_DRAINED = ("bad node?", "firmware update", "user says slow", "investigating", "keep for debugging", "cable check")
 
@@ -58,19 +58,19 @@ class Upkeep:
                 *(start, end, a_day * nodes, self._harmless),
                 lambda now, _, about=(sign, lasts): self._warning(now, *about),
             )
-        for a_day, draw, what in (
+        for a_day, draw, action in (
             (FALSE_ALARMS, self._harmless, self._false_alarm),
-            (PEOPLES_DRAINS, self._people, self._drained_by_people),
-            (TICKETS_OF_NOTHING, self._people, self._ticket),
+            (MANUAL_DRAINS, self._people, self._drained_by_people),
+            (NEEDLESS_TICKETS, self._people, self._ticket),
             (PAUSES, self._people, self._pause),
             (DAEMONS_OFF, self._daemons, self._daemon_off),
             (LINES_LOST, self._lines, self._lines_lost),
         ):
-            clock.by_chance(start, end, a_day * nodes, draw, what)
+            clock.by_chance(start, end, a_day * nodes, draw, action)
         for share, _, _ in ROLL_OUTS:
             for node in range(nodes):
                 clock.at(size.at(share) + between(self._daemons, 0, min(DAY, size.days * HOUR)), self._roll_out, node)
-        for pod in range((nodes + NODES_OF_A_POD - 1) // NODES_OF_A_POD):
+        for pod in range((nodes + NODES_PER_POD - 1) // NODES_PER_POD):
             at = start + ANNOUNCED + int(self._maintain() * MAINTENANCE_EVERY)
             clock.at(at - ANNOUNCED, self._announce, (pod, at))
 
@@ -113,52 +113,52 @@ class Upkeep:
 
     def _warning(self, now: int, sign: Sign, lasts: tuple[int, int]) -> None:
         draw = self._harmless
-        node, of = int(draw() * self._size.nodes), subject(sign, draw())
+        node, part_name = int(draw() * self._size.nodes), subject(sign, draw())
         until, luck = now + between(draw, *lasts), draw()
-        if node in self._outages or (sign.code, of) in self._streams.nodes[node].standing:
+        if node in self._outages or (sign.code, part_name) in self._streams.nodes[node].standing:
             return
-        self._streams.fault(now, node, sign, of, "harmless")
-        standing = self._streams.nodes[node].standing.get((sign.code, of))
-        about = (node, (sign.code, of), standing)
-        self._clock.at(until, self._warning_over, about)
-        if sign.code == "mount/hang" and luck < WORSE and until - now > 3 * ROUND:
-            self._clock.at(now + 2 * ROUND, self._worse, about)
-        elif luck > 1 - KNOWN:
-            self._clock.at(now + 2 * ROUND, self._known, (*about, until))
+        self._streams.fault(now, node, sign, part_name, "harmless")
+        condition = self._streams.nodes[node].standing.get((sign.code, part_name))
+        about = (node, (sign.code, part_name), condition)
+        self._clock.at(until, self._end_warning, about)
+        if sign.code == "mount/hang" and luck < WORSENED_SHARE and until - now > 3 * ROUND:
+            self._clock.at(now + 2 * ROUND, self._worsen, about)
+        elif luck > 1 - ACKNOWLEDGED_SHARE:
+            self._clock.at(now + 2 * ROUND, self._acknowledge, (*about, until))
 
-    def _warning_over(self, now: int, about: tuple[int, tuple[str, str], Standing | None]) -> None:
-        node, key, standing = about
-        if standing and self._streams.nodes[node].standing.get(key) is standing:
-            self._streams.over(now, node, [key], "pass" if standing.sign.kind == "level" else "window")
+    def _end_warning(self, now: int, about: tuple[int, tuple[str, str], OpenCondition | None]) -> None:
+        node, key, condition = about
+        if condition and self._streams.nodes[node].standing.get(key) is condition:
+            self._streams.clear(now, node, [key], "pass" if condition.sign.kind == "level" else "window")
 
-    def _worse(self, now: int, about: tuple[int, tuple[str, str], Standing | None]) -> None:
-        node, key, standing = about
-        if standing and self._streams.nodes[node].standing.get(key) is standing and node not in self._outages:
-            self._streams.worse(now, node, key, "degraded")
-            self._faults.alarm_of(now, node, standing.sign, key[1])
+    def _worsen(self, now: int, about: tuple[int, tuple[str, str], OpenCondition | None]) -> None:
+        node, key, condition = about
+        if condition and self._streams.nodes[node].standing.get(key) is condition and node not in self._outages:
+            self._streams.worsen(now, node, key, "degraded")
+            self._faults.schedule_false_drain(now, node, condition.sign, key[1])
 
-    def _known(self, now: int, about: tuple[int, tuple[str, str], Standing | None, int]) -> None:
-        node, key, standing, until = about
-        if standing and self._streams.nodes[node].standing.get(key) is standing:
+    def _acknowledge(self, now: int, about: tuple[int, tuple[str, str], OpenCondition | None, int]) -> None:
+        node, key, condition, until = about
+        if condition and self._streams.nodes[node].standing.get(key) is condition:
             self._streams.acknowledged(now, node, key, "anna (uid 1001)", until)
 
     def _false_alarm(self, now: int, _: None) -> None:
         node, part = int(self._harmless() * self._size.nodes), self._harmless()
-        self._faults.alarm(now, node, FALSE_ALARM, subject(FALSE_ALARM, part))
+        self._faults.begin_false_alarm(now, node, FALSE_ALARM, subject(FALSE_ALARM, part))
 
     # people
 
     def _drained_by_people(self, now: int, _: None) -> None:
         draw = self._people
-        node, who, why = int(draw() * self._size.nodes), draw(), draw()
+        node, person_draw, reason_draw = int(draw() * self._size.nodes), draw(), draw()
         takes = between(draw, HOUR, 12 * HOUR) if draw() < 0.7 else between(draw, DAY, 8 * DAY)
         if node not in self._outages:
-            reason, user = WHY_DRAINED[int(why * len(WHY_DRAINED))], PEOPLE[int(who * len(PEOPLE))]
+            reason, user = WHY_DRAINED[int(reason_draw * len(WHY_DRAINED))], PEOPLE[int(person_draw * len(PEOPLE))]
             self._outages.begin(now, node, "DRAIN", reason, user, "person")
             self._clock.at(now + takes, self._outages.when_empty, (node, self._resumed, node))
 
     def _resumed(self, now: int, node: int) -> None:
-        self._outages.over(now, node)
+        self._outages.end(now, node)
 
     def _ticket(self, now: int, _: None) -> None:
         """Write a ticket for a node without a fault."""
@@ -169,9 +169,9 @@ class Upkeep:
         node, until = int(self._people() * self._size.nodes), now + between(self._people, 600, 4 * HOUR)
         fields = {"who": "ben (uid 1002)", "why": "looking into it", "until": until}
         self._streams.slurm(now, node, "pause", stage="begun", **fields)
-        self._clock.at(until, self._pause_over, (node, fields))
+        self._clock.at(until, self._end_pause, (node, fields))
 
-    def _pause_over(self, now: int, about: tuple[int, dict[str, object]]) -> None:
+    def _end_pause(self, now: int, about: tuple[int, dict[str, object]]) -> None:
         self._streams.slurm(now, about[0], "pause", stage="ended", **about[1])
 
     # maintenance
@@ -191,13 +191,13 @@ class Upkeep:
         pod, end = about
         for node in self._pod(pod):
             self._cluster.close(node)
-        self._clock.at(end, self._maintenance_over, pod)
+        self._clock.at(end, self._end_maintenance, pod)
 
-    def _maintenance_over(self, now: int, pod: int) -> None:
+    def _end_maintenance(self, now: int, pod: int) -> None:
         for node in self._pod(pod):
             self._cluster.closes[node] = NEVER
             self._cluster.open(node)
         self._scheduler.opened(now)
 
     def _pod(self, pod: int) -> range:
-        return range(pod * NODES_OF_A_POD, min(self._size.nodes, (pod + 1) * NODES_OF_A_POD))
+        return range(pod * NODES_PER_POD, min(self._size.nodes, (pod + 1) * NODES_PER_POD))

@@ -12,10 +12,10 @@ from collections import deque
 from typing import Any
 
 from history.draw import Choice, between, even, mean, quantile, stream, wait
-from history.size import GPUS_OF_A_NODE, Size
+from history.size import GPUS_PER_NODE, Size
 
 HOUR = 3600
-LONGEST = 7 * 24 * HOUR
+MAX_DURATION = 7 * 24 * HOUR
 RUNS_FROM = 16  # GPUs from which a job belongs to a chain that a user continues
 
 # (GPUs, share of the jobs, share of the GPU time)
@@ -57,7 +57,7 @@ ENDS = Choice(
     )
 )
 RECORDS = 1.15  # records per job on average, because of pre-emption and requeues
-AGAIN = 1.035  # how often work is done on average: work that was not yet saved is repeated
+WORK_REPEATED = 1.035  # how often work is done on average: work that was not yet saved is repeated
 BY_HOUR = (
     *(0.55, 0.5, 0.45, 0.45, 0.5, 0.55, 0.65, 0.8, 1.05, 1.3, 1.45, 1.5),
     *(1.45, 1.5, 1.55, 1.55, 1.5, 1.4, 1.25, 1.15, 1.05, 0.95, 0.85, 0.7),
@@ -66,8 +66,8 @@ WEEKEND = 0.6
 NOT_PREEMPTED = 0.1  # share of the jobs of at most one node
 LIMITS = tuple(hours * HOUR for hours in (1, 4, 12, 24, 48, 72, 168))
 SMALL_NAMES = ("wrap", "eval", "interactive", "debug", "sweep", "preprocess", "notebook", "finetune")
-ARRAYS, MOST_TASKS = 0.03, 24  # share of the submissions of at most one node; 2 to 23 tasks
-TASKS = 1 + ARRAYS * ((2 + MOST_TASKS - 1) / 2 - 1)  # average tasks of such a submission
+ARRAYS, MAX_TASKS = 0.03, 24  # share of the submissions of at most one node; 2 to 23 tasks
+TASKS = 1 + ARRAYS * ((2 + MAX_TASKS - 1) / 2 - 1)  # average tasks of such a submission
 LARGE_NAMES = ("pretrain", "llm", "vision", "diffusion", "speech", "ranking")
 
 
@@ -93,23 +93,25 @@ class Workload:
 
     def __init__(self, size: Size) -> None:
         seed = size.seed
-        self._arrive, self._who, self._what = (stream(seed, subject) for subject in ("arrivals", "users", "jobs"))
-        self._end, self._which = (even(stream(seed, subject)()) for subject in ("ends", "sizes"))
+        self._arrive, self._user_draw, self._job_draw = (
+            stream(seed, subject) for subject in ("arrivals", "users", "jobs")
+        )
+        self._end, self._size_draw = (even(stream(seed, subject)()) for subject in ("ends", "sizes"))
         self._users = max(12, size.nodes // 4)
         self._ids, self._runs = 1000, 0
         self._broken: dict[int, deque[tuple[int, str, str]]] = {}  # GPUs -> runs that a user will continue
         self.exclusions: dict[int, dict[int, int]] = {}
 
-        most = size.nodes * GPUS_OF_A_NODE * LARGEST
-        largest = max(gpus for gpus, _, _ in SIZES if gpus <= most)
+        max_gpus = size.nodes * GPUS_PER_NODE * LARGEST
+        largest = max(gpus for gpus, _, _ in SIZES if gpus <= max_gpus)
         fits: dict[int, list[float]] = {}
         for gpus, jobs, time in SIZES:
             shares = fits.setdefault(min(gpus, largest), [0.0, 0.0])
             shares[0] += jobs
             shares[1] += time
-        submissions = {gpus: jobs / (TASKS if gpus <= GPUS_OF_A_NODE else 1) for gpus, (jobs, _) in fits.items()}
+        submissions = {gpus: jobs / (TASKS if gpus <= GPUS_PER_NODE else 1) for gpus, (jobs, _) in fits.items()}
         self._sizes = Choice(tuple(submissions.items()))
-        hours = size.gpu_hours_of_a_job * RECORDS / AGAIN
+        hours = size.gpu_hours_per_job * RECORDS / WORK_REPEATED
         self._scale = {
             gpus: time * hours * HOUR / (jobs * gpus) / mean(DURATIONS) for gpus, (jobs, time) in fits.items()
         }
@@ -120,54 +122,54 @@ class Workload:
         self._rate = [share * 168 / sum(week) * a_second for share in week]
         self._start = size.start
 
-    def following(self, now: float) -> float:
+    def next_arrival(self, now: float) -> float:
         """Return the time of the next submission."""
         return now + wait(self._arrive, 1 / self._rate[int((now - self._start) // HOUR) % 168])
 
     def submission(self, now: int) -> list[Job]:
         """Return a job, or the tasks of an array. The scheduler creates their records."""
-        what = self._what
-        gpus: Any = self._sizes.at(self._which())
+        draw = self._job_draw
+        gpus: Any = self._sizes.at(self._size_draw())
         tasks = 1
-        if gpus <= GPUS_OF_A_NODE and what() < ARRAYS:
-            tasks = between(what, 2, MOST_TASKS)
+        if gpus <= GPUS_PER_NODE and draw() < ARRAYS:
+            tasks = between(draw, 2, MAX_TASKS)
         user, name, folder = self._run(gpus)
-        unwanted = self._unwanted(user, now)
+        excluded = self._excluded_nodes(user, now)
         first = self._ids + 1
         self._ids += tasks
         jobs = [self._job(first + task, gpus) for task in range(tasks)]
         for task, job in enumerate(jobs):
-            job.user, job.name, job.folder, job.excluded = user, name, folder, unwanted
+            job.user, job.name, job.folder, job.excluded = user, name, folder, excluded
             if tasks > 1:
                 job.array, job.task = first, task
         return jobs
 
-    def again(self, job: Job, work: int) -> Job:
+    def resubmit(self, job: Job, work: int) -> Job:
         """Return the same run as another job, with the remaining work."""
         self._ids += 1
-        other = Job(self._ids)
+        new_job = Job(self._ids)
         for name in ("gpus", "wants", "user", "qos", "name", "folder", "limit", "ends_as", "may_requeue", "priority"):
-            setattr(other, name, getattr(job, name))
-        other.work, other.excluded = min(work, job.limit), self._unwanted(job.user, job.ends)
-        return other
+            setattr(new_job, name, getattr(job, name))
+        new_job.work, new_job.excluded = min(work, job.limit), self._excluded_nodes(job.user, job.ends)
+        return new_job
 
-    def goes_on(self, job: Job) -> None:
+    def will_continue(self, job: Job) -> None:
         """Queue the run to be submitted again as one of the next jobs of its size."""
         if job.gpus >= RUNS_FROM:
             self._broken.setdefault(job.gpus, deque(maxlen=50)).append((job.user, job.name, job.folder))
 
     def _run(self, gpus: int) -> tuple[int, str, str]:
-        if gpus >= RUNS_FROM and (broken := self._broken.get(gpus)) and self._what() < 0.8:
+        if gpus >= RUNS_FROM and (broken := self._broken.get(gpus)) and self._job_draw() < 0.8:
             return broken.popleft()
-        user = int(self._who() ** 2 * self._users)
+        user = int(self._user_draw() ** 2 * self._users)
         if gpus >= RUNS_FROM:
             self._runs += 1
-            name = LARGE_NAMES[int(self._what() * len(LARGE_NAMES))]
+            name = LARGE_NAMES[int(self._job_draw() * len(LARGE_NAMES))]
             return user, f"{name}_{self._runs}", f"/checkpoints/u{user:04d}/{name}_{self._runs}"
-        name = SMALL_NAMES[int(self._what() * len(SMALL_NAMES))]
-        return user, name, f"/home/u{user:04d}/p{int(self._what() * 8)}"
+        name = SMALL_NAMES[int(self._job_draw() * len(SMALL_NAMES))]
+        return user, name, f"/home/u{user:04d}/p{int(self._job_draw() * 8)}"
 
-    def _unwanted(self, user: int, now: int) -> tuple[int, ...]:
+    def _excluded_nodes(self, user: int, now: int) -> tuple[int, ...]:
         nodes = self.exclusions.get(user)
         if not nodes:
             return ()
@@ -176,27 +178,27 @@ class Workload:
         return tuple(sorted(nodes))
 
     def _job(self, number: int, gpus: int) -> Job:
-        what, job = self._what, Job(number)
+        draw, job = self._job_draw, Job(number)
         ends_as: Any = ENDS.at(self._end())
         work = max(10, int(quantile(DURATIONS, self._share[gpus]()) * self._scale[gpus]))
-        luck = what()
+        luck = draw()
         if ends_as == "TIMEOUT":
-            job.limit = min(LONGEST, max(900, work // 900 * 900))
+            job.limit = min(MAX_DURATION, max(900, work // 900 * 900))
             work = job.limit
-        elif work >= LONGEST:  # no job runs longer
-            ends_as, work, job.limit = "TIMEOUT", LONGEST, LONGEST
+        elif work >= MAX_DURATION:  # no job runs longer
+            ends_as, work, job.limit = "TIMEOUT", MAX_DURATION, MAX_DURATION
         else:
             enough = [limit for limit in LIMITS if limit > work]
-            job.limit = enough[0] if luck < 0.5 else enough[min(len(enough) - 1, 2)] if luck < 0.8 else LONGEST
-        job.gpus, job.wants, job.work, job.ends_as = gpus, gpus // GPUS_OF_A_NODE, work, ends_as
+            job.limit = enough[0] if luck < 0.5 else enough[min(len(enough) - 1, 2)] if luck < 0.8 else MAX_DURATION
+        job.gpus, job.wants, job.work, job.ends_as = gpus, gpus // GPUS_PER_NODE, work, ends_as
         # A high or normal job takes whole nodes from low ones that have run for two hours.
         if gpus >= 256:
             job.qos, job.priority = "high", 3000
-        elif gpus > GPUS_OF_A_NODE:
-            job.qos, job.priority = ("normal", 2000) if what() < 0.4 else ("low", 1000)
+        elif gpus > GPUS_PER_NODE:
+            job.qos, job.priority = ("normal", 2000) if draw() < 0.4 else ("low", 1000)
         else:
-            job.qos, job.priority = ("normal", 2000) if what() < NOT_PREEMPTED else ("low", 1000)
-        job.may_requeue = what() < 0.95
+            job.qos, job.priority = ("normal", 2000) if draw() < NOT_PREEMPTED else ("low", 1000)
+        job.may_requeue = draw() < 0.95
         return job
 
 

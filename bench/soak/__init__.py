@@ -4,7 +4,7 @@ Two nodes share one Slurm. The daemon of one is killed and restarted; the other'
 shows. The same seed gives the same events in the same order.
 
     node.py      a node, its daemon, and the actions on both
-    happens.py   the events: one function each, and the deck of all
+    actions.py   the events: one function each, and the deck of all
     model.py     the expected result: every event and every decision once
     growth.py    values that must not grow
     run.py       the soak from the first step to the report

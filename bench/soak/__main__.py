@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 
-from soak.run import SoakError, soaking
+from soak.run import SoakError, start_soak
 
 
 def main() -> int:
@@ -21,9 +21,9 @@ def main() -> int:
         signal.signal(number, signal.default_int_handler)
     seed = args.seed or random.SystemRandom().randrange(1, 10**6)
     print(f"soak: seed {seed}, {args.seconds:.0f} s", file=sys.stderr, flush=True)
-    with soaking(seed) as soak:
+    with start_soak(seed) as soak:
         try:
-            soak.live(args.seconds, say=2 if args.verbose else 1)
+            soak.run(args.seconds, verbosity=2 if args.verbose else 1)
         except SoakError as error:
             if error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)

@@ -29,15 +29,15 @@ class Sample(NamedTuple):
 def measure(daemon: Healthd) -> dict[str, float]:
     """Measure a daemon. Values are KiB, KB (1,000 bytes) or counts."""
     assert daemon.process is not None
-    ours, worker, text = daemon.process.pid, daemon.worker_pid(), page(daemon)
-    tree = [ours, *descendants(ours)]
+    daemon_pid, worker, text = daemon.process.pid, daemon.worker_pid(), page(daemon)
+    tree = [daemon_pid, *descendants(daemon_pid)]
     ledger = json.loads((daemon.run_dir / "ledger.json").read_bytes())
     return {
-        "descriptors": float(len(os.listdir(f"/proc/{ours}/fd")) + len(os.listdir(f"/proc/{worker}/fd"))),
+        "descriptors": float(len(os.listdir(f"/proc/{daemon_pid}/fd")) + len(os.listdir(f"/proc/{worker}/fd"))),
         "threads": float(sum(len(os.listdir(f"/proc/{pid}/task")) for pid in tree)),
         "processes": float(len(tree)),
         "files": float(sum(1 for path in daemon.run_dir.rglob("*"))),
-        "own memory of the daemon, KiB": memory(ours, "Pss_Anon"),
+        "own memory of the daemon, KiB": memory(daemon_pid, "Pss_Anon"),
         "own memory of the worker, KiB": memory(worker, "Pss_Anon"),
         "PSS of all processes, KiB": sum(memory(pid, "Pss") for pid in tree),
         "ledger, KB": len(json.dumps(ledger, separators=(",", ":"))) / 1000,
@@ -80,7 +80,7 @@ def page(daemon: Healthd) -> bytes:
     return text
 
 
-def what_grew(samples: Sequence[Sample], most_kib: float, most_series: float) -> list[str]:
+def growth_problems(samples: Sequence[Sample], max_kib: float, max_series: float) -> list[str]:
     """Return one sentence for each value that grew. The first sample is taken after everything happened once.
 
     For counts, the last sample is compared with the first; for memory, with the first sample after the warm-up.
@@ -88,20 +88,22 @@ def what_grew(samples: Sequence[Sample], most_kib: float, most_series: float) ->
     if len(samples) < 2:
         return []
     first, last, warm = samples[0], samples[-1], after_warming(samples)
-    told = []
+    problems = []
     for name in first.values:
         if name in COUNTED:
             limit, since = 0.0, first
         elif name.startswith("own memory"):
             # After a kill the worker is a new one that has not yet run all checks.
-            limit, since = most_kib * (4 if "worker" in name else 1), warm[0]
+            limit, since = max_kib * (4 if "worker" in name else 1), warm[0]
         elif name.startswith("series"):
-            limit, since = most_series, first
+            limit, since = max_series, first
         else:
             continue
         if last.values[name] - since.values[name] > limit:
-            told.append(f"{name}: {since.values[name]:g} in round {since.round}, {last.values[name]:g} in {last.round}")
-    return told
+            problems.append(
+                f"{name}: {since.values[name]:g} in round {since.round}, {last.values[name]:g} in {last.round}"
+            )
+    return problems
 
 
 def after_warming(samples: Sequence[Sample]) -> Sequence[Sample]:

@@ -21,10 +21,10 @@ from healthd.agent.conditions.bounds import MAX_CONDITIONS
 from healthd.agent.conditions.ledger import MAX_EVENTS
 from healthd.events.reader import Cursor, Tally, find, read
 from soak import growth
-from soak.model import Command, Wanted, what_is_wrong
+from soak.model import Command, Expected, find_problems
 
 PATIENCE_SECONDS = 240.0  # for what takes seconds on an idle machine
-KEPT = MAX_EVENTS + 100
+FAULTS_TO_FILL = MAX_EVENTS + 100
 FAULTS_AT_ONCE = MAX_CONDITIONS - 4
 CONFIG = """\
 interval_seconds = 1.0
@@ -62,11 +62,11 @@ os.execv({scontrol!r}, ["scontrol", *sys.argv[1:]])
 
 
 class Node:
-    """A node. `is_killed`: its daemon may be killed. `wanted`: what its stream must contain when it is at rest."""
+    """A node. `is_killed`: its daemon may be killed. `expected`: what its stream must contain when it is at rest."""
 
     def __init__(self, cluster: SlurmCluster, name: str, folder: Path, is_killed: bool) -> None:
         self.cluster, self.name, self.folder, self.is_killed = cluster, name, folder, is_killed
-        self.wanted = Wanted()
+        self.expected = Expected()
         self.parts = self.reloads = 0
         self.has_site = False
         self.machine = Machine(folder)
@@ -103,19 +103,19 @@ class Node:
         self.parts += 1
         pci = f"{self.parts >> 8:04x}:{self.parts & 255:02x}:00"
         self.daemon.kernel_line(xid_line(code, pci, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
-        self.wanted.opened[f"gpu_xid/{code}", f"{pci}.0"] += 1
+        self.expected.opened[f"gpu_xid/{code}", f"{pci}.0"] += 1
         return f"{pci}.0"
 
-    def again(self, code: int, part: str, times: int) -> None:
+    def repeat_fault(self, code: int, part: str, times: int) -> None:
         """Repeat the same fault, many times at once: no further condition opens."""
         line = xid_line(code, part.rpartition(".")[0], when=time.clock_gettime(time.CLOCK_MONOTONIC))
         self.daemon.kernel_line(*[line] * times)
 
-    def command(self, tells: str, **request: Any) -> None:
+    def command(self, expected_event: str, **request: Any) -> None:
         """Send a command to the control socket. It must succeed, and the stream must have one event for it."""
         answer = self.daemon.request(**request)
         assert "done" in answer, f"{request}: {answer}"
-        self.wanted.tell(tells)
+        self.expected.expect_report(expected_event)
 
     def configure(self, has_site: bool) -> None:
         """Write another healthd.toml and reload it."""
@@ -123,7 +123,7 @@ class Node:
         self.write_config(CONFIG + (SITE if has_site else ""))
         assert "done" in self.daemon.request(command="reload")
         if has_site is not before:
-            self.wanted.tell("check_enabled site" if has_site else "check_disabled site")
+            self.expected.expect_report("check_enabled site" if has_site else "check_disabled site")
 
     def write_config(self, text: str) -> None:
         new = self.daemon.config.with_suffix(".new")
@@ -133,7 +133,7 @@ class Node:
     def kill(self) -> None:
         """Kill the daemon at any moment and start it again."""
         self.daemon.kill()
-        self.wanted.kills += 1
+        self.expected.kills += 1
         self.daemon.start()
 
     def kill_worker(self) -> None:
@@ -141,7 +141,7 @@ class Node:
 
     def fill(self) -> None:
         """Write enough faults to fill everything that keeps them, so memory has no further reason to grow."""
-        for _ in range(-(-KEPT // FAULTS_AT_ONCE)):
+        for _ in range(-(-FAULTS_TO_FILL // FAULTS_AT_ONCE)):
             parts = [self.xid(31) for _ in range(FAULTS_AT_ONCE)]
             self.until(lambda s, parts=parts: all(condition(s, "gpu_xid/31", part) for part in parts), "all are open")
             self.command("repaired", command="repaired", code="gpu_xid/31")
@@ -149,13 +149,15 @@ class Node:
 
     # waiting
 
-    def until(self, reached: Callable[[dict[str, Any]], object], what: str) -> dict[str, Any]:
-        return self.daemon.wait_until(lambda status: bool(reached(status)), f"{self.name}: {what}", PATIENCE_SECONDS)
+    def until(self, reached: Callable[[dict[str, Any]], object], description: str) -> dict[str, Any]:
+        return self.daemon.wait_until(
+            lambda status: bool(reached(status)), f"{self.name}: {description}", PATIENCE_SECONDS
+        )
 
     def until_open(self, code: str, part: str) -> None:
         self.until(lambda s: (condition(s, code, part) or {}).get("state") == "open", f"{code} {part} is open")
 
-    def until_gone(self, code: str, part: str) -> None:
+    def until_cleared(self, code: str, part: str) -> None:
         self.until(lambda s: condition(s, code, part) is None, f"{code} {part} is gone")
 
     def until_drained(self) -> None:
@@ -170,7 +172,7 @@ class Node:
 
     # rest
 
-    def rest(self) -> None:
+    def repair_all(self) -> None:
         """Repair everything and wait until no condition is open, nothing waits and the node is in service."""
         self.machine.gpus()
         self.configure(has_site=False)
@@ -187,22 +189,22 @@ class Node:
         wait_for_rounds(self.daemon, 2)
         self.until(lambda s: s["stream"]["waiting"] == 0, "the stream is written")
 
-    def what_is_wrong(self) -> list[str]:
+    def find_problems(self) -> list[str]:
         """Return the problems of the node at rest."""
         self.events += [
-            told.fields
+            event.fields
             for s in find([str(self.folder / "state")], self.tally)
-            for told in read(s, self.cursor, self.tally)
+            for event in read(s, self.cursor, self.tally)
         ]
         self.daemon.wait_until(lambda s: not s["problems"], "no problem is left", PATIENCE_SECONDS)
         status = self.daemon.status()
-        wrong = what_is_wrong(self.events, self.commands(), self.wanted)
-        wrong += [f"gap in the stream: {hole}" for hole in self.cursor.sequences.gaps()]
-        wrong += [f"dropped: {status['dropped']}"] if status["dropped"] else []
-        wrong += [f"problems: {status['problems']}"] if status["problems"] else []
+        problems = find_problems(self.events, self.commands(), self.expected)
+        problems += [f"gap in the stream: {hole}" for hole in self.cursor.sequences.gaps()]
+        problems += [f"dropped: {status['dropped']}"] if status["dropped"] else []
+        problems += [f"problems: {status['problems']}"] if status["problems"] else []
         log = self.daemon.log.read_text(errors="replace")
-        wrong += [log[log.index("Traceback") - 200 :][:3000]] if "Traceback" in log else []
-        return wrong
+        problems += [log[log.index("Traceback") - 200 :][:3000]] if "Traceback" in log else []
+        return problems
 
     def commands(self) -> list[Command]:
         path = self.folder / "commands"
@@ -216,10 +218,10 @@ class Node:
 def _command(argv: list[str]) -> Command | None:
     if argv[0] == "requeue":
         return Command("requeue", argv[-1])
-    said = " ".join(argv)
-    if "State=UNDRAIN" in said or "State=RESUME" in said:
+    arguments = " ".join(argv)
+    if "State=UNDRAIN" in arguments or "State=RESUME" in arguments:
         return Command("resume", "")
-    if found := re.search(r"State=DRAIN(?:.*) Reason=(.*)", said) or re.search(r"\bReason=(.*)", said):
+    if found := re.search(r"State=DRAIN(?:.*) Reason=(.*)", arguments) or re.search(r"\bReason=(.*)", arguments):
         return Command("drain", found[1])
     return None
 

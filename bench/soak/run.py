@@ -14,13 +14,13 @@ from random import Random
 
 from slurm_cluster import SlurmCluster
 
-from soak.growth import Sample, table, what_grew
-from soak.happens import DECK, Happening
+from soak.actions import DECK, Action
+from soak.growth import Sample, growth_problems, table
 from soak.node import Node
 
-MOST_KIB = 1024.0  # growth of own memory in an hour after the warm-up
-MOST_SERIES = 0.0
-FEW = 8
+MAX_KIB = 1024.0  # growth of own memory in an hour after the warm-up
+MAX_SERIES = 0.0
+MIN_CARDS = 8
 NO_LIMIT = float("inf")
 SETTLE_SECONDS = 600.0  # until temporary descriptors and processes are gone, on a busy machine
 
@@ -42,60 +42,62 @@ class Soak:
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     happening: str = "the start"
 
-    def live(self, seconds: float, most_kib: float = MOST_KIB, most_series: float = MOST_SERIES, say: int = 0) -> None:
+    def run(self, seconds: float, max_kib: float = MAX_KIB, max_series: float = MAX_SERIES, verbosity: int = 0) -> None:
         """Play decks of all events until the time is over: the first one whole, at least a few cards of the second.
 
-        `say`: 1 prints each rest, 2 each step. Raises SoakError.
+        `verbosity`: 1 prints each rest, 2 each step. Raises SoakError.
         """
         try:
-            if most_kib < NO_LIMIT:
+            if max_kib < NO_LIMIT:
                 for node in self.nodes:
                     self.happening = f"the first faults of {node.name}"
                     node.fill()
             while self.rests < 2 or time.monotonic() - self.began < seconds:
                 for number, (node, happening) in enumerate(self.deck(), 1):
-                    self.step(node, happening, say > 1)
-                    if self.rests and number >= FEW and time.monotonic() - self.began > seconds:
+                    self.step(node, happening, verbosity > 1)
+                    if self.rests and number >= MIN_CARDS and time.monotonic() - self.began > seconds:
                         break
-                self.rest(say > 0)
+                self.check_at_rest(verbosity > 0)
             for node in self.nodes:
-                self.hold(f"{node.name} grew", what_grew(self.of_last_daemon(node), most_kib, most_series))
+                self.require_none(
+                    f"{node.name} grew", growth_problems(self.samples_of_last_daemon(node), max_kib, max_series)
+                )
         except SoakError:
             raise
         except Exception as error:
-            raise SoakError(self.where(f"{type(error).__name__}: {error}")) from error
+            raise SoakError(self.describe_failure(f"{type(error).__name__}: {error}")) from error
 
-    def deck(self) -> list[tuple[Node, Happening]]:
+    def deck(self) -> list[tuple[Node, Action]]:
         cards = [(node, happening) for node in self.nodes for happening in DECK]
         Random(f"{self.seed} deck {self.rests}").shuffle(cards)
         return cards
 
-    def step(self, node: Node, happening: Happening, say: bool) -> None:
+    def step(self, node: Node, happening: Action, is_verbose: bool) -> None:
         self.steps += 1
         self.happening = f"{happening.__name__} on {node.name}"
-        if say:
+        if is_verbose:
             print(f"soak: step {self.steps}: {self.happening}", file=sys.stderr, flush=True)
         happening(node, Random(f"{self.seed} step {self.steps}"))
         self.done[happening.__name__] += 1
 
-    def rest(self, say: bool) -> None:
+    def check_at_rest(self, is_verbose: bool) -> None:
         """Repair everything, then check the events and that counts are back to their first values."""
         self.rests += 1
         self.happening = f"rest {self.rests}"
         for node in self.nodes:
-            node.rest()
-            self.hold(node.name, node.what_is_wrong())
+            node.repair_all()
+            self.require_none(node.name, node.find_problems())
             sample = self.settled(node)
             first = self.samples.get(node.name, [sample])[0]
-            self.hold(f"{node.name} has more open", what_grew([first, sample], NO_LIMIT, NO_LIMIT))
+            self.require_none(f"{node.name} has more open", growth_problems([first, sample], NO_LIMIT, NO_LIMIT))
             self.samples.setdefault(node.name, []).append(sample)
-        if say:
+        if is_verbose:
             seconds = time.monotonic() - self.began
             print(f"soak: {seconds:.0f} s, {self.steps} steps, {self.rests} rests", file=sys.stderr, flush=True)
 
     def settled(self, node: Node) -> Sample:
         """Measure once nothing exceeds the first rest, or after SETTLE_SECONDS."""
-        known = self.samples.get(node.name)
+        earlier = self.samples.get(node.name)
         end = time.monotonic() + SETTLE_SECONDS
         while True:
             assert node.daemon.process is not None
@@ -107,37 +109,41 @@ class Soak:
                     raise
                 continue
             sample = Sample(seconds, number, node.daemon.process.pid, values)
-            if known is None or not what_grew([known[0], sample], NO_LIMIT, NO_LIMIT) or time.monotonic() > end:
+            if (
+                earlier is None
+                or not growth_problems([earlier[0], sample], NO_LIMIT, NO_LIMIT)
+                or time.monotonic() > end
+            ):
                 return sample
             time.sleep(1)
 
-    def of_last_daemon(self, node: Node) -> list[Sample]:
+    def samples_of_last_daemon(self, node: Node) -> list[Sample]:
         """Return the samples of its last process: each kill starts a new one, and older ones are not compared."""
         samples = self.samples.get(node.name, [])
         return [sample for sample in samples if sample.pid == samples[-1].pid]
 
-    def hold(self, what: str, wrong: Sequence[str]) -> None:
-        if wrong:
-            raise SoakError(self.where(f"{what}: " + "\n  ".join(["", *wrong])))
+    def require_none(self, title: str, problems: Sequence[str]) -> None:
+        if problems:
+            raise SoakError(self.describe_failure(f"{title}: " + "\n  ".join(["", *problems])))
 
-    def where(self, what: str) -> str:
+    def describe_failure(self, problem: str) -> str:
         again = f"make soak SEED={self.seed}"
-        return f"seed {self.seed}, step {self.steps} ({self.happening}): {what}\nTo run it again: {again}"
+        return f"seed {self.seed}, step {self.steps} ({self.happening}): {problem}\nTo run it again: {again}"
 
     def report(self) -> str:
         done = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in sorted(self.done.items()))
         lines = [f"seed {self.seed}: {self.steps} steps, {self.rests} rests in {time.monotonic() - self.began:.0f} s"]
         lines.append(done)
         for node in self.nodes:
-            told = f"{len(node.events)} events and {len(node.commands())} commands, each once"
-            lines.append(f"{node.name}: {told}; the daemon was killed {node.wanted.kills} times")
-            if len(samples := self.of_last_daemon(node)) > 1:
+            summary = f"{len(node.events)} events and {len(node.commands())} commands, each once"
+            lines.append(f"{node.name}: {summary}; the daemon was killed {node.expected.kills} times")
+            if len(samples := self.samples_of_last_daemon(node)) > 1:
                 lines.append(table(samples))
         return "\n".join(lines)
 
 
 @contextlib.contextmanager
-def soaking(seed: int) -> Iterator[Soak]:
+def start_soak(seed: int) -> Iterator[Soak]:
     """Yield a soak with two nodes whose daemons run: n1's lives all the time, n2's is killed."""
     with contextlib.ExitStack() as ends:
         cluster = ends.enter_context(SlurmCluster(nodes=2, message_timeout=5))

@@ -145,7 +145,7 @@ def test_sets_depend_on_seed_only() -> None:
 
 def test_sets_have_stated_slowdown_and_gangs_wait() -> None:
     for made in small_sets(40, 0):
-        event, steady = made.events[0], not made.beside & {"jitter", "pauses", "bimodal", "batch_size", "gaps"}
+        event, steady = made.events[0], not made.disturbances & {"jitter", "pauses", "bimodal", "batch_size", "gaps"}
         if made.gang:
             for item in made.series:
                 assert item.busy is not None

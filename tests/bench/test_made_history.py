@@ -20,7 +20,7 @@ if BENCH not in sys.path:
     sys.path.append(BENCH)
 
 from history import faults  # noqa: E402
-from history.making import make  # noqa: E402
+from history.generate import make  # noqa: E402
 from history.size import DAY, Size, nodes_for, refusal  # noqa: E402
 
 from healthd.events.schema import EVENTS, HEAD  # noqa: E402
@@ -117,7 +117,7 @@ def test_other_seed_produces_other_history(tmp_path):
 def test_more_xids_change_streams_but_no_job(tmp_path, monkeypatch):
     """Programs with more Xids change streams and truth only."""
     make(TINY, tmp_path / "few")
-    monkeypatch.setattr(faults, "PROGRAM_TELLS", 1.0)
+    monkeypatch.setattr(faults, "PROGRAM_SIGN_SHARE", 1.0)
     make(TINY, tmp_path / "many")
     assert digest(tmp_path / "few", "sacct/*") == digest(tmp_path / "many", "sacct/*")
     assert digest(tmp_path / "few", "truth/faults.csv") == digest(tmp_path / "many", "truth/faults.csv")

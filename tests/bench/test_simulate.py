@@ -40,11 +40,11 @@ def fleet_of(nodes: int, limits: FleetLimits = LIMITS, away: tuple[float, float]
 
 def test_dead_file_server_drains_up_to_limit_and_all_resume() -> None:
     fleet, slurmctld = fleet_of(300)
-    fleet.break_with(dead_file_server(fleet.nodes, 0, HOUR))
+    fleet.add_fault(dead_file_server(fleet.nodes, 0, HOUR))
     fleet.run(HOUR)
     assert len(nodes_with_counted_drain(fleet)) == len(slurmctld.drained) == 30
     assert slurmctld.peak <= 1.2 * 30
-    assert sum(node.held > 0 for node in fleet.nodes.values()) == 270
+    assert sum(node.hold_count > 0 for node in fleet.nodes.values()) == 270
     fleet.run(HOUR + 700)
     assert slurmctld.drained == {}
     assert all(node.memory.hold is None for node in fleet.nodes.values())
@@ -55,7 +55,7 @@ def test_dead_file_server_drains_up_to_limit_and_all_resume() -> None:
 
 def test_hardware_faults_are_drained_at_once() -> None:
     fleet, slurmctld = fleet_of(300)
-    fleet.break_with(hardware_faults(sorted(fleet.nodes)[::100], 10, HOUR))
+    fleet.add_fault(hardware_faults(sorted(fleet.nodes)[::100], 10, HOUR))
     fleet.run(11)
     assert set(slurmctld.drained) == {"n0000", "n0100", "n0200"}
 
@@ -63,8 +63,8 @@ def test_hardware_faults_are_drained_at_once() -> None:
 def test_hardware_faults_are_drained_while_limit_is_reached() -> None:
     fleet, slurmctld = fleet_of(300)
     wave = sorted(fleet.nodes)[::30]
-    fleet.break_with(dead_file_server(fleet.nodes, 0, HOUR))
-    fleet.break_with(hardware_faults(wave, 1800, 5 * HOUR))
+    fleet.add_fault(dead_file_server(fleet.nodes, 0, HOUR))
+    fleet.add_fault(hardware_faults(wave, 1800, 5 * HOUR))
     fleet.run(1799)
     assert len(slurmctld.drained) == 30
     fleet.run(1802)
@@ -76,14 +76,14 @@ def test_hardware_faults_are_drained_while_limit_is_reached() -> None:
 
 def test_bug_resembling_hardware_fault_stops_at_second_limit() -> None:
     fleet, slurmctld = fleet_of(300)
-    fleet.break_with(hardware_faults(fleet.nodes, 10, HOUR))
+    fleet.add_fault(hardware_faults(fleet.nodes, 10, HOUR))
     fleet.run(HOUR - 1)
     assert len(nodes_with_counted_drain(fleet)) == len(slurmctld.drained) <= 90
 
 
 def test_freed_places_are_taken_by_waiting_nodes() -> None:
     fleet, slurmctld = fleet_of(300)
-    fleet.break_with(dead_file_server(fleet.nodes, 0, 12 * HOUR))
+    fleet.add_fault(dead_file_server(fleet.nodes, 0, 12 * HOUR))
     fleet.run(HOUR)
     first = set(slurmctld.drained)
     for name in sorted(first)[:10]:  # an operator takes over these drains
@@ -96,7 +96,7 @@ def test_freed_places_are_taken_by_waiting_nodes() -> None:
 
 def test_requests_are_spread_after_slurmctld_returns() -> None:
     fleet, slurmctld = fleet_of(300, away=(100, 1900))
-    fleet.break_with(dead_file_server(fleet.nodes, 0, 2 * HOUR))
+    fleet.add_fault(dead_file_server(fleet.nodes, 0, 2 * HOUR))
     fleet.run(2 * HOUR)
     assert len(nodes_with_counted_drain(fleet)) == 30
     assert max(slurmctld.tables.values()) <= 30
@@ -119,8 +119,8 @@ def test_drains_for_shared_cause_never_exceed_limit(
     fleet, slurmctld = fleet_of(nodes, limits, (away[0], away[1]))
     names = sorted(fleet.nodes)
     broken = {names[index] for index in own_faults if index < nodes}
-    fleet.break_with(dead_file_server(names, start, 3 * HOUR))
-    fleet.break_with(hardware_faults(broken, start + 200, 9 * HOUR))
+    fleet.add_fault(dead_file_server(names, start, 3 * HOUR))
+    fleet.add_fault(hardware_faults(broken, start + 200, 9 * HOUR))
     limit = limit_for(nodes, limits, own_hardware=False)
     for moment in range(60, int(3 * HOUR), 60):
         fleet.run(moment)
@@ -134,6 +134,6 @@ def test_drains_for_shared_cause_never_exceed_limit(
 @pytest.mark.parametrize("nodes", [3, 4])
 def test_simultaneous_faults_of_three_nodes_leave_two_drained(nodes: int) -> None:
     fleet, slurmctld = fleet_of(nodes, FleetLimits(jitter_seconds=0.0))
-    fleet.break_with(dead_file_server(fleet.nodes, 0, 3 * HOUR))
+    fleet.add_fault(dead_file_server(fleet.nodes, 0, 3 * HOUR))
     fleet.run(2 * HOUR)
     assert len(slurmctld.drained) == 2

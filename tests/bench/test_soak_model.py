@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from soak.growth import Sample, slope, what_grew
-from soak.model import Command, Wanted, what_is_wrong
+from soak.growth import Sample, growth_problems, slope
+from soak.model import Command, Expected, find_problems
 
 PART = "0000:61:00.0"
 REASON = f"healthd: gpu_xid/79 {PART}: Xid 79"
@@ -42,16 +42,16 @@ def commands_of_fault() -> list[Command]:
     return [Command("drain", REASON), Command("requeue", "7"), Command("resume", "")]
 
 
-def expectation(kills: int = 0) -> Wanted:
+def expectation(kills: int = 0) -> Expected:
     user_commands = {"acknowledged": (1, 1), "repaired": (1, 1)}
-    expected = Wanted(told=user_commands, requeued={"7"}, kills=kills)
+    expected = Expected(reports=user_commands, requeued={"7"}, kills=kills)
     expected.opened["gpu_xid/79", PART] = 1
     return expected
 
 
 def test_correct_events_and_commands_are_accepted() -> None:
-    assert what_is_wrong(events_of_fault(), commands_of_fault(), expectation()) == []
-    assert what_is_wrong(events_of_fault(), commands_of_fault(), expectation(kills=3)) == []
+    assert find_problems(events_of_fault(), commands_of_fault(), expectation()) == []
+    assert find_problems(events_of_fault(), commands_of_fault(), expectation(kills=3)) == []
 
 
 @pytest.mark.parametrize("index", range(len(events_of_fault())))
@@ -65,7 +65,7 @@ def test_duplicate_event_is_detected(index: int, kills: int) -> None:
         ("requeue", "sent"),  # a kill may come between the event and the command; the event is then sent again
     }
     ends_acknowledgement = events[index].get("was") == "acknowledged"  # the number of these events depends on the acks
-    assert bool(what_is_wrong(events, commands_of_fault(), expectation(kills))) is not bool(
+    assert bool(find_problems(events, commands_of_fault(), expectation(kills))) is not bool(
         is_allowed or ends_acknowledgement
     )
 
@@ -74,7 +74,7 @@ def test_duplicate_event_is_detected(index: int, kills: int) -> None:
 def test_missing_event_is_detected(index: int) -> None:
     events = events_of_fault()
     removed = events.pop(index)
-    is_wrong = bool(what_is_wrong(events, commands_of_fault(), expectation()))
+    is_wrong = bool(find_problems(events, commands_of_fault(), expectation()))
     assert is_wrong is (removed.get("was") != "acknowledged")
 
 
@@ -83,24 +83,24 @@ def test_repeated_or_missing_command_is_detected(index: int) -> None:
     twice, missing = commands_of_fault(), commands_of_fault()
     twice.insert(index, twice[index])
     del missing[index]
-    assert what_is_wrong(events_of_fault(), twice, expectation(kills=5)) != []
-    assert what_is_wrong(events_of_fault(), missing, expectation()) != []
+    assert find_problems(events_of_fault(), twice, expectation(kills=5)) != []
+    assert find_problems(events_of_fault(), missing, expectation()) != []
 
 
 def test_unexpected_and_missing_faults_are_detected() -> None:
     expected = expectation()
     expected.opened["gpu_xid/79", "0000:62:00.0"] = 1
-    assert what_is_wrong(events_of_fault(), commands_of_fault(), expected) == [
+    assert find_problems(events_of_fault(), commands_of_fault(), expected) == [
         "gpu_xid/79 0000:62:00.0 opened 0 times, not 1"
     ]
     expected = expectation()
     del expected.opened["gpu_xid/79", PART]
     expected.opened["gpu_xid/31", PART] = 0
-    assert what_is_wrong(events_of_fault(), commands_of_fault(), expected) == [], (
+    assert find_problems(events_of_fault(), commands_of_fault(), expected) == [], (
         "unexpected codes may open any number of times"
     )
     expected.opened["gpu_xid/79", PART] = 0
-    assert what_is_wrong(events_of_fault(), commands_of_fault(), expected) == [
+    assert find_problems(events_of_fault(), commands_of_fault(), expected) == [
         f"gpu_xid/79 {PART} opened 1 times, not 0"
     ]
 
@@ -109,22 +109,22 @@ def test_unanswered_command_may_have_worked_but_is_reported_once() -> None:
     refused = {"event": "drain", "stage": "refused", "reason": REASON, "error": "no answer"}
     events, twice = events_of_fault(), [commands_of_fault()[0], *commands_of_fault()]
     late = [*events[:2], refused, *events[2:]]
-    assert what_is_wrong(late, commands_of_fault(), expectation()) == []
-    assert what_is_wrong([*events[:2], refused, *events[1:]], twice, expectation()) == []
-    assert what_is_wrong([*events[:2], refused, refused, *events[2:]], commands_of_fault(), expectation()) != []
-    assert what_is_wrong([*late[:4], refused, *late[4:]], commands_of_fault(), expectation()) != []
+    assert find_problems(late, commands_of_fault(), expectation()) == []
+    assert find_problems([*events[:2], refused, *events[1:]], twice, expectation()) == []
+    assert find_problems([*events[:2], refused, refused, *events[2:]], commands_of_fault(), expectation()) != []
+    assert find_problems([*late[:4], refused, *late[4:]], commands_of_fault(), expectation()) != []
 
 
 def test_dropped_lines_are_reported() -> None:
     events = [*events_of_fault(), {"event": "dropped", "count": 2, "from_seq": 7, "to_seq": 8}]
-    (mistake,) = what_is_wrong(events, commands_of_fault(), expectation())
-    assert mistake.startswith("the stream had no room for lines: ")
+    (mistake,) = find_problems(events, commands_of_fault(), expectation())
+    assert mistake.startswith("the stream dropped lines: ")
 
 
 def test_repeated_requeue_is_detected_after_kills() -> None:
     twice = [*commands_of_fault(), Command("requeue", "7")]
     events = [*events_of_fault(), {"event": "requeue", "stage": "sent", "job": "7"}]
-    assert any("requeued not once" in mistake for mistake in what_is_wrong(events, twice, expectation(kills=9)))
+    assert any("requeued not once" in mistake for mistake in find_problems(events, twice, expectation(kills=9)))
 
 
 def samples(descriptors: list[float], kib: list[float]) -> list[Sample]:
@@ -137,11 +137,11 @@ def samples(descriptors: list[float], kib: list[float]) -> list[Sample]:
 
 def test_growth_counts_each_descriptor_but_memory_only_after_warm_up() -> None:
     level = [20000.0, 21000, 22000, 22000, 22000, 22000]
-    assert what_grew(samples([14.0] * 6, level), 1024, 0) == []
-    assert what_grew(samples([14.0, 15, 15, 15, 14, 14], level), 1024, 0) == [], "it was closed again"
-    (mistake,) = what_grew(samples([14.0, 14, 14, 14, 14, 15], level), 1024, 0)
+    assert growth_problems(samples([14.0] * 6, level), 1024, 0) == []
+    assert growth_problems(samples([14.0, 15, 15, 15, 14, 14], level), 1024, 0) == [], "it was closed again"
+    (mistake,) = growth_problems(samples([14.0, 14, 14, 14, 14, 15], level), 1024, 0)
     assert mistake == "descriptors: 14 in round 0, 15 in 500"
-    (mistake,) = what_grew(samples([14.0] * 6, [*level[:-1], 24000.0]), 1024, 0)
+    (mistake,) = growth_problems(samples([14.0] * 6, [*level[:-1], 24000.0]), 1024, 0)
     assert mistake == "own memory of the daemon, KiB: 22000 in round 200, 24000 in 500"
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from failslow_figures import make_folder  # noqa: E402
-from fleet_excerpts import CONSOLE, block, commands, printed  # noqa: E402
+from fleet_excerpts import CONSOLE, block, command_output, commands  # noqa: E402
 
 PAGE = ROOT / "docs/fail-slow-plan.md"
 Captured = pytest.CaptureFixture[str]
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("terminal", CONSOLE.findall(PAGE.read_text("utf-8")), ids=lambda text: text.partition("\n")[0])
 def test_terminal_on_page_matches_output(terminal: str, folder: Path) -> None:
-    assert block(commands(terminal), lambda command: printed(command, folder)) == terminal
+    assert block(commands(terminal), lambda command: command_output(command, folder)) == terminal
 
 
 def run_failslow(capsys: Captured, *arguments: str) -> tuple[int, str, str]:

@@ -92,7 +92,7 @@ def test_applied_rejects_unfitting_mutants(mutants, function, line, mutated, occ
 
 def test_edits_change_logic_and_no_text(mutants):
     mutated_lines = {
-        mutants.mutant_of("gauge.py", name, SOURCE, edit).mutated
+        mutants.make_mutant("gauge.py", name, SOURCE, edit).mutated
         for name, function in mutants.functions(ast.parse(SOURCE))
         for edit in mutants.edits(function, SOURCE.encode().split(b"\n"))
     }

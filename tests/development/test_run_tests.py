@@ -99,7 +99,7 @@ def test_failures_in_four_files_are_red_without_second_run(tmp_path):
     flaky = {f"test_{n}": FLAKY.format(seen=str(tmp_path / f"seen{n}")) for n in range(4)}
     status, printed = run(create_project(tmp_path, **flaky))
     assert status == 1
-    assert "run_tests: tests of 4 files failed: not by chance, they do not run again" in printed
+    assert "run_tests: tests of 4 files failed: too many for chance, no second run" in printed
 
 
 def test_usage_error_is_not_test_failure(tmp_path):
@@ -193,7 +193,7 @@ def test_terminated_run_names_running_tests_and_leaves_nothing(tmp_path):
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert "run_tests: ended; running were: test_a.py::test_hangs\n" in printed
+    assert "run_tests: terminated; running tests: test_a.py::test_hangs\n" in printed
     assert (is_running(pid), Path(folder).exists()) == (False, False)
 
 
@@ -210,7 +210,7 @@ def test_leftovers_of_killed_run_are_removed_by_next_run(tmp_path):
     (tmp_path / "test_a.py").write_text(RIGHT)
     status, printed = run(tmp_path)
     assert status == 0, printed
-    assert f"run_tests: a run was killed; what it left in {folder} is removed" in printed
+    assert f"run_tests: an earlier run was killed; removing its processes and {folder}" in printed
     assert (is_running(pid), Path(folder).exists()) == (False, False)
 
 

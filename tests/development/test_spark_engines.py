@@ -71,8 +71,8 @@ def run_within(tmp_path: Path, comparison: str) -> tuple[int, str]:
         ("exit 0", 0, ""),
         ("exit 1", 1, ""),
         ("exit 2", 1, ""),
-        ("exit 75", 0, "spark DID NOT RUN: the reason stands above"),
-        ("sleep 30", 0, "spark DID NOT RUN to its end within 1 s"),
+        ("exit 75", 0, "spark DID NOT RUN: see the reason above"),
+        ("sleep 30", 0, "spark DID NOT FINISH within 1 s"),
     ],
 )
 def test_spark_within_fails_only_for_differences(tmp_path, comparison, status, message):

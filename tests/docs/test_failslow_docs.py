@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("terminal", TERMINALS, ids=lambda terminal: terminal.partition("\n")[0][2:60])
 def test_console_block_shows_current_output(terminal: str, folder: Path) -> None:
-    now = FIGURES.block(FIGURES.commands(terminal), lambda command: FIGURES.printed(command, folder))
+    now = FIGURES.block(FIGURES.commands(terminal), lambda command: FIGURES.command_output(command, folder))
     assert now == terminal, "scripts/failslow_figures.py updates the page"
     assert "Traceback" not in now
 
@@ -75,5 +75,5 @@ def test_training_loop_writes_files_readable_by_failslow(
         monkeypatch.setenv("RANK", str(rank))
         exec(compile(loop, "docs/fail-slow.md", "exec"), {"steps": 30, "train_step": lambda: sum(range(20_000))})
         (tmp_path / f"times-{rank}.csv").rename(ranks / f"times-{rank}.csv")
-    output = FIGURES.printed(f"healthd failslow {shlex.quote(str(ranks))} --json", folder)
+    output = FIGURES.command_output(f"healthd failslow {shlex.quote(str(ranks))} --json", folder)
     assert output.count('"samples": 30') == 2, output

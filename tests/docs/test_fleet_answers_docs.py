@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("terminal", TERMINALS, ids=lambda terminal: terminal.partition("\n")[0][2:60])
 def test_console_block_shows_current_output(terminal: str, folder: Path) -> None:
-    now = EXCERPTS.block(EXCERPTS.commands(terminal), lambda command: EXCERPTS.printed(command, folder))
+    now = EXCERPTS.block(EXCERPTS.commands(terminal), lambda command: EXCERPTS.command_output(command, folder))
     assert now == terminal, "scripts/fleet_excerpts.py updates the page"
 
 

@@ -36,6 +36,6 @@ def test_figure_is_reproducible_and_labels_limit(tmp_path: Path) -> None:
     for path in drawn:
         command = [sys.executable, "scripts/fleet_limit_figure.py", "--nodes", "300", "--to", str(path)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-        assert (result.returncode, result.stdout) == (0, f"{path} is written\n"), result.stdout + result.stderr
+        assert (result.returncode, result.stdout) == (0, f"{path}: written\n"), result.stdout + result.stderr
     assert drawn[0].read_bytes() == drawn[1].read_bytes()
     assert "limit for shared causes: 30" in words(drawn[0])

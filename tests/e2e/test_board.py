@@ -42,11 +42,11 @@ def require_prometheus() -> None:
 def test_each_panel_has_data_of_made_up_day(tmp_path: Path) -> None:
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
-        with board.prometheus_of(board.history(), tmp_path, port) as url:
+        with board.prometheus(board.history(), tmp_path, port) as url:
             for name in ("fleet", "node"):
                 for panel in board.panels(name):
                     for target in panel["targets"]:
-                        found = board.asked(url, target, board.BEGIN, board.END, board.VARIABLES)
+                        found = board.run_query(url, target, board.BEGIN, board.END, board.VARIABLES)
                         assert found, (panel["title"], target["expr"])
 
 
@@ -70,12 +70,14 @@ def test_clusters_with_equal_node_names_and_other_exporters_are_separate(
     monkeypatch.setattr(board, "BEGIN", board.END - 2 * board.STEP)
     with contextlib.ExitStack() as ports:
         port = free_ports(1, ports)
-        with board.prometheus_of(two_clusters(), tmp_path, port) as url:
+        with board.prometheus(two_clusters(), tmp_path, port) as url:
             for name in ("fleet", "node"):
                 for panel in board.panels(name):
                     for target in panel["targets"]:  # none fails; one of two clusters is half of both
-                        both = board.asked(url, target, board.BEGIN, board.END, board.VARIABLES)
-                        first = board.asked(url, target, board.BEGIN, board.END, {**board.VARIABLES, "cluster": "c1"})
+                        both = board.run_query(url, target, board.BEGIN, board.END, board.VARIABLES)
+                        first = board.run_query(
+                            url, target, board.BEGIN, board.END, {**board.VARIABLES, "cluster": "c1"}
+                        )
                         assert len(first) <= len(both)
                         if panel["type"] == "stat" and not target["legendFormat"] and name == "fleet":
                             assert float(both[0]["value"][1]) == 2 * float(first[0]["value"][1]), panel["title"]
@@ -108,13 +110,13 @@ def test_real_healthd_with_fault_fills_expected_panels(tmp_path: Path) -> None:
 
         def query_now(query: str) -> list[dict[str, Any]]:
             with contextlib.suppress(OSError):
-                return board.asked(url, {"expr": query, "instant": True}, 0, int(time.time()), variables)
+                return board.run_query(url, {"expr": query, "instant": True}, 0, int(time.time()), variables)
             return []
 
         def has_data(panel: dict[str, Any]) -> bool:
             """Return True if the panel had data in the last 600 s. On a busy machine a scrape can time out."""
             now = int(time.time())
-            found = [board.asked(url, target, now - 600, now, variables) for target in panel["targets"]]
+            found = [board.run_query(url, target, now - 600, now, variables) for target in panel["targets"]]
             return any(found)
 
         until(lambda: bool(query_now('healthd_condition_open{code="gpu_xid/79"} == 1')), "the fault is scraped", 120)

@@ -24,7 +24,7 @@ from healthd.agent.slurm.policy import Owner, Policy
 from healthd.common.model import DrainRecord, FleetHold, Leave, Mode, Severity
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-from simulate import STEP, WAVE, against_a_real_one
+from simulate import STEP, WAVE, against_real_slurmctld
 
 
 @pytest.fixture
@@ -184,12 +184,12 @@ def test_fullest_partition_decides_even_if_hidden_or_down(version: str | None) -
 
 def test_twenty_nodes_meet_aims_of_make_simulate() -> None:
     """Simulates two and a half hours, with real commands."""
-    outcome, counted_requests = against_a_real_one(20)
+    outcome, counted_requests = against_real_slurmctld(20)
     assert outcome.missed() == []
     before_the_wave = outcome.drained[: int(WAVE / STEP) - 1]
     assert max(before_the_wave) == 2, "the limit is used and not exceeded (the wave's node may be one of the two)"
     assert outcome.wave_drained == 1
-    assert counted_requests == outcome.asked, "sdiag counted each request, and no other"
+    assert counted_requests == outcome.total_requests, "sdiag counted each request, and no other"
 
 
 def test_nothing_is_drained_or_requeued_if_fleet_cannot_be_counted(cluster: SlurmCluster, tmp_path: Path) -> None:

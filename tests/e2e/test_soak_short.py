@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from soak.happens import DECK
-from soak.run import NO_LIMIT, soaking
+from soak.actions import DECK
+from soak.run import NO_LIMIT, start_soak
 
 SEED = int(os.environ.get("HEALTHD_SOAK_SEED", "1"))
 SECONDS = 120
@@ -23,7 +23,7 @@ SECONDS = 120
 
 @pytest.mark.timeout(3600)
 def test_every_event_and_decision_occurs_once_and_nothing_stays_open() -> None:
-    with soaking(SEED) as soak:
-        soak.live(SECONDS, most_kib=NO_LIMIT, most_series=NO_LIMIT)  # the warm-up takes many more rounds
+    with start_soak(SEED) as soak:
+        soak.run(SECONDS, max_kib=NO_LIMIT, max_series=NO_LIMIT)  # the warm-up takes many more rounds
         print(soak.report())
     assert min(soak.done[happening.__name__] for happening in DECK) >= len(soak.nodes)

@@ -11,7 +11,7 @@ BENCH = str(Path(__file__).parents[2] / "bench")
 if BENCH not in sys.path:
     sys.path.append(BENCH)
 
-from history.making import make  # noqa: E402
+from history.generate import make  # noqa: E402
 from history.size import Size  # noqa: E402
 
 

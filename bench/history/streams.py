@@ -24,7 +24,7 @@ BUFFER = 1 << 14  # bytes of a node that are buffered before they are written
 REPEATED, TORN = 0.0005, 0.1  # share of the lines repeated; share of the starts after a kill with a torn line
 
 
-class Standing:
+class OpenCondition:
     """A condition of a node. `onset`: its true start; `because`: its cause. `opened`: 0 = not yet reported."""
 
     __slots__ = (
@@ -37,7 +37,7 @@ class Standing:
         self.severity, self.state, self.id = sign.severity, "open", ""
         self.first = self.last = self.count = self.opened = self.written = 0
 
-    def look(self, now: int) -> None:
+    def update_count(self, now: int) -> None:
         """Update the count: each round sees a level."""
         if self.sign.kind == "level":
             self.count = 1 + (now - self.first) // ROUND
@@ -62,7 +62,7 @@ class Daemon:
         self.source = Source(CLUSTER, name, "", "")
         self.lines: list[str] = []
         self.checks, self.rolled = set(CHECKS), set[int]()
-        self.standing: dict[tuple[str, str], Standing] = {}
+        self.standing: dict[tuple[str, str], OpenCondition] = {}
 
     def round_from(self, now: int) -> int:
         """Return the time of its next round."""
@@ -70,12 +70,12 @@ class Daemon:
 
 
 class Streams:
-    """Writes the streams. `told` counts the lines that a reader finds, by event, without repeats."""
+    """Writes the streams. `event_counts` counts the lines that a reader finds, by event, without repeats."""
 
     def __init__(self, size: Size, clock: Clock, folder: Path, truth: Truth) -> None:
         self._size, self._clock, self._folder, self._truth = size, clock, folder, truth
         self._draw, self._luck = stream(size.seed, "streams"), stream(size.seed, "repeats")
-        self.told = Counter[str]()
+        self.event_counts = Counter[str]()
         self.repeats = self.torn = 0
         self.missing = Counter[str]()  # lost lines, by kind of loss
         self.nodes = [Daemon(node_name(n), between(self._draw, 0, ROUND)) for n in range(size.nodes)]
@@ -97,13 +97,13 @@ class Streams:
             d.seq, d.booted = 0, now - 60
         d.on = True
         d.run += 1
-        self._say(now, d, "started", version=VERSION, mode="act", last_alive=last_alive, clean=clean)
+        self._emit(now, d, "started", version=VERSION, mode="act", last_alive=last_alive, clean=clean)
         for number, (share, event, check) in enumerate(ROLL_OUTS):
             if self._size.at(share) <= now and number not in d.rolled:
                 self._roll(now, d, number, event, check)
-        for key, standing in list(d.standing.items()):
-            if not standing.opened:
-                self._open(now, d, key, standing)
+        for key, condition in list(d.standing.items()):
+            if not condition.opened:
+                self._open(now, d, key, condition)
         self._clock.at(now + 30, self._alive, (d, d.run))
 
     def stop(self, now: int, node: int, clean: bool) -> None:
@@ -111,7 +111,7 @@ class Streams:
         d = self.nodes[node]
         if d.on:
             if clean:
-                self._say(now, d, "stopped", why="SIGTERM")
+                self._emit(now, d, "stopped", why="SIGTERM")
             d.on, d.stopped = False, now
 
     def roll_out(self, now: int, node: int) -> None:
@@ -125,7 +125,7 @@ class Streams:
         (d.checks.discard if event == "check_disabled" else d.checks.add)(check)
         version = NEXT_VERSION if event == "check_changed" else VERSION
         settings = f"{crc32((check + version).encode()):08x}"
-        self._say(now, d, event, check=check, instance="", version=version, settings=settings, since=now)
+        self._emit(now, d, event, check=check, instance="", version=version, settings=settings, since=now)
         self._truth.row("checks", d.name, check, event, now)
 
     def _alive(self, now: int, about: tuple[Daemon, int]) -> None:
@@ -133,7 +133,7 @@ class Streams:
         d, run = about
         if not d.on or d.run != run:
             return
-        standing = [
+        conditions = [
             {
                 "condition": s.id,
                 "check": s.sign.check,
@@ -146,7 +146,7 @@ class Streams:
             for s in d.standing.values()
             if s.opened
         ]
-        self._say(now, d, "alive", conditions=standing, checks=sorted(d.checks))
+        self._emit(now, d, "alive", conditions=conditions, checks=sorted(d.checks))
         self._clock.at(now + DAY, self._alive, about)
 
     # conditions
@@ -155,57 +155,57 @@ class Streams:
         """Begin a fault. An edge is reported at once or never, a level at the next round of a running daemon."""
         d = self.nodes[node]
         key = sign.code, subject
-        standing = d.standing.get(key)
-        if standing:
+        condition = d.standing.get(key)
+        if condition:
             if sign.kind == "edge" and d.on:
-                standing.count += 1
-                standing.last = now
-                if standing.count in (10, 100, 1000) or now - standing.written >= 3600:
-                    self._condition(now, d, "seen_again", standing)
+                condition.count += 1
+                condition.last = now
+                if condition.count in (10, 100, 1000) or now - condition.written >= 3600:
+                    self._condition(now, d, "seen_again", condition)
             return
-        standing = Standing(sign, subject, now, because, jobs)
+        condition = OpenCondition(sign, subject, now, because, jobs)
         sees = sign.check in d.checks and d.on
         if sign.kind == "level":
-            d.standing[key] = standing
-            self._clock.at(d.round_from(now), self._first_look, (d, key, standing))
+            d.standing[key] = condition
+            self._clock.at(d.round_from(now), self._first_round, (d, key, condition))
         elif sees:
-            d.standing[key] = standing
-            self._open(now, d, key, standing)
+            d.standing[key] = condition
+            self._open(now, d, key, condition)
         else:
-            self._true_condition(d, standing, now)
+            self._true_condition(d, condition, now)
 
     def sees(self, node: int, sign: Sign) -> bool:
         d = self.nodes[node]
         return d.on and sign.check in d.checks
 
-    def over(self, now: int, node: int, keys: list[tuple[str, str]], by: str) -> None:
+    def clear(self, now: int, node: int, keys: list[tuple[str, str]], by: str) -> None:
         """End the conditions of these keys."""
         d = self.nodes[node]
         for key in keys:
-            standing = d.standing.pop(key, None)
-            if standing is None:
+            condition = d.standing.pop(key, None)
+            if condition is None:
                 continue
-            if not standing.opened:
-                self._true_condition(d, standing, now)
+            if not condition.opened:
+                self._true_condition(d, condition, now)
                 continue
-            standing.look(min(now, d.stopped) if not d.on else now)
+            condition.update_count(min(now, d.stopped) if not d.on else now)
             if d.on:
-                self._condition(now, d, "cleared", standing, cleared_by=by)
-            self._true_condition(d, standing, now)
+                self._condition(now, d, "cleared", condition, cleared_by=by)
+            self._true_condition(d, condition, now)
 
-    def worse(self, now: int, node: int, key: tuple[str, str], severity: str) -> None:
+    def worsen(self, now: int, node: int, key: tuple[str, str], severity: str) -> None:
         d = self.nodes[node]
-        standing = d.standing.get(key)
-        if standing and standing.opened and d.on:
-            was, standing.severity = standing.severity, severity
-            self._condition(now, d, "worsened", standing, was=was)
+        condition = d.standing.get(key)
+        if condition and condition.opened and d.on:
+            was, condition.severity = condition.severity, severity
+            self._condition(now, d, "worsened", condition, was=was)
 
     def acknowledged(self, now: int, node: int, key: tuple[str, str], who: str, until: int) -> None:
         d = self.nodes[node]
-        standing = d.standing.get(key)
-        if standing and standing.opened and d.on:
-            standing.state = "acknowledged"
-            self._condition(now, d, "acknowledged", standing, who=who, why="known", until=until)
+        condition = d.standing.get(key)
+        if condition and condition.opened and d.on:
+            condition.state = "acknowledged"
+            self._condition(now, d, "acknowledged", condition, who=who, why="known", until=until)
 
     def job_ended(self, now: int, node: int) -> None:
         """Schedule a write, five minutes later, of what was seen in the job's last ten minutes."""
@@ -215,45 +215,45 @@ class Streams:
     def end(self) -> None:
         """End the history: write open conditions to the truth and all lines to their files."""
         for d in self.nodes:
-            for standing in d.standing.values():
-                self._true_condition(d, standing, None)
+            for condition in d.standing.values():
+                self._true_condition(d, condition, None)
             self._flush_lines(d)
 
-    def _first_look(self, now: int, about: tuple[Daemon, tuple[str, str], Standing]) -> None:
-        d, key, standing = about
-        if d.standing.get(key) is standing and not standing.opened and d.on and standing.sign.check in d.checks:
-            self._open(now, d, key, standing)
+    def _first_round(self, now: int, about: tuple[Daemon, tuple[str, str], OpenCondition]) -> None:
+        d, key, condition = about
+        if d.standing.get(key) is condition and not condition.opened and d.on and condition.sign.check in d.checks:
+            self._open(now, d, key, condition)
 
-    def _open(self, now: int, d: Daemon, key: tuple[str, str], standing: Standing) -> None:
-        if standing.sign.check not in d.checks:
+    def _open(self, now: int, d: Daemon, key: tuple[str, str], condition: OpenCondition) -> None:
+        if condition.sign.check not in d.checks:
             return
-        standing.first = standing.last = standing.opened = now
-        standing.count = 1
-        standing.id = f"{crc32(' '.join((d.name, *key)).encode()):08x}-{now}"
-        self._condition(now, d, "opened", standing)
-        if standing.sign.kind == "level":
-            self._clock.at(now + 9 * ROUND, self._again, (d, key, standing))
+        condition.first = condition.last = condition.opened = now
+        condition.count = 1
+        condition.id = f"{crc32(' '.join((d.name, *key)).encode()):08x}-{now}"
+        self._condition(now, d, "opened", condition)
+        if condition.sign.kind == "level":
+            self._clock.at(now + 9 * ROUND, self._again, (d, key, condition))
 
-    def _again(self, now: int, about: tuple[Daemon, tuple[str, str], Standing]) -> None:
+    def _again(self, now: int, about: tuple[Daemon, tuple[str, str], OpenCondition]) -> None:
         """Write the tenth sighting, then one per hour."""
-        d, key, standing = about
-        if d.standing.get(key) is standing:
-            standing.look(now)
+        d, key, condition = about
+        if d.standing.get(key) is condition:
+            condition.update_count(now)
             if d.on:
-                self._condition(now, d, "seen_again", standing)
+                self._condition(now, d, "seen_again", condition)
             self._clock.at(now + 3600, self._again, about)
 
     def _flush(self, now: int, about: tuple[Daemon, int]) -> None:
         d, ended = about
-        for standing in d.standing.values():
-            if d.on and standing.opened:
-                standing.look(now)
-                if standing.last >= ended - 600 and standing.last > standing.written:
-                    self._condition(now, d, "seen_again", standing)
+        for condition in d.standing.values():
+            if d.on and condition.opened:
+                condition.update_count(now)
+                if condition.last >= ended - 600 and condition.last > condition.written:
+                    self._condition(now, d, "seen_again", condition)
 
-    def _condition(self, now: int, d: Daemon, event: str, s: Standing, **more: object) -> None:
+    def _condition(self, now: int, d: Daemon, event: str, s: OpenCondition, **more: object) -> None:
         s.written = s.last
-        self._say(
+        self._emit(
             *(now, d, event),
             condition=s.id,
             check=s.sign.check,
@@ -270,7 +270,7 @@ class Streams:
             **more,
         )
 
-    def _true_condition(self, d: Daemon, s: Standing, cleared: int | None) -> None:
+    def _true_condition(self, d: Daemon, s: OpenCondition, cleared: int | None) -> None:
         self._truth.row(
             *("conditions", s.id, d.name, s.sign.code, s.subject, s.sign.kind, s.severity),
             *(s.onset, s.opened or None, cleared, s.because),
@@ -281,7 +281,7 @@ class Streams:
     def slurm(self, now: int, node: int, event: str, **fields: object) -> None:
         """Write a decision, drain, resume, requeue, pause or repaired event if the daemon is on."""
         if self.nodes[node].on:
-            self._say(now, self.nodes[node], event, **fields)
+            self._emit(now, self.nodes[node], event, **fields)
 
     def lose(self, now: int, node: int, how: str) -> None:
         """Begin to lose lines: `lost`, or `dropped`, which a later line reports; "" ends the loss."""
@@ -292,17 +292,17 @@ class Streams:
             was, first, since = d.lost
             d.lost = None
             if d.on and d.seq >= first and was == "dropped":
-                self._say(now, d, "dropped", count=d.seq + 1 - first, from_seq=first, to_seq=d.seq)
+                self._emit(now, d, "dropped", count=d.seq + 1 - first, from_seq=first, to_seq=d.seq)
             self._truth.row("not_observed", d.name, since, now, was)
 
-    def _say(self, now: int, d: Daemon, event: str, **fields: object) -> None:
+    def _emit(self, now: int, d: Daemon, event: str, **fields: object) -> None:
         d.seq += 1
         if d.lost:
             self.missing[d.lost[0]] += 1
             return
         at = now + d.seq % 1000 / 1000
         line = render(d.source, d.seq, at, at - d.booted, Event(event, fields))
-        self.told[event] += 1
+        self.event_counts[event] += 1
         self._write(d, line)
         if self._luck() < REPEATED:
             self.repeats += 1

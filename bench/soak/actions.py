@@ -52,7 +52,7 @@ for line in sys.stdin:
 """
 
 
-def a_fault_that_drains(node: Node, random: Random) -> None:
+def draining_fault(node: Node, random: Random) -> None:
     """Xid 79 while jobs run: the node is drained and each job requeued once; then it is repaired and resumed."""
     jobs = [node.cluster.sbatch("sleep 600", "-w", node.name) for _ in range(random.randrange(1, 3))]
     for job in jobs:
@@ -60,45 +60,45 @@ def a_fault_that_drains(node: Node, random: Random) -> None:
     time.sleep(1.1)  # Slurm's times have whole seconds: the jobs must start before the fault
     warnings = [node.xid(31) for _ in range(random.randrange(3))]
     part = node.xid(79)
-    meanwhile(node, random)
+    disturb(node, random)
     node.until_open("gpu_xid/79", part)
     node.until_drained()
     for job in jobs:
         node.cluster.wait_job(job, "PENDING", timeout=600)
-        node.wanted.requeued.add(job)
+        node.expected.requeued.add(job)
         node.until(lambda s: s["slurm"]["problem"] == "", "Slurm has no problem")
-    meanwhile(node, random)
+    disturb(node, random)
     node.cluster.run("scancel", *jobs, check=False)
     for code, parts in (("gpu_xid/31", warnings), ("gpu_xid/79", [part])):
-        for one in parts:
-            node.until_open(code, one)
-            node.command("repaired", command="repaired", code=code, part=one)
-    meanwhile(node, random)
+        for warning_part in parts:
+            node.until_open(code, warning_part)
+            node.command("repaired", command="repaired", code=code, part=warning_part)
+    disturb(node, random)
     node.until_resumed()
 
 
 def warnings(node: Node, random: Random) -> None:
     """Kernel lines that only warn, each of another part. Some are repaired at once, the others at the next rest."""
     parts = [node.xid(31) for _ in range(random.randrange(1, 5))]
-    meanwhile(node, random)
+    disturb(node, random)
     for part in parts:
         node.until_open("gpu_xid/31", part)
         if random.random() < 0.5:
             node.command("repaired", command="repaired", code="gpu_xid/31", part=part)
 
 
-def a_storm(node: Node, random: Random) -> None:
+def storm(node: Node, random: Random) -> None:
     """Thousands of lines of one fault at once, and another fault behind them."""
     part = node.xid(31)
     for _ in range(random.randrange(1, 4)):
-        node.again(31, part, random.randrange(1000, 5000))
+        node.repeat_fault(31, part, random.randrange(1000, 5000))
         last = node.xid(31)
-        meanwhile(node, random)
+        disturb(node, random)
     node.until_open("gpu_xid/31", part)
     node.until_open("gpu_xid/31", last)
 
 
-def the_kernel_log_is_rotated(node: Node, random: Random) -> None:
+def rotate_kernel_log(node: Node, random: Random) -> None:
     """Rotate the log as logrotate does: healthd reads the old file to its end, then the new one."""
     before = node.xid(31)
     time.sleep(random.uniform(0, 0.1))
@@ -106,18 +106,18 @@ def the_kernel_log_is_rotated(node: Node, random: Random) -> None:
     node.daemon.kernel_log.touch()
     after = node.xid(31)
     node.until_open("gpu_xid/31", before)
-    meanwhile(node, random)
+    disturb(node, random)
     node.until_open("gpu_xid/31", after)
 
 
-def slurm_hangs(node: Node, random: Random) -> None:
+def hang_slurm(node: Node, random: Random) -> None:
     """slurmctld hangs when the node should be drained, and answers afterwards."""
     node.cluster.signal_slurmctld(signal.SIGSTOP)
     try:
         part = node.xid(79)
         node.until_open("gpu_xid/79", part)
         time.sleep(random.uniform(0, 8))  # its commands time out after MessageTimeout, which is 5 s
-        meanwhile(node, random)
+        disturb(node, random)
     finally:
         node.cluster.signal_slurmctld(signal.SIGCONT)
     node.until_drained()
@@ -125,45 +125,45 @@ def slurm_hangs(node: Node, random: Random) -> None:
     node.until_resumed()
 
 
-def a_gpu_is_lost(node: Node, random: Random) -> None:
+def lose_gpu(node: Node, random: Random) -> None:
     """NVML reports a lost GPU, and the node is drained. After its return, only `repaired` ends the condition."""
     number = random.randrange(len(GPUS))
     node.machine.gpus(f"[gpu.{number}]\nlost = true")
-    node.wanted.opened["gpu_access/lost", GPUS[number]] += 1
+    node.expected.opened["gpu_access/lost", GPUS[number]] += 1
     node.until_open("gpu_access/lost", GPUS[number])
-    meanwhile(node, random)
+    disturb(node, random)
     node.until_drained()
     node.machine.gpus()
-    meanwhile(node, random)
-    node.until_gone("gpu_count/fewer_than_expected", "")
+    disturb(node, random)
+    node.until_cleared("gpu_count/fewer_than_expected", "")
     node.command("repaired", command="repaired", code="gpu_access/lost", part=GPUS[number])
     node.until_resumed()
 
 
-def persistence_goes(node: Node, random: Random) -> None:
+def lose_persistence(node: Node, random: Random) -> None:
     number = random.randrange(len(GPUS))
     node.machine.gpus(f"[gpu.{number}]\npersistence = false")
-    node.wanted.opened["gpu_persistence/off", GPUS[number]] += 1
+    node.expected.opened["gpu_persistence/off", GPUS[number]] += 1
     node.until_open("gpu_persistence/off", GPUS[number])
-    meanwhile(node, random)
+    disturb(node, random)
     node.machine.gpus()
-    node.until_gone("gpu_persistence/off", GPUS[number])
+    node.until_cleared("gpu_persistence/off", GPUS[number])
 
 
-def the_driver_hangs(node: Node, random: Random) -> None:
+def hang_driver(node: Node, random: Random) -> None:
     """Workers hang in NVML, one second per GPU; another worker continues; the driver recovers."""
     node.machine.gpus('hang = "nvmlDeviceGetPersistenceMode"\nhang_seconds = 1')
     node.until(lambda s: _outcome(s, "gpu_persistence") not in ("completed", None), "a worker hangs in NVML")
-    meanwhile(node, random)
+    disturb(node, random)
     node.machine.gpus()
     node.until(lambda s: _outcome(s, "gpu_persistence") == "completed", "NVML answers again")
 
 
-def the_driver_crashes(node: Node, random: Random) -> None:
+def crash_driver(node: Node, random: Random) -> None:
     """Each worker that calls the driver crashes."""
     node.machine.gpus('crash = "nvmlDeviceGetPersistenceMode"')
     node.until(lambda s: _outcome(s, "gpu_persistence") not in ("completed", None), "a worker died in NVML")
-    meanwhile(node, random)
+    disturb(node, random)
     node.machine.gpus()
     node.until(lambda s: _outcome(s, "gpu_persistence") == "completed", "NVML answers again")
 
@@ -172,7 +172,7 @@ def _outcome(status: dict, check: str) -> str | None:
     return next((result["outcome"] for result in status["results"] if result["check"] == check), None)
 
 
-def the_worker_is_killed(node: Node, random: Random) -> None:
+def kill_worker(node: Node, random: Random) -> None:
     for _ in range(random.randrange(1, 4)):
         with contextlib.suppress(ProcessLookupError):
             node.kill_worker()
@@ -180,47 +180,47 @@ def the_worker_is_killed(node: Node, random: Random) -> None:
     node.rounds(1)
 
 
-def the_daemon_is_killed(node: Node, random: Random) -> None:
+def kill_daemon(node: Node, random: Random) -> None:
     """Kill the daemon, or its worker on the node whose daemon must live."""
     if not node.is_killed:
-        return the_worker_is_killed(node, random)
+        return kill_worker(node, random)
     for _ in range(random.randrange(1, 4)):
         node.kill()
         time.sleep(random.uniform(0, 0.8))
 
 
-def the_daemon_is_stopped(node: Node, random: Random) -> None:
+def stop_daemon(node: Node, random: Random) -> None:
     """Stop and start the daemon, as an upgrade does."""
     if not node.is_killed:
-        return the_worker_is_killed(node, random)
+        return kill_worker(node, random)
     assert node.daemon.stop() == 0
-    node.wanted.tell("stopped")
+    node.expected.expect_report("stopped")
     node.daemon.start()
 
 
-def it_is_killed_at_a_command(node: Node, random: Random) -> None:
+def kill_during_command(node: Node, random: Random) -> None:
     """Kill the daemon during a pause request: the pause may begin once or not at all, and ends equally often."""
     if not node.is_killed:
-        return a_pause(node, random)
+        return pause(node, random)
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(str(node.daemon.run_dir / "healthd.sock"))
         stream.sendall(json.dumps({"command": "pause", "seconds": 1, "why": "of the soak"}).encode() + b"\n")
         time.sleep(random.uniform(0, 0.02))
         node.kill()
-    node.wanted.tell("pause begun", 0, 1)
-    node.wanted.tell("pause ended", 0, 1)
+    node.expected.expect_report("pause begun", 0, 1)
+    node.expected.expect_report("pause ended", 0, 1)
     node.until(lambda s: s["pause"] is None, "the pause is over")
 
 
-def the_settings_change(node: Node, random: Random) -> None:
+def change_settings(node: Node, random: Random) -> None:
     node.configure(not node.has_site)
-    meanwhile(node, random)
+    disturb(node, random)
     for _ in range(random.randrange(5)):
         os.kill(node.daemon.process.pid, signal.SIGHUP)
     node.rounds(1)
 
 
-def the_settings_are_wrong(node: Node, random: Random) -> None:
+def write_invalid_settings(node: Node, random: Random) -> None:
     node.write_config(CONFIG + random.choice(("interval_seconds = never", "[checks.gpu_xid]\nno_such = 1", "[")))
     assert "error" in node.daemon.request(command="reload")
     node.rounds(1)
@@ -236,13 +236,13 @@ def scrapes(node: Node, random: Random) -> None:
             assert answer.read()
 
 
-def nonsense_at_the_page(node: Node, random: Random) -> None:
+def invalid_http_requests(node: Node, random: Random) -> None:
     """Clients that send nonsense or nothing and stay connected; then a real scrape."""
     host, _, port = growth.address(node.daemon).removeprefix("http://").partition("/")[0].partition(":")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as clients:
         for _ in range(random.randrange(1, 30)):
             with contextlib.suppress(OSError):
-                client = held.enter_context(socket.create_connection((host, int(port)), timeout=60))
+                client = clients.enter_context(socket.create_connection((host, int(port)), timeout=60))
                 client.sendall(random.choice(NO_REQUEST))
     for path in ("nothing", "-/healthy"):
         with contextlib.suppress(urllib.error.HTTPError):
@@ -250,13 +250,13 @@ def nonsense_at_the_page(node: Node, random: Random) -> None:
     scrapes(node, random)
 
 
-def nonsense_at_the_socket(node: Node, random: Random) -> None:
+def invalid_socket_requests(node: Node, random: Random) -> None:
     """Clients that send invalid requests, leave before the answer, or stay silent; then a real request."""
     path = str(node.daemon.run_dir / "healthd.sock")
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as clients:
         for _ in range(random.randrange(1, 60)):
             with contextlib.suppress(OSError):
-                client = held.enter_context(socket.socket(socket.AF_UNIX))
+                client = clients.enter_context(socket.socket(socket.AF_UNIX))
                 client.settimeout(60)
                 client.connect(path)
                 line, kind = random.choice(HOSTILE), random.random()
@@ -266,46 +266,46 @@ def nonsense_at_the_socket(node: Node, random: Random) -> None:
     node.daemon.status()
 
 
-def commands_at_the_prompt(node: Node, random: Random) -> None:
+def run_commands(node: Node, random: Random) -> None:
     """Run `healthd status` and other commands, as people type them."""
     state = ["--state-dir", str(node.folder / "state")]
     run_dir = ["--runtime-dir", str(node.daemon.run_dir)]
-    for words in random.sample((["status", *run_dir], ["hook", "epilog", *run_dir], ["explain", "gpu_xid/79"]), 2):
-        argv = [sys.executable, "-m", "healthd", *words]
+    for command in random.sample((["status", *run_dir], ["hook", "epilog", *run_dir], ["explain", "gpu_xid/79"]), 2):
+        argv = [sys.executable, "-m", "healthd", *command]
         done = subprocess.run(argv, env=node.daemon.env, capture_output=True, text=True, timeout=600)
         # 3: unknown, because a check could not run at this moment, or the busy daemon did not answer in time
         assert done.returncode in (0, 1, 2, 3), (argv, state, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr
 
 
-def an_ack(node: Node, random: Random) -> None:
+def acknowledge(node: Node, random: Random) -> None:
     """Acknowledge a warning: for a long time, until it is repaired; or briefly, and it counts again."""
     part, is_brief = node.xid(31), random.random() < 0.5
     node.until_open("gpu_xid/31", part)
     request = {"command": "ack", "code": "gpu_xid/31", "part": part, "why": "of the soak"}
     node.command("acknowledged", **request, seconds=1 if is_brief else 3600)
-    meanwhile(node, random)
+    disturb(node, random)
     if is_brief:
         node.until_open("gpu_xid/31", part)
     node.command("repaired", command="repaired", code="gpu_xid/31", part=part)
 
 
-def a_pause(node: Node, random: Random) -> None:
+def pause(node: Node, random: Random) -> None:
     is_brief = random.random() < 0.5
     node.command("pause begun", command="pause", seconds=1 if is_brief else 3600, why="of the soak")
-    meanwhile(node, random)
+    disturb(node, random)
     if is_brief:
-        node.wanted.tell("pause ended")
+        node.expected.expect_report("pause ended")
     else:
         node.command("pause ended", command="unpause")
     node.until(lambda s: s["pause"] is None, "the pause is over")
 
 
-def a_job_steps(node: Node, random: Random) -> None:
+def send_job_steps(node: Node, random: Random) -> None:
     """Ranks send their steps through healthd.client; some end without notice."""
     environment = {**node.daemon.env, "HEALTHD_SOCKET": str(node.daemon.run_dir / "failslow.sock")}
-    with contextlib.ExitStack() as held:
-        ranks = [held.enter_context(_rank(node, number, environment)) for number in range(random.randrange(1, 5))]
+    with contextlib.ExitStack() as started:
+        ranks = [started.enter_context(_rank(node, number, environment)) for number in range(random.randrange(1, 5))]
         for _ in range(random.randrange(10, 40)):
             for rank in ranks:
                 rank.stdin.write("0.5\n")
@@ -319,54 +319,54 @@ def _rank(node: Node, number: int, environment: dict[str, str]) -> Iterator[subp
     argv = [sys.executable, "-c", RANK, str(number)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as rank:
         try:
-            place = node.machine.root / f"proc/{int(rank.stdout.readline())}"
-            (place / "fd").mkdir(parents=True)
-            (place / "fd/7").symlink_to(f"/dev/nvidia{number}")
-            (place / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
+            process_folder = node.machine.root / f"proc/{int(rank.stdout.readline())}"
+            (process_folder / "fd").mkdir(parents=True)
+            (process_folder / "fd/7").symlink_to(f"/dev/nvidia{number}")
+            (process_folder / "cgroup").write_text("0::/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0\n")
             yield rank
         finally:
             rank.kill()
 
 
 # Another event at a random moment during an event.
-def meanwhile(node: Node, random: Random) -> None:
-    what = random.choice((None, None, "kill", "kill", "worker", "hup", "status", "warning"))
+def disturb(node: Node, random: Random) -> None:
+    disturbance = random.choice((None, None, "kill", "kill", "worker", "hup", "status", "warning"))
     time.sleep(random.uniform(0, random.choice((0.01, 0.1, 0.6))))
-    if what == "kill" and node.is_killed:
+    if disturbance == "kill" and node.is_killed:
         node.kill()
-    elif what in ("kill", "worker"):
+    elif disturbance in ("kill", "worker"):
         with contextlib.suppress(ProcessLookupError):
             node.kill_worker()
-    elif what == "hup":
+    elif disturbance == "hup":
         os.kill(node.daemon.process.pid, signal.SIGHUP)
-    elif what == "status":
+    elif disturbance == "status":
         assert condition(node.daemon.status(), "no/such") is None
-    elif what == "warning":
+    elif disturbance == "warning":
         node.xid(31)
 
 
-Happening = Callable[[Node, Random], None]
-DECK: tuple[Happening, ...] = (
-    a_fault_that_drains,
+Action = Callable[[Node, Random], None]
+DECK: tuple[Action, ...] = (
+    draining_fault,
     warnings,
-    a_storm,
-    the_kernel_log_is_rotated,
-    slurm_hangs,
-    a_gpu_is_lost,
-    persistence_goes,
-    the_driver_hangs,
-    the_driver_crashes,
-    the_worker_is_killed,
-    the_daemon_is_killed,
-    the_daemon_is_stopped,
-    it_is_killed_at_a_command,
-    the_settings_change,
-    the_settings_are_wrong,
+    storm,
+    rotate_kernel_log,
+    hang_slurm,
+    lose_gpu,
+    lose_persistence,
+    hang_driver,
+    crash_driver,
+    kill_worker,
+    kill_daemon,
+    stop_daemon,
+    kill_during_command,
+    change_settings,
+    write_invalid_settings,
     scrapes,
-    nonsense_at_the_page,
-    nonsense_at_the_socket,
-    commands_at_the_prompt,
-    an_ack,
-    a_pause,
-    a_job_steps,
+    invalid_http_requests,
+    invalid_socket_requests,
+    run_commands,
+    acknowledge,
+    pause,
+    send_job_steps,
 )

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from history.size import GPUS_OF_A_NODE, NODES_OF_A_POD, Size, node_name
-from history.telling import CLUSTER
+from history.size import GPUS_PER_NODE, NODES_PER_POD, Size, node_name
+from history.streams import CLUSTER
 from history.workload import Job
 
 COLUMNS = (
@@ -23,7 +23,7 @@ COLUMNS = (
     "AllocTRES|Partition|Account|QOS|Priority|User|Reservation|TimelimitRaw|Restarts|JobName|WorkDir|SubmitLine|DBIndex"
 )
 EXITS = {"FAILED": "1:0", "OUT_OF_MEMORY": "0:125", "CANCELLED": "0:15", "NODE_FAIL": "1:0"}
-CPUS_OF_A_GPU = 12
+CPUS_PER_GPU = 12
 
 
 class Books:
@@ -46,12 +46,12 @@ class Books:
 
     # sacct
 
-    def day(self, begin: int) -> None:
+    def begin_day(self, begin: int) -> None:
         """Begin the file of a day."""
         self._day = (self._sacct / f"{_date(begin)}.txt").open("w", encoding="ascii", newline="\n", buffering=1 << 16)
         self._day.write(COLUMNS + "\n")
 
-    def day_over(self, waiting: Iterable[Job], running: Iterable[Job]) -> None:
+    def end_day(self, waiting: Iterable[Job], running: Iterable[Job]) -> None:
         assert self._day
         for job in waiting:
             self._line(job, "PENDING", None)
@@ -65,7 +65,7 @@ class Books:
             self._count(job, state, now)
             self._line(job, state, now)
 
-    def left(self, waiting: Iterable[Job], running: Iterable[Job]) -> None:
+    def count_remaining(self, waiting: Iterable[Job], running: Iterable[Job]) -> None:
         """Count the jobs that are left at the end of the history."""
         for job in waiting:
             self._count(job, "PENDING", None)
@@ -83,19 +83,19 @@ class Books:
     def _line(self, job: Job, state: str, end: int | None) -> None:
         assert self._day
         gpus, user = job.gpus, job.user
-        shown = f"{job.array}_{job.task}" if job.array else job.id
+        displayed_id = f"{job.array}_{job.task}" if job.array else job.id
         if job.nodes:
-            start, nodes, cpus, many = job.started, job.node_list, gpus * CPUS_OF_A_GPU, len(job.nodes)
-            tres = f"billing={cpus},cpu={cpus},gres/gpu={gpus},mem={gpus * 120}G,node={many}"
+            start, nodes, cpus, node_count = job.started, job.node_list, gpus * CPUS_PER_GPU, len(job.nodes)
+            tres = f"billing={cpus},cpu={cpus},gres/gpu={gpus},mem={gpus * 120}G,node={node_count}"
         else:
-            start, nodes, cpus, many, tres = "Unknown", "None assigned", 0, job.wants or 1, ""
+            start, nodes, cpus, node_count, tres = "Unknown", "None assigned", 0, job.wants or 1, ""
         unwanted = f" --exclude={','.join(map(node_name, job.excluded))}" if job.excluded else ""
         by = f" by {10000 + user}" if state == "CANCELLED" else ""
         self.lines += 1
         self._day.write(
-            f"{job.id}|{shown}|{CLUSTER}|{state}{by}|{EXITS.get(state, '0:0')}|"
+            f"{job.id}|{displayed_id}|{CLUSTER}|{state}{by}|{EXITS.get(state, '0:0')}|"
             f"{job.submitted}|{job.eligible}|"
-            f"{start}|{'Unknown' if end is None else end}|00:00:00|{many}|{nodes}|{cpus}|{tres}|"
+            f"{start}|{'Unknown' if end is None else end}|00:00:00|{node_count}|{nodes}|{cpus}|{tres}|"
             f"gpu|a{user % 20:02d}|"
             f"{job.qos}|{job.priority}|u{user:04d}||{job.limit // 60}|{job.restarts}|{job.name}|{job.folder}|"
             f"sbatch --gpus={gpus} --time={job.limit // 60}{unwanted} run.sh|{job.row}\n"
@@ -107,17 +107,17 @@ class Books:
         if now >= self._size.start:
             self.preemptions += 1
             did = "requeued" if victim.may_requeue else "killed"
-            self._said(now, f"preempted {_p_j(victim)} has been {did} to reclaim resources for {_p_j(preemptor)}")
+            self._log_line(now, f"preempted {_p_j(victim)} has been {did} to reclaim resources for {_p_j(preemptor)}")
 
     def not_responding(self, now: int, node: int) -> None:
-        self._said(now, f"error: Nodes {node_name(node)} not responding, setting DOWN")
+        self._log_line(now, f"error: Nodes {node_name(node)} not responding, setting DOWN")
 
     def returned(self, now: int, node: int) -> None:
-        self._said(now, f"Node {node_name(node)} now responding")
+        self._log_line(now, f"Node {node_name(node)} now responding")
 
-    def _said(self, now: int, words: str) -> None:
+    def _log_line(self, now: int, message: str) -> None:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-        self._log.write(f"[{at}.{now * 37 % 1000:03d}] {words}\n")
+        self._log.write(f"[{at}.{now * 37 % 1000:03d}] {message}\n")
 
     # sacctmgr
 
@@ -138,7 +138,7 @@ class Books:
 
 
 def topology(size: Size, folder: Path) -> None:
-    pods = range((size.nodes + NODES_OF_A_POD - 1) // NODES_OF_A_POD)
+    pods = range((size.nodes + NODES_PER_POD - 1) // NODES_PER_POD)
     leaves = [f"SwitchName=leaf{pod + 1:03d} Nodes={pod_list(size, pod)}" for pod in pods]
     _write(
         folder / "topology.conf",
@@ -146,14 +146,14 @@ def topology(size: Size, folder: Path) -> None:
         [*leaves, f"SwitchName=spine Switches=leaf[001-{len(pods):03d}]"],
     )
     facts = [
-        f"{node_name(n)},a100,{GPUS_OF_A_NODE},gpu,leaf{n // NODES_OF_A_POD + 1:03d},r{n // 2 + 1:04d}"
+        f"{node_name(n)},a100,{GPUS_PER_NODE},gpu,leaf{n // NODES_PER_POD + 1:03d},r{n // 2 + 1:04d}"
         for n in range(size.nodes)
     ]
     _write(folder / "nodes.csv", "node,gpu_model,gpus,partitions,switch,rack", facts)
 
 
 def pod_list(size: Size, pod: int) -> str:
-    first, last = pod * NODES_OF_A_POD + 1, min(size.nodes, (pod + 1) * NODES_OF_A_POD)
+    first, last = pod * NODES_PER_POD + 1, min(size.nodes, (pod + 1) * NODES_PER_POD)
     return f"n[{first:04d}-{last:04d}]" if first < last else f"n{first:04d}"
 
 

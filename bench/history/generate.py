@@ -7,16 +7,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from history import books as slurm
-from history.books import Books
+from history import slurm_output as slurm
 from history.clock import Clock
 from history.cluster import Cluster
 from history.draw import stream
 from history.faults import Faults
 from history.outages import Outages
 from history.scheduler import Scheduler
-from history.size import DAY, GPUS_OF_A_NODE, Size
-from history.telling import Streams
+from history.size import DAY, GPUS_PER_NODE, Size
+from history.slurm_output import Books
+from history.streams import Streams
 from history.truth import Truth
 from history.upkeep import Upkeep
 from history.workload import Job, Workload
@@ -24,7 +24,7 @@ from history.workload import Job, Workload
 WARM_UP = 7 * DAY  # of jobs before the history begins, so that its first day is as full as the others
 
 
-class _Told:
+class _SchedulerListener:
     """Passes what the scheduler does to Slurm's books and to the truth."""
 
     def __init__(self, size: Size, books: Books, truth: Truth) -> None:
@@ -56,8 +56,8 @@ def make(size: Size, folder: Path) -> dict[str, Any]:
 def _make(size: Size, folder: Path) -> dict[str, Any]:
     clock, workload, truth, books = Clock(), Workload(size), Truth(folder / "truth"), Books(size, folder)
     cluster = Cluster(size.nodes, stream(size.seed, "places"))
-    told = _Told(size, books, truth)
-    scheduler = Scheduler(size, clock, workload, cluster, told)
+    listener = _SchedulerListener(size, books, truth)
+    scheduler = Scheduler(size, clock, workload, cluster, listener)
     streams = Streams(size, clock, folder / "events", truth)
     outages = Outages(clock, cluster, scheduler, books, truth, stream(size.seed, "tickets"), folder)
     faults = Faults(size, clock, workload, cluster, scheduler, streams, outages, books, truth)
@@ -68,10 +68,10 @@ def _make(size: Size, folder: Path) -> dict[str, Any]:
     faults.begin()
     upkeep.begin()
     for day in range(size.start, size.end, DAY):
-        books.day(day)
+        books.begin_day(day)
         clock.run(day + DAY)
-        books.day_over(scheduler.waiting, scheduler.running)
-    books.left(scheduler.waiting, scheduler.running)
+        books.end_day(scheduler.waiting, scheduler.running)
+    books.count_remaining(scheduler.waiting, scheduler.running)
     outages.close()
     streams.end()
     books.close()
@@ -86,14 +86,14 @@ def _make(size: Size, folder: Path) -> dict[str, Any]:
         "sacct_lines": books.lines,
         "states": dict(sorted(books.states.items())),
         "job_nodes": books.job_nodes,
-        "utilisation": round(books.gpu_seconds / (size.nodes * GPUS_OF_A_NODE * (size.end - size.start)), 4),
+        "utilisation": round(books.gpu_seconds / (size.nodes * GPUS_PER_NODE * (size.end - size.start)), 4),
         "preemptions": books.preemptions,
-        "second_order": told.second_order,
+        "second_order": listener.second_order,
         "excluded": books.exclusions,
         "node_states": outages.states,
         "reservations": upkeep.reserved,
         "tickets": outages.tickets,
-        "events": dict(sorted(streams.told.items())),
+        "events": dict(sorted(streams.event_counts.items())),
         "repeated_lines": streams.repeats,
         "torn_lines": streams.torn,
         "lost_lines": streams.missing["lost"],

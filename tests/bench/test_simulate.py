@@ -109,7 +109,7 @@ def test_requests_are_spread_after_slurmctld_returns() -> None:
     min_nodes=st.integers(0, 4),
     jitter=st.sampled_from([0.0, 1.0, 1800.0]),
     start=st.floats(0, 300),
-    own=st.sets(st.integers(0, 79), max_size=6),
+    own_faults=st.sets(st.integers(0, 79), max_size=6),
     away=st.tuples(st.floats(0, 900), st.floats(0, 900)).map(sorted),
 )
 def test_drains_for_shared_cause_never_exceed_limit(

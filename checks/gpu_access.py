@@ -175,7 +175,7 @@ EXPLAIN = {
         "handle).",
         "Every process on it is dead or hangs, and so are multi-GPU jobs that use it.",
         "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors just before it (journalctl -k). "
-        "Then power-cycle the node: a warm reboot may leave the GPU off the bus. If it comes back on the same slot: "
+        "Then power-cycle the node: a warm reboot may leave the GPU off the bus. If it comes back on the same slot, "
         "reseat or replace the GPU, and check power and cooling.",
         confirm="confirm_seconds",
         at_once=True,
@@ -186,9 +186,9 @@ EXPLAIN = {
         Clears.GPU_RESET,
         "NVML answers every query to this GPU with: reset required.",
         "No program can start on it until it is reset, and the work that ran on it has failed.",
-        "After the drain stop all clients of the GPU (DCGM, persistence daemon), then nvidia-smi --gpu-reset -i PCI. "
+        "After the drain, stop all clients of the GPU (DCGM, persistence daemon), then nvidia-smi --gpu-reset -i PCI. "
         "On machines with NVSwitches reset all GPUs together, or reboot. Look for the Xid that came before. With "
-        "driver 570 and later the condition clears by itself after the reset. If it does not: healthd repaired "
+        "driver 570 and later the condition clears by itself after the reset. If it does not, run healthd repaired "
         "gpu_access/reset_required PCI.",
     ),
     "gpu_access/no_answer": Explain(
@@ -219,7 +219,7 @@ EXPLAIN = {
         Clears.PASS,
         "The driver's library was upgraded while the older kernel module stayed loaded.",
         "Running jobs continue with the library that they have loaded. New processes fail to initialise NVML or CUDA.",
-        "After the drain reload the modules (stop persistence daemon, DCGM and fabric manager, then rmmod) or "
+        "After the drain, reload the modules (stop persistence daemon, DCGM and fabric manager, then rmmod) or "
         "reboot. If all nodes have it: an unattended upgrade. Pin the driver's packages.",
         shared=True,
     ),
@@ -229,9 +229,9 @@ EXPLAIN = {
         "A call into the NVIDIA driver did not return in time. It warns at first and is degraded when it lasts.",
         "Meanwhile healthd cannot read the state of the GPUs. Resets, bug reports and storms of ECC errors hang the "
         "driver for a minute on healthy GPUs; a dead GPU hangs it for good (then Xid 79, 119 or 120 follows).",
-        "While it is only a warning: no action tonight. Read journalctl -k for Xids. Check whether a GPU reset or "
+        "While it is only a warning, no action tonight. Read journalctl -k for Xids. Check whether a GPU reset or "
         "nvidia-bug-report.sh is running. Do not kill a process that hangs in the driver: that has frozen GPUs. If "
-        "the node is drained: reboot it. Without a persistence daemon opening the driver takes 1 to 3 s for each "
+        "the node is drained, reboot it. Without a persistence daemon opening the driver takes 1 to 3 s for each "
         "GPU: start nvidia-persistenced, or raise timeout_seconds.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
     ),

@@ -152,7 +152,7 @@ EXPLAIN = {
         "The hardware reduced this GPU's clocks to half or less for most of ten minutes.",
         "A job on many GPUs is as slow as this one.",
         f"{_TODO} Heat and power brake: the node is resumed by itself ten minutes after they are over. Without a "
-        "reason: it clears after six clean hours once the GPU was repaired. If it happens twice within a day it "
+        "reason, it clears after six clean hours once the GPU was repaired. If it happens twice within a day it "
         "waits for an engineer: healthd repaired gpu_clocks/slowed PCI.",
         shared=None,
         window="clean_seconds",

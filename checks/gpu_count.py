@@ -157,7 +157,7 @@ EXPLAIN = {
         "The GPU is still listed on PCI, but reads return all ones (revision ff, link width 63).",
         "It has fallen off the bus: all work on it is dead, and calls into the driver may hang.",
         "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors (journalctl -k). Then power-cycle "
-        "the node: a warm reboot may leave the GPU off the bus. If it comes back on the same slot: reseat or replace "
+        "the node: a warm reboot may leave the GPU off the bus. If it comes back on the same slot, reseat or replace "
         "the GPU.",
         confirm="confirm_seconds",
         at_once=True,
@@ -178,8 +178,8 @@ EXPLAIN = {
         Clears.PASS,
         "Fewer GPUs respond than [checks.gpu_count] expected requires.",
         "Jobs that request all GPUs of the node fail here.",
-        "Compare nvidia-smi -L with lspci -d 10de:. If the GPU is missing on PCI as well: power-cycle the node, then "
-        "reseat the GPU. If the node really has fewer GPUs: correct the setting.",
+        "Compare nvidia-smi -L with lspci -d 10de:. If the GPU is missing on PCI as well, power-cycle the node, then "
+        "reseat the GPU. If the node really has fewer GPUs, correct the setting.",
         confirm="confirm_seconds",
         at_once=True,
         expects="expected",

@@ -212,9 +212,9 @@ EXPLAIN = {
         "until a reset remaps it. New errors requeue the jobs of this GPU. Errors from before the first run, or from "
         "a gap longer than growth_seconds, only drain. A100, H100, B200 and related GPUs should contain errors: they "
         "end the process that met the error. There new errors only drain, unless the driver requests a reset.",
-        "After the drain reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then check "
-        "nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors come back, or a remap failed: replace the GPU. Without "
-        "persistence mode, and with MIG, healthd cannot detect the reset: reboot, or healthd repaired "
+        "After the drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then "
+        "check nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors come back, or a remap failed, replace the GPU. "
+        "Without persistence mode, and with MIG, healthd cannot detect the reset: reboot, or healthd repaired "
         "gpu_ecc/uncorrected PCI.",
         also=(Severity.DEGRADED,),
     ),
@@ -231,14 +231,15 @@ EXPLAIN = {
         Clears.GPU_RESET,
         "The GPU had far more corrected ECC errors since the driver was loaded than healthy GPUs have.",
         "No data was lost: all errors were corrected. The part may be wearing out.",
-        "No action tonight. Watch whether the count grows. At the next maintenance: run diagnostics (dcgmi diag -r 3).",
+        "No action tonight. Watch whether the count grows. At the next maintenance, run diagnostics (dcgmi diag -r 3).",
     ),
     "gpu_ecc/disabled": Explain(
         Severity.WARNING,
         Clears.PASS,
         "This GPU supports ECC, but ECC is off.",
         "Flipped bits go unnoticed: jobs compute wrong numbers without any error.",
-        "No action tonight. Once no job runs here: nvidia-smi -e 1 -i PCI, then reset the GPU or reboot. If it is off "
+        "No action tonight. Once no job runs here, run nvidia-smi -e 1 -i PCI, then reset the GPU or reboot. If it is "
+        "off "
         'on purpose: severity = { "gpu_ecc/disabled" = "info" }.',
     ),
     "gpu_ecc/aggregate": Explain(

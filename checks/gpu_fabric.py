@@ -113,7 +113,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
                     reported = _apply_partition_mode(host, gpu, finding) if fabric.state == IN_PROGRESS else finding
                     not_joined_count += reported is not None and reported.code == "gpu_fabric/not_joined"
                     yield from [reported] if reported else []
-        except (NvmlError, ValueError, OSError) as error:  # it must not hide the other GPUs
+        except (NvmlError, ValueError, OSError) as error:  # this error must not hide the other GPUs
             failed.append(error)
     if len(without_fabric) == len(gpus):
         yield NothingToCheck("no GPU on an NVSwitch fabric") if gpus else NO_GPU
@@ -274,8 +274,8 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
         "Traffic between GPUs continues more slowly: a job on many GPUs is as slow as this one.",
-        f"{_INSPECT_TODO} If it does not recover after the drain: reset all GPUs of the node or reboot. If it comes "
-        "back: check the links, the switches, then the GPU.",
+        f"{_INSPECT_TODO} If it does not recover after the drain, reset all GPUs of the node or reboot. If it comes "
+        "back, check the links, the switches, then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/unhealthy": Explain(
@@ -283,7 +283,7 @@ EXPLAIN = {
         Clears.PASS,
         "This GPU has joined its NVLink fabric but is not healthy in it: it has no routes, or a wrong configuration.",
         "Traffic between GPUs fails or hangs.",
-        f"{_INSPECT_TODO} After the drain reset all GPUs of the node or reboot. If it comes back: check the switches, "
+        f"{_INSPECT_TODO} After the drain, reset all GPUs of the node or reboot. If it comes back, check the switches, "
         "the cables (NVL72), then the GPU.",
         confirm="confirm_seconds",
     ),
@@ -292,8 +292,8 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU reports no NVLink fabric, while others of its model on this node have joined theirs.",
         "NVLink does not connect it: collective operations fail there or fall back to PCIe.",
-        f"{_INSPECT_TODO} nvidia-smi nvlink -s -i PCI shows its NVLinks. After the drain reset all GPUs of the node or "
-        "reboot. If it comes back: replace the GPU or the baseboard.",
+        f"{_INSPECT_TODO} nvidia-smi nvlink -s -i PCI shows its NVLinks. After the drain, reset all GPUs of the node "
+        "or reboot. If it comes back, replace the GPU or the baseboard.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/manager": Explain(

@@ -97,7 +97,7 @@ EXPLAIN = {
         "Slurm allocates GPUs or MIG devices that do not exist: jobs fail at their start, or get a slice of a GPU.",
         "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv; nvidia-smi -i PCI -mig 0 "
         "(or 1), then reset the GPU. Check that the service that partitions the GPUs at boot is running "
-        "(nvidia-mig-manager). If the settings are wrong: correct [checks.gpu_mig].",
+        "(nvidia-mig-manager). If the settings are wrong, correct [checks.gpu_mig].",
         expects="mode",
     ),
     "gpu_mig/instances": Explain(

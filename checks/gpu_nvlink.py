@@ -229,9 +229,9 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _ERRORS_TODO = (
-    "nvidia-smi nvlink -e and nvidia-smi nvlink -R show the link and its other end. After the drain reset all GPUs or "
-    "reboot: that trains the links again. If it comes back on the same link: run diagnostics (dcgmi diag -r 3), then "
-    "reseat or replace the GPU or the baseboard. If healthd did not detect the reset: healthd repaired CODE PCI."
+    "nvidia-smi nvlink -e and nvidia-smi nvlink -R show the link and its other end. After the drain, reset all GPUs or "
+    "reboot: that trains the links again. If it comes back on the same link, run diagnostics (dcgmi diag -r 3), then "
+    "reseat or replace the GPU or the baseboard. If healthd did not detect the reset, run healthd repaired CODE PCI."
 )
 
 OBSERVATIONS = {
@@ -249,7 +249,7 @@ EXPLAIN = {
         "NVLinks of this GPU are not active although the other GPUs of the node have them.",
         "Collective operations between the GPUs fail, hang, or fall back to PCIe at a tenth of the speed.",
         "nvidia-smi nvlink -s; look for Xid 74 and SXids (journalctl -k), and check nvidia-fabricmanager. After the "
-        "drain reset all GPUs or reboot. If it comes back: reseat or replace the GPU or the baseboard.",
+        "drain reset all GPUs or reboot. If it comes back, reseat or replace the GPU or the baseboard.",
         confirm="inactive_confirm_seconds",
     ),
     "gpu_nvlink/replay": Explain(
@@ -273,7 +273,7 @@ EXPLAIN = {
         Clears.GPU_RESET,
         "A link of a Blackwell GPU was trained again while in use, and works again.",
         "Traffic on the link paused. Repeated recoveries indicate a bad link.",
-        "No action tonight. If it repeats on the same link (nvidia-smi nvlink -e): drain the node and run dcgmi diag "
+        "No action tonight. If it repeats on the same link (nvidia-smi nvlink -e), drain the node and run dcgmi diag "
         "-r 3.",
         window="clean_seconds",
     ),

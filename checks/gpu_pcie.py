@@ -226,8 +226,8 @@ EXPLAIN = {
         "seen in this boot, or on machines of this type; else it warns. If lanes is set in [checks.gpu_pcie] (the "
         "site's file or the baseline), fewer lanes than that drain, and fewer than this boot has seen warn.",
         "Data transfers to and from the GPU take twice as long or more, and a failed lane is seldom the last one.",
-        f"If it is only a warning: no action tonight. {_CARD_TODO} If the machine is built this way: set lanes in "
-        "[checks.gpu_pcie], then systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
+        f"If it is only a warning, no action is needed tonight. {_CARD_TODO} If the machine is built this way, set "
+        "lanes in [checks.gpu_pcie], then systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
         also=(Severity.WARNING,),
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,

@@ -59,9 +59,9 @@ EXPLAIN = {
         Clears.PASS,
         "The power limit of this GPU is below the default of its model.",
         "The GPU lowers its clocks under load, and jobs are as slow as their slowest GPU.",
-        "No action tonight. nvidia-smi -q -d POWER -i PCI shows the limits. If nvidia-smi set the limit: nvidia-smi "
-        "-i PCI -pl WATTS. Otherwise a power supply or its cable may be missing, or the BMC caps the chassis. If the "
-        "limit is intended: set accepted_watts.",
+        "No action tonight. nvidia-smi -q -d POWER -i PCI shows the limits. If nvidia-smi set the limit, run "
+        "nvidia-smi -i PCI -pl WATTS. Otherwise a power supply or its cable may be missing, or the BMC caps the "
+        "chassis. If the limit is intended, set accepted_watts.",
     ),
 }
 

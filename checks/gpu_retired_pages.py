@@ -79,7 +79,7 @@ EXPLAIN = {
         "retirement. That happens at the next load of the driver.",
         "Until then the page is in use: the next job may get it and be killed by it.",
         "Reboot after the drain, then check that nvidia-smi -q -d PAGE_RETIREMENT shows Pending: No. If you reset "
-        "the GPU or reloaded the driver instead: healthd repaired gpu_retired_pages/pending PCI.",
+        "the GPU or reloaded the driver instead, run healthd repaired gpu_retired_pages/pending PCI.",
     ),
     "gpu_retired_pages/too_many": Explain(
         Severity.DEGRADED,

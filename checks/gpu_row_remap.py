@@ -143,14 +143,14 @@ EXPLAIN = {
         "The GPU could not replace a bad row of its memory by a spare row. The flag stays set for the GPU's life.",
         "The bad row is still in use: jobs that use it are killed or lose data.",
         "Replace the GPU: this is NVIDIA's criterion for an RMA. Keep the output of nvidia-smi -q and "
-        "nvidia-bug-report.sh for the case. After the replacement: healthd repaired gpu_row_remap/failure PCI.",
+        "nvidia-bug-report.sh for the case. After the replacement, run healthd repaired gpu_row_remap/failure PCI.",
     ),
     "gpu_row_remap/pending": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
         "A bad row was found. A spare row replaces it at the next reset of the GPU.",
         "Until then the bad row is either kept out of use (running jobs continue) or hit again.",
-        "After the drain: nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
+        "After the drain, run nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
         "'Pending' is No in nvidia-smi -q -d ROW_REMAPPER.",
     ),
     "gpu_row_remap/too_many": Explain(
@@ -168,7 +168,7 @@ EXPLAIN = {
         "-q).",
         "Jobs that get this memory may hit uncorrectable errors and be killed.",
         "Run NVIDIA's field diagnostics and open a case with the vendor for replacement (nvidia-bug-report.sh). "
-        "After the replacement, or to use the GPU until then: healthd repaired gpu_row_remap/unrepairable PCI.",
+        "After the replacement, or to use the GPU until then, run healthd repaired gpu_row_remap/unrepairable PCI.",
     ),
     "gpu_row_remap/no_spare_rows": Explain(
         Severity.WARNING,

@@ -97,7 +97,7 @@ EXPLAIN = {
         "Kernels of different jobs raised exceptions (Xid 13) on the same streaming multiprocessor (SM) of a GPU.",
         "The SM may be broken: then it kills jobs, or computes wrong results silently. Different jobs with the same "
         "mistake look the same.",
-        "No action tonight. Ask the owners of the jobs whether the same program fails on other GPUs as well. If not: "
+        "No action tonight. Ask the owners of the jobs whether the same program fails on other GPUs as well. If not, "
         "drain the node and run NVIDIA's field diagnostics and dcgmi diag -r 3; give GPU, GPC, TPC and SM to NVIDIA.",
         window="window_seconds",
     ),

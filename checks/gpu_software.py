@@ -105,7 +105,7 @@ EXPLAIN = {
         "The loaded driver is not the expected one.",
         "Jobs on several nodes may behave differently on this node, and some CUDA versions may be refused.",
         "No action tonight. Install the driver and reboot once no job runs here. After an upgrade of the whole "
-        "cluster: correct driver_version.",
+        "cluster, correct driver_version.",
         expects="driver_version",
     ),
     "gpu_software/vbios": Explain(
@@ -121,7 +121,7 @@ EXPLAIN = {
         Clears.PASS,
         "The checksums of the GPU's InfoROM are wrong (nvidia-smi: infoROM is corrupted).",
         "The GPU keeps its error history and the list of its bad memory there: bad memory may be in use again.",
-        "After the drain reset the GPU or reboot, then check again. If it comes back: run NVIDIA's field diagnostics "
+        "After the drain, reset the GPU or reboot, then check again. If it comes back, run NVIDIA's field diagnostics "
         "and open a case with the vendor for replacement (nvidia-bug-report.sh).",
     ),
 }

@@ -97,14 +97,14 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             yield link
             last = past.last(link)
             link_stayed_up = link.value != LINK_DOWN and (last is None or last.value == link.value)
-        except (OSError, ValueError) as error:  # then its counted errors are used
+        except (OSError, ValueError) as error:  # the counted errors are used instead
             unreadable.append(f"{name}: {error}")
         for counter in (*COUNTER_LIMITS, *TRANSPORT_COUNTERS):
             try:
                 reading = _read(host, name, counter, past)
                 growth = (past.growth(reading, 0.0) or 0.0) if reading else 0.0
                 settled = infiniband.settled_seconds(host, config.boot_seconds) if growth else 0.0
-            except (OSError, ValueError) as error:  # it must not hide the other counters
+            except (OSError, ValueError) as error:  # this error must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
             if reading is None:

@@ -76,7 +76,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         ):
             try:
                 reading = read_counter(host, name, past)
-            except (OSError, ValueError) as error:  # it must not hide the other counters
+            except (OSError, ValueError) as error:  # this error must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
             if reading is None:
@@ -137,7 +137,7 @@ def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None
 _TODO = (
     "mlxlink -d DEVICE -m -c and journalctl -k | grep -E 'mlx5|Link'. One node: reseat or replace the cable or its "
     "transceiver, try another switch port. Many nodes at once: check the switch. After the repair, once the next run "
-    "of the check is clean: healthd repaired CODE PORT."
+    "of the check is clean, run healthd repaired CODE PORT."
 )
 
 OBSERVATIONS = {

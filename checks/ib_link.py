@@ -92,7 +92,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     for name in sorted({*infiniband.ports(host), *config.expected_gbps}):
         try:
             ports[name] = _read(host, name)
-        except (OSError, ValueError) as error:  # it must not hide the other ports
+        except (OSError, ValueError) as error:  # this error must not hide the other ports
             unreadable.append((name, str(error)))
     for name, port in ports.items():
         if port is not None:
@@ -228,7 +228,7 @@ EXPLAIN = {
         "The kernel shows the oldest speed (10 Gb/sec) without its name: either it does not know the real speed, or "
         "the link really fell back that far.",
         "Unknown, so healthd only warns.",
-        "No action tonight. mlxlink -d DEVICE shows the real speed. If the link is fine: set expected_gbps to the rate "
+        "No action tonight. mlxlink -d DEVICE shows the real speed. If the link is fine, set expected_gbps to the rate "
         "that this kernel shows, or to 0.",
         confirm="confirm_seconds",
         expects="expected_gbps",

@@ -132,7 +132,7 @@ def _message(code: str, kind: str, part: str, group: Sequence[KernelEvent]) -> s
 
 
 _P2P_TODO = (
-    "If bare-metal jobs use peer-to-peer or GPUDirect: boot with iommu=pt (Intel: intel_iommu=on iommu=pt, or off), "
+    "If bare-metal jobs use peer-to-peer or GPUDirect, boot with iommu=pt (Intel: intel_iommu=on iommu=pt, or off), "
     "switch ACS off on the PCI bridges above the device (lspci -vvv | grep ACSCtl; BIOS or setpci), and check with "
     "`nvidia-smi topo -p2p r` and p2pBandwidthLatencyTest."
 )
@@ -168,7 +168,7 @@ EXPLAIN = {
         "device in the message did not respond to the IOMMU.",
         "Drivers of all devices behind this IOMMU wait for it: GPUs, network cards and disks may hang.",
         "No action tonight unless jobs hang. Reboot the node once no job runs here. Look for an error of a device "
-        "behind this IOMMU just before (Xid, AER, NVMe). If it comes back: update firmware and kernel.",
+        "behind this IOMMU just before (Xid, AER, NVMe). If it comes back, update firmware and kernel.",
     ),
 }
 

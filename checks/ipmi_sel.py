@@ -139,8 +139,8 @@ def _judge(new: list[Entry]) -> Iterator[Finding]:
 
 _TODO = (
     "ipmitool sel elist; ipmitool sel get 0xRECORD shows details. Times are the BMC's. Look for an Xid, a PCIe or "
-    "memory error at the same time. Once the part is replaced, or known to be healthy: healthd repaired CODE PART. "
-    "If it is only a warning: no action tonight."
+    "memory error at the same time. Once the part is replaced, or known to be healthy, run healthd repaired CODE PART. "
+    "If it is only a warning, no action is needed tonight."
 )
 
 OBSERVATIONS = {

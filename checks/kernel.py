@@ -210,7 +210,7 @@ EXPLAIN = {
         "the pattern, which sets the severity.",
         "That depends on the site's pattern.",
         "journalctl -k shows the line and its context. healthd config show prints the pattern. If it is only a "
-        "warning: no action tonight.",
+        "warning, no action tonight.",
         also=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
         window="window_seconds",
     ),
@@ -219,7 +219,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "A CPU took no interrupts for ten seconds and more: it hangs in the kernel or in the firmware.",
         "Work on this CPU is stuck, and eventually all work that waits for it.",
-        f"Reboot the node. {_STACK_TODO} Update firmware and drivers. If it comes back: suspect the processor or "
+        f"Reboot the node. {_STACK_TODO} Update firmware and drivers. If it comes back, suspect the processor or "
         "board.",
     ),
     "kernel/panic": Explain(
@@ -235,8 +235,8 @@ EXPLAIN = {
         "The kernel hit an internal error (oops, BUG) and killed the running process. In the driver of the GPUs or "
         "network cards it is degraded, elsewhere a warning.",
         "Locks of the killed task are never released: later jobs hang in the same driver. Data may be damaged.",
-        f"If it is only a warning: no action tonight; reboot the node once no job runs here. {_STACK_TODO} Report it "
-        "to the driver's vendor; bad memory can be the cause (memory_edac).",
+        f"If it is only a warning, no action is needed tonight; reboot the node once no job runs here. {_STACK_TODO} "
+        "Report it to the driver's vendor; bad memory can be the cause (memory_edac).",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "oops_window_seconds"),
     ),
@@ -246,7 +246,7 @@ EXPLAIN = {
         "A CPU stayed in the kernel for more than 20 seconds without scheduling other tasks. It warns for an hour; "
         "after more than five minutes it drains until a reboot.",
         "Tasks bound to this CPU hang meanwhile. On a virtual machine the host may have been too busy.",
-        f"If it is only a warning: no action tonight. {_STACK_TODO}",
+        f"If it is only a warning, no action is needed tonight. {_STACK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "window_seconds"),
     ),
@@ -256,7 +256,7 @@ EXPLAIN = {
         "All files that the kernel allows (fs.file-max) were open.",
         "Only root's programs could open files then: jobs fail in unexpected places.",
         "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail "
-        "shows which processes have them open. If the demand is legitimate: raise fs.file-max.",
+        "shows which processes have them open. If the demand is legitimate, raise fs.file-max.",
         window="window_seconds",
     ),
     "kernel/netdevice": Explain(

@@ -63,7 +63,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
     for name in dict.fromkeys(name.replace("-", "_") for name in config.expected):
         try:
             problem_text = problem(host, name)
-        except (OSError, ValueError) as error:  # it must not hide the other modules
+        except (OSError, ValueError) as error:  # this error must not hide the other modules
             unreadable.append(f"{name}: {error}")
             continue
         if problem_text:

@@ -107,7 +107,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             error = "uncorrected" if file == "ue_count" else "corrected"
             try:
                 count = parse(host.read(f"{CONTROLLERS}/{part}/{file}"), f"{part}/{file}")
-            except (OSError, ValueError) as problem:  # it must not hide the other DIMMs
+            except (OSError, ValueError) as problem:  # this error must not hide the other DIMMs
                 unreadable.append(str(problem))
                 continue
             labels = (("part", part),)
@@ -288,7 +288,7 @@ EXPLAIN = {
         "ECC found an error in the host's memory that it could not correct.",
         "Data was lost: a process was killed for it or computes with wrong bytes, and possibly the kernel. Errors "
         "that the memory's scrubber found have not been read by any process: they only drain.",
-        f"{_FIND_TODO}Reboot after the drain, then test the memory. If it comes back: replace the DIMM.",
+        f"{_FIND_TODO}Reboot after the drain, then test the memory. If it comes back, replace the DIMM.",
         also=(Severity.DEGRADED,),
     ),
     "memory_edac/uncorrected_at_boot": Explain(
@@ -298,7 +298,7 @@ EXPLAIN = {
         "last one, which they may have ended.",
         "If they are of this boot, a process or the kernel may compute with wrong bytes.",
         "No action tonight. journalctl -k | grep -iE 'edac|mce|hardware error' shows when they came. "
-        f"{_FIND_TODO}Test the memory at the next maintenance. If it comes back: replace the DIMM.",
+        f"{_FIND_TODO}Test the memory at the next maintenance. If it comes back, replace the DIMM.",
     ),
     "memory_edac/machine_check": Explain(
         Severity.CRITICAL,
@@ -307,8 +307,8 @@ EXPLAIN = {
         "no driver named a memory controller for it.",
         "Data was lost, in memory, a cache or on a bus: a process was killed for it or computes with wrong bytes.",
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
-        "DIMM. If it is only a warning: no action tonight. Otherwise reboot after the drain. If it comes back: "
-        "replace the part.",
+        "DIMM. If it is only a warning, no action is needed tonight. Otherwise reboot after the drain. If it comes "
+        "back, replace the part.",
         also=(Severity.DEGRADED, Severity.WARNING),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
     ),
@@ -317,7 +317,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "The kernel took a page of memory with bad data out of use.",
         "The page was clean, or its process was notified. More errors may follow from the same DIMM.",
-        f"No action tonight. {_FIND_TODO}Test the memory at the next maintenance. If it comes back: replace the DIMM.",
+        f"No action tonight. {_FIND_TODO}Test the memory at the next maintenance. If it comes back, replace the DIMM.",
         window="clean_seconds",
     ),
     "memory_edac/deferred": Explain(
@@ -334,7 +334,7 @@ EXPLAIN = {
         "An uncorrected machine check was found in a register without an exception. It is usually from the last boot, "
         "which it may have ended, or from unused memory.",
         "The same may happen again.",
-        "No action tonight. The BMC's log shows the time; mcelog --ascii or rasdaemon decode it. If it comes back: "
+        "No action tonight. The BMC's log shows the time; mcelog --ascii or rasdaemon decode it. If it comes back, "
         "replace the part.",
         window="clean_seconds",
     ),
@@ -343,7 +343,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "A device on the PCI bus reported a parity or a system error, found by EDAC's polling or an interrupt (NMI).",
         "A transfer had wrong data. Many devices set these bits without a reason, so healthd only warns.",
-        "No action tonight. lspci -vvv -s PCI; look for errors of its driver at the same time. If it comes back: "
+        "No action tonight. lspci -vvv -s PCI; look for errors of its driver at the same time. If it comes back, "
         "reseat the card.",
         window="clean_seconds",
     ),

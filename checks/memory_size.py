@@ -97,7 +97,7 @@ EXPLAIN = {
         "Jobs that request all memory of the node are killed when they use it, and a missing DIMM halves the speed "
         "of its channel.",
         "dmidecode -t memory shows the empty slot, the BMC's log the reason. Reseat or replace the DIMM. If the memory "
-        "was changed on purpose (also by crashkernel=): correct expected_bytes.",
+        "was changed on purpose (also by crashkernel=), correct expected_bytes.",
         expects="expected_bytes",
     ),
 }

@@ -182,10 +182,10 @@ def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
 
 _CARD_TODO = (
     "journalctl -k | grep mlx5; mstdump PCI and mlxfwmanager --query give data for the vendor. Power-cycle the node "
-    "and update the firmware. If it comes back: replace the card."
+    "and update the firmware. If it comes back, replace the card."
 )
 _CABLE_TODO = (
-    "No action tonight. mlxlink -d DEVICE -m shows the transceiver. At the next maintenance: reseat it, then replace "
+    "No action tonight. mlxlink -d DEVICE -m shows the transceiver. At the next maintenance, reseat it, then replace "
     "it or the cable; check the airflow."
 )
 _LOST = "Traffic over this card fails: jobs on several nodes, and mounts."
@@ -265,7 +265,7 @@ EXPLAIN = {
         "resource, or accepts no further command; else it warns.",
         "Queues cannot be created or destroyed: jobs that start or end on it hang for a minute at each, and each "
         "leaks a resource.",
-        f"If it is only a warning: no action tonight. {_CARD_TODO}",
+        f"If it is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -285,7 +285,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "The kernel reported a PCI Express error to the card's driver and reset the card.",
         "Work that used the card has failed. pcie_aer judges the error itself.",
-        "No action tonight. journalctl -k | grep -E 'AER|mlx5'. At the next maintenance: reseat the card, check "
+        "No action tonight. journalctl -k | grep -E 'AER|mlx5'. At the next maintenance, reseat the card, check "
         "riser and cables.",
         window="warning_window_seconds",
     ),

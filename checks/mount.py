@@ -258,7 +258,7 @@ EXPLAIN = {
         Clears.PASS,
         "The file system did not respond in time. It warns at first and is degraded when it lasts, never critical.",
         "Jobs that use it hang. On a hard mount they continue when the server is back, so none is requeued.",
-        "While it is only a warning: no action tonight on this node. Many nodes at once: check the file server and "
+        "While it is only a warning, no action tonight on this node. Many nodes at once: check the file server and "
         "the network first. Only this node: journalctl -k for 'server not responding', and the network of this node.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
         shared=True,

@@ -118,7 +118,7 @@ def _message(rule: Rule, event: KernelEvent, faults: Sequence[KernelEvent]) -> s
 _LOST = "Traffic over this card fails: jobs on several nodes, and mounts."
 _CARD_TODO = (
     "journalctl -k shows the driver's lines around it, ethtool -i INTERFACE driver and firmware. After the drain "
-    "reboot (or reload the driver on the idle node) and update the firmware. If it comes back: replace the card."
+    "reboot (or reload the driver on the idle node) and update the firmware. If it comes back, replace the card."
 )
 
 EXPLAIN = {
@@ -135,7 +135,7 @@ EXPLAIN = {
         "The firmware of a network card failed or did not answer, and its driver resets the card.",
         "While it lasts no traffic goes over the card; RDMA connections break. If the reset fails, nic/firmware_failed "
         "follows.",
-        "No action tonight if the card came back (journalctl -k). If it comes back repeatedly: update the firmware, "
+        "No action tonight if the card came back (journalctl -k). If it comes back repeatedly, update the firmware, "
         "then replace the card.",
         window="warning_window_seconds",
     ),
@@ -146,7 +146,7 @@ EXPLAIN = {
         "The port may be ACTIVE all the same.",
         "NCCL and MPI cannot start or continue over this card: ibv_create_cq and similar calls fail.",
         "No action tonight. ibv_devinfo -v -d DEVICE and a loopback ib_write_bw on the idle node show whether RDMA "
-        "works. If it fails: reload the driver or reboot, and update the firmware. If it works, a job used up the "
+        "works. If it fails, reload the driver or reboot, and update the firmware. If it works, a job used up the "
         "card's objects.",
         window="warning_window_seconds",
     ),
@@ -156,7 +156,7 @@ EXPLAIN = {
         "The card's firmware did not answer a command of the driver. It drains if the driver gives the card up "
         "(EFA), else it warns.",
         "RDMA objects cannot be created or destroyed: jobs that start or end hang.",
-        f"If it is only a warning: no action tonight. {_CARD_TODO}",
+        f"If it is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),

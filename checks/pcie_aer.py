@@ -92,7 +92,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
                 if text is None:
                     continue
                 counts = parse(text, total)
-            except (OSError, ValueError) as error:  # it must not hide the other devices
+            except (OSError, ValueError) as error:  # this error must not hide the other devices
                 unreadable.append(f"{pci}/aer_dev_{kind}: {error}")
                 continue
             watched += kind == "fatal"
@@ -295,7 +295,7 @@ EXPLAIN = {
         "The kernel counted or logged a fatal PCI Express error on this device or the port above it. It only warns for "
         "devices that jobs do not depend on.",
         "The link was reset or is dead: work that used the device has failed, and data in flight was lost.",
-        f"If it is only a warning: no action tonight. Power-cycle the node. {_CARD_TODO}",
+        f"If it is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -323,7 +323,7 @@ EXPLAIN = {
         "After a PCI Express error the kernel could not bring the device back. It is critical if the link was reset "
         "and stayed down; if only a driver has no way to recover, it warns.",
         "The device is cut off or in an unknown state: work that uses it fails.",
-        f"If it is only a warning: no action tonight. Power-cycle the node. {_CARD_TODO}",
+        f"If it is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,

@@ -86,7 +86,7 @@ def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
 
 
 _TODO = (
-    "lspci -vvv -s PCI and the BMC's log show the present state. Power-cycle the node. If it comes back: reseat the "
+    "lspci -vvv -s PCI and the BMC's log show the present state. Power-cycle the node. If it comes back, reseat the "
     "card, its riser or cable."
 )
 
@@ -97,7 +97,7 @@ EXPLAIN = {
         "The link of a slot went down, or its card disappeared, without an operator's action. It is critical for a "
         "GPU or a network card, and warns for all other devices.",
         "The device is lost to its users. A GPU falls off the bus this way.",
-        f"If it is only a warning: no action tonight. {_TODO}",
+        f"If it is only a warning, no action is needed tonight. {_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "warning_window_seconds"),
         remedy=Remedy.POWER_CYCLE,

@@ -66,7 +66,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     for port, (function, label) in links.items():
         try:
             found = _judge(host, function.pci, port)
-        except (OSError, ValueError) as error:  # it must not hide the other links
+        except (OSError, ValueError) as error:  # this error must not hide the other links
             unreadable.append(f"{function.pci}: {error}")
             continue
         for code, message in found:
@@ -147,8 +147,8 @@ def parse(pci: str, kind: str, width: str | None, speed: str | None) -> Link:
 
 
 _TODO = (
-    "If it is only a warning: no action tonight. lspci -vvv -s PCI | grep -E 'LnkCap|LnkSta' here and at the port "
-    "above. Power-cycle the node. If it comes back: reseat the card, its riser or cable."
+    "If it is only a warning, no action is needed tonight. lspci -vvv -s PCI | grep -E 'LnkCap|LnkSta' here and at the "
+    "port above. Power-cycle the node. If it comes back, reseat the card, its riser or cable."
 )
 
 OBSERVATIONS = {

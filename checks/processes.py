@@ -189,7 +189,7 @@ def _scan(host: Host, pids: Sequence[int], scan: ScanResult) -> None:
                 (scan.in_user_fuse if is_user_fuse else scan.stuck).append(process)
         except ProcessLookupError:  # it ended while it was read
             continue
-        except (OSError, ValueError) as error:  # it must not hide the other processes
+        except (OSError, ValueError) as error:  # this error must not hide the other processes
             scan.unreadable.append(str(error))
 
 

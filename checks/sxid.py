@@ -127,7 +127,7 @@ def _driver_text(event: KernelEvent) -> str:
 _TODO = (
     "The line names switch and link (journalctl -k | grep SXid); read the fabric manager's log as well. Reboot after "
     "the drain. If you reset all GPUs and switches together instead, run healthd repaired CODE PCI afterwards. If it "
-    "comes back on the same switch or link: open a case with NVIDIA."
+    "comes back on the same switch or link, open a case with NVIDIA."
 )
 _NO_ACTION = (
     "No action tonight: NVLink traffic continues. If it comes back on the same link, or a job on this node hangs in "

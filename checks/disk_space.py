@@ -173,7 +173,7 @@ OBSERVATIONS = {
         "Share of the file system's space that is free for users, from 0 (full) to 1.",
         ("mountpoint",),
     ),
-    "disk_inodes_available_ratio": Meaning("Share of the file system's free inodes, from 0 (none) to 1.", ("mountpoint",)),
+    "disk_inodes_available_ratio": Meaning("Share of the file system's inodes that are free.", ("mountpoint",)),
 }
 
 EXPLAIN = {

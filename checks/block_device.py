@@ -330,9 +330,7 @@ def _data_loss_meaning(event: KernelEvent, disk: str, node: Inventory, config: C
     is_watched = (contents or expected) and operation not in HARMLESS_OPERATIONS
     verb = {"READ": "read", "WRITE": "written", "FLUSH": "written"}.get(operation, "read or written")
     name = DATA_LOSS_CODES[event.code]
-    message = (
-        f"data on disk {disk} could not be {verb}" if name == "io_error" else f"the disk {disk} has bad sectors"
-    )
+    message = f"data on disk {disk} could not be {verb}" if name == "io_error" else f"the disk {disk} has bad sectors"
     return _LineMeaning(
         Severity.DEGRADED if is_watched else Severity.WARNING,
         name,

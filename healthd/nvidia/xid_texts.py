@@ -330,9 +330,7 @@ def _xid(code: int) -> Explain:
         action = "RESET_GPU" if code in xid_table.RESET_XIDS else fact.action if fact is not None else ""
         matters, todo = _BY_ACTION.get(action, _DEFAULT_TEXT)
         named = (
-            f"{xid_table.title(code)}."
-            if fact is not None
-            else f"Xid {code} is unknown to this version of healthd."
+            f"{xid_table.title(code)}." if fact is not None else f"Xid {code} is unknown to this version of healthd."
         )
         text = Text(named, matters, todo)
     warns = worst.severity < Severity.DEGRADED

@@ -81,8 +81,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 def problem(host: Host, name: str) -> str:
-    """Return the module's problem, "" if it is in use. `name` is as the kernel writes it. Raises OSError, "
-    "ValueError."""
+    """Return the module's problem, or "" if it is loaded. `name` is spelt as in the kernel. Raises OSError, ValueError."""
     state = host.read(f"{MODULES}/{name}/initstate")
     if state is None:
         return "" if host.stat(f"{MODULES}/{name}") else "is not loaded"

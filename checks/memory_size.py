@@ -69,7 +69,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def parse(meminfo: str) -> int:
-    """Return bytes from "MemTotal:  2113447480 kB". Raises ValueError without such a line."""
+    """Return the bytes in the line "MemTotal:  2113447480 kB". Raises ValueError if there is no such line."""
     match = MEM_TOTAL.search(meminfo)
     if match is None or not int(match[1]):
         raise ValueError(f"{MEMINFO}: has no MemTotal in kB: {meminfo[:60]!r}")

@@ -81,7 +81,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 def problem(host: Host, name: str) -> str:
-    """Return the module's problem, or "" if it is loaded. `name` is spelt as in the kernel. Raises OSError, ValueError."""
+    """Return what is wrong with the module, or "" if it is loaded. `name` is the kernel's spelling.
+
+    Raises OSError, ValueError."""
     state = host.read(f"{MODULES}/{name}/initstate")
     if state is None:
         return "" if host.stat(f"{MODULES}/{name}") else "is not loaded"

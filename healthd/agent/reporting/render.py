@@ -94,8 +94,8 @@ def recorded(document: Document, path: str, size: int, answers: int, silent: Ite
         ),
         *(line for sentence in silent for line in page.wrap(sentence, "  ")),
         *page.wrap(
-            "It contains the node's name, its parts' addresses and serial numbers, process names, the checks' settings, "
-            "and the output of their programs. To inspect it: zcat FILE | jq .".replace("FILE", path),
+            "It contains the node's name, its parts' addresses and serial numbers, process names, the checks' "
+            "settings, and the output of their programs. To inspect it: zcat FILE | jq .".replace("FILE", path),
             "  ",
         ),
         *page.wrap(f"To replay it on any machine: healthd check --replay {path}", "  "),

@@ -1,6 +1,13 @@
 """Simulated machines with NVIDIA GPUs: profiles of healthy machines, and scenario files (TOML) that add faults.
 
-    profile = "dgx-h100"              # ... chosen anew in each round, but the same in each run of the process
+    profile = "dgx-h100"              # the healthy machine to start from, in healthd/nvidia/fake_machines
+    pci = ["0000:1b:00.0"]            # replaces the profile's addresses, and so the number of GPUs
+    library = "mismatch"              # or "driver_not_loaded", "library_not_found", "fine"
+    missing_functions = ["nvmlDeviceGetMigMode"]    # functions that the driver lacks
+    hang = "nvmlDeviceGetTemperature" # this call sleeps for hang_seconds (default: an hour), then answers
+    crash = "nvmlInit"                # the process is killed in this call
+    random_failures = 0.01            # this share of the queries to GPUs fails with "Unknown Error" ...
+    seed = 7                          # ... chosen anew in each round, but the same in each run of the process
 
     [gpu.3]                           # by index; all settings of `Gpu` below are allowed
     lost = true

@@ -395,7 +395,7 @@ def test_a_look_that_could_not_read_the_node_ends_nothing_that_was_found_while_n
     """While slurmctld is unreachable, no job is visible. Dropping the finding would return a faulty node to service."""
     daemon = Daemon(lambda _running: acting(tmp_path))
     daemon.start()
-    held = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
+    held = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "in use by pid 3")
     now = time.time()
     result = CheckResult("gpu_processes", "", Outcome.COMPLETED, now, 0.1, (held,))
     config = daemon.configured.loaded.checks.get(result.run) or CheckConfig()

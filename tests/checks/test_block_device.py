@@ -465,7 +465,7 @@ def test_a_disk_goes_with_its_controller_by_the_card_where_their_numbers_differ(
 
 def test_a_finding_says_what_the_disk_holds():
     (finding,) = said(IO_ERROR.format("nvme1n1"))
-    assert finding.message == "data of the disk nvme1n1 could not be written; it contains /scratch"
+    assert finding.message == "data on disk nvme1n1 could not be written; it contains /scratch"
 
 
 def test_a_disk_that_only_the_settings_name_rests_on_them():

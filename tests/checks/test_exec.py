@@ -87,7 +87,7 @@ def test_exit_status_2_is_degraded_unless_the_site_says_else():
         ("echo no sensor; exit 3", r"mine: exit status 3 \(unknown\): no sensor"),
         ("echo what; exit 4", "exit status 4 is not 0, 1, 2 or 3: what"),
         ("exit 127", "exit status 127"),
-        ("kill -SEGV $$", "was ended by SIGSEGV"),
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
         ("echo text on stderr >&2; exit 5", "text on stderr"),
     ],
 )
@@ -410,7 +410,7 @@ def test_a_second_run_of_nhc_that_cannot_start_leaves_what_the_first_one_found(t
     script = f"""rm "$0"; echo 'Running check:  "check_file_test -r /nope/one"'; echo '{line}'; exit 1"""
     given, error = until_it_fails(exec_check, HOST, stand_in(tmp_path, script))
     assert [item.subject for item in given if isinstance(item, Finding)] == [next(iter(NHC_FAILURES))]
-    assert "there is no program" in error
+    assert "does not exist" in error
 
 
 def test_only_a_newline_ends_a_line_of_nhc():

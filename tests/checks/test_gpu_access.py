@@ -350,7 +350,9 @@ def test_story_a_reset_that_no_line_tells_is_seen_where_the_driver_asks_for_noth
     story.look(host("gpu.5.requires_reset = true"))
     ((ended,), (stands,)) = story.cleared, story.conditions.values()
     assert (ended.subject, stands.code, story.drained) == (THIRD, "gpu_access/reset_required", True)
-    assert ended.cleared_by == ("gpu_reset: it had to be reset, responds again, and the driver requests no recovery")
+    assert ended.cleared_by == (
+        "gpu_reset: the GPU had to be reset, responds again, and the driver requests no recovery"
+    )
     story.look(host())
     assert (story.codes, story.drained) == ([], False)
 

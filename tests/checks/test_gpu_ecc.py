@@ -260,7 +260,7 @@ def test_with_mig_old_errors_are_no_fault_and_new_ones_are(host):
     assert codes([item for item in rounds(gpu_ecc, [old, old]) if isinstance(item, Finding)]) == ["gpu_ecc/aggregate"]
     found = [item for item in rounds(gpu_ecc, [old, new]) if isinstance(item, Finding)]
     assert codes(found) == ["gpu_ecc/uncorrected", "gpu_ecc/aggregate"]
-    assert found[0].message == f"1 new uncorrected ECC errors, {SHOULD} (5 in the life of this GPU)"
+    assert found[0].message == f"1 new uncorrected ECC errors, {SHOULD} (5 over the life of this GPU)"
 
 
 def test_with_mig_counters_that_do_not_answer_are_unknown_too(host):

@@ -288,7 +288,7 @@ def test_a_machine_without_infiniband_gives_nothing(tmp_path):
 
 def test_a_listed_port_that_is_not_there_is_unknown(node):
     given, error = until_it_fails(ib_errors, node(), Config(ports=("mlx5_9/1",)))
-    assert (given, error) == ([], "mlx5_9/1: there is no such port")
+    assert (given, error) == ([], "mlx5_9/1: no such port")
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_only_the_ports_that_the_site_lists_are_judged(after):
 
 def test_a_listed_port_that_is_not_there_is_unknown(node):
     given, error = until_it_fails(ib_flap, node(), Config(ports=("mlx5_9/1",)))
-    assert (given, error) == ([], "mlx5_9/1: there is no such port")
+    assert (given, error) == ([], "mlx5_9/1: no such port")
 
 
 def test_of_several_interfaces_of_a_port_the_first_is_its_own(tmp_path):

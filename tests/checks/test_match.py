@@ -138,7 +138,7 @@ def test_a_status_that_the_site_expects_lets_the_output_count():
 
 
 def test_a_command_that_is_not_there_or_too_slow_is_a_failure(tmp_path):
-    with pytest.raises(RuntimeError, match="there is no program"):
+    with pytest.raises(RuntimeError, match="does not exist"):
         run_check(match, HOST, Config(name="mine", command=(str(tmp_path / "nothing"),), requires="x"))
     with pytest.raises(TimeoutError):
         run_check(match, HOST, Config(name="mine", command=("/bin/sleep", "600"), requires="x", timeout_seconds=1.0))

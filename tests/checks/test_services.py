@@ -176,7 +176,7 @@ def test_an_old_systemd_that_counts_no_restarts_is_understood():
 
 def test_without_systemctl_it_is_unknown_whether_units_run():
     error = until_it_fails(services, host("munge", text="x"), REQUIRED)[1]
-    assert error == "there is no systemctl to query the units in required and wanted"
+    assert error == "cannot query the units in required and wanted: systemctl is missing"
 
 
 def test_a_systemd_that_cannot_be_asked_is_unknown():
@@ -208,7 +208,7 @@ def test_garbage_is_never_a_state(text):
 @pytest.mark.parametrize("unit", ["", "a b", "slurm*", "-p", "a/b", "getty@", "getty@.service", "é"])
 def test_what_is_no_unit_is_refused_with_a_hint(unit):
     assert validate(Config(required=(unit,))) == (
-        f'required: "{unit}" is not a unit: write its name, as in "slurmd" or "data.mount"'
+        f'required: "{unit}" is not a unit name like "slurmd" or "data.mount"'
     )
     assert (validate(Config(wanted=(unit,))) or "").startswith("wanted: ")
 

@@ -547,7 +547,7 @@ def test_a_mount_that_jobs_may_need_is_written(fstype):
 
 def test_what_is_automounted_is_left_to_a_person():
     found = list(baseline_mounts(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0]))
-    assert found == [LeftOut("mount", "automounted: add it manually if jobs need it", instance="/home/ann")]
+    assert found == [LeftOut("mount", "automounted; add it manually if jobs need it", instance="/home/ann")]
 
 
 def test_worth_watching_goes_on_after_an_automounted_file_system():

@@ -373,7 +373,7 @@ def test_a_finding_that_would_have_to_last_counts_and_that_is_said(tree, tmp_pat
     done = run("check", "--config", file, "mount", "--root", str(tree))
     assert done.status == 2
     assert "mount/missing /data" in done.out
-    assert "the daemon opens a condition once it has lasted 2 min" in done.out
+    assert "the daemon opens a condition once the finding has lasted 2 min" in done.out
 
 
 def test_a_check_that_fails_makes_the_node_unknown(tree, tmp_path):

@@ -620,7 +620,7 @@ def test_a_wrong_scenario_is_one_sentence_with_file_and_setting(scenario, text, 
 
 
 def test_a_name_that_is_neither_profile_nor_file_is_told_the_nearest_profile():
-    with pytest.raises(ConvertError, match='there is no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
+    with pytest.raises(ConvertError, match='there is no profile or file "dgx-h10"; did you mean "dgx-h100"'):
         open_fake("dgx-h10")
 
 

@@ -23,7 +23,7 @@ class ForeignReason(NamedTuple):
 
 
 _RESUME = "Then run scontrol update NodeName=NODE State=RESUME."
-_SLURM = "Slurm's"
+_SLURM = "Slurm"
 _REGISTRATION = ForeignReason(
     _SLURM,
     "When slurmd registered, the node had less than slurm.conf requires: CPUs, memory, disk, or GPUs (gres).",
@@ -117,7 +117,7 @@ _OTHER_REASONS: tuple[tuple[str, ForeignReason], ...] = (
     (
         r"NHC: ",
         ForeignReason(
-            "NHC's (LBNL Node Health Check)",
+            "NHC (LBNL Node Health Check)",
             "NHC, this site's HealthCheckProgram, found the problem in the text. healthd does not change this drain or "
             "its Reason.",
             "Run nhc -d by hand on the node. NHC lifts its own drains (only those that begin with NHC:) after its next "
@@ -127,7 +127,7 @@ _OTHER_REASONS: tuple[tuple[str, ForeignReason], ...] = (
     (
         LEMON.strip(),
         ForeignReason(
-            "healthd fleet lemons --apply, on the head node",
+            "the command healthd fleet lemons --apply, on the head node",
             "Over weeks, the node failed jobs much more often than other nodes. No daemon sets or lifts this drain.",
             "healthd fleet lemons, on the host with the store, shows the evidence. Test the node under load, repair or "
             "replace the suspect parts, and resume the node by hand. {_RESUME}",

@@ -203,7 +203,7 @@ def test_a_check_with_nothing_to_check_is_not_among_those_that_passed():
 def test_what_limits_healthd_is_printed_below_the_health():
     shown = status(health="warning", limits=["the kernel log is not read: no such file"]).splitlines()
     assert shown[:2] == ["n1: warning", "  the kernel log is not read: no such file"]
-    assert "Problems of healthd\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
+    assert "Problems with healthd\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
 
 
 def test_a_run_of_an_instance_is_named_with_it():
@@ -224,7 +224,7 @@ def test_a_finding_is_told_with_its_message_and_what_ends_it():
 
 def test_history_is_called_so():
     text = check(conditions=[condition(severity="info", history=True)])
-    assert "in the kernel log of this boot, 2 times, last 20 s ago: history, not evidence of" in text
+    assert "in this boot's kernel log, 2 times, last 20 s ago: history, not evidence of" in text
 
 
 def test_what_only_a_person_ends_is_told_as_the_command():
@@ -365,7 +365,7 @@ def test_trouble_stands_above_all_conditions_with_what_mends_it():
     problems = [
         "    once no job runs here (power on again at the BMC): systemctl poweroff",
         "",
-        "Problems of healthd",
+        "Problems with healthd",
         "  no metrics page: in use",
         "    next: ss -ltnp",
         "  another",
@@ -404,7 +404,7 @@ def test_what_only_listens_is_told_by_the_daemons_word():
     heard = {"checks": ["gpu_xid"], "since": NOW - 7200, "kernel_log": log, "conditions": [], "problem": ""}
     told = [
         "Reported by the daemon",
-        "  gpu_xid only reads the kernel log, and cannot run on request",
+        "  gpu_xid only reads the kernel log and cannot run on request",
         "  kernel log: kmsg, 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
         "  no open conditions",
     ]

@@ -324,7 +324,7 @@ def test_where_there_is_no_systemd_a_guess_about_its_units_is_no_unknown(tmp_pat
     config = laid(guess).checks["services", ""]
     assert Story(services, config).look(Host(str(tmp_path))).codes == []
     written = laid(guess, top='[checks.services]\nwanted = ["munge"]').checks["services", ""]
-    with pytest.raises(RuntimeError, match="there is no systemctl"):
+    with pytest.raises(RuntimeError, match="systemctl is missing"):
         Story(services, written).look(Host(str(tmp_path)))
 
 

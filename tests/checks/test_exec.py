@@ -97,7 +97,7 @@ def test_anything_else_is_a_failure_and_no_finding(script, error):
 
 
 def test_a_program_that_is_not_there_is_a_failure(tmp_path):
-    with pytest.raises(RuntimeError, match=r"there is no program .*nothing-here"):
+    with pytest.raises(RuntimeError, match=r"nothing-here does not exist"):
         run_check(exec_check, HOST, Config(name="mine", command=(str(tmp_path / "nothing-here"),)))
 
 

@@ -399,7 +399,7 @@ def test_what_the_memorys_scrubber_found_is_degraded_until_a_reboot_for_nobody_h
     code = "memory_edac/uncorrected" if part else "memory_edac/machine_check"
     assert (finding.code, finding.subject, finding.severity) == (code, part, Severity.DEGRADED)
     assert (finding.clears, finding.window_seconds) == (Clears.REBOOT, 0.0)
-    assert part == "" or finding.message.startswith("the memory's scrubber found an uncorrected error")
+    assert part == "" or finding.message.startswith("the memory scrubber found an uncorrected error")
 
 
 def test_other_error_types_of_a_firmware_and_a_scrubbers_error_with_a_corrupt_context_lost_data():

@@ -77,7 +77,7 @@ def validate(config: Config) -> str | None:
     if not 0 < config.busy_share <= 1:
         return f"busy_share: must be above 0 and at most 1, got {config.busy_share:g}"
     if not config.lane_replays_per_minute or min(config.lane_replays_per_minute) < 0:
-        return "lane_replays_per_minute must have a number for each generation, 0 or more"
+        return "lane_replays_per_minute: must have a number for each generation, 0 or more"
     return None
 
 

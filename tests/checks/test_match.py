@@ -90,7 +90,7 @@ def test_a_missing_file_lacks_the_required_line(tmp_path):
 
 
 def test_a_missing_file_is_no_evidence_that_a_forbidden_line_is_absent(tmp_path):
-    with pytest.raises(RuntimeError, match="no file /etc/site"):
+    with pytest.raises(RuntimeError, match="/etc/site does not exist"):
         run_check(match, Host(str(tmp_path)), in_file(forbids="yes"))
 
 

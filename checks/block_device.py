@@ -1,17 +1,17 @@
-"""Local disks that are missing, dead or losing data, file systems that the kernel stopped, and degraded RAIDs.
+"""Local disks that are missing, dead or lose data, file systems that the kernel stopped, and degraded RAIDs.
 
-Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud watch the same. Only a baseline
-lists the disks of the node. A controller that works is "live" (Linux, drivers/nvme/host/sysfs.c). A file
-system that the kernel stopped after errors shows in /proc/self/mountinfo: an administrator who mounts read-only sets
-the flag for the mount as well (see Mount.turned). ext4's errors_count is not used: it stays set until fsck and does
-not show the present state. An XFS that was shut down shows no flag, but its root returns EIO. These conditions stay
-open until a reboot, because a dead disk soon disappears from sysfs and its file system is unmounted, and both would
-look like a clean run.
+Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud monitor them too. Only a
+baseline lists the node's disks. A working controller is "live" (Linux, drivers/nvme/host/sysfs.c). /proc/self/mountinfo
+shows the file systems that the kernel stopped after errors. If an administrator mounts one read-only, the mount's own
+flag is set as well (see Mount.turned). ext4's errors_count is not used, because it stays set until fsck and does not
+show the current state. An XFS that was shut down has no flag, but its root directory returns EIO. These conditions stay
+open until a reboot: a dead disk soon disappears from sysfs and its file system is unmounted, and both would look like a
+clean run.
 
-The kernel log reports the same faults sooner, and also data that could not be read or written, which sysfs does not
-show. Lost data drains the node if the disk holds a file system of the node or is named in the settings. A disk of a
-RAID with copies, one of several paths, other disks, timeouts and resets only warn: the drive or its controller may
-recover. Each disk gives one finding, the worst of its lines.
+The kernel log reports the same faults sooner. It also reports failed reads and writes, which sysfs does not show. Lost
+data drains the node if the disk contains one of the node's file systems or is named in the settings. Errors on a RAID
+member with a redundant copy, on one of several paths or on other disks only warn, and so do timeouts and resets,
+because the drive or its controller may recover. There is one finding for each disk, taken from its worst line.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     for probe in (_controllers, _missing, _file_systems, _arrays):
         try:
             yield from probe(host, config, unreadable)
-        except (OSError, ValueError) as error:  # it must not hide what the other probes find
+        except (OSError, ValueError) as error:  # this error must not hide the findings of the other probes
             unreadable.append(str(error))
     if unreadable:
         raise ValueError("; ".join(unreadable))
@@ -85,7 +85,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _on_disks(host: Host) -> bool:
-    """Return True if a file system of the host lies on a local disk."""
+    """Return True if one of the host's file systems is on a local disk."""
     mounts, _ = parse_all(host.read_shared(MOUNTINFO))
     return any(is_host_file_system(mount) for mount in mounts)
 
@@ -126,7 +126,7 @@ def _missing(host: Host, config: Config, unreadable: list[str]) -> Iterator[Find
 
 
 def _disk_ids(host: Host) -> Iterator[str | None]:
-    """Yield serial numbers and wwids, those of NVMe controllers first, because they need one file for each disk."""
+    """Yield serial numbers and wwids. NVMe controllers come first because they need only one file for each disk."""
     for name in host.list(NVME):
         yield host.read(f"{NVME}/{name}/serial")
     for name in host.list(BLOCK):
@@ -169,7 +169,7 @@ def _xfs_state(host: Host, point: str) -> str:
 def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding | Observation]:
     for name in host.list(BLOCK):
         missing = host.read(f"{BLOCK}/{name}/md/degraded") if name.startswith("md") else None
-        if missing is None:  # striped arrays have no such file: no disk may be missing
+        if missing is None:  # striped arrays have no such file: they do not work with a missing disk
             continue
         if not (is_decimal(missing) and len(missing) < 6):
             unreadable.append(f"{BLOCK}/{name}/md/degraded: not a number of disks: {missing[:40]!r}")
@@ -189,17 +189,17 @@ DATA_LOSS_CODES = {
     "offline": "io_error",
     "medium_error": "medium_error",
 }
-HARMLESS_OPERATIONS = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # a drive that refuses these has lost nothing
-IGNORED_DISKS = ("loop", "sr", "ram", "zram")  # image files of tests and containers, an empty drive
+HARMLESS_OPERATIONS = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # no data is lost if a drive refuses these
+IGNORED_DISKS = ("loop", "sr", "ram", "zram")  # image files for tests and containers, an empty drive
 COMMAND_ERRORS = {
     "timeout": "did not respond in time",
-    "controller_down": "was down and is reset",
+    "controller_down": "was down and is being reset",
     "frozen": "is being reset after PCIe errors",
     "not_ready": "did not become ready",
     "internal_error": "is being reset after an internal error",
     "init_failed": "could not be set up",
-    "admin_error": "failed a command",
-    "command_failed": "failed a command",
+    "admin_error": "returned an error for a command",
+    "command_failed": "returned an error for a command",
     "target_error": "refused a command",
     "reservation": "is reserved by another machine",
     "space": "is full",
@@ -211,7 +211,7 @@ COMMAND_ERRORS = {
 
 
 class _LineMeaning(NamedTuple):
-    """Meaning of one line. Lines with the same `part` are evaluated together: the worst one counts."""
+    """Meaning of one line. For lines with the same `part`, the worst one counts."""
 
     severity: Severity
     name: str
@@ -223,7 +223,8 @@ class _LineMeaning(NamedTuple):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield the worst finding of this boot for each disk with its controller, path, adapter, array or file system."""
+    """Yield the worst finding of this boot for each disk (including its controller), path, adapter, array and file
+    system."""
     groups: dict[str, list[tuple[KernelEvent, _LineMeaning]]] = {}
     for event in events:
         meaning = _line_meaning(event, node, config)
@@ -308,7 +309,8 @@ def _disk_meaning(event: KernelEvent, node: Inventory, config: Config) -> _LineM
 
 
 def _disk_part(disk: str, node: Inventory) -> str:
-    """Return the part of a disk. With several paths nvme1n1 may belong to the controller nvme0: see the PCI address."""
+    """Return the part that a disk belongs to. It uses the PCI address, because with several paths nvme1n1 may belong to
+    nvme0."""
     card = nvme_controller(disk)
     pcis = {listed.name: listed.pci for listed in node.disks}
     return f"disk {pcis.get(disk) or pcis.get(card) or card}" if card else f"disk {disk}"
@@ -328,9 +330,7 @@ def _data_loss_meaning(event: KernelEvent, disk: str, node: Inventory, config: C
     is_watched = (contents or expected) and operation not in HARMLESS_OPERATIONS
     verb = {"READ": "read", "WRITE": "written", "FLUSH": "written"}.get(operation, "read or written")
     name = DATA_LOSS_CODES[event.code]
-    message = (
-        f"data of the disk {disk} could not be {verb}" if name == "io_error" else f"the disk {disk} has bad sectors"
-    )
+    message = f"data on disk {disk} could not be {verb}" if name == "io_error" else f"the disk {disk} has bad sectors"
     return _LineMeaning(
         Severity.DEGRADED if is_watched else Severity.WARNING,
         name,
@@ -343,7 +343,7 @@ def _data_loss_meaning(event: KernelEvent, disk: str, node: Inventory, config: C
 
 
 def _is_network_storage(names: Sequence[str], node: Inventory) -> bool:
-    """Return True for iSCSI and NVMe over fabrics: other nodes lose such disks for the same reason."""
+    """Return True for iSCSI and NVMe over fabrics, which several nodes may lose for the same reason."""
     listed = [disk for disk in node.disks if disk.name in names]
     return bool(listed) and not any(disk.pci for disk in listed)
 
@@ -363,7 +363,8 @@ def _array_meaning(event: KernelEvent, node: Inventory, array: str) -> _LineMean
 
 
 def _file_system_meaning(event: KernelEvent, node: Inventory) -> _LineMeaning | None:
-    """Return the finding for a file system of the node, with the text of run(). The check filesystem has the others."""
+    """Return the meaning for one of the node's file systems, with the text of run(). The check filesystem handles all
+    others."""
     device = event.field("device")
     mount = next((mount for mount in node.mounts if device and mount.device == device), None)
     if mount is None:
@@ -399,36 +400,36 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         ids = (host.read_or_empty(f"{path}/{file}") for file in ID_FILES)
         disk_id = next((text for text in ids if text), "")
         if disk_id and disk_id not in recorded_ids:
-            recorded_ids.add(disk_id)  # several paths lead to one disk: the first counts
+            recorded_ids.add(disk_id)  # with several paths to one disk, the first counts
             note = f"{name} {host.read_or_empty(f'{path}/device/model')}".strip()
             yield Entry("block_device", "expected", key=disk_id, note=note)
 
 
 _DISK_TODO = (
-    "journalctl -k shows the errors of the disk; nvme list, lsblk -o NAME,SERIAL,WWN and smartctl -a show its state. "
-    "Reseat the disk, check its link (lspci -vv), then replace it."
+    "journalctl -k shows the disk's errors. nvme list, lsblk -o NAME,SERIAL,WWN and smartctl -a show its state. Reseat "
+    "the disk and check its link (lspci -vv). If that does not help, replace it."
 )
 
 OBSERVATIONS = {
-    "md_missing_disks": Meaning("Disks that a software RAID is missing; 0 if it is complete.", ("array",)),
+    "md_missing_disks": Meaning("Number of disks missing from a software RAID; 0 if the RAID is complete.", ("array",)),
 }
 
 EXPLAIN = {
     "block_device/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A disk that the settings name is missing.",
-        "Jobs lose its file system or its part of a RAID: scratch space is missing or less safe.",
-        f"{_DISK_TODO} If it was replaced on purpose: write the baseline again (healthd baseline).",
+        "A disk that is named in the settings is missing.",
+        "Jobs lose the file system on it, or the RAID loses redundancy. Scratch space is missing or less safe.",
+        f"{_DISK_TODO} If the disk was replaced on purpose, update the baseline (healthd baseline).",
         confirm="confirm_seconds",
         expects="expected",
     ),
     "block_device/nvme": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The controller of an NVMe disk does not work: it is dead, or its reset does not complete.",
-        "Reads and writes of this disk fail or hang, and so do the jobs that use it.",
-        f"Power-cycle the node: a warm reboot may leave the controller in the same state. {_DISK_TODO}",
+        "The controller of an NVMe disk does not work. It is dead, or its reset does not complete.",
+        "Reads and writes on this disk fail or hang, and so do the jobs that use it.",
+        f"Power-cycle the node, because a warm reboot may leave the controller in the same state. {_DISK_TODO}",
         confirm="confirm_seconds",
         at_once=True,
         remedy=Remedy.POWER_CYCLE,
@@ -437,8 +438,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A controller of NVMe over fabrics is not connected.",
-        "One path to the storage is lost. With multipath the other paths serve; without it, access to its mounts "
-        "hangs.",
+        "One path to the storage is lost. With multipath, I/O continues on the other paths. Without it, access to its "
+        "mounts hangs.",
         "No action tonight. nvme list-subsys shows the paths. Check the network and the storage target.",
         confirm="confirm_seconds",
         at_once=True,
@@ -446,29 +447,29 @@ EXPLAIN = {
     "block_device/stopped": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel made a local file system read-only, or shut it down, after errors.",
-        "Jobs cannot write there, and their last writes may be lost.",
-        "journalctl -k shows the first error. Unmount it, run fsck (xfs_repair) and mount it again; or reboot with "
-        "fsck.",
+        "After errors, the kernel made a local file system read-only or shut it down.",
+        "Jobs cannot write to it, and their last writes may be lost.",
+        "journalctl -k shows the first error. Unmount the file system, run fsck (or xfs_repair) and mount it again, or "
+        "reboot with fsck.",
         shared=None,
     ),
     "block_device/root_stopped": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The kernel made the root file system read-only, or shut it down, after errors.",
-        "Logging and spooling fail: jobs fail in unexpected places, and new jobs cannot start.",
-        "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. If it comes back: replace "
+        "After errors, the kernel made the root file system read-only or shut it down.",
+        "Logging and spooling fail. Jobs fail in unexpected places, and new jobs cannot start.",
+        "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. If the error recurs, replace "
         "the disk.",
         shared=None,
     ),
     "block_device/io_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log reports that data of a disk could not be read or written. It is a warning, for a day, in "
-        "three cases: a RAID has a copy of the data; other paths lead to the disk; or the disk holds no file system "
-        "of the node and no setting names it.",
-        "Jobs that read or write there fail, and the kernel may stop the file system next.",
-        f"If it is only a warning: no action tonight. {_DISK_TODO}",
+        "The kernel log reports that data on a disk could not be read or written. It is only a warning, for a day, in "
+        "three cases: a RAID has a copy of the data; other paths lead to the disk; or the disk contains none of the "
+        "node's file systems and is not named in the settings.",
+        "Jobs that use the disk fail, and the kernel may stop the file system next.",
+        f"If it is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         shared=None,
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
@@ -476,58 +477,59 @@ EXPLAIN = {
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A disk reports that it cannot read some of its sectors. It is a warning, for a day, in two cases: a RAID "
-        "has a copy of the data; or the disk holds no file system of the node and no setting names it.",
-        "The data in these sectors is lost. Usually more sectors follow.",
-        f"If it is only a warning: no action tonight. {_DISK_TODO}",
+        "A disk reports that it cannot read some of its sectors. It is only a warning, for a day, in two cases: a RAID "
+        "has a copy of the data; or the disk contains none of the node's file systems and is not named in the "
+        "settings.",
+        "The data in these sectors is lost. More sectors usually follow.",
+        f"If it is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "block_device/command_error": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel log reports that a disk or its controller did not respond in time, was reset or failed a command. "
-        "It does not report lost data.",
-        "Reads and writes took seconds. A drive that does this repeatedly is about to fail.",
+        "The kernel log reports that a disk or its controller did not respond in time, was reset or returned an error "
+        "for a command. It does not report lost data.",
+        "Reads and writes took several seconds. A drive that does this repeatedly may be about to fail.",
         f"No action tonight. At the next maintenance: {_DISK_TODO}",
         window="warning_window_seconds",
     ),
     "block_device/path": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "One path to a disk failed (multipath, iSCSI, Fibre Channel). It clears when the log reports the path as "
-        "restored.",
-        "With multipath the other paths serve; without it, access to its mounts hangs.",
+        "One path to a disk failed (multipath, iSCSI, Fibre Channel). The condition clears when the kernel log reports "
+        "that the path is restored.",
+        "With multipath, I/O continues on the other paths. Without it, access to its mounts hangs.",
         "No action tonight. multipath -ll shows the paths. Check the network and the storage target.",
         window="warning_window_seconds",
     ),
     "block_device/adapter": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The firmware of a RAID controller or host bus adapter stopped, or reports a critical event.",
-        "All disks behind it hang during its reset, or are lost.",
-        "No action tonight if the disks respond. At the next maintenance: check it with the vendor's tool (storcli, "
-        "sas3ircu, ssacli) and update its firmware. If it comes back: replace it.",
+        "The firmware of a RAID controller or host bus adapter stopped or reported a critical event.",
+        "All disks behind the adapter hang while it is reset, or are lost.",
+        "No action tonight if the disks respond. At the next maintenance, check the adapter with the vendor's tool "
+        "(storcli, sas3ircu, ssacli) and update its firmware. If the fault recurs, replace the adapter.",
         window="warning_window_seconds",
     ),
     "block_device/raid_disk": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel log reports that a software RAID lost a disk, or could not write to one.",
-        "None, but the next disk that fails may cause data loss. block_device/raid_degraded stays open until the RAID "
+        "The kernel log reports that a software RAID lost a disk or could not write to one.",
+        "None yet, but the next disk failure may cause data loss. block_device/raid_degraded stays open until the RAID "
         "is complete.",
-        "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is out. Replace it, then "
-        "mdadm --add.",
+        "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is missing. Replace it, then "
+        "run mdadm --add.",
         window="warning_window_seconds",
     ),
     "block_device/raid_failed": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log reports that a software RAID lost more disks than it can tolerate. It is a warning if the RAID "
-        "holds no file system of the node.",
-        "All data on it is lost to jobs, possibly for good.",
-        "If it is only a warning: no action tonight. cat /proc/mdstat; mdadm --examine of its disks. If all disks "
-        "failed at once: check their adapter.",
+        "The kernel log reports that a software RAID lost more disks than it can tolerate. It is only a warning if the "
+        "RAID contains none of the node's file systems.",
+        "Jobs cannot access any data on the RAID. The data may be lost permanently.",
+        "If it is only a warning, no action is needed tonight. Run cat /proc/mdstat, and mdadm --examine for each "
+        "disk. If all disks failed at once, check their adapter.",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
@@ -535,9 +537,9 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A software RAID runs with fewer disks than it should. It may be rebuilding.",
-        "None, but the next disk that fails may cause data loss.",
-        "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is out. Replace it, then "
-        "mdadm --add.",
+        "None yet, but the next disk failure may cause data loss.",
+        "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is missing. Replace it, then "
+        "run mdadm --add.",
     ),
 }
 

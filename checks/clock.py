@@ -1,15 +1,16 @@
-"""Clock synchronisation and clock source of this node.
+"""This node's clock synchronisation and clock source.
 
-Rules: munge rejects messages with a wrong time, so Slurm loses the node; node_exporter's alerts NodeClockSkewDetected
-and NodeClockNotSynchronising check the same. The kernel reports its error estimate (adjtimex(2)): the time daemon sets
-it, and the kernel adds 0.5 ms for each second without an update. At 16 s (nine hours) the clock counts as
-unsynchronised; the longest usual poll interval (systemd-timesyncd, 34 minutes) adds 1 s. The flag STA_UNSYNC alone is
-not used: chrony without rtcsync never clears it. healthd.service denies the calls that may set a clock. healthd then
-queries systemd-timedated, which reports only whether the error is below 16 s.
+Rules: munge rejects messages with a wrong time, so Slurm loses contact with the node. node_exporter has the alerts
+NodeClockSkewDetected and NodeClockNotSynchronising. The kernel reports an estimate of its error (adjtimex(2)). The time
+daemon sets the estimate, and the kernel adds 0.5 ms for each second without an update. At 16 s (after nine hours) the
+clock counts as unsynchronised. The longest usual poll interval (systemd-timesyncd, 34 minutes) adds 1 s. The flag
+STA_UNSYNC alone is not used because chrony without rtcsync never clears it. healthd.service denies all system calls
+that can set the clock, including adjtimex. healthd then queries systemd-timedated, which reports only whether the error
+is below 16 s.
 
-The check also warns if time is read from a slow chip (GCM requires the clock source "tsc"): after "Marking clocksource
-'tsc' as unstable because the skew is too large" Linux takes hpet or acpi_pm, and removes tsc from the available
-sources. Other sources are normal: kvm-clock on a virtual machine, arch_sys_counter on Arm.
+The check also warns if the time is read from a slow chip (GCM requires the clock source "tsc"). After logging "Marking
+clocksource 'tsc' as unstable because the skew is too large", Linux switches to hpet or acpi_pm and removes tsc from the
+available sources. Other sources are normal: kvm-clock on virtual machines, arch_sys_counter on Arm.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ TIME_CLIENTS = (
 
 
 class Config(CheckSettings, frozen=True):
-    """max_offset_seconds  a clock with a known offset above this warns
-    max_error_seconds   a clock whose possible error is above this warns: no time server was queried for long
-    confirm_seconds     the problem must last this long: after a boot chrony needs minutes
+    """max_offset_seconds  warn if the known offset of the clock is above this
+    max_error_seconds   warn if the clock may be wrong by more than this: no time server has responded for long
+    confirm_seconds     the problem must last this long; after a boot chrony needs several minutes
     """
 
     max_offset_seconds: Seconds = 1.0
@@ -72,7 +73,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     try:
         source = host.read(CLOCK_SOURCE)
         yield from _source(source, config)
-    except (OSError, ValueError) as error:  # it must not hide the clock's error
+    except (OSError, ValueError) as error:  # this error must not hide the clock's error
         unreadable = error
     clock = host.clock()
     if clock is not None:
@@ -121,29 +122,29 @@ def _is_hypervisor_managed(host: Host) -> bool:
 
 _TODO = (
     "No action tonight. chronyc tracking and chronyc sources -v, or timedatectl timesync-status, show whether the time "
-    "daemon runs and its servers respond."
+    "daemon is running and its servers respond."
 )
 
 OBSERVATIONS = {
     "clock_synchronised": Meaning("1 if the kernel reports its clock as synchronised, else 0."),
-    "clock_offset_seconds": Meaning("Offset of the clock from the time server's, in seconds; positive or negative."),
-    "clock_max_error_seconds": Meaning("Largest possible error of the clock by the kernel's estimate, in seconds."),
+    "clock_offset_seconds": Meaning("Offset of the clock from the time server, in seconds; may be negative."),
+    "clock_max_error_seconds": Meaning("Largest possible error of the clock as estimated by the kernel, in seconds."),
 }
 
 EXPLAIN = {
     "clock/unsynchronised": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The clock is not synchronised: no time server has responded since the boot, or for nine hours.",
-        "It drifts by seconds a day. When it is minutes off, munge rejects the node's messages and Slurm loses the "
-        "node.",
+        "The clock is not synchronised. No time server has responded since boot, or for nine hours.",
+        "The clock drifts by seconds a day. Once it is off by minutes, munge rejects the node's messages and Slurm "
+        "loses contact with the node.",
         _TODO,
         confirm="confirm_seconds",
     ),
     "clock/uncertain": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The clock was synchronised, but no time server has responded for hours.",
+        "The clock was synchronised before, but no time server has responded for hours.",
         "None yet. The clock drifts from now on.",
         _TODO,
         confirm="confirm_seconds",
@@ -152,18 +153,20 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The clock is known to be wrong. It is being corrected slowly or not at all.",
-        "Timestamps of several nodes do not match, files seem to come from the future, and TLS may fail.",
+        "Timestamps from different nodes do not match, files seem to come from the future, and TLS may fail.",
         f"{_TODO} chronyc makestep sets the clock at once.",
         confirm="confirm_seconds",
     ),
     "clock/slow_source": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel does not trust the CPUs' counter (tsc). It reads the time from a chip, each time by a system call.",
-        "Reading the time takes tens of times longer: Python, NCCL and programs that measure themselves get slower.",
+        "The kernel does not trust the CPUs' counter (tsc). It reads the time from a separate chip, which requires a "
+        "system call each time.",
+        "Reading the time takes tens of times longer. Python, NCCL and programs that measure their own run time get "
+        "slower.",
         "No action tonight. journalctl -k | grep -i -e tsc -e clocksource shows the reason. Reboot the node when no "
-        "job runs. If it comes back: update the board's firmware (long firmware interrupts, sockets whose counters "
-        "differ). On a virtual machine: check the hypervisor.",
+        "job is running. If it happens again, update the board's firmware (possible causes are long firmware "
+        "interrupts, or sockets whose counters differ). On a virtual machine, check the hypervisor.",
         confirm="confirm_seconds",
     ),
 }

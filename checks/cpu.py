@@ -1,12 +1,13 @@
 """CPUs that are offline, run slower than they can, or get too hot.
 
-Rules: gpud, AzNHC and node_exporter watch these. One file shows which CPUs are online. The frequency governor is one
-file for each policy: with intel_pstate, amd-pstate and acpi-cpufreq that is one for each CPU, and most of the cost of
-this check. A run therefore reads a quarter of them while all are as expected.
+Rules: gpud, AzNHC and node_exporter monitor these as well. One file shows which CPUs are online. The frequency governor
+has one file for each policy. With intel_pstate, amd-pstate and acpi-cpufreq that is one file for each CPU, which
+accounts for most of this check's cost. While all governors are as expected, a run therefore reads only a quarter of
+them.
 
-Intel's thermal interrupt counts throttling (thermal_throttle), for cores and for packages. Only the packages' counts
-are read: a core that gets too hot takes its package with it, and there are few packages. AMD's CPUs and virtual
-machines lack these counts and often cpufreq: then nothing is checked.
+On Intel CPUs the thermal interrupt counts throttling of cores and packages (thermal_throttle). Only the package counts
+are read, because a hot core heats its whole package and there are few packages. AMD CPUs and virtual machines have no
+such counts, and often no cpufreq either; there nothing is checked.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 class Config(CheckSettings, frozen=True):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not checked
-    governors        accepted frequency governors; any other warns, () = all are accepted. With intel_pstate and
-                     amd-pstate-epp "powersave" lets the hardware choose: add it if the site uses it
-    throttle_events  more thermal throttling than this on a CPU package from one run to the next warns
+    governors        accepted frequency governors; any other one warns; () = all are accepted. With intel_pstate and
+                     amd-pstate-epp, "powersave" lets the hardware choose; add it if the site uses it
+    throttle_events  warn if a CPU package was throttled for heat more often than this between two runs
     """
 
     expected: Cpus = 0
@@ -69,7 +70,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         for reading in _throttling(host, config, past, online, unreadable):
             judged = True
             yield reading
-    except (OSError, ValueError) as error:  # it must not hide the governors
+    except (OSError, ValueError) as error:  # this error must not hide the governors
         unreadable.append(str(error))
     for reading in _governors(host, config, past, unreadable):
         judged = True
@@ -89,7 +90,7 @@ def _online(host: Host, config: Config) -> set[int]:
 
 
 def parse(text: str, path: str) -> set[int]:
-    """CPU numbers from "0-3,8". Raises ValueError for anything else."""
+    """Return the CPU numbers in a list such as "0-3,8". Raises ValueError for anything else."""
     cpus: set[int] = set()
     for part in text.split(",") if RANGES.fullmatch(text) else ():
         first, _, last = part.partition("-")
@@ -109,7 +110,7 @@ def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
 def _throttling(
     host: Host, config: Config, past: History, online: set[int], unreadable: list[str]
 ) -> Iterator[Finding | Observation]:
-    """Read the count of each package from its first CPU, which also names its siblings."""
+    """Read each package's count from its first CPU. Another file of that CPU lists the other CPUs in the package."""
     while online:
         cpu = min(online)
         path = f"{CPUS}/cpu{cpu}/thermal_throttle/package_throttle_count"
@@ -131,7 +132,8 @@ def _throttling(
 
 
 def _governors(host: Host, config: Config, past: History, unreadable: list[str]) -> Iterator[Finding | Observation]:
-    """Read all governors at first, then one part of GOVERNOR_PARTS in each run; all again if one is unexpected."""
+    """Read all governors in the first run, then one of GOVERNOR_PARTS parts in each run. If one is unexpected, read
+    all."""
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:
         return
@@ -145,7 +147,7 @@ def _governors(host: Host, config: Config, past: History, unreadable: list[str])
     unexpected = sorted(Counter(governor for governor in found if governor not in config.governors).items())
     if unexpected:
         counts = ", ".join(f"{count} have {governor[:20]!r}" for governor, count in unexpected)
-        message = f"of {len(found)} CPU frequency policies {counts}, not {' or '.join(config.governors)}"
+        message = f"of {len(found)} CPU frequency policies, {counts}, not {' or '.join(config.governors)}"
         yield Finding(Severity.WARNING, "cpu/governor", "", message)
 
 
@@ -174,11 +176,12 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 OBSERVATIONS = {
     "cpu_online": Meaning("CPUs (hardware threads) that are online."),
     "cpu_package_throttle_total": Meaning(
-        "Times since the boot that a CPU package was slowed down because of heat; the label is its first CPU.",
+        "Number of times since boot that a CPU package was slowed down because of heat; the label is the package's "
+        "first CPU.",
         ("cpu",),
     ),
     "cpu_governors_read_part": Meaning(
-        "Part of the CPUs' governors that the last run read: 0 if all, else its number; for healthd itself.",
+        "Number of the part of the CPU governors that the last run read; 0 if it read all. For healthd's own use.",
     ),
 }
 
@@ -188,26 +191,27 @@ EXPLAIN = {
         Clears.PASS,
         "Fewer CPUs are online than the settings require.",
         "Slurm takes a node that registers with fewer CPUs out of service, and jobs pinned to those CPUs fail.",
-        "lscpu -e shows which CPUs are offline; journalctl -k shows 'smpboot' lines and machine checks. Check SMT and "
-        "the core count in the BIOS settings. If a whole package is missing: check the socket or its board.",
+        "lscpu -e shows which CPUs are offline. Look for 'smpboot' lines and machine checks in journalctl -k. Check "
+        "SMT and the core count in the BIOS settings. If a whole package is missing, check the socket or its board.",
         expects="expected",
     ),
     "cpu/governor": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "CPUs may run below their full clock: their frequency governor is not in governors of [checks.cpu].",
-        "Data loading, kernel launches and the network get slower and vary between nodes.",
-        "No action tonight. cpupower frequency-set -g performance, or tuned-adm profile hpc-compute; Slurm's "
-        "--cpu-freq changes it for a job. If 'powersave' of intel_pstate or amd-pstate is intended: add it to "
-        "governors in [checks.cpu].",
+        "CPUs may run below their full clock speed, because their frequency governor is not listed in governors in "
+        "[checks.cpu].",
+        "Data loading, kernel launches and network traffic get slower, and speeds vary between nodes.",
+        "No action tonight. Run cpupower frequency-set -g performance, or tuned-adm profile hpc-compute. Slurm's "
+        "--cpu-freq changes the governor for one job. If 'powersave' of intel_pstate or amd-pstate is intended, add it "
+        "to governors in [checks.cpu].",
     ),
     "cpu/throttled": Explain(
         Severity.WARNING,
         Clears.PASS,
         "A CPU package reached its temperature limit and slowed itself down.",
         "Jobs run slower, and all nodes of a job wait for the slowest.",
-        "No action tonight. ipmitool sdr type Temperature and ipmitool sdr type Fan, or sensors. Check fans, air "
-        "filters, the heat sink's paste and the room temperature.",
+        "No action tonight. Run ipmitool sdr type Temperature and ipmitool sdr type Fan, or sensors. Check the fans, "
+        "the air filters, the thermal paste and the room temperature.",
     ),
 }
 

@@ -1,9 +1,9 @@
 """The device files that programs open to use GPUs and InfiniBand.
 
-Rules: only files that the settings or a baseline name are checked: the right set depends on the driver, on MIG and on
-the permissions that a site grants. NVIDIA's driver creates /dev/nvidia* late, with the mode of its module parameter
-NVreg_DeviceFileMode; udev creates /dev/infiniband/*. A container gets the files that exist when it starts. During a
-reload of a driver or a reset of a card its files are missing or have another mode for a moment, so the problem must
+Rules: only files that are named in the settings or a baseline are checked, because the right set depends on the driver,
+on MIG and on the permissions that a site grants. NVIDIA's driver creates /dev/nvidia* late, with the mode of its module
+parameter NVreg_DeviceFileMode; udev creates /dev/infiniband/*. A container gets the files that exist when it starts.
+While a driver is reloaded or a card is reset, its files are briefly missing or have another mode, so the problem must
 last.
 """
 
@@ -40,7 +40,7 @@ MODE = regex(r"0?[0-7]{3}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected         device file -> its mode: {"/dev/nvidia0" = "0666"}; other files are not checked
+    """expected         mode of each device file: {"/dev/nvidia0" = "0666"}; other files are not checked
     confirm_seconds  the problem must last this long
     """
 
@@ -59,7 +59,7 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists("/dev/null"):
-        yield NothingToCheck("no device files in this tree")  # a profile only guesses which there should be
+        yield NothingToCheck("no device files in this tree")  # a profile only guesses which files should exist
         return
     if not config.expected:
         yield NOT_IN_BASELINE
@@ -67,7 +67,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
     for path, expected_mode in config.expected.items():
         try:
             found = host.stat(path)
-        except OSError as error:  # it must not hide the other files
+        except OSError as error:  # this error must not hide the other files
             unreadable.append(f"{path}: {error.strerror}")
             continue
         if found is None:
@@ -88,8 +88,8 @@ def _finding(name: str, path: str, message: str, config: Config) -> Finding:
     )
 
 
-# nvidia_uvm's /dev/nvidia-uvm and -uvm-tools are left out: nvidia-modprobe may load it with the first CUDA program. If
-# they were expected, a node would be drained after its reboot, run no CUDA program, and stay drained.
+# /dev/nvidia-uvm and /dev/nvidia-uvm-tools are omitted because nvidia-modprobe may not load nvidia_uvm before the first
+# CUDA program. If they were expected, a node would be drained after a reboot, run no CUDA program and stay drained.
 NVIDIA_NODE = r"nvidia([0-9]+|ctl|-nvswitchctl|-nvswitch[0-9]+)"
 INFINIBAND_NODE = r"uverbs[0-9]+|umad[0-9]+|rdma_cm"
 
@@ -113,19 +113,19 @@ EXPLAIN = {
         Clears.PASS,
         "A device file that this node should have is missing, or is not a character device.",
         "CUDA finds fewer GPUs or none, NCCL finds no network card, and containers start without the device.",
-        "ls -l PATH. GPUs: check that the driver is loaded; nvidia-modprobe -c 0 -u creates the files. InfiniBand: "
-        "udevadm trigger, and systemctl status openibd. A plain file was written before the driver was loaded: "
-        "remove it.",
+        "Run ls -l PATH. For GPUs, check that the driver is loaded; nvidia-modprobe -c 0 -u creates the files. For "
+        "InfiniBand, run udevadm trigger, and check systemctl status openibd. A plain file was written before the "
+        "driver was loaded; remove it.",
         confirm="confirm_seconds",
         expects="expected",
     ),
     "device_nodes/wrong_mode": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A device file has other permissions than the settings require.",
-        "Users' programs may fail to open the device as if it were missing, or all users may open it.",
-        "GPUs: NVreg_DeviceFileMode in /etc/modprobe.d. InfiniBand: the rules in /etc/udev/rules.d. Then chmod the "
-        "file.",
+        "A device file's permissions differ from those in the settings.",
+        "Users' programs may fail to open the device as if it were missing, or every user may be able to open it.",
+        "For GPUs, check NVreg_DeviceFileMode in /etc/modprobe.d. For InfiniBand, check the rules in "
+        "/etc/udev/rules.d. Then chmod the file.",
         confirm="confirm_seconds",
         expects="expected",
     ),

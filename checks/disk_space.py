@@ -1,10 +1,11 @@
 """Free space and free inodes of the local file systems that every job and daemon writes to.
 
-Rules: gpud, GCM and NHC watch the free space and inodes of local file systems. Network mounts are not queried: statvfs
-may never return (the mount check handles each mount separately). Read-only media (squashfs, ISO 9660, an overlay
-without a writable layer) are always full, which is no fault; btrfs counts no inodes. "Free" means free for users: ext4
-keeps 5 % for root. A share alone says little about a large disk (3 % of 30 TiB is most of a TiB, and nothing fails):
-space counts as short only if few GiB are left as well. For inodes only the share is available.
+Rules: gpud, GCM and NHC monitor the free space and inodes of local file systems. Network mounts are not queried because
+statvfs may never return (the mount check handles each mount separately). Read-only media (squashfs, ISO 9660, an
+overlay without a writable layer) are always full, which is not a fault; btrfs does not count inodes. "Free" means free
+for users, since ext4 reserves 5 % for root. A percentage alone says little about a large disk: 3 % of 30 TiB is most of
+a TiB, and nothing fails. Space is therefore only considered low if few GiB are left as well. For inodes only the
+percentage is available.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_SYMLINKS = 40  # as in the kernel
 
 
 class Limits(Struct, frozen=True):
-    """Limits for the file system of one path. None: the limit of the check."""
+    """Limits for the file system that contains one path. None means the check's own limit."""
 
     degraded_percent: Percent | None = None
     degraded_gib: Gib | None = None
@@ -48,12 +49,12 @@ class Limits(Struct, frozen=True):
 
 
 class Config(CheckSettings, frozen=True):
-    """paths             paths to check; several paths on one file system are checked once
-    limits            further paths, each with its own limits. The limits of a file system are those of its mount
-                      point if that is among the paths, else those of the first path on it
-    degraded_percent  less free space or fewer free inodes than this are degraded
-    degraded_gib      ... but low space only if fewer GiB than this are free as well; else it warns
-    warning_percent   less than this warns
+    """paths             paths to check; a file system is checked once even if it contains several paths
+    limits            further paths, each with its own limits. A file system has the limits of its mount
+                      point if that is one of the paths, otherwise those of the first path on it
+    degraded_percent  degraded if less space or fewer inodes than this are free
+    degraded_gib      ... but low space is degraded only if fewer GiB than this are also free; otherwise it warns
+    warning_percent   warn if less than this is free
     """
 
     paths: tuple[str, ...] = ("/", "/tmp", "/var")
@@ -77,14 +78,14 @@ def validate(config: Config) -> str | None:
 
 def _problem(config: Config) -> str | None:
     if not 0 <= config.degraded_percent <= config.warning_percent <= 100:
-        return "degraded_percent must not be above warning_percent, and both be between 0 and 100"
+        return "degraded_percent must not be above warning_percent, and both must be between 0 and 100"
     if not config.degraded_gib > 0:
         return f"degraded_gib must be above 0, got {config.degraded_gib:g}"
     return None
 
 
 def _path_limits(config: Config, path: str) -> Config:
-    """Return the settings with the limits of `path` in place of the check's."""
+    """Return the settings with the limits for `path` instead of the check's own."""
     path_limits = config.limits.get(path, Limits())
     names = ("degraded_percent", "degraded_gib", "warning_percent")
     return replace(config, **{name: value for name in names if (value := getattr(path_limits, name)) is not None})
@@ -102,7 +103,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         judged.add(mount.device)
         try:
             space = host.statvfs(mount.point)
-        except OSError as error:  # it must not hide the other file systems
+        except OSError as error:  # this error must not hide the other file systems
             unreadable.append(f"{mount.point}: {error.strerror}")
             continue
         limits = _path_limits(config, path)
@@ -116,9 +117,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[str, Mount]]:
-    """Return each path with its mount, mount points first, since the first path of a file system gives its limits.
+    """Return each path with its mount, mount points first, because a file system gets the limits of its first path.
 
-    The limits of a disk that is not mounted therefore do not replace those of the file system below.
+    If a disk is not mounted, its limits therefore do not replace those of the file system below.
     """
     found = []
     for path in (*config.limits, *config.paths):
@@ -129,7 +130,7 @@ def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[
 
 
 def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
-    """Resolve symbolic links (/tmp may link to /scratch/tmp), as long as the path is on a local file system."""
+    """Resolve symbolic links (/tmp may link to /scratch/tmp) as far as the path is on a local file system."""
     for _ in range(MAX_SYMLINKS):
         for end in (n for n in range(1, len(path) + 1) if path[n : n + 1] in ("/", "")):
             part = path[:end]
@@ -152,7 +153,7 @@ def _judge(resource: str, point: str, available: int, size: int, config: Config)
     if resource == "space":
         message = f"{percent:.1f} % of {point} is free: {available / 2**30:.1f} of {size / 2**30:.1f} GiB"
     else:
-        message = f"{percent:.1f} % of the inodes of {point} are free: {available} of {size}"
+        message = f"{percent:.1f} % of the inodes on {point} are free: {available} of {size}"
     has_enough_gib = resource == "space" and available >= config.degraded_gib * 2**30
     if percent < config.degraded_percent and not has_enough_gib:
         yield Finding(Severity.DEGRADED, f"disk_space/no_{resource}", point, message)
@@ -162,23 +163,24 @@ def _judge(resource: str, point: str, available: int, size: int, config: Config)
 
 _SPACE_TODO = (
     "du -xh --max-depth=2 POINT | sort -h | tail shows the largest directories; lsof +L1 shows deleted files that are "
-    "still open. Old job data in /tmp: let the epilog remove it. /var: logs, core dumps, container images."
+    "still open. If /tmp is full of old job data, let the epilog remove it. In /var, look for logs, core dumps and "
+    "container images."
 )
 _INODES_TODO = "du -x --inodes --max-depth=2 POINT | sort -n | tail shows where the small files are. Remove them."
 
 OBSERVATIONS = {
     "disk_space_available_ratio": Meaning(
-        "Free space of the file system for users, from 0 (full) to 1.",
+        "Share of the file system's space that is free for users, from 0 (full) to 1.",
         ("mountpoint",),
     ),
-    "disk_inodes_available_ratio": Meaning("Free inodes of the file system, from 0 (none left) to 1.", ("mountpoint",)),
+    "disk_inodes_available_ratio": Meaning("Share of the file system's inodes that are free.", ("mountpoint",)),
 }
 
 EXPLAIN = {
     "disk_space/no_space": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A local file system is nearly full, by share and in GiB.",
+        "A local file system is nearly full, both in percent and in GiB.",
         "Jobs cannot write temporary files, slurmd cannot spool them, and daemons lose their logs and state.",
         _SPACE_TODO,
     ),
@@ -192,7 +194,7 @@ EXPLAIN = {
     "disk_space/low_space": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A local file system is filling up, or has a small share of free space but still many GiB.",
+        "A local file system is filling up, or its free space is a small percentage but still many GiB.",
         "None yet. The node is drained when the file system is nearly full and few GiB are left.",
         f"No action tonight. {_SPACE_TODO}",
     ),
@@ -200,7 +202,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A local file system is running out of inodes.",
-        "None yet. The node is drained when almost none are left.",
+        "None yet. The node is drained when almost no inodes are left.",
         f"No action tonight. {_INODES_TODO}",
     ),
 }

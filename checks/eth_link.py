@@ -1,9 +1,9 @@
 """Ethernet interfaces and bonds: link state, speed, MTU and carrier changes.
 
-Rules (as in Azure healthagent): an interface that is not up is a fault; frequent carrier changes warn. Only expected
-interfaces are checked, and every member of a bond: with one member down the bond works, slower and without redundancy.
-An MTU that differs from the network's loses large packets or produces many small ones (GCM's check-ethlink).
-Files: Linux, sysfs-class-net.
+Rules (as in Azure healthagent): an interface that is not up is a fault, and frequent carrier changes warn. Only
+expected interfaces and the members of expected bonds are checked. With one member down, a bond still works, but slower
+and without redundancy. If the MTU differs from the network's, large packets are lost or split into many small ones
+(GCM's check-ethlink). Files: Linux, sysfs-class-net.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ SPEED_UNKNOWN = ("-1", "0", "4294967295")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected_mbps     interface or bond -> its speed in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not checked
-    expected_mtu      interface or bond -> its MTU in bytes: {"bond0" = 9000}. Others are not checked
+    """expected_mbps     speed of each interface or bond in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not checked
+    expected_mtu      MTU of each interface or bond in bytes: {"bond0" = 9000}. Others are not checked
     confirm_seconds   the problem must last this long
-    carrier_changes   more changes than this within the window warn; a flap is two changes: down and up
+    carrier_changes   warn if the carrier changes more often than this within the window; a flap is two changes
     carrier_changes_window_seconds
     """
 
@@ -92,7 +92,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     for name in {**config.expected_mbps, **bonds}:
         try:
             yield from _judge(host, name, bonds.get(name, ""), config, past)
-        except (OSError, ValueError) as error:  # it must not hide the other interfaces
+        except (OSError, ValueError) as error:  # this error must not hide the other interfaces
             unreadable.append(f"{name}: {error}")
     for name in config.expected_mtu:
         try:
@@ -104,7 +104,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _members(host: Host, name: str) -> list[str]:
-    """Return the members of a bond: the kernel links to them as lower_eth0, as for devices below a bridge or VLAN."""
+    """Return the members of a bond. The kernel links to each as lower_NAME, as it does for devices below a bridge or
+    VLAN."""
     entries = host.list(f"{NET}/{name}")
     return [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_") and "bonding" in entries]
 
@@ -136,7 +137,7 @@ def _judge(host: Host, name: str, bond: str, config: Config, past: History) -> I
 
 
 def is_up(host: Host, name: str, state: str) -> bool:
-    """Return True if the interface is up. If the driver leaves operstate at "unknown", the carrier counts.
+    """Return True if the interface is up. If the driver leaves operstate at "unknown", use the carrier instead.
 
     Raises ValueError.
     """
@@ -150,7 +151,7 @@ def is_up(host: Host, name: str, state: str) -> bool:
 def _speed(host: Host, name: str) -> int:
     text = host.read(f"{NET}/{name}/speed") or ""
     if text in SPEED_UNKNOWN:
-        raise ValueError(f"{name}/speed: the driver does not report it ({text}): set expected_mbps to 0 for any speed")
+        raise ValueError(f"{name}/speed: the driver does not report it ({text}); expected_mbps = 0 accepts any speed")
     if not COUNT.fullmatch(text):
         raise ValueError(f"{name}/speed: not a speed: {text[:40]!r}")
     return int(text)
@@ -194,7 +195,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     entries = {name: host.list(f"{NET}/{name}") for name in host.list(NET)}
     bonds = {name for name, files in entries.items() if "bonding" in files}
     members = {entry[6:] for name in bonds for entry in entries[name] if entry.startswith("lower_")}
-    for name in sorted(entries.keys() - members):  # eth_link finds the members of a bond by itself
+    for name in sorted(entries.keys() - members):  # eth_link finds bond members by itself
         path = f"{NET}/{name}"
         if name not in bonds and not is_card(host, path):
             continue
@@ -222,14 +223,15 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _TODO = (
-    "ip -s link show INTERFACE, ethtool INTERFACE and journalctl -k | grep INTERFACE. One node: reseat or replace the "
-    "cable or its transceiver, try another switch port. Many nodes at once: check the switch."
+    "Run ip -s link show INTERFACE, ethtool INTERFACE and journalctl -k | grep INTERFACE. If only this node is "
+    "affected, reseat or replace the cable or its transceiver, or try another switch port. If many nodes are affected "
+    "at once, check the switch."
 )
 
 OBSERVATIONS = {
     "eth_interface_up": Meaning("1 if the network interface is up, else 0.", ("interface",)),
     "eth_carrier_changes_total": Meaning(
-        "Times that the interface's carrier changed since the interface was created.",
+        "Number of carrier changes since the interface was created.",
         ("interface",),
     ),
 }
@@ -240,7 +242,7 @@ EXPLAIN = {
         Clears.PASS,
         "An expected interface or bond is not up.",
         "File systems, Slurm or jobs that use this network hang or fail.",
-        f"{_TODO} If an administrator set it down: ip link set INTERFACE up.",
+        f"{_TODO} If an administrator took the interface down, run ip link set INTERFACE up.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected_mbps",
@@ -249,7 +251,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A member of a bond is down. The bond continues to work.",
-        "The bond has less bandwidth and no redundancy: if the other member fails, the node is off this network.",
+        "The bond has less bandwidth and no redundancy. If the other member fails too, the node loses this network.",
         f"{_TODO} cat /proc/net/bonding/BOND shows the state of its members.",
         confirm="confirm_seconds",
         shared=True,
@@ -258,16 +260,17 @@ EXPLAIN = {
     "eth_link/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "An expected interface is missing: its card or driver is gone, or it has another name.",
+        "An expected interface is missing. Its card or driver is gone, or the interface has another name.",
         "File systems, Slurm or jobs that use this network fail.",
-        "ip link; lspci | grep -i ethernet; journalctl -k | grep -i renamed. Renamed by udev: correct expected_mbps.",
+        "Run ip link, lspci | grep -i ethernet and journalctl -k | grep -i renamed. If udev renamed the interface, "
+        "correct expected_mbps.",
         confirm="confirm_seconds",
         expects="expected_mbps",
     ),
     "eth_link/slow": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The interface is up, but slower than expected. For a bond, a member may also be missing.",
+        "The interface is up but slower than expected. If it is a bond, a member may be missing.",
         "Every job that uses this node waits for this link.",
         _TODO,
         confirm="confirm_seconds",
@@ -276,9 +279,10 @@ EXPLAIN = {
     "eth_link/mtu": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The interface's MTU (largest packet) differs from the settings.",
-        "Larger than the network's MTU: large packets are lost, and connections hang. Smaller: less throughput.",
-        "No action tonight. ip link show INTERFACE; compare with a healthy node. ip link set INTERFACE mtu N lasts "
+        "The interface's MTU (maximum packet size) differs from the settings.",
+        "If it is larger than the network's MTU, large packets are lost and connections hang. If it is smaller, "
+        "throughput suffers.",
+        "No action tonight. Compare ip link show INTERFACE with a healthy node. ip link set INTERFACE mtu N lasts "
         "until the next boot. Set it permanently in the network configuration (NetworkManager, systemd-networkd, "
         "netplan).",
         confirm="confirm_seconds",
@@ -288,7 +292,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The interface lost its carrier repeatedly.",
-        "Connections stall each time. It often precedes a link that stays down.",
+        "Connections stall each time. A link that does this often goes down for good later.",
         f"No action tonight. {_TODO}",
     ),
 }

@@ -1,19 +1,19 @@
-"""Jobs on this node that became slower than before, and the GPU whose rank causes it.
+"""Jobs on this node that have become slower, and the GPU whose rank is the cause.
 
-Rules: healthd/failslow/detect.py decides when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than
-10 % is jitter), healthd/failslow/live/jobs.py names the suspect. A job decides itself whether it reports its times
-(healthd.client); `sample` selects the counters that are sampled without its help. Both are off by default, and then
-nothing runs and nothing is read.
+Rules: healthd/failslow/detect.py determines when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than
+10 % is jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client);
+`sample` selects counters that healthd samples without the job's help. Both are off by default; then nothing runs and
+nothing is read.
 
-A job's own report is user input and may contain anything: it never causes more than a WARNING, whatever the settings
-are. A site may raise the severity of findings from counters, which root reads.
+A job's own report is user input and may contain anything: it never causes more than a WARNING, whatever the settings. A
+site may raise the severity of findings from counters, because root reads them.
 
 The last remedy for a slow job is a restart without the slow node (FALCON's S4). With `action` healthd takes the node
 out of service once the job has lost as much time as a restart costs (ski rental:
-healthd/failslow/mitigation/planner.py). That uses counters only, and only if a part of this node shows a fault that
-began at that time (a reduced clock, lost lanes, port errors; healthd/failslow/live/evidence.py). Every node of a gang
-shows the same slow rhythm, most of these nodes are healthy, and the load of a job itself is no such fault. Congestion
-slows many nodes at once, so the finding counts as a shared cause.
+healthd/failslow/mitigation/planner.py). That is based on counters only, and requires that a part of this node shows a
+fault that began at that time (a reduced clock, lost lanes, port errors; healthd/failslow/live/evidence.py). Every node
+of a gang shows the same slow rhythm although most of these nodes are healthy, and the job's own load is not such a
+fault. Congestion slows many nodes at once, so the finding counts as a shared cause.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ SOURCES = ("nvlink", "pcie", "ib", "power")
 ACTION_SEVERITIES = {"drain": Severity.DEGRADED, "requeue": Severity.CRITICAL}
 FROM_CLIENTS = ("failslow/job", "failslow/gpu")
 MAX_JOBS_LISTED = 4  # jobs in one sentence
-STALE_SECONDS = 600.0  # while a job is slow the file is written twice a minute
+STALE_SECONDS = 600.0  # while a job is slow, the file is written twice a minute
 
 
 class Config(CheckSettings, frozen=True):
     """client   jobs may report how long their steps take (healthd.client)
     sample             counters to sample without the jobs' help: "nvlink", "pcie", "ib", "power"; [] = none
-    sample_seconds     interval of the samples
-    slow_percent       a job counts as slow if an iteration takes this much longer than before
+    sample_seconds     interval between samples
+    slow_percent       a job is slow if an iteration takes this much longer than before
     counters_percent   the same for sampled counters, which vary more
     max_jobs           monitor at most this many jobs of this node, and
     max_ranks          at most this many ranks of each job
-    action             "drain" or "requeue" the jobs of a node whose sampled counters show such a loss; "" = never
-    restart_seconds    what a restart costs a job: this much must be lost first, also before a restart is advised
-    loss_window_seconds   how long after the loss the node is tried again
+    action             "drain" a node whose sampled counters show a loss, or drain it and "requeue" its jobs; "" = never
+    restart_seconds    cost of a restart: a job must lose this much before `action`, or before a restart is advised
+    loss_window_seconds   how long after the loss the node returns to service
     """
 
     client: bool = False
@@ -84,14 +84,14 @@ class Config(CheckSettings, frozen=True):
 def validate(config: Config) -> str | None:
     for source in config.sample:
         if source not in SOURCES:
-            return f'sample: "{source}" cannot be sampled; {", ".join(SOURCES)} can'
+            return f'sample: "{source}" cannot be sampled; use {", ".join(SOURCES)}'
     if config.action not in ("", *ACTION_SEVERITIES):
         return f'action: "{config.action}" is not possible; use {" or ".join(ACTION_SEVERITIES)}, or "" for none'
     if config.action and not config.sample:
-        return "action: requires `sample`: reports of jobs never drain a node"
+        return "action requires `sample`: reports from jobs never drain a node"
     for code in FROM_CLIENTS:
         if config.severity.get(code, Severity.WARNING) > Severity.WARNING:
-            return f'severity: "{code}" comes from reports of jobs and cannot be more than "warning"'
+            return f'severity: "{code}" comes from the jobs themselves and cannot be more than "warning"'
     return None
 
 
@@ -114,7 +114,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     yield from _findings(slow)
     lossy_jobs = [job for job in slow if job.source == "counters" and job.node_changed]
     lossy_jobs = [job for job in lossy_jobs if _lost_seconds(job, host.now()) >= config.restart_seconds]
-    if config.action and lossy_jobs and document.paused_until <= host.now():  # a pause applies to drains as well
+    if config.action and lossy_jobs and document.paused_until <= host.now():  # a pause also applies to drains
         yield Finding(
             ACTION_SEVERITIES[config.action],
             "failslow/loss",
@@ -130,9 +130,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _lost_seconds(job: told.LiveJob, now: float) -> float:
-    """Return the time that this slowness cost the job. All its ranks wait alike, so an iteration of 1.26 times its
-    length loses 0.26 of 1.26. The result is at most the loss that was counted, iteration by iteration, since the job
-    began. For counters that count is already the whole job's (failslow/live/jobs.py), on any number of devices."""
+    """Return the seconds that the job lost to this slowdown. All its ranks wait for each other, so an iteration that
+    takes 1.26 times as long loses 0.26 of 1.26. The result is at most the loss counted iteration by iteration since the
+    job began. For counters, that count already covers the whole job (failslow/live/jobs.py), on any number of
+    devices."""
     duration = max(0.0, now - job.since) if job.since is not None else 0.0
     return min(duration * job.slowdown / (1 + job.slowdown), job.lost_seconds)
 
@@ -151,7 +152,7 @@ def _measured(document: told.LiveDocument, slow: list[told.LiveJob]) -> Iterator
 
 
 def _findings(slow: list[told.LiveJob]) -> Iterator[Finding]:
-    """Yield one finding for each GPU, and one for all jobs of a source: a job's number would become a metric label."""
+    """Yield one finding for each GPU, and one for all jobs of a source, so that job ids do not become metric labels."""
     by_client = [job for job in slow if job.source == "client"]
     for gpu in sorted({job.suspect for job in by_client if job.suspect}):
         accusing = [job for job in by_client if job.suspect == gpu]
@@ -169,7 +170,7 @@ def _finding(code: str, gpu: str, slow: list[told.LiveJob]) -> Finding:
 
 
 def _slowness(slow: list[told.LiveJob]) -> Slowness | None:
-    """Return the slowness in numbers, from which the fleet tools count hours."""
+    """Return the slowdown in numbers, from which the fleet tools compute slow hours."""
     onsets = [job.since for job in slow if job.since is not None]
     if not onsets:
         return None
@@ -183,26 +184,25 @@ def _describe_job(job: told.LiveJob) -> str:
 
 
 OBSERVATIONS = {
-    "failslow_jobs": Meaning("Jobs on this node whose times are monitored now."),
+    "failslow_jobs": Meaning("Jobs on this node whose times are being monitored."),
     "failslow_slow_jobs": Meaning("Monitored jobs that are slower than before."),
     "failslow_worst_slowdown": Meaning(
-        "How much longer an iteration of the slowest job takes than before: 0.26 is 26 % longer; 0 if no job is slow."
+        "How much longer an iteration of the slowest job takes than before (0.26 is 26 % longer); 0 if no job is slow."
     ),
     "failslow_lost_seconds_total": Meaning(
-        "Extra seconds that iterations took, compared with before, since the live process started. "
-        "Source client: summed over "
-        "the ranks on this node, usually one for each GPU. Source counters: whole jobs.",
+        "Seconds that slow iterations took longer than before, since the live process started. For source client, "
+        "summed over the ranks on this node (usually one for each GPU); for source counters, per job.",
         ("source",),
     ),
     "failslow_dropped_total": Meaning(
-        "Messages, connections and samples of jobs that were dropped since the live process started, by reason.",
+        "Messages, connections and samples from jobs that were dropped since the live process started, by reason.",
         ("reason",),
     ),
     "failslow_paused_until_timestamp_seconds": Meaning(
         "Time until which no new slow jobs are reported (healthd failslow pause), in seconds since the epoch; 0 if not "
         "paused."
     ),
-    "failslow_sampling": Meaning("1 while counters are sampled, 0 if the sampler is off."),
+    "failslow_sampling": Meaning("1 if counters are being sampled, 0 if the sampler is off."),
     "failslow_sampling_cpu_ratio": Meaning("Share of one core that the sampler used in its last minute, 0 to 1."),
 }
 
@@ -210,20 +210,21 @@ EXPLAIN = {
     "failslow/job": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A job that reports its step times became slower than it was, and stays slow.",
-        "The job runs without errors but occupies its nodes for longer: 16 of 27 large jobs had this, for 72 minutes "
-        "on average (FALCON, arXiv 2410.12588, table 1). The report is the job's own, so it never drains.",
-        "No action tonight. The message names the slow rank, or why no rank is named. If communication or another node "
-        "is slow, check that node as well: healthd failslow reads the times of all ranks. healthd status lists other "
-        "open conditions of this node.",
+        "A job that reports its step times has become slower and stays slow.",
+        "The job runs without errors but occupies its nodes for longer. In one study, 16 of 27 large jobs were "
+        "affected, for 72 minutes on average (FALCON, arXiv 2410.12588, table 1). The report comes from the job "
+        "itself, so it never drains.",
+        "No action tonight. The message names the slow rank, or says why none is named. If it blames communication or "
+        "another node, check that node as well; healthd failslow reads the times of all ranks. healthd status lists "
+        "other open conditions of this node.",
         needs="client",
     ),
     "failslow/gpu": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The rank on this GPU needs longer for each step than before, and the other ranks on this node do not.",
-        "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link causes this "
-        "without an error. The report is the job's own, so it never drains.",
+        "The rank on this GPU takes longer for each step than before. The other ranks on this node do not.",
+        "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link can cause "
+        "this without any error. The report comes from the job itself, so it never drains.",
         "No action tonight. nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status "
         "lists other open conditions. healthd validate measures the GPU once the node is idle.",
         needs="client",
@@ -231,9 +232,10 @@ EXPLAIN = {
     "failslow/counters": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The period in this node's sampled counters became longer: an iteration of the job takes longer than before.",
-        "As failslow/job, for a job that reports nothing. healthd reads the counters itself, so a site may raise the "
-        "severity. The counters cannot show which rank is slow.",
+        "The pattern in this node's sampled counters repeats more slowly: an iteration of the job takes longer than "
+        "before.",
+        "Same as failslow/job, for a job that does not report its times. healthd reads the counters itself, so a site "
+        "may raise the severity. The counters cannot show which rank is slow.",
         "No action tonight. healthd status lists other open conditions of this node. Ask the job's user whether the "
         "job itself changed.",
         needs="sample",
@@ -241,13 +243,15 @@ EXPLAIN = {
     "failslow/loss": Explain(
         Severity.CRITICAL,
         Clears.WINDOW,
-        "By the counters of this node, a job has lost as much time as a restart costs, and a part of the "
-        "node shows a fault that began at that time. Only with `action`: requeue makes it critical, drain degraded.",
-        "Going on costs more than a restart elsewhere (FALCON, arXiv 2410.12588, algorithm 1). The cause may be "
-        "temporary, so the node is tried again after loss_window_seconds. A job that slowed down for a reason of its "
-        "own, on a node whose part had a small fault at that time, looks the same. Therefore it is off by default.",
+        "According to this node's counters, a job has lost as much time as a restart costs, and a part of the node "
+        "shows a fault that began at the same time. This is reported only if `action` is set: with requeue it is "
+        "critical, with drain degraded.",
+        "Continuing here costs more than a restart elsewhere (FALCON, arXiv 2410.12588, algorithm 1). The cause may be "
+        "temporary, so the node returns to service after loss_window_seconds. If a job slows down for its own reasons "
+        "while a part of the node happens to have a small fault, it looks the same. Therefore `action` is off by "
+        "default.",
         "The message names what changed: clocks, links, ports. healthd validate measures the idle node. If several "
-        "nodes have this at once, check the switch that they share.",
+        "nodes are affected at once, check the switch that they share.",
         also=(Severity.DEGRADED,),
         shared=True,
         needs="action",

@@ -1,10 +1,10 @@
-"""File system errors in the kernel log: errors, volumes that the kernel stopped, servers that do not respond.
+"""File system problems in the kernel log: errors, volumes that the kernel stopped, and servers that do not respond.
 
-Rules: a file server that fails over is silent for minutes, and hard mounts survive that. Silence therefore warns until
-the log reports that the server responds again; the check mount tests the mounts themselves. block_device handles the
-node's own file systems that the kernel stopped: this check handles only those of containers and image files, which
-warn. An error after which the kernel continues with a file system warns. A client's messages about single requests
-are ignored.
+Rules: a file server may be silent for minutes during a failover, which hard mounts survive. Silence therefore only
+warns until the log reports that the server responds again; the check mount tests the mounts themselves. If the kernel
+stopped one of the node's own file systems, block_device handles it. This check handles only those of containers and
+image files, which warn. An error also warns if the kernel continues to use the file system. A client's messages about
+single requests are ignored.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ MESSAGES = {
     "mount_failed": "{fs} on {part} could not be mounted",
     "not_responding": "the {fs} server {part} does not respond",
     "evicted": "the {fs} server {part} evicted this client",
-    "lustre_bug": "a thread of Lustre's client stopped at a bug",
+    "lustre_bug": "a thread of the Lustre client hit a bug and stopped",
 }
 SERVER_CODES = ("not_responding", "evicted")
 MAX_NAME = 128  # characters of a server's name
 
 
 class Config(CheckSettings, frozen=True):
-    """error_window_seconds    how long errors of a file system stay a warning
-    server_window_seconds   the same for a server, if the log never reports that it responds again
+    """error_window_seconds    how long a warning about file system errors stays open
+    server_window_seconds   the same for a server, unless the log reports earlier that it responds again
     """
 
     error_window_seconds: Seconds = 24 * 3600.0
@@ -56,7 +56,8 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each name and volume or server, from all its events. It ends once the server responds."""
+    """Yield one finding for each name and volume or server, from all its events. The finding ends once the server
+    responds."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     own = {mount.device for mount in node.mounts}
     for event in events:
@@ -88,7 +89,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _part(event: KernelEvent) -> str:
     server = event.field("server")[:MAX_NAME]
     if server and event.field("fs") == "lockd":
-        return f"{server} (lockd)"  # lockd may respond or be silent independently of the server
+        return f"{server} (lockd)"  # lockd may be silent while the server responds, and vice versa
     return server or event.field("device")
 
 
@@ -96,60 +97,60 @@ EXPLAIN = {
     "filesystem/volume_stopped": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel made a file system read-only, or shut it down. The file system is not one of the node's own: it "
+        "The kernel made a file system read-only or shut it down. It is not one of the node's own file systems: it "
         "belongs to a container, is in an image file, or was mounted after healthd last read the mounts. For the "
         "node's own file systems see block_device/stopped.",
         "Users of that volume can no longer write. Other jobs are not affected.",
-        "No action tonight. journalctl -k shows the first error; lsblk shows what the device is. Unmount it, then "
-        "run fsck or xfs_repair.",
+        "No action tonight. journalctl -k shows the first error, and lsblk shows what the device is. Unmount the file "
+        "system, then run fsck or xfs_repair.",
         window="error_window_seconds",
     ),
     "filesystem/errors": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel found errors in a local file system, or could not read or write there, and continues to use it.",
+        "The kernel found errors in a local file system, or could not read or write it, but continues to use it.",
         "Some files may be lost. If it gets worse, the kernel stops the file system.",
-        "No action tonight. journalctl -k shows the device's lines; check the disk as well (smartctl -a). At the next "
-        "maintenance: unmount it, then run fsck or xfs_repair.",
+        "No action tonight. journalctl -k shows the lines about the device. Check the disk as well (smartctl -a). At "
+        "the next maintenance, unmount the file system and run fsck or xfs_repair.",
         window="error_window_seconds",
     ),
     "filesystem/mount_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel could not mount a file system: its log or superblock is unreadable or wrong.",
-        "The file system is missing. The check mount reports that for mounts that the settings name.",
-        "No action tonight. journalctl -k shows the device's lines. Run fsck or xfs_repair; if its log cannot be "
-        "replayed, see xfs_repair(8), option -L.",
+        "The kernel could not mount a file system, because its log or superblock is unreadable or wrong.",
+        "The file system is missing. If the mount is named in the settings, the check mount reports that too.",
+        "No action tonight. journalctl -k shows the lines about the device. Run fsck or xfs_repair. If the log of an "
+        "XFS cannot be replayed, see xfs_repair(8), option -L.",
         window="error_window_seconds",
     ),
     "filesystem/not_responding": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A file server does not respond (NFS, SMB, Lustre, Ceph). It clears when the kernel log reports that the "
-        "server responds again, or after a day without a further line.",
-        "Jobs that use it wait, and continue when it is back. With soft mounts they get errors.",
-        "No action tonight on this node. Check the server and the network. The check mount shows whether mounts "
-        "hang, and drains for them.",
+        "A file server does not respond (NFS, SMB, Lustre, Ceph). The condition clears when the kernel log reports "
+        "that the server responds again, or after a day without a further line.",
+        "Jobs that use the server wait and continue when it is back. With soft mounts they get errors.",
+        "No action tonight on this node. Check the server and the network. The check mount tests whether mounts hang, "
+        "and drains the node if they do.",
         shared=True,
         window="server_window_seconds",
     ),
     "filesystem/evicted": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A file server evicted this client: the client did not respond in time, or its network was down. It clears "
-        "when the log reports that the client is connected again.",
-        "Open files there failed with input/output errors, and unwritten data is lost.",
-        "No action tonight on this node. Look for network errors at that time (ib_link, ib_errors). Many clients at "
-        "once: check the server.",
+        "A file server evicted this client because the client did not respond in time or its network was down. The "
+        "condition clears when the log reports that the client is connected again.",
+        "Accesses to open files failed with input/output errors, and unwritten data is lost.",
+        "No action tonight on this node. Look for network errors at that time (ib_link, ib_errors). If many clients "
+        "are affected at once, check the server.",
         shared=True,
         window="server_window_seconds",
     ),
     "filesystem/lustre_bug": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "Lustre's client found an impossible state (LBUG or ASSERTION) and stopped the thread.",
-        "Processes that wait for that thread never continue. Lustre's manual: only a reboot helps.",
-        "No action tonight. Reboot the node once no job runs here. Report the lines before LBUG to the file system's "
+        "The Lustre client detected an impossible state (LBUG or ASSERTION) and stopped the thread.",
+        "Processes that wait for that thread never continue. According to Lustre's manual, only a reboot helps.",
+        "No action tonight. Reboot the node once no job is running. Report the lines before LBUG to the file system's "
         "vendor.",
         window="error_window_seconds",
     ),

@@ -1,15 +1,16 @@
-"""GPU clocks that the hardware reduces because of heat or missing power.
+"""GPU clocks that the hardware reduces because of heat or lack of power.
 
-Rules: 60 % of ten minutes is degraded, as in gpud; AzNHC only logs. Idle GPUs, clocks that were set and the software's
-power cap are normal and ignored. Drivers from 580 on count the seconds themselves, so that nothing is missed between
-two runs; with older drivers the bits of two runs give the share of the time between them. According to nvml.h the
-slowdown bit may also be set for a moment while clocks change, so one reading alone proves nothing.
+Rules: reduced clocks for 60 % of ten minutes are degraded, as in gpud; AzNHC only logs them. Low clocks because of
+idleness, user settings or the software power cap are normal and ignored. Drivers from 580 on count the seconds
+themselves, so nothing is missed between two runs. With older drivers, the share of the time between two runs is
+estimated from their bits. According to nvml.h the slowdown bit may also be set briefly while clocks change, so a single
+reading proves nothing.
 
-Many nodes share heat and the power brake: one event in a power feed or a cooling loop slows racks of nodes at once. For
-these a drain waits for the fleet limit like every shared cause, and ends by itself once the hardware has not reduced
-the clocks for `within_seconds`, whether drained and idle or not. No operator could run `healthd repaired` on racks of
-nodes. The brake is visible without load; heat that returns with the load is bounded like every intermittent shared
-cause (docs/slurm.md). A slowdown without a reason is the GPU's own.
+Heat and the power brake can affect many nodes: one event in a power feed or a cooling loop slows racks of nodes at
+once. For these causes a drain waits for the fleet limit like every shared cause. It ends by itself once the hardware
+has not reduced the clocks for `within_seconds`, even on a drained, idle node, since no operator could run `healthd
+repaired` on racks of nodes. The brake is visible without load. Heat that returns with the load is limited like every
+intermittent shared cause (docs/slurm.md). A slowdown without a reported reason is attributed to the GPU itself.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from healthd.api import (
 
 USES = "nvml"
 
-SLOWDOWN = 0x8  # set together with each of the other two, and alone when the GPU draws too much current too fast
+SLOWDOWN = 0x8  # set with either of the other two; set alone if the GPU draws too much current too fast
 REASONS = {"hw_thermal": (0x40, "too hot"), "hw_power_brake": (0x80, "power brake of the power supply")}
 HARDWARE_BITS = SLOWDOWN | 0x40 | 0x80
 
 
 class Config(CheckSettings, frozen=True):
-    """slowed_share     a GPU slowed down for this share of `within_seconds` is degraded; less warns
+    """slowed_share     degraded if a GPU was slowed down for this share of `within_seconds`; less warns
     within_seconds   the period of slowed_share
-    clean_seconds    a slowdown clears after this long under load without another one (most of `within_seconds` by heat
-                     or the power brake: after `within_seconds`, with or without load)
-    relapse_seconds  a GPU degraded again within this time waits for an operator (not by heat or the brake)
+    clean_seconds    a slowdown clears after this long under load without another one (after a degraded slowdown by
+                     heat or the power brake: after `within_seconds`, with or without load)
+    relapse_seconds  if degraded again within this time, an operator must clear it (not for heat or the power brake)
     """
 
     slowed_share: Share = 0.6
@@ -67,7 +68,7 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
-    unsupported = NothingToCheck("no GPU that reports why its clocks are low")
+    unsupported = NothingToCheck("no GPU reports why its clocks are low")
     yield from host.each_gpu(lambda gpu: _check_gpu(gpu, host.now(), config, past), unsupported)
 
 
@@ -80,8 +81,8 @@ def _check_gpu(gpu: NvmlGpu, now: float, config: Config, past: History) -> Itera
     reasons = Observation("gpu_clock_event_reasons", bits, labels=labels)
     last = past.last(reasons)
     elapsed = max(0.0, now - last.time) if last is not None else 0.0
-    share, grown = 0.0, set()  # the share of the time since the last run
-    if last is not None and elapsed <= config.within_seconds:  # else two readings say nothing about the time between
+    share, grown = 0.0, set()  # share of the time since the last run
+    if last is not None and elapsed <= config.within_seconds:  # else the readings are too far apart
         share = (_is_uncounted(bits, counted) + _is_uncounted(int(last.value), counted)) / 2
     for reason, seconds in counted.items():
         counter = (("pci", gpu.pci), ("reason", reason))
@@ -90,7 +91,7 @@ def _check_gpu(gpu: NvmlGpu, now: float, config: Config, past: History) -> Itera
         share = max(share, min(1.0, past.rate(reading) or 0.0))
         if past.growth(reading, 0.0):
             grown.add(reason)
-    # After a long gap between two runs, its share counts as the same share of `within_seconds`.
+    # If the gap between two runs is long, count only `within_seconds` of it.
     slowed = Observation("gpu_clock_slowed_seconds_total", 0.0, ObservationKind.COUNTER, labels)
     previous = past.last(slowed)
     total = (previous.value if previous is not None else 0.0) + share * min(elapsed, config.within_seconds)
@@ -98,7 +99,7 @@ def _check_gpu(gpu: NvmlGpu, now: float, config: Config, past: History) -> Itera
     yield from (reasons, slowed)
     if not grown and not bits & HARDWARE_BITS:
         return
-    # Half a round of slack: an increment at the very edge belongs to the time before the window.
+    # Allow half a round of slack, because an increment at the window's edge covers time before the window.
     recent = past.growth(slowed, max(0.0, config.within_seconds - elapsed / 2)) or 0.0
     is_degraded = last is not None and recent >= config.slowed_share * config.within_seconds
     cause_text = [cause_text for reason, (bit, cause_text) in REASONS.items() if reason in grown or bits & bit]
@@ -125,22 +126,23 @@ def _is_uncounted(bits: int, counted: dict[str, float]) -> bool:
 
 
 _TODO = (
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i PCI. Too hot: check fans, air flow, heat sink and room "
-    "temperature; compare with the other GPUs of the node. Power brake: check power supplies and cables (ipmitool sdr "
-    'type "Power Supply"), and a cap in the BMC or the rack. No reason reported: a power limit or a weak supply.'
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i PCI shows the reason. If it is too hot, check fans, air flow, "
+    "heat sink and room temperature, and compare with the node's other GPUs. For the power brake, check power supplies "
+    'and cables (ipmitool sdr type "Power Supply"), and look for a power cap in the BMC or the rack. If no reason is '
+    "reported, suspect a power limit or a weak power supply."
 )
 
 OBSERVATIONS = {
     "gpu_clock_event_reasons": Meaning(
-        "NVML's bits for the reasons of reduced clocks (nvmlClocksEventReasons); 0 if nothing reduces them.",
+        "NVML's bit mask of the reasons for reduced clocks (nvmlClocksEventReasons); 0 if the clocks are not reduced.",
         ("pci",),
     ),
     "gpu_clock_slowdown_seconds_total": Meaning(
-        "Seconds that the driver slowed the GPU down for this reason, by the driver's own counter.",
+        "Seconds for which the GPU was slowed down for this reason, from the driver's own counter.",
         ("pci", "reason"),
     ),
     "gpu_clock_slowed_seconds_total": Meaning(
-        "Seconds that heat or power kept the GPU slow, estimated from healthd's runs.",
+        "Seconds for which heat or power slowed the GPU down, estimated from healthd's runs.",
         ("pci",),
     ),
 }
@@ -150,18 +152,19 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.WINDOW,
         "The hardware reduced this GPU's clocks to half or less for most of ten minutes.",
-        "A job on many GPUs is as slow as this one.",
-        f"{_TODO} Heat and power brake: the node is resumed by itself ten minutes after they are over. Without a "
-        "reason: it clears after six clean hours once the GPU was repaired. If it happens twice within a day it "
-        "waits for an engineer: healthd repaired gpu_clocks/slowed PCI.",
+        "A job on many GPUs runs only as fast as this one.",
+        f"{_TODO} For heat or the power brake, healthd resumes the node ten minutes after the slowdown ends. Without a "
+        "reported reason, the condition clears after six clean hours, once the GPU was repaired. If it happens twice "
+        "within a day, an engineer must clear it: healthd repaired gpu_clocks/slowed PCI.",
         shared=None,
         window="clean_seconds",
     ),
     "gpu_clocks/slowed_briefly": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The hardware reduced this GPU's clocks for a while: too hot, short of power, or only during a clock change.",
-        "Little while it is brief. It often precedes a GPU that is slow all the time.",
+        "The hardware reduced this GPU's clocks for a while, because of heat, lack of power, or only during a clock "
+        "change.",
+        "There is little effect while it is brief. Often the GPU later becomes slow all the time.",
         f"No action tonight. At the next maintenance: {_TODO}",
         shared=None,
         window="clean_seconds",

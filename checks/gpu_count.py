@@ -1,10 +1,10 @@
-"""Number of GPUs: those that PCI shows, and as many as the settings expect.
+"""Number of GPUs: all GPUs on PCI must respond, and there must be as many as the settings expect.
 
-Rules: a GPU on PCI that NVML does not show, or whose configuration space reads all ones, needs a reboot (AzNHC, GCM and
-OCI compare NVML with PCI). Fewer GPUs than the settings expect is degraded. A GPU that NVML does not show counts after
-a minute, because a reset by an epilog looks the same. It counts at once before slurmd has started, if the GPU has no
-driver, or if the kernel log reports it gone. The same applies to all ones: a device reads so until it is back from a
-bus reset.
+Rules: if NVML does not show a GPU that is on PCI, or its configuration space reads all ones, the node needs a reboot
+(AzNHC, GCM and OCI compare NVML with PCI). Fewer GPUs than the settings expect is degraded. A GPU that NVML does not
+show counts as missing after a minute, because a reset by an epilog looks the same. It counts at once if slurmd has not
+started yet, the GPU has no driver, or the kernel log reports the GPU as gone. The same applies to all ones, because a
+device also reads all ones during a bus reset.
 """
 
 from __future__ import annotations
@@ -47,10 +47,9 @@ REPORTED_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
 
 
 class Config(CheckSettings, frozen=True):
-    """expected          how many GPUs this node has, 0 = not checked
-    confirm_seconds   a GPU must be missing for this long: a reset takes seconds. 0 before slurmd has started, and if
-                      the kernel reports that the GPU is gone
-    """
+    """expected          number of GPUs in this node; 0 = not checked
+    confirm_seconds   a GPU must be missing for this long; a reset takes seconds. 0 if slurmd has not started yet or
+                      the kernel reports that the GPU is gone"""
 
     expected: Gpus = 0
     confirm_seconds: Seconds = 60.0
@@ -85,7 +84,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         accounted_for |= {error.pci for error in host.nvml.unreachable if error.kind in REPORTED_BY_GPU_ACCESS}
         for refusal in host.nvml.unreachable:
             if refusal.kind is NvmlErrorKind.NO_PERMISSION:
-                raise refusal  # NVML counts this GPU without identifying it: the missing ones are unknown
+                raise refusal  # NVML counts this GPU without identifying it, so the missing GPUs are unknown
     absent = sorted({*on_pci} - answering - {*dead})
     resetting = _in_reset(host, [*absent, *dead])
     for pci in absent:
@@ -120,17 +119,17 @@ def _in_reset(host: Host, missing: list[str]) -> set[str]:
 
 
 def _is_dead(host: Host, pci: str) -> bool:
-    """Return True if all registers read as ones. Older kernels and virtual machines may lack either file.
+    """Return True if all registers read as ones. On older kernels and virtual machines either file may be missing.
 
-    Raises ValueError if a file contains no revision or width.
+    Raises ValueError if a file does not contain a revision or a width.
     """
     device = f"/sys/bus/pci/devices/{pci}"
     revision, width = host.read(f"{device}/revision"), host.read(f"{device}/current_link_width")
     if revision is not None and not REVISION.fullmatch(revision):
-        raise ValueError(f"{device}/revision: not a revision as 0xa1: {revision[:40]!r}")
+        raise ValueError(f"{device}/revision: not a revision like 0xa1: {revision[:40]!r}")
     if width is not None and not WIDTH.fullmatch(width):
         raise ValueError(f"{device}/current_link_width: not a number of lanes: {width[:40]!r}")
-    # The registers of a sleeping GPU read as ones as well.
+    # The registers of a sleeping GPU also read as ones.
     return (revision == DEAD_REVISION or width in DEAD_WIDTHS) and host.read(f"{device}/power_state") != "D3cold"
 
 
@@ -147,7 +146,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 OBSERVATIONS = {
-    "gpus_on_pci": Meaning("GPUs on the PCI bus, including those that the driver does not have."),
+    "gpus_on_pci": Meaning("Number of GPUs on the PCI bus, including those that the driver does not have."),
 }
 
 EXPLAIN = {
@@ -155,10 +154,10 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "The GPU is still listed on PCI, but reads return all ones (revision ff, link width 63).",
-        "It has fallen off the bus: all work on it is dead, and calls into the driver may hang.",
+        "The GPU has fallen off the bus. All work on it is dead, and calls into the driver may hang.",
         "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors (journalctl -k). Then power-cycle "
-        "the node: a warm reboot may leave the GPU off the bus. If it comes back on the same slot: reseat or replace "
-        "the GPU.",
+        "the node; after a warm reboot the GPU may still be missing. If the fault recurs in the same slot, reseat or "
+        "replace the GPU.",
         confirm="confirm_seconds",
         at_once=True,
         remedy=Remedy.POWER_CYCLE,
@@ -166,20 +165,20 @@ EXPLAIN = {
     "gpu_count/missing": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "PCI shows this GPU, but NVML does not: the driver could not start it or has given it up.",
-        "Jobs that Slurm starts here get fewer GPUs than allocated, or fail at once.",
-        "Look for 'RmInitAdapter failed' or Xid 79 in journalctl -k. Reboot; if the GPU stays away: reseat or "
-        "replace it. A GPU with another purpose (a virtual machine) should be bound to vfio-pci.",
+        "PCI shows this GPU, but NVML does not. The driver could not start the GPU or has given up on it.",
+        "Jobs on this node get fewer GPUs than Slurm allocated to them, or fail at once.",
+        "Look for 'RmInitAdapter failed' or Xid 79 in journalctl -k. Reboot. If the GPU is still missing, reseat or "
+        "replace it. A GPU for another purpose (a virtual machine) should be bound to vfio-pci.",
         confirm="confirm_seconds",
         at_once=True,
     ),
     "gpu_count/fewer_than_expected": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "Fewer GPUs respond than [checks.gpu_count] expected requires.",
-        "Jobs that request all GPUs of the node fail here.",
-        "Compare nvidia-smi -L with lspci -d 10de:. If the GPU is missing on PCI as well: power-cycle the node, then "
-        "reseat the GPU. If the node really has fewer GPUs: correct the setting.",
+        "Fewer GPUs respond than expected in [checks.gpu_count] requires.",
+        "Jobs that request all of the node's GPUs fail.",
+        "Compare nvidia-smi -L with lspci -d 10de:. If the GPU is missing on PCI as well, power-cycle the node, then "
+        "reseat the GPU. If the node really has fewer GPUs, correct the setting.",
         confirm="confirm_seconds",
         at_once=True,
         expects="expected",

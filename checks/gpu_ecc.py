@@ -1,22 +1,22 @@
-"""ECC errors of GPUs since the driver was loaded, and the ECC mode.
+"""The GPUs' ECC errors since the driver was loaded, and their ECC mode.
 
-Rules: any uncorrected error means lost data: reset the GPU before the next job (Meta's study, OCI, Azure, DCGM). SRAM
-errors over NVIDIA's threshold are NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's
-limits. A count that falls shows a reset, but only with persistence mode: without it the driver drops the count when
-the last user of the GPU ends. With MIG no GPU reports the counts since the driver was loaded (nvml.h): the growth of
-the lifetime counts is used instead.
+Rules: any uncorrected error means lost data: reset the GPU before the next job (Meta's study, OCI, Azure, DCGM). More
+SRAM errors than NVIDIA's threshold are NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's
+limits. A count that falls shows a reset, but only with persistence mode; without it, the driver drops the count when
+the GPU's last user ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the growth of the
+lifetime counts is used instead.
 
-ECC that is off warns, unless that is the factory default of the GPU (nvmlDeviceGetDefaultEccMode, driver 515 and
-later): workstation cards such as the RTX A6000 ship with ECC off.
+Disabled ECC warns unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
+Workstation cards such as the RTX A6000 ship with ECC off.
 
-A count above 0 at the first run drains: it is unknown whose data was lost. A count that grew while healthd did not run
-for longer than two rounds (`growth_seconds`) drains as well: the jobs that run now may have started long after. A
-count that grew between two rounds requeues the jobs on this GPU (Meta's high class), except on parts that contain
-errors (CONTAINING_CHIPS). Those should end only the process that met the error, and other processes on the GPU continue
-unharmed: growth drains, and requeues only if the driver requests a reset by then, which shows that the error was not
-contained (a driver before 570 reports nothing). The kernel log gives the details: Xid 94 for a contained error and its
-process (it warns); Xid 95 for an uncontained error, and Xid 48 for an error before its containment is known. Both
-requeue the jobs of this GPU at once, on every part.
+A count above 0 at the first run drains, because it is unknown whose data was lost. If a count grew while healthd was
+not running for longer than two rounds (`growth_seconds`), the node drains as well, because the current jobs may have
+started long after the error. A count that grew between two rounds requeues the jobs on this GPU (Meta's high class),
+except on chips that contain errors (CONTAINING_CHIPS). These should end only the process that hit the error, while the
+GPU's other processes continue unharmed. There, growth only drains. It requeues only if the driver requests a reset by
+then, which shows that the error was not contained (drivers before 570 do not report this). The kernel log has the
+details: Xid 94 for a contained error and its process (a warning), Xid 95 for an uncontained error, and Xid 48 for an
+error before its containment is known. Xids 95 and 48 requeue the jobs on this GPU at once, on every chip.
 """
 
 from __future__ import annotations
@@ -49,21 +49,22 @@ AFTER_EVENTS = ("xid", "job_end")
 
 # Chips that contain errors, by compute capability (developer.nvidia.com/cuda-gpus). Source: "NVIDIA GPU Memory Error
 # Management", docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt, table "Supported GPUs": GA100, GH100 and GB10x contain
-# them and take the page out of use; GA10x (A10, A40: 8.6) and AD10x (L4, L40: 8.9) only remap rows, at a reset; V100
-# (7.0) and T4 (7.5) are older and retire pages. A chip in no column (GB20x is 12.0) counts as not containing errors.
-# This includes Blackwell Ultra (B300 and GB300: 10.3): NVIDIA's driver calls that chip GB110, and the table names no
-# GB11x. If it does contain errors, one job too many is requeued; if it does not, no job continues on lost data.
+# them and retire the page; GA10x (A10, A40: 8.6) and AD10x (L4, L40: 8.9) only remap rows, at a reset; V100 (7.0) and
+# T4 (7.5) are older and retire pages. Chips that are not in the table (GB20x is 12.0) are assumed not to contain
+# errors. This includes Blackwell Ultra (B300 and GB300: 10.3), which NVIDIA's driver calls GB110; the table has no
+# GB11x. If that chip does contain errors, one job too many is requeued; if it does not, no job continues with lost
+# data.
 CONTAINING_CHIPS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 
 class Config(CheckSettings, frozen=True):
-    """max_corrected_sram, max_corrected_dram   more corrected errors than this since the driver was loaded warn
-    growth_seconds   uncorrected errors that are new since an older run belong to no known job: they only drain
+    """max_corrected_sram, max_corrected_dram   warn at more corrected errors than this since the driver was loaded
+    growth_seconds   if the last run is longer ago than this, new uncorrected errors only drain: their job is unknown
     """
 
     max_corrected_sram: Count = 10_000
     max_corrected_dram: Count = 20_000_000
-    growth_seconds: Seconds = 900.0  # two rounds of the default interval, and their possible delay
+    growth_seconds: Seconds = 900.0  # two rounds at the default interval, and their possible delay
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
@@ -104,15 +105,15 @@ def _check_gpu(host: Host, gpu: NvmlGpu, config: Config, past: History) -> Itera
 
 
 def _counts_survive_idle(host: Host, gpu: NvmlGpu) -> bool:
-    """Return True if the driver keeps the counts while the GPU has no user. healthd closes it after each round."""
+    """Return True if the driver keeps the counts while the GPU is unused. healthd closes the GPU after each round."""
     mode = gpu.persistence_mode()
     return host.driver_was_in_use is not False if mode is None else mode
 
 
 def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
-    """Return the count by (location, corrected or uncorrected), where supported.
+    """Return the supported counts by (location, "corrected" or "uncorrected").
 
-    Before Turing, caches and registers have no sum: their count is the total minus the other locations.
+    GPUs before Turing have no sum for caches and registers; it is the total minus the other locations.
     """
     found = {
         (location, error): gpu.ecc_count(location, error == "uncorrected", volatile=True)
@@ -127,7 +128,8 @@ def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
 
 
 def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config: Config) -> Iterator[Finding]:
-    """`new`: number of uncorrected errors since the last round, if that was a short time ago."""
+    """Yield findings for the counts. `new` is the number of uncorrected errors since the last round, 0 if that was long
+    ago."""
     lost = [f"{where} {count}" for (where, error), count in counts.items() if error == "uncorrected" and count > 0]
     if lost:
         counts_text = ", ".join(lost)
@@ -153,9 +155,9 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config:
 
 
 def _rate_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
-    """Return the severity of errors since the last round, and the reason if it is not critical.
+    """Return the severity of new errors, and a message part with the reason if it is not critical.
 
-    The containment is a rule for this part and was not observed: the message uses "should have"."""
+    That part says "should have" because containment is assumed from the chip and was not observed."""
     action = ACTIONS.get(gpu.recovery_action() or 0)
     if gpu.compute_capability() not in CONTAINING_CHIPS or (action and action.severity is Severity.CRITICAL):
         return Severity.CRITICAL, ""
@@ -183,24 +185,25 @@ def _lifetime(
             is_recent = past.last(reading, within_seconds=config.growth_seconds) is not None
             severity, qualifier = _rate_new_errors(gpu) if is_recent else (Severity.DEGRADED, "")
             message = (
-                f"{total - last.value:.0f} new uncorrected ECC errors{qualifier} ({total} in the life of this GPU)"
+                f"{total - last.value:.0f} new uncorrected ECC errors{qualifier} ({total} over the life of this GPU)"
             )
             yield Finding(severity, "gpu_ecc/uncorrected", gpu.pci, message, clears=Clears.GPU_RESET)
         if total > 0:
-            message = f"{total} uncorrected ECC errors in the life of this GPU"
+            message = f"{total} uncorrected ECC errors over the life of this GPU"
             yield Finding(Severity.INFO, "gpu_ecc/aggregate", gpu.pci, message)
 
 
 OBSERVATIONS = {
     "gpu_ecc_counts_kept": Meaning(
-        "1 if the volatile ECC counts survive without users (persistence mode, or the driver is held open), else 0.",
+        "1 if the volatile ECC counts survive while the GPU is unused (persistence mode, or a process keeps the driver "
+        "open), else 0.",
         ("pci",),
     ),
     "gpu_ecc_volatile_errors_total": Meaning(
-        "ECC errors of the GPU since the driver was loaded or the GPU was reset, by place and kind.",
+        "The GPU's ECC errors since the driver was loaded or the GPU was reset, by location and kind.",
         ("pci", "location", "error"),
     ),
-    "gpu_ecc_aggregate_errors_total": Meaning("ECC errors over the life of the GPU.", ("pci", "error")),
+    "gpu_ecc_aggregate_errors_total": Meaning("The GPU's ECC errors over its whole life.", ("pci", "error")),
 }
 
 EXPLAIN = {
@@ -208,45 +211,48 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.GPU_RESET,
         "The GPU found errors in its memory or caches that ECC could not correct.",
-        "Data was lost: the job that used it was killed or computed wrong numbers, and the damaged row stays in use "
-        "until a reset remaps it. New errors requeue the jobs of this GPU. Errors from before the first run, or from "
-        "a gap longer than growth_seconds, only drain. A100, H100, B200 and related GPUs should contain errors: they "
-        "end the process that met the error. There new errors only drain, unless the driver requests a reset.",
-        "After the drain reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then check "
-        "nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors come back, or a remap failed: replace the GPU. Without "
-        "persistence mode, and with MIG, healthd cannot detect the reset: reboot, or healthd repaired "
+        "Data was lost. The job that used it was killed or computed wrong numbers, and the damaged row stays in use "
+        "until a reset remaps it. New errors requeue the jobs on this GPU. Errors from before the first run, or from a "
+        "gap longer than growth_seconds, only drain. A100, H100, B200 and related GPUs should contain errors by ending "
+        "only the process that hit the error. On these GPUs new errors only drain, unless the driver requests a reset.",
+        "After the drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then "
+        "check nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors recur or a remap failed, replace the GPU. Without "
+        "persistence mode or with MIG, healthd cannot detect the reset. In that case reboot, or run healthd repaired "
         "gpu_ecc/uncorrected PCI.",
         also=(Severity.DEGRADED,),
     ),
     "gpu_ecc/sram_threshold": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The driver's flag 'SRAM threshold exceeded' is set: too many uncorrected errors in caches and registers.",
+        "The driver's flag 'SRAM threshold exceeded' is set, because there were too many uncorrected errors in caches "
+        "and registers.",
         "SRAM cannot be remapped. NVIDIA replaces GPUs with this flag.",
-        "Run NVIDIA's field diagnostics and open a case with NVIDIA (nvidia-bug-report.sh). To use the GPU until then: "
-        "healthd repaired gpu_ecc/sram_threshold PCI; it stays acknowledged until the count changes.",
+        "Run NVIDIA's field diagnostics and open a case with NVIDIA (nvidia-bug-report.sh). To use the GPU until then, "
+        "run healthd repaired gpu_ecc/sram_threshold PCI. The condition does not return until the count changes.",
     ),
     "gpu_ecc/corrected": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "The GPU had far more corrected ECC errors since the driver was loaded than healthy GPUs have.",
-        "No data was lost: all errors were corrected. The part may be wearing out.",
-        "No action tonight. Watch whether the count grows. At the next maintenance: run diagnostics (dcgmi diag -r 3).",
+        "Since the driver was loaded, the GPU has had far more corrected ECC errors than healthy GPUs have.",
+        "No data was lost, because all errors were corrected. The GPU may be wearing out.",
+        "No action tonight. Check whether the count keeps growing. At the next maintenance, run diagnostics (dcgmi "
+        "diag -r 3).",
     ),
     "gpu_ecc/disabled": Explain(
         Severity.WARNING,
         Clears.PASS,
         "This GPU supports ECC, but ECC is off.",
-        "Flipped bits go unnoticed: jobs compute wrong numbers without any error.",
-        "No action tonight. Once no job runs here: nvidia-smi -e 1 -i PCI, then reset the GPU or reboot. If it is off "
-        'on purpose: severity = { "gpu_ecc/disabled" = "info" }.',
+        "Flipped bits go unnoticed, so jobs compute wrong numbers without any error.",
+        "No action tonight. Once no job is running here, run nvidia-smi -e 1 -i PCI, then reset the GPU or reboot. If "
+        "ECC is off "
+        'on purpose, set severity = { "gpu_ecc/disabled" = "info" }.',
     ),
     "gpu_ecc/aggregate": Explain(
         Severity.INFO,
         Clears.PASS,
         "The GPU had uncorrected errors at some time in its life.",
-        "None for current jobs: a reset has dealt with errors of the past.",
-        "No action needed. It helps to know this if the same GPU fails again.",
+        "None for current jobs: a reset has dealt with the past errors.",
+        "No action needed. This is useful information if the same GPU fails again.",
     ),
 }
 
@@ -257,5 +263,5 @@ ENDS_JOB = {
     "gpu_ecc/disabled": EndsJob.NEVER,
     "gpu_ecc/aggregate": EndsJob.NEVER,
 }
-# NVIDIA replaces such a GPU (NVIDIA GPU memory error management: SRAM threshold).
+# NVIDIA replaces GPUs with this condition (NVIDIA GPU memory error management: SRAM threshold).
 PERMANENT = ("gpu_ecc/sram_threshold",)

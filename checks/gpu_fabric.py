@@ -1,18 +1,18 @@
-"""NVLink fabric: whether each GPU has joined it and is healthy in it (NVSwitch systems, Hopper and later).
+"""NVLink fabric: whether each GPU has joined the fabric and is healthy in it (NVSwitch systems, Hopper and later).
 
-Rules: only NVML shows whether there is a fabric: model names would give false alarms for PCIe cards, GH200 and GB200
-(gpud). While a GPU has not joined, CUDA fails with 802 "system not yet initialized" and nvidia-smi looks normal: the
-fabric manager (or NVLSM) is not running, or has just been started. systemd is queried for the cause only then. A GPU
-that reports no fabric, while others of its model have joined theirs, is not connected to it by NVLink.
+Rules: only NVML shows whether there is a fabric; model names would give false alarms for PCIe cards, GH200 and GB200
+(gpud). While a GPU has not joined, CUDA fails with 802 "system not yet initialized" but nvidia-smi looks normal. The
+fabric manager (or NVLSM) is not running or has just been started; only then is systemd queried for the cause. If a GPU
+reports no fabric while others of its model have joined theirs, NVLink does not connect it.
 
-Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them (traffic still has its
-routes), so they drain without a requeue; a summary "unhealthy" adds nothing to the bits of the mask.
+Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them, because traffic still has
+its routes. They drain without a requeue. A summary "unhealthy" adds nothing to the bits of the mask.
 
-No fault: a GPU with MIG, which has no NVLink; one that a host shares as vGPUs; one whose joining completed with "not
-supported" (no NVSwitch, gpud#1206); one on a host whose fabric manager shares the NVSwitches (FABRIC_MODE 1 and 2): it
-stays in progress until a partition with it is activated (github.com/NVIDIA/gpu-driver-container/pull/909). In a virtual
-machine with such a partition only the operator of the host can activate it: that warns. An NVL72 has no such mode: its
-partitions belong to the switches.
+These GPUs are not faulty: a GPU with MIG, which has no NVLink; a GPU that a host shares as vGPUs; a GPU whose joining
+completed with "not supported" (no NVSwitch, gpud#1206); and a GPU on a host whose fabric manager shares the NVSwitches
+(FABRIC_MODE 1 and 2), which stays in progress until a partition with the GPU is activated
+(github.com/NVIDIA/gpu-driver-container/pull/909). In a virtual machine only the operator of the host can activate such
+a partition, so the check warns. An NVL72 has no such mode, because its partitions belong to the switches.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ STATES = {1: "not started", 2: "in progress"}
 UNHEALTHY, LIMITED_CAPACITY = 2, 3
 SUMMARIES = {UNHEALTHY: "unhealthy", LIMITED_CAPACITY: "limited capacity"}
 HEALTHY_SUMMARIES = (None, 0, 1)
-# Fields of two bits in the health mask: their first bit, the bad value, and its meaning. 0 = not supported. In the last
-# two fields 1 is good: they report a correct state, the others a problem.
+# Two-bit fields in the health mask: the field's first bit, its bad value and the meaning. 0 = not supported. In the
+# last two fields 1 is good, because they report a correct state; the others report a problem.
 FIELDS = (
     (0, 1, "bandwidth is degraded"),
     (2, 1, "routes are being recovered"),
@@ -113,7 +113,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
                     reported = _apply_partition_mode(host, gpu, finding) if fabric.state == IN_PROGRESS else finding
                     not_joined_count += reported is not None and reported.code == "gpu_fabric/not_joined"
                     yield from [reported] if reported else []
-        except (NvmlError, ValueError, OSError) as error:  # it must not hide the other GPUs
+        except (NvmlError, ValueError, OSError) as error:  # this error must not hide the other GPUs
             failed.append(error)
     if len(without_fabric) == len(gpus):
         yield NothingToCheck("no GPU on an NVSwitch fabric") if gpus else NO_GPU
@@ -134,7 +134,8 @@ def _is_exempt(gpu: NvmlGpu) -> bool:
 
 
 def _apply_partition_mode(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding | None:
-    """Return the finding for a GPU in progress whose NVSwitches may be shared by partitions; None if it is no fault.
+    """Return the finding for a GPU in progress whose NVSwitches may be shared by partitions, or None if it is not a
+    fault.
 
     Raises ValueError or OSError if the mode cannot be read.
     """
@@ -150,7 +151,7 @@ def _apply_partition_mode(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding
         or any(map(_is_nvswitch, host.pci_functions()))
     ):
         return finding
-    message = "the GPU waits until the host of this virtual machine activates its NVLink partition"
+    message = "the GPU waits for this virtual machine's host to activate its NVLink partition"
     return replace(finding, severity=Severity.WARNING, code="gpu_fabric/partition", message=message)
 
 
@@ -169,7 +170,8 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Raises ValueError for unknown numbers, from a newer driver or garbage."""
+    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers (a newer driver, or
+    garbage)."""
     if fabric.state != COMPLETED:
         if fabric.state not in STATES:
             raise ValueError(f"GPU {pci}: unknown fabric state {fabric.state}")
@@ -202,7 +204,8 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
 
 
 def problems(mask: int) -> list[str]:
-    """Return the problems that a health mask shows, [] if none. A configuration of a newer driver is a problem, too.
+    """Return the problems that a health mask shows, [] if none. An unknown configuration (newer driver) is also a
+    problem.
 
     Raises ValueError for 3, which is not valid in a field of two bits.
     """
@@ -216,7 +219,8 @@ def problems(mask: int) -> list[str]:
 
 
 def _cause(host: Host, config: Config) -> Iterator[Finding]:
-    """Yield nothing if the unit is not installed: on NVL72 the fabric manager runs on the switches."""
+    """Yield a finding if the fabric manager's unit is installed and not running. On NVL72 it runs on the switches
+    instead."""
     result = host.run(SYSTEMCTL_COMMAND, seconds=5.0) if host.exists(SYSTEMD) else None
     if result is None:
         return
@@ -230,14 +234,14 @@ def _cause(host: Host, config: Config) -> Iterator[Finding]:
             Severity.DEGRADED,
             "gpu_fabric/manager",
             "",
-            f"{UNIT} is {state}; GPUs wait for it to join the NVLink fabric",
+            f"{UNIT} is {state}; GPUs need it to join the NVLink fabric",
             confirm_seconds=config.join_seconds,
             shared_cause=True,
         )
 
 
 _INSPECT_TODO = (
-    "nvidia-smi -q -i PCI (Fabric); journalctl -u nvidia-fabricmanager; journalctl -k | grep -iE 'sxid|xid'."
+    "Check nvidia-smi -q -i PCI (Fabric), journalctl -u nvidia-fabricmanager and journalctl -k | grep -iE 'sxid|xid'."
 )
 
 OBSERVATIONS = {
@@ -251,18 +255,18 @@ EXPLAIN = {
     "gpu_fabric/not_joined": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "The GPU belongs to an NVLink fabric and has not joined it within join_seconds.",
-        'CUDA does not start on it (error 802, "system not yet initialized"): each job fails at once.',
-        "systemctl restart nvidia-fabricmanager; its version must match the driver's. On B200 and later NVLSM must "
-        f"run as well; on NVL72 check the switches. {_INSPECT_TODO}",
+        "The GPU belongs to an NVLink fabric but has not joined it within join_seconds.",
+        'CUDA does not start on the GPU (error 802, "system not yet initialized"), so every job fails at once.',
+        "Run systemctl restart nvidia-fabricmanager. Its version must match the driver's. On B200 and later NVLSM must "
+        "run as well. On NVL72 check the switches. {_INSPECT_TODO}",
         confirm="join_seconds",
         shared=True,
     ),
     "gpu_fabric/partition": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "This virtual machine has the GPU. The NVSwitches belong to its host, which has not activated a partition with "
-        "the GPU.",
+        "The GPU belongs to this virtual machine, but the NVSwitches belong to the host, which has not activated a "
+        "partition with the GPU.",
         'Until then CUDA does not start on this GPU (error 802, "system not yet initialized").',
         "No action tonight on this node. Ask the operator of the hypervisor to activate the partition in the fabric "
         "manager (FABRIC_MODE 1 or 2).",
@@ -273,35 +277,36 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
-        "Traffic between GPUs continues more slowly: a job on many GPUs is as slow as this one.",
-        f"{_INSPECT_TODO} If it does not recover after the drain: reset all GPUs of the node or reboot. If it comes "
-        "back: check the links, the switches, then the GPU.",
+        "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as this one.",
+        f"{_INSPECT_TODO} If it does not recover after the drain, reset all GPUs on the node or reboot. If the problem "
+        "recurs, check the links, the switches, then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/unhealthy": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "This GPU has joined its NVLink fabric but is not healthy in it: it has no routes, or a wrong configuration.",
+        "This GPU has joined its NVLink fabric but is not healthy in it. For example, it has no routes or a wrong "
+        "configuration.",
         "Traffic between GPUs fails or hangs.",
-        f"{_INSPECT_TODO} After the drain reset all GPUs of the node or reboot. If it comes back: check the switches, "
-        "the cables (NVL72), then the GPU.",
+        f"{_INSPECT_TODO} After the drain, reset all GPUs on the node or reboot. If the problem recurs, check the "
+        "switches, the cables (NVL72), then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/no_fabric": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The GPU reports no NVLink fabric, while others of its model on this node have joined theirs.",
-        "NVLink does not connect it: collective operations fail there or fall back to PCIe.",
-        f"{_INSPECT_TODO} nvidia-smi nvlink -s -i PCI shows its NVLinks. After the drain reset all GPUs of the node or "
-        "reboot. If it comes back: replace the GPU or the baseboard.",
+        "The GPU reports no NVLink fabric, but others of the same model on this node have joined theirs.",
+        "The GPU is not connected by NVLink. Collective operations fail or fall back to PCIe.",
+        f"{_INSPECT_TODO} nvidia-smi nvlink -s -i PCI shows its NVLinks. After the drain, reset all GPUs on the node "
+        "or reboot. If the problem recurs, replace the GPU or the baseboard.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/manager": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "GPUs have not joined their NVLink fabric, and nvidia-fabricmanager is not running.",
-        "CUDA does not start on them (error 802).",
-        "journalctl -u nvidia-fabricmanager; its version must match the driver's. systemctl restart "
+        "CUDA does not start on these GPUs (error 802).",
+        "Read journalctl -u nvidia-fabricmanager. The version must match the driver's. Then run systemctl restart "
         "nvidia-fabricmanager.",
         confirm="join_seconds",
         shared=True,

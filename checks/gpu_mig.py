@@ -1,8 +1,9 @@
-"""MIG mode and number of MIG devices of each GPU.
+"""Each GPU's MIG mode and number of MIG devices.
 
-Rule: Slurm allocates what gres.conf defines; a GPU that returned from a reset or a repair in another MIG state gets
-jobs that cannot run on it. NVIDIA's MIG user guide: the mode survives a reboot on Ampere but not on Hopper and later,
-and MIG devices never do. Without an expectation in the settings nothing is checked, and no GPU is queried.
+Rule: Slurm allocates what gres.conf defines. If a GPU comes back from a reset or a repair in another MIG state, it gets
+jobs that cannot run on it. According to NVIDIA's MIG user guide, the mode survives a reboot on Ampere but not on Hopper
+and later, and MIG devices never survive a reboot. If the settings expect nothing, nothing is checked and no GPU is
+queried.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MODES = {True: "on", False: "off", None: "not supported"}
 
 class Config(CheckSettings, frozen=True):
     """mode       the MIG mode that each GPU must have: "on" or "off"; "" = either
-    instances  how many MIG devices each GPU must have; -1 = any number
+    instances  number of MIG devices that each GPU must have; -1 = any number
     """
 
     mode: str = ""
@@ -60,7 +61,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
-    """Report only the mode for a GPU in the wrong mode: its number of MIG devices follows from it."""
+    """Yield at most one finding. For a GPU in the wrong mode, the number of MIG devices is not checked."""
     current, after_reset = gpu.mig_mode() or (None, None)
     if config.mode and MODES[current] != config.mode and not (current is None and config.mode == "off"):
         pending_text = f" ({MODES[after_reset]} after the next GPU reset)" if after_reset != current else ""
@@ -93,20 +94,20 @@ EXPLAIN = {
     "gpu_mig/mode": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "MIG is on although the settings require off, or the other way round.",
-        "Slurm allocates GPUs or MIG devices that do not exist: jobs fail at their start, or get a slice of a GPU.",
-        "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv; nvidia-smi -i PCI -mig 0 "
-        "(or 1), then reset the GPU. Check that the service that partitions the GPUs at boot is running "
-        "(nvidia-mig-manager). If the settings are wrong: correct [checks.gpu_mig].",
+        "MIG is on although the settings require it to be off, or vice versa.",
+        "Slurm allocates GPUs or MIG devices that do not exist. Jobs fail to start, or get only a slice of a GPU.",
+        "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv shows the modes. Run "
+        "nvidia-smi -i PCI -mig 0 (or 1), then reset the GPU. Check that the service that partitions the GPUs at boot "
+        "is running (nvidia-mig-manager). If the settings are wrong, correct [checks.gpu_mig].",
         expects="mode",
     ),
     "gpu_mig/instances": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "A GPU has more or fewer MIG devices than the settings require.",
-        "Slurm allocates MIG devices that do not exist, or leaves some unused: jobs fail at their start.",
-        "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show the MIG devices. A reboot or a GPU reset deletes them: "
-        "start the service that creates them (nvidia-mig-manager), or nvidia-smi mig -cgi PROFILES -C.",
+        "Slurm allocates MIG devices that do not exist, so jobs fail to start, or it leaves some unused.",
+        "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show the MIG devices. A reboot or a GPU reset deletes them. "
+        "Start the service that creates them (nvidia-mig-manager), or run nvidia-smi mig -cgi PROFILES -C.",
         expects="instances",
     ),
 }

@@ -1,16 +1,16 @@
 """NVLinks: links that are down, and errors on active links.
 
-Rules: a link that the other GPUs of this node have must be active (Meta's study counts NVLink errors as high severity;
-DCGM, AzNHC and OCI compare with 12 links on A100, 18 on H100, H200 and B200). Good links have no replays and
-recoveries, but a few CRC errors. With MIG there is no NVLink; PCIe cards have it only with a bridge. Before Ampere GPUs
-are wired to each other by different links (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2): for those
-only the number of active links is compared.
+Rules: a link that is active on this node's other GPUs must be active (Meta's study counts NVLink errors as high
+severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Good links have no replays or
+recoveries, but a few CRC errors. With MIG there is no NVLink, and PCIe cards have it only with a bridge. GPUs before
+Ampere are wired to each other by different links (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2). For
+these GPUs only the number of active links is compared.
 
-Blackwell counts recoveries, damaged packets and bit error rates instead. DCGM 4.6.0 warns of a successful recovery and
-fails a failed one (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). It fails a link whose effective bit error rate is
-above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or whose symbol bit error rate is above 15e-238
-(DcgmGPUHardwareLimits.h). Here a rate only warns, on its second reading: packets are resent and no job is lost. A
-recovery that fails, or a link that goes down, drains with its own code.
+Blackwell instead reports recoveries, damaged packets and bit error rates. For DCGM 4.6.0 a successful recovery is a
+warning and a failed one a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). A link also fails if its effective
+bit error rate is above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or its symbol bit error rate is above
+15e-238 (DcgmGPUHardwareLimits.h). Here a high rate only warns, and only at the second reading, because packets are
+resent and no job is lost. A failed recovery and a link that goes down have their own codes, which drain.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
 BASELINE = Baseline(("links",), place=11)
 
-# Cards whose links are unconnected until a bridge is plugged in.
+# Cards whose links are unconnected unless a bridge is installed.
 BRIDGED_MODELS = regex(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-9]{2}\b", re.IGNORECASE)
 DEGRADED_KINDS = ("replay", "recovery", "recovery_failed")
 ERROR_NAMES = {"recovered": "recoveries", "recovery_failed": "failed recoveries"}
@@ -58,13 +58,13 @@ MAX_DIRECT_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 
 class Config(CheckSettings, frozen=True):
-    """links                    how many active links each GPU must have; 0 = as many as its peers on this node
+    """links                    number of active links that each GPU must have; 0 = as many as its peers on this node
     inactive_confirm_seconds a link must be down for this long
-    crc_degraded_per_second  this many CRC errors a second on one GPU are degraded; fewer warn
-    bit_error_rate           Blackwell: a larger share of wrong bits on a link, after forward error correction, warns
-    symbol_bit_error_rate    Blackwell: limit of the wrong symbols that forward error correction could not repair
-    bit_errors_confirm_seconds a bit error rate must be above its limit for this long, and at two readings
-    clean_seconds            errors of a link clear after this long under load without new ones
+    crc_degraded_per_second  degraded at this many CRC errors per second on one GPU; fewer warn
+    bit_error_rate           Blackwell: warn above this share of wrong bits on a link after forward error correction
+    symbol_bit_error_rate    Blackwell: the same for symbols that forward error correction could not repair
+    bit_errors_confirm_seconds a bit error rate must be above its limit for this long and in two readings
+    clean_seconds            link errors clear after this long under load without new ones
     """
 
     links: Links = 0
@@ -113,7 +113,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
-    """Compare with the number in the settings. If it is only a guess, or missing, compare with the other GPUs first."""
+    """Compare with the number in the settings. If that is missing or only a profile's guess, compare with other GPUs
+    first."""
     is_configured = config.links > 0 and "links" not in config.guessed
     message, expects = "" if is_configured else _missing_links_message(gpu, active, peers), ""
     if not message and sum(active) < config.links:
@@ -132,7 +133,8 @@ def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], con
 
 
 def _missing_links_message(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> str:
-    """Return a message about links that peers of this model have and this GPU lacks, "" if none."""
+    """Return a message about links that are active on peers of this model but not on this GPU, or "" if there are
+    none."""
     if not any(active) and BRIDGED_MODELS.search(gpu.name):
         return ""
     if len(active) <= MAX_DIRECT_LINKS:
@@ -156,14 +158,15 @@ def _verb(number: int) -> str:
 
 
 def _down_links_text(down: Sequence[int]) -> str:
-    """Return the links that are down: "; down: 5, 17". "" if the driver does not report them."""
+    """Return a text such as "; down: 5, 17", or "" if the driver does not report which links are down."""
     return f"; down: {', '.join(map(str, down))}" if down else ""
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History) -> Iterator[Finding | Observation]:
-    """Sum the errors over the links: one series for each GPU, because 18 links of 8 GPUs are 432 numbers a round.
+    """Sum the errors over the links. One series for each GPU is enough: 18 links on 8 GPUs are 432 numbers in each
+    round.
 
-    A label of the series names the summed links: a link that no longer responds must not look like a falling counter.
+    A label names the summed links, so that a link that no longer responds does not look like a falling counter.
     """
     kinds = {
         "replay": [link.replay for link in links],
@@ -182,7 +185,7 @@ def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History
         yield reading
         growth, last = past.growth(reading, 0.0), past.last(reading)  # growth since the last run
         if not growth or last is None or reading.value < last.value:
-            continue  # a counter that fell shows the errors of link training after a reset, as after a boot
+            continue  # after a reset or a boot, a counter shows only the errors during link training
         is_fast = kind == "crc" and (past.rate(reading) or 0.0) >= config.crc_degraded_per_second
         where = ", ".join(f"link {link}: {count}" for link, count in counts_by_link.items() if count)
         yield Finding(
@@ -229,15 +232,15 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _ERRORS_TODO = (
-    "nvidia-smi nvlink -e and nvidia-smi nvlink -R show the link and its other end. After the drain reset all GPUs or "
-    "reboot: that trains the links again. If it comes back on the same link: run diagnostics (dcgmi diag -r 3), then "
-    "reseat or replace the GPU or the baseboard. If healthd did not detect the reset: healthd repaired CODE PCI."
+    "nvidia-smi nvlink -e and nvidia-smi nvlink -R show the link and its other end. After the drain, reset all GPUs or "
+    "reboot, which retrains the links. If the errors recur on the same link, run diagnostics (dcgmi diag -r 3), then "
+    "reseat or replace the GPU or the baseboard. If healthd did not detect the reset, run healthd repaired CODE PCI."
 )
 
 OBSERVATIONS = {
-    "gpu_nvlinks_active": Meaning("Active NVLinks of the GPU.", ("pci",)),
+    "gpu_nvlinks_active": Meaning("Number of active NVLinks on the GPU.", ("pci",)),
     "gpu_nvlink_errors_total": Meaning(
-        "NVLink errors of the GPU since the driver was loaded; the label links is a bit mask of the counted links.",
+        "The GPU's NVLink errors since the driver was loaded; the label links is a bit mask of the links counted.",
         ("pci", "error", "links"),
     ),
 }
@@ -246,49 +249,50 @@ EXPLAIN = {
     "gpu_nvlink/inactive": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "NVLinks of this GPU are not active although the other GPUs of the node have them.",
+        "Some NVLinks of this GPU are not active although the same links are active on the node's other GPUs.",
         "Collective operations between the GPUs fail, hang, or fall back to PCIe at a tenth of the speed.",
-        "nvidia-smi nvlink -s; look for Xid 74 and SXids (journalctl -k), and check nvidia-fabricmanager. After the "
-        "drain reset all GPUs or reboot. If it comes back: reseat or replace the GPU or the baseboard.",
+        "nvidia-smi nvlink -s shows the links. Look for Xid 74 and SXids (journalctl -k), and check "
+        "nvidia-fabricmanager. After the drain, reset all GPUs or reboot. If the fault recurs, reseat or replace the "
+        "GPU or the baseboard.",
         confirm="inactive_confirm_seconds",
     ),
     "gpu_nvlink/replay": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link resent packets (replay errors grew). Good links do not.",
-        "The link works but is weak: jobs get slower, and the link is likely to fail.",
+        "A link resent packets (its replay errors increased). Good links do not resend packets.",
+        "The link works but is weak. Jobs get slower, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
     "gpu_nvlink/recovery": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link had to be trained again while in use (recovery errors grew).",
-        "Traffic paused meanwhile. The next time the link may fail for good and end the job.",
+        "A link had to be retrained while in use (its recovery errors increased).",
+        "Traffic paused during the retraining. Next time the link may fail for good and end the job.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
     "gpu_nvlink/recovered": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "A link of a Blackwell GPU was trained again while in use, and works again.",
+        "A link on a Blackwell GPU had to be retrained while in use, and works again.",
         "Traffic on the link paused. Repeated recoveries indicate a bad link.",
-        "No action tonight. If it repeats on the same link (nvidia-smi nvlink -e): drain the node and run dcgmi diag "
+        "No action tonight. If it repeats on the same link (nvidia-smi nvlink -e), drain the node and run dcgmi diag "
         "-r 3.",
         window="clean_seconds",
     ),
     "gpu_nvlink/recovery_failed": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link of a Blackwell GPU could not be trained again after an error.",
-        "The link is down or unreliable: collective operations hang or fall back to slower paths.",
+        "A link on a Blackwell GPU could not be retrained after an error.",
+        "The link is down or unreliable. Collective operations hang or fall back to slower paths.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
     "gpu_nvlink/crc_rate": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "The links of this GPU count a hundred CRC errors a second or more.",
+        "This GPU's links have a hundred CRC errors per second or more.",
         "Bandwidth is lost to retransmissions, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
@@ -296,24 +300,25 @@ EXPLAIN = {
     "gpu_nvlink/crc": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "A link counted CRC errors, fewer than would cost bandwidth.",
+        "A link had CRC errors, but too few to cost bandwidth.",
         "None: damaged packets are resent. Many CRC errors indicate a bad link.",
-        "No action tonight. Watch whether the count grows (nvidia-smi nvlink -e).",
+        "No action tonight. Check whether the count keeps growing (nvidia-smi nvlink -e).",
         window="clean_seconds",
     ),
     "gpu_nvlink/packet": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "A link of a Blackwell GPU counted packets that were damaged, refused or discarded.",
+        "A link on a Blackwell GPU counted packets that were damaged, rejected or discarded.",
         "None yet if the packets were resent. Many of these errors indicate a bad link.",
-        "No action tonight. nvidia-smi nvlink -e shows the link and the counter. Watch whether the count grows.",
+        "No action tonight. nvidia-smi nvlink -e shows the link and the counter. Check whether the count keeps "
+        "growing.",
         window="clean_seconds",
     ),
     "gpu_nvlink/bit_errors": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The bit error rate of a link after forward error correction is above NVIDIA's limit.",
-        "Packets are resent: bandwidth is lost, and the link is likely to fail.",
+        "A link's bit error rate after forward error correction is above NVIDIA's limit.",
+        "Packets are resent, which costs bandwidth, and the link is likely to fail.",
         f"No action tonight. If it lasts: {_ERRORS_TODO}",
         confirm="bit_errors_confirm_seconds",
     ),

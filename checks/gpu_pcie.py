@@ -1,16 +1,17 @@
-"""PCI Express links of GPUs: lanes, generation and replays.
+"""The GPUs' PCI Express links: lanes, generation and replays.
 
-Rules: lanes and generation as compared by OCI and AzNHC; replays per minute as in DCGM, by generation and lanes.
-According to nvidia-smi an idle GPU may lower its generation and its lanes: these are therefore checked only if the link
+Rules: OCI and AzNHC also check lanes and generation; DCGM checks replays per minute, depending on generation and lanes.
+According to nvidia-smi, an idle GPU may lower its generation and its lanes. Both are therefore checked only if the link
 is at its full generation or the GPU is busy. (With MIG the driver does not report whether it is busy.) A GPU on the
-root bus was passed to a virtual machine: the port above it is not visible, and its lanes are unknown (clouds give a T4
-of 16 lanes only 8). NVML's maximum of lanes is the card's: a slot with fewer lanes is as built, and sysfs shows the
-lanes of the port above a GPU.
+root bus was passed to a virtual machine. The port above it is not visible, so its lanes are unknown (clouds give a T4
+with 16 lanes only 8). NVML's maximum number of lanes is that of the card. A slot may be built with fewer lanes; sysfs
+shows the lanes of the port above a GPU.
 
-If card and port could have more lanes, that does not prove that this machine ever did (risers, switches and firmware
-take lanes away): it warns. It drains if more lanes were seen in this boot, or on machines of this type (a profile; its
-guess counts here because card and port confirm it). If the site or its baseline sets the number of lanes, that number
-is required: fewer drain, and more are not missed, except that a link that had more in this boot warns.
+That the card and the port support more lanes does not prove that this machine ever had them (risers, switches and
+firmware can take lanes away), so the check only warns. It drains if the link had more lanes earlier in this boot, or if
+machines of this type have more (a profile; its guess counts here because card and port confirm it). If the site or its
+baseline sets the number of lanes, fewer lanes drain. More lanes are not expected, but a link that had more earlier in
+this boot warns.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ USES = "nvml"
 BASELINE = Baseline(("lanes",), place=14)
 
 DEVICES = "/sys/bus/pci/devices"
-MAX_LANES = 32  # the maximum of PCI Express, for lanes and for generations
+MAX_LANES = 32  # the maximum in PCI Express; used for lanes and for generations
 ON_ROOT_BUS = regex("[0-9a-f]+:00:")
 
 
 class Config(CheckSettings, frozen=True):
-    """lanes             lanes of each healthy GPU; 0 = what card and slot support, or the most that this boot has seen
+    """lanes             lanes of each healthy GPU; 0 = what card and slot support, or the maximum seen in this boot
     confirm_seconds   fewer lanes or a lower generation must last this long
-    busy_share        a GPU that computes for less than this share of the time may save power
-    lane_replays_per_minute   for generation 1, 2, ...: more replays than this for each lane warn
-    clean_seconds     replays, and a lower generation, clear after this long under load without new ones
+    busy_share        a GPU that is busy for less than this share of the time may save power
+    lane_replays_per_minute   warn at more replays per lane than this, for generation 1, 2, ...
+    clean_seconds     replays and a lower generation clear after this long under load without new ones
     """
 
     lanes: Lanes = 0
@@ -76,12 +77,12 @@ def validate(config: Config) -> str | None:
     if not 0 < config.busy_share <= 1:
         return f"busy_share: must be above 0 and at most 1, got {config.busy_share:g}"
     if not config.lane_replays_per_minute or min(config.lane_replays_per_minute) < 0:
-        return "lane_replays_per_minute: must have a number of 0 or more for each generation"
+        return "lane_replays_per_minute: must have a number for each generation, 0 or more"
     return None
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
-    unsupported = NothingToCheck("no GPU that reports its PCIe link")
+    unsupported = NothingToCheck("no GPU reports its PCIe link")
     yield from host.each_gpu(lambda gpu: _check_gpu(host, gpu, config, past), unsupported)
 
 
@@ -139,7 +140,8 @@ def _check_link(
 
 
 def _slot_lanes(host: Host, pci: str) -> float:
-    """Return the lanes of the port above a GPU; infinite if unknown. Raises ValueError for a bad number."""
+    """Return the number of lanes of the port above a GPU, or infinity if unknown. Raises ValueError for a bad
+    number."""
     port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
     path = f"{DEVICES}/{port}/max_link_width"
     text = host.read(path) if port else None
@@ -151,7 +153,7 @@ def _slot_lanes(host: Host, pci: str) -> float:
 
 
 def _is_below(current: int | None, maximum: int | None, subject: str) -> bool:
-    """Return True if the link has less than its maximum. Raises ValueError for more: a dead link reads 63 lanes."""
+    """Return True if `current` is below its maximum. Raises ValueError if it is above: a dead link reads 63 lanes."""
     if current is None or maximum is None:
         return False
     if not 0 < maximum <= MAX_LANES:
@@ -167,16 +169,16 @@ def _check_replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: History) 
         return
     reading = Observation("gpu_pcie_replays_total", replays, ObservationKind.COUNTER, (("pci", gpu.pci),))
     yield reading
-    # The highest generation: the GPU may be idle by now and have lowered it.
+    # Use the highest generation, because the GPU may be idle by now and have lowered it.
     lanes, generation = link.width or link.max_width, link.max_generation or link.generation
     new, per_second, last = past.growth(reading, 0.0), past.rate(reading), past.last(reading)
     if not new or not per_second or not lanes or not generation:
         return
     if last is None or replays < last.value:
-        return  # the counter restarted: replays of link training after a reset (150 on a healthy H100) are no fault
+        return  # the counter restarted: replays during link training (150 on a healthy H100) are not a fault
     rates = config.lane_replays_per_minute
     limit = math.ceil(rates[min(generation, len(rates)) - 1] * lanes)
-    per_minute = round(min(new, per_second * 60), 1)  # two runs within a minute give no rate
+    per_minute = round(min(new, per_second * 60), 1)  # two runs within a minute give no reliable rate
     if per_minute > limit:
         yield Finding(
             Severity.WARNING,
@@ -189,7 +191,8 @@ def _check_replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: History) 
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Yield the lanes that all GPUs have now, unless one has fewer than its port supports, as while it is idle."""
+    """Yield the number of lanes that all GPUs have now, unless one has fewer than its port supports (it may be
+    idle)."""
     lanes = set()
     for gpu in host.gpus():
         link = gpu.pcie_link()
@@ -207,27 +210,28 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _CARD_TODO = (
-    "nvidia-smi -q -i PCI (GPU Link Info) and lspci -vvv -s PCI (LnkSta) show the link. Power-cycle the node; if it "
-    "comes back: reseat the GPU, its riser and cables, and check the slot's BIOS settings."
+    "nvidia-smi -q -i PCI (GPU Link Info) and lspci -vvv -s PCI (LnkSta) show the link. Power-cycle the node. If the "
+    "problem recurs, reseat the GPU, its riser and cables, and check the slot's BIOS settings."
 )
 
 OBSERVATIONS = {
-    "gpu_pcie_link_lanes": Meaning("Lanes of the GPU's PCIe link now.", ("pci",)),
-    "gpu_pcie_link_generation": Meaning("PCIe generation of the GPU's link now; an idle GPU lowers it.", ("pci",)),
-    "gpu_pcie_link_lanes_max": Meaning("Most lanes that the GPU's link was seen to have.", ("pci",)),
-    "gpu_pcie_replays_total": Meaning("PCIe packets that the GPU resent, by the driver's counter.", ("pci",)),
+    "gpu_pcie_link_lanes": Meaning("Current number of lanes of the GPU's PCIe link.", ("pci",)),
+    "gpu_pcie_link_generation": Meaning("Current PCIe generation of the GPU's link; an idle GPU lowers it.", ("pci",)),
+    "gpu_pcie_link_lanes_max": Meaning("Highest number of lanes seen on the GPU's PCIe link.", ("pci",)),
+    "gpu_pcie_replays_total": Meaning("PCIe packets that the GPU resent, from the driver's counter.", ("pci",)),
 }
 
 EXPLAIN = {
     "gpu_pcie/lanes": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The GPU's PCI Express link has fewer lanes than the GPU and its slot support. It drains if more lanes were "
-        "seen in this boot, or on machines of this type; else it warns. If lanes is set in [checks.gpu_pcie] (the "
-        "site's file or the baseline), fewer lanes than that drain, and fewer than this boot has seen warn.",
-        "Data transfers to and from the GPU take twice as long or more, and a failed lane is seldom the last one.",
-        f"If it is only a warning: no action tonight. {_CARD_TODO} If the machine is built this way: set lanes in "
-        "[checks.gpu_pcie], then systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
+        "The GPU's PCI Express link has fewer lanes than the GPU and its slot support. The node drains if the link had "
+        "more lanes earlier in this boot or if machines of this type have more; otherwise it is a warning. If lanes is "
+        "set in [checks.gpu_pcie] (the site's file or the baseline), fewer lanes than that drain, and fewer lanes than "
+        "earlier in this boot warn.",
+        "Data transfers to and from the GPU take at least twice as long, and more lanes often fail later.",
+        f"If it is only a warning, no action is needed tonight. {_CARD_TODO} If the machine is built this way, set "
+        "lanes in [checks.gpu_pcie], then run systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
         also=(Severity.WARNING,),
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
@@ -236,7 +240,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.REBOOT,
         "The GPU is busy, but its PCI Express link runs at a lower generation than it supports.",
-        "Data transfers to and from the GPU take twice as long or more. The link may have been trained badly at boot.",
+        "Data transfers to and from the GPU take at least twice as long. The link may have failed to train at full "
+        "speed at boot.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         confirm="confirm_seconds",
         window="clean_seconds",
@@ -244,8 +249,9 @@ EXPLAIN = {
     "gpu_pcie/replays": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Packets on the GPU's PCI Express link are damaged and resent more often than on good links.",
-        "Little: the data arrives correctly in the end. It often precedes a link that gets slower or fails.",
+        "Packets on the GPU's PCI Express link are damaged and resent more often than on healthy links.",
+        "There is little effect, because the data arrives correctly in the end. Such links often get slower or fail "
+        "later.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),

@@ -1,9 +1,9 @@
-"""Persistence mode: whether the driver keeps idle GPUs initialised.
+"""Persistence mode, in which the driver keeps idle GPUs initialised.
 
-Rules: without persistence mode the driver shuts a GPU down with its last user (NVIDIA, driver persistence). Each start
-then takes seconds for each GPU, and closing drops the ECC errors since the last start. If the mode is on but no process
-holds the driver (the old way, nvidia-smi -pm 1), healthd queries the GPUs only once an hour ([nvml]
-idle_interval_seconds).
+Rules: without persistence mode, the driver shuts a GPU down when its last user ends (NVIDIA, driver persistence). Each
+start then takes seconds for each GPU, and the shutdown discards the ECC errors since the last start. If the mode is on
+but no process keeps the driver open (the legacy way, nvidia-smi -pm 1), healthd queries the GPUs only once an hour
+([nvml] idle_interval_seconds).
 """
 
 from __future__ import annotations
@@ -43,31 +43,33 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
     for pci in off:
         yield Finding(Severity.WARNING, "gpu_persistence/off", pci, "persistence mode is off")
     if gpus and not off and host.driver_was_in_use is False:
-        message = "no process holds the driver: nvidia-persistenced is not running"
+        message = "no process keeps the driver open: nvidia-persistenced is not running"
         yield Finding(Severity.WARNING, "gpu_persistence/not_held", "", message)
     if failed:
         raise failed[0]
 
 
 _DAEMON_TODO = (
-    "No action tonight. systemctl enable --now nvidia-persistenced. Its ExecStart should have --persistence-mode: some "
-    "packages start it with --no-persistence-mode, which has no effect (systemctl edit nvidia-persistenced)."
+    "No action tonight. Run systemctl enable --now nvidia-persistenced. Its ExecStart should have --persistence-mode. "
+    "Some packages start it with --no-persistence-mode, which has no effect; change that with systemctl edit "
+    "nvidia-persistenced."
 )
 
 EXPLAIN = {
     "gpu_persistence/off": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "Persistence mode is off: the driver shuts this GPU down whenever its last user ends.",
-        "Each job start takes seconds longer for each GPU. Settings such as clocks and power limits are lost, and so "
-        "are the ECC errors since the driver was loaded, which identify a bad GPU.",
+        "Persistence mode is off, so the driver shuts this GPU down whenever its last user ends.",
+        "Each job takes seconds longer to start for each GPU. Settings such as clocks and power limits are lost, and "
+        "so are the ECC error counts, which help to identify a bad GPU.",
         _DAEMON_TODO,
     ),
     "gpu_persistence/not_held": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "No process but healthd has the driver open while no job runs.",
-        "Faults of idle GPUs are found late: opening the driver takes seconds, so healthd queries it once an hour.",
+        "While no job is running, only healthd opens the driver.",
+        "Faults in idle GPUs are found late. Opening the driver takes seconds, so healthd queries it only once an "
+        "hour.",
         _DAEMON_TODO,
     ),
 }

@@ -1,7 +1,8 @@
-"""GPUs whose power limit is below the default of their model.
+"""GPUs whose power limit is below the default for their model.
 
-Rule: a GPU with a reduced power limit is slow without an error, and every job on several GPUs waits for the slowest.
-The limit in force (NVML, enforced) is the smallest of nvidia-smi -pl and the limits of the board and the chassis.
+Rule: a GPU with a reduced power limit is slow without any error, and every multi-GPU job waits for its slowest GPU. The
+limit in force (enforced limit in NVML) is the lowest of the nvidia-smi -pl setting and the limits of the board and the
+chassis.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ USES = "nvml"
 
 
 class Config(CheckSettings, frozen=True):
-    """accepted_watts   limits from this value on are intended; 0 = only the model's default is"""
+    """accepted_watts   limits of at least this value are intended; 0 = only the model's default is"""
 
     accepted_watts: Watts = 0.0
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
-    unsupported = NothingToCheck("no GPU that reports a power limit")
+    unsupported = NothingToCheck("no GPU reports a power limit")
     yield from host.each_gpu(lambda gpu: _check_gpu(gpu, config), unsupported)
 
 
@@ -57,11 +58,11 @@ EXPLAIN = {
     "gpu_power/limited": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The power limit of this GPU is below the default of its model.",
-        "The GPU lowers its clocks under load, and jobs are as slow as their slowest GPU.",
-        "No action tonight. nvidia-smi -q -d POWER -i PCI shows the limits. If nvidia-smi set the limit: nvidia-smi "
-        "-i PCI -pl WATTS. Otherwise a power supply or its cable may be missing, or the BMC caps the chassis. If the "
-        "limit is intended: set accepted_watts.",
+        "This GPU's power limit is below the default for its model.",
+        "The GPU lowers its clocks under load, and a job runs only as fast as its slowest GPU.",
+        "No action tonight. nvidia-smi -q -d POWER -i PCI shows the limits. If the limit was set with nvidia-smi, run "
+        "nvidia-smi -i PCI -pl WATTS. Otherwise a power supply or its cable may be missing, or the BMC caps the "
+        "chassis. If the limit is intended, set accepted_watts.",
     ),
 }
 

@@ -1,9 +1,10 @@
-"""Processes that hold a GPU on a node without jobs: leftovers of jobs, or processes started outside Slurm.
+"""Processes that use a GPU on a node without jobs: leftovers of jobs, or processes started outside Slurm.
 
-Rule: a leftover process keeps GPU memory from the next job and prevents a reset of the GPU. Slurm's own epilogs and
-NHC look for such processes as well. The call takes a lock of the driver (some 4.5 ms for each GPU), which jobs would
-notice. It is made only while no job is on the node: Slurm shows this node drained and idle, or an epilog reported the
-end of the last job, and Slurm's cgroups are empty. A manual check on a node with jobs lists their processes, too.
+Rule: a leftover process occupies GPU memory that the next job needs, and prevents a GPU reset. Slurm's own epilogs and
+NHC look for such processes as well. The NVML call holds a lock in the driver (about 4.5 ms for each GPU), which would
+disturb jobs. It is therefore made only while no job is on the node: Slurm shows the node as drained and idle, or an
+epilog reported the end of the last job, and Slurm's cgroups are empty. A manual check on a node with jobs also lists
+the jobs' processes.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ USES = "nvml"
 WHEN = "idle"
 AFTER_EVENTS = ("job_end",)
 MAX_ANCESTORS = 16
-COMM_LENGTH = 15  # characters: the kernel cuts program names at this length
+COMM_LENGTH = 15  # characters; the kernel truncates program names to this length
 
 
 class Config(CheckSettings, frozen=True):
-    """allowed          programs that may hold a GPU: services that outlive jobs (MPS, a display server, DCGM)
-    confirm_seconds  a process must be present for this long: one that is about to end does not count
+    """allowed          programs that may use a GPU: services that outlive jobs (MPS, a display server, DCGM)
+    confirm_seconds  a process must be present for this long, so that one that is about to end does not count
     """
 
     allowed: tuple[str, ...] = (
@@ -65,14 +66,14 @@ def _check_gpu(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
             Severity.DEGRADED,
             "gpu_processes/leftover",
             gpu.pci,
-            f"held by {message}",
+            f"in use by {message}",
             confirm_seconds=config.confirm_seconds,
         )
 
 
 def _descends(host: Host, pid: int, ancestor: str) -> bool:
-    """Return True if a process, or an ancestor, has the pid in the lock of `healthd validate`: such a process is no
-    leftover."""
+    """Return True if `ancestor`, the pid in the lock file of `healthd validate`, is this process or one of its
+    ancestors. Such a process is not a leftover."""
     for _ in range(MAX_ANCESTORS):
         if f"{pid}" == ancestor:
             return True
@@ -84,7 +85,7 @@ def _descends(host: Host, pid: int, ancestor: str) -> bool:
 
 
 def _describe(host: Host, pid: int, program: str | None) -> str:
-    """Return 'pid 4711 "python" (uid 1000, job 12)'. A process that has ended and still holds the GPU counts, too."""
+    """Return a text such as 'pid 4711 "python" (uid 1000, job 12)'. A process may have ended and still hold the GPU."""
     if program is None:
         return f"pid {pid}, which is not in /proc"
     user = regex(r"^Uid:\s*(\d+)", re.MULTILINE).search(host.read(f"/proc/{pid}/status") or "")
@@ -96,10 +97,11 @@ EXPLAIN = {
     "gpu_processes/leftover": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A process holds a GPU of a drained node without jobs: a job left it, or it was started outside Slurm.",
-        "The next job finds less memory on the GPU, or shares it. The GPU cannot be reset.",
-        "nvidia-smi; ps -fp PID. Ask its owner, or end it: kill PID. A process that does not end hangs in the driver "
-        "(cat /proc/PID/stack): reboot. Add services that may hold GPUs to allowed in [checks.gpu_processes].",
+        "A process uses a GPU on a drained node without jobs. A job left it behind, or it was started outside Slurm.",
+        "The next job has less GPU memory or shares the GPU with the process. The GPU cannot be reset.",
+        "nvidia-smi and ps -fp PID show the process. Ask its owner, or end it with kill PID. If it does not end, it "
+        "hangs in the driver (cat /proc/PID/stack); reboot the node. Add services that may use GPUs to allowed in "
+        "[checks.gpu_processes].",
         confirm="confirm_seconds",
     ),
 }

@@ -1,7 +1,7 @@
-"""Recovery action that the driver requests for a GPU (NVML field 230, driver 570 and later).
+"""The recovery action that the driver requests for a GPU (NVML field 230, driver 570 and later).
 
-Rule: nvml.h. It is the same fact as Xid 154, but a state: it remains readable after a missed event. A driver or GPU
-without the field gives nothing.
+Rule: nvml.h. The field contains the same information as Xid 154, but as a state that remains readable after a missed
+event. Drivers and GPUs without the field are not checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ AFTER_EVENTS = ("xid", "gsp", "job_end")
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
-    yield from host.each_gpu(lambda gpu: _judge(gpu, past), NothingToCheck("no GPU that reports recovery actions"))
+    yield from host.each_gpu(lambda gpu: _judge(gpu, past), NothingToCheck("no GPU reports recovery actions"))
 
 
 def _judge(gpu: NvmlGpu, past: History) -> Iterator[Finding | Observation | Repair]:
@@ -55,23 +55,23 @@ def _explain(severity: Severity, action_text: str, matters: str, todo: str) -> E
     return Explain(
         severity,
         Clears.PASS,
-        f"The driver requests: {action_text}. The request remains until it is done.",
+        f"The driver requests this recovery action: {action_text}. The request remains until the action is done.",
         matters,
         todo,
     )
 
 
-_BROKEN = "The GPU had a fault that it cannot recover from by itself: work on it fails or has failed."
+_BROKEN = "The GPU had a fault that it cannot recover from by itself. Work on the GPU fails or has failed."
 _RESET = (
-    "After the drain stop all clients of the GPU, then nvidia-smi --gpu-reset -i PCI (with NVSwitches: all GPUs), or "
-    "reboot. The Xid just before it in journalctl -k shows the reason."
+    "After the drain, stop all clients of the GPU, then run nvidia-smi --gpu-reset -i PCI (with NVSwitches, reset all "
+    "GPUs), or reboot. An earlier Xid in journalctl -k shows the reason."
 )
-_REBOOT = "Reboot after the drain: a reset of the GPU is not enough. journalctl -k shows the reason."
+_REBOOT = "Reboot after the drain. A GPU reset is not enough. journalctl -k shows the reason."
 
 OBSERVATIONS = {
     "gpu_recovery_action": Meaning(
-        "Requested recovery: 0 none, 1 GPU reset, 2 node reboot, 3 drain of peer-to-peer traffic, 4 drain and reset, 5 "
-        "IMEX domain recovery, 6 bus reset, 7 system reboot.",
+        "Requested recovery action: 0 none, 1 GPU reset, 2 node reboot, 3 drain of peer-to-peer traffic, 4 drain and "
+        "reset, 5 IMEX domain recovery, 6 bus reset, 7 system reboot.",
         ("pci",),
     ),
 }
@@ -84,28 +84,28 @@ EXPLAIN = {
         ACTIONS[3].text,
         "Traffic between GPUs is disturbed. Jobs that use only this GPU continue.",
         "No action tonight. Check NVLink and the fabric manager (nvidia-smi nvlink -s; journalctl -u "
-        "nvidia-fabricmanager). It usually clears when the job that used the links has ended.",
+        "nvidia-fabricmanager). The request usually clears when the job that used the links ends.",
     ),
     "gpu_recovery_action/drain_and_reset": _explain(
         Severity.DEGRADED,
         ACTIONS[4].text,
-        "The driver has contained a fault, usually of memory: running work continues, and nothing new should start "
-        "before the reset that repairs it. If it gets worse, the driver requests a GPU reset, and healthd requeues.",
+        "The driver has contained a fault, usually a memory error. Running work continues, but nothing new should "
+        "start before the reset that repairs the fault. If the fault gets worse, the driver requests a GPU reset, and "
+        "healthd requeues.",
         _RESET,
     ),
     "gpu_recovery_action/recover_imex_domain": _explain(
         Severity.WARNING,
         ACTIONS[5].text,
-        "Memory that GPUs of several nodes share is not usable. The cause may be on another node.",
-        "No action tonight on this node. Check nvidia-imex-ctl -N and the service nvidia-imex on the nodes of the "
-        "domain.",
+        "Memory that GPUs on several nodes share is not usable. The cause may be on another node.",
+        "No action tonight on this node. Check nvidia-imex-ctl -N and the service nvidia-imex on the domain's nodes.",
     ),
     "gpu_recovery_action/bus_reset": _explain(Severity.CRITICAL, ACTIONS[6].text, _BROKEN, _REBOOT),
     "gpu_recovery_action/system_reboot": _explain(Severity.CRITICAL, ACTIONS[7].text, _BROKEN, _REBOOT),
     "gpu_recovery_action/unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The driver requests an action with a number that is newer than this healthd.",
+        "The driver requests an action whose number is newer than this version of healthd.",
         "Unknown, so healthd only warns.",
         "No action tonight. nvidia-smi -q names the action (GPU Recovery Action). Upgrade healthd.",
     ),

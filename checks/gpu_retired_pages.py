@@ -1,7 +1,7 @@
 """Retired pages of GPU memory (before Ampere, which remaps rows).
 
-Rules: a page that waits for its retirement stays in use until a reboot (nvml.h), and the next job may get it. At 60
-retired pages for both causes together AWS replaces a GPU (AzNHC 62, DCGM 63; the table holds 64).
+Rules: a page that waits to be retired stays in use until a reboot (nvml.h), and the next job may get it. AWS replaces a
+GPU at 60 retired pages for both causes together (AzNHC at 62, DCGM at 63; the table has 64 entries).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AFTER_EVENTS = ("xid", "job_end")
 
 
 class Config(CheckSettings, frozen=True):
-    """degraded_pages   this many retired pages of one GPU are degraded"""
+    """degraded_pages   a GPU with this many retired pages is degraded"""
 
     degraded_pages: Count = 60
 
@@ -41,7 +41,7 @@ def validate(config: Config) -> str | None:
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
-    yield from host.each_gpu(lambda gpu: _judge(gpu, config), NothingToCheck("no GPU that retires memory pages"))
+    yield from host.each_gpu(lambda gpu: _judge(gpu, config), NothingToCheck("no GPU retires memory pages"))
 
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
@@ -75,23 +75,23 @@ EXPLAIN = {
     "gpu_retired_pages/pending": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A page of the GPU's memory had a double bit error, or repeated single bit errors, and waits for its "
-        "retirement. That happens at the next load of the driver.",
-        "Until then the page is in use: the next job may get it and be killed by it.",
+        "A page of the GPU's memory had a double-bit error or repeated single-bit errors and waits to be retired. The "
+        "driver retires it the next time it is loaded.",
+        "Until then the page is in use. The next job may get it and be killed.",
         "Reboot after the drain, then check that nvidia-smi -q -d PAGE_RETIREMENT shows Pending: No. If you reset "
-        "the GPU or reloaded the driver instead: healthd repaired gpu_retired_pages/pending PCI.",
+        "the GPU or reloaded the driver instead, run healthd repaired gpu_retired_pages/pending PCI.",
     ),
     "gpu_retired_pages/too_many": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "Nearly as many pages of the GPU's memory are retired as the driver's table holds (64).",
-        "The memory is wearing out: errors continue, and soon no further bad page can be retired.",
-        "Open a case with the vendor for replacement. To use the GPU until then: healthd repaired "
-        "gpu_retired_pages/too_many PCI; it counts again when another page is retired.",
+        "The number of retired pages in the GPU's memory is close to the capacity of the driver's table (64).",
+        "The memory is wearing out. Errors will continue, and soon no more bad pages can be retired.",
+        "Open a case with the vendor for replacement. To use the GPU until then, run healthd repaired "
+        "gpu_retired_pages/too_many PCI. The condition returns when another page is retired.",
     ),
 }
 
 CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU_MEMORY)
 ENDS_JOB = dict.fromkeys(EXPLAIN, EndsJob.ALWAYS)
-# NVIDIA replaces such a GPU (NVIDIA GPU memory error management: retired pages).
+# NVIDIA replaces GPUs with this condition (NVIDIA GPU memory error management: retired pages).
 PERMANENT = ("gpu_retired_pages/too_many",)

@@ -1,10 +1,10 @@
-"""Rows of GPU memory that were replaced by spare rows after errors (Ampere and later).
+"""Rows of GPU memory that spare rows replaced after errors (Ampere and later).
 
-Rules: a failed remap leaves a bad row in use (NVIDIA's debug guidelines, Meta's study); a pending remap takes effect at
-the next reset. After 512 remaps NVIDIA replaces an A100 (OCI, gpud). While MIG instances exist the driver reports no
-rows, and nothing is checked. The driver's flag "unrepairable memory" (Hopper and later, driver 590) is a failure in
-DCGM's memory watch (DCGM_FR_FAULTY_MEMORY: isolate, then a field diagnostic). It is degraded: no source reports harm
-to running jobs; harmful errors have an Xid.
+Rules: a failed remap leaves a bad row in use (NVIDIA's debug guidelines, Meta's study). A pending remap takes effect at
+the next reset. NVIDIA replaces an A100 after 512 remaps (OCI, gpud). While MIG instances exist, the driver reports no
+rows, and nothing is checked. In DCGM's memory watch the driver's flag "unrepairable memory" (Hopper and later, driver
+590) is a failure (DCGM_FR_FAULTY_MEMORY: isolate, then run a field diagnostic). Here it is degraded, because no source
+reports harm to running jobs, and harmful errors have an Xid.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AFTER_EVENTS = ("xid", "job_end")
 
 
 class Config(CheckSettings, frozen=True):
-    """max_uncorrectable   more rows than this remapped after uncorrectable errors are degraded"""
+    """max_uncorrectable   degraded if more rows than this were remapped after uncorrectable errors"""
 
     max_uncorrectable: Count = 512
 
@@ -126,7 +126,7 @@ def _judge(gpu: NvmlGpu, rows: RemappedRows, config: Config) -> Iterator[Finding
 
 OBSERVATIONS = {
     "gpu_row_remap_pending": Meaning(
-        "1 if rows of the GPU's memory wait for a reset to be remapped, else 0.",
+        "1 if rows of the GPU's memory will be remapped at the next reset, else 0.",
         ("pci",),
     ),
     "gpu_remapped_rows_total": Meaning(
@@ -140,42 +140,43 @@ EXPLAIN = {
     "gpu_row_remap/failure": Explain(
         Severity.CRITICAL,
         Clears.OPERATOR,
-        "The GPU could not replace a bad row of its memory by a spare row. The flag stays set for the GPU's life.",
-        "The bad row is still in use: jobs that use it are killed or lose data.",
-        "Replace the GPU: this is NVIDIA's criterion for an RMA. Keep the output of nvidia-smi -q and "
-        "nvidia-bug-report.sh for the case. After the replacement: healthd repaired gpu_row_remap/failure PCI.",
+        "The GPU could not replace a bad row of its memory with a spare row. The flag stays set for the rest of the "
+        "GPU's life.",
+        "The bad row is still in use. Jobs that use it are killed or lose data.",
+        "Replace the GPU. A failed remap is NVIDIA's criterion for an RMA. Keep the output of nvidia-smi -q and "
+        "nvidia-bug-report.sh for the case. After the replacement, run healthd repaired gpu_row_remap/failure PCI.",
     ),
     "gpu_row_remap/pending": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A bad row was found. A spare row replaces it at the next reset of the GPU.",
-        "Until then the bad row is either kept out of use (running jobs continue) or hit again.",
-        "After the drain: nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
-        "'Pending' is No in nvidia-smi -q -d ROW_REMAPPER.",
+        "The GPU found a bad row. A spare row will replace it at the next GPU reset.",
+        "Until then the bad row is either out of use (running jobs continue) or may be hit again.",
+        "After the drain, run nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
+        "nvidia-smi -q -d ROW_REMAPPER shows 'Pending: No'.",
     ),
     "gpu_row_remap/too_many": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
         "More rows were remapped after uncorrectable errors than NVIDIA accepts for a good GPU.",
         "The memory is wearing out, and spare rows are running short.",
-        "Open a case with the vendor for replacement. To use the GPU until then: healthd repaired "
-        "gpu_row_remap/too_many PCI; it counts again when another row is remapped.",
+        "Open a case with the vendor for replacement. To use the GPU until then, run healthd repaired "
+        "gpu_row_remap/too_many PCI. The condition returns when another row is remapped.",
     ),
     "gpu_row_remap/unrepairable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
         "The driver has found memory of this GPU that no spare row can replace ('Unrepairable Memory' in nvidia-smi "
         "-q).",
-        "Jobs that get this memory may hit uncorrectable errors and be killed.",
+        "Jobs that use this memory may hit uncorrectable errors and be killed.",
         "Run NVIDIA's field diagnostics and open a case with the vendor for replacement (nvidia-bug-report.sh). "
-        "After the replacement, or to use the GPU until then: healthd repaired gpu_row_remap/unrepairable PCI.",
+        "After the replacement, or to use the GPU until then, run healthd repaired gpu_row_remap/unrepairable PCI.",
     ),
     "gpu_row_remap/no_spare_rows": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "At least one bank of the GPU's memory has used up its spare rows.",
-        "No data is lost yet, but the next bad row in that bank causes a failed remap.",
-        "No action tonight. Plan the replacement of the GPU.",
+        "At least one bank of the GPU's memory has no spare rows left.",
+        "No data has been lost yet, but the next bad row in that bank cannot be remapped.",
+        "No action tonight. Plan to replace the GPU.",
     ),
 }
 
@@ -186,7 +187,8 @@ ENDS_JOB = {
     "gpu_row_remap/too_many": EndsJob.ALWAYS,
     "gpu_row_remap/unrepairable": EndsJob.ALWAYS,
 }
-# NVIDIA replaces such a GPU (NVIDIA GPU memory error management: row remapping failures, used-up spares).
+# NVIDIA replaces GPUs with these conditions (NVIDIA GPU memory error management: row remapping failures, used-up
+# spares).
 PERMANENT = (
     "gpu_row_remap/failure",
     "gpu_row_remap/too_many",

@@ -1,9 +1,9 @@
-"""Streaming multiprocessors (SMs) that raise exceptions in kernels of different jobs.
+"""Streaming multiprocessors (SMs) on which kernels of different jobs raise exceptions.
 
-Rules: an Xid 13 is its application's mistake, which usually shows on many SMs at once. The same SM in different jobs
-may be broken hardware: NVIDIA's catalogue requires diagnostics then (WORKFLOW_XID_13), and NVSentinel's analyzer counts
-the same GPC and TPC twice in 24 h. Two jobs with the same mistake look alike, so the check names the SM and warns, and
-never drains.
+Rules: an Xid 13 is usually a bug in the application, which tends to affect many SMs at once. If different jobs fail on
+the same SM, the hardware may be broken. NVIDIA's catalogue then requires diagnostics (WORKFLOW_XID_13), and
+NVSentinel's analyzer reacts if the same GPC and TPC appear twice in 24 h. Two jobs with the same bug look the same, so
+the check names the SM, warns and never drains.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from healthd.api import (
 USES = ""
 
 XID = "13"
-MANY_SMS = "many"  # value of an event with more SMs than one broken part explains (agent/kernel_log/coalesce.py)
+MANY_SMS = "many"  # value of an event with more SMs than one broken part can explain (agent/kernel_log/coalesce.py)
 MAX_LISTED = 4  # SMs, and jobs, in a message
 
 
 class Config(CheckSettings, frozen=True):
-    """window_seconds   exceptions of different jobs on one SM within this time warn"""
+    """window_seconds   warn if different jobs raise exceptions on one SM within this time"""
 
     window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each GPU and MIG instance. Events without a known job are ignored."""
+    """Yield at most one finding for each GPU and MIG instance. Events without a known job are ignored."""
     by_gpu: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "xid" and event.code == XID and event.pci and event.field("job"):
@@ -63,9 +63,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _are_different_jobs(events: Sequence[KernelEvent]) -> bool:
-    """Return True if no single job can have raised all events. On a shared GPU an event may belong to any of its jobs.
+    """Return True if no single job can have caused all events. On a shared GPU an event may belong to any of its jobs.
 
-    One pass only: a job can raise thousands of events, and each kernel line runs this again.
+    This makes a single pass, because a job can cause thousands of events and each kernel line calls this again.
     """
     return not set.intersection(*(_jobs(named) for named in {event.field("job") for event in events}))
 
@@ -82,7 +82,7 @@ def _message(
     gpu = next((gpu for gpu in node.gpus if gpu.pci == pci), None)
     where = f"GPU {gpu.index} ({gpu.uuid})" if gpu and gpu.uuid else f"GPU {gpu.index}" if gpu else f"GPU {pci}"
     where += f", MIG instance {instance}" if instance else ""
-    return f"Xid 13 of different jobs (jobs {_shortened_list(jobs)}) on {_shortened_list(named)} of {where}"
+    return f"Xid 13 from different jobs (jobs {_shortened_list(jobs)}) on {_shortened_list(named)} of {where}"
 
 
 def _shortened_list(items: Sequence[str]) -> str:
@@ -95,10 +95,11 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Kernels of different jobs raised exceptions (Xid 13) on the same streaming multiprocessor (SM) of a GPU.",
-        "The SM may be broken: then it kills jobs, or computes wrong results silently. Different jobs with the same "
-        "mistake look the same.",
-        "No action tonight. Ask the owners of the jobs whether the same program fails on other GPUs as well. If not: "
-        "drain the node and run NVIDIA's field diagnostics and dcgmi diag -r 3; give GPU, GPC, TPC and SM to NVIDIA.",
+        "The SM may be broken. A broken SM kills jobs or silently computes wrong results. Different jobs with the same "
+        "bug look the same.",
+        "No action tonight. Ask the jobs' owners whether the same program fails on other GPUs as well. If it does not, "
+        "drain the node and run NVIDIA's field diagnostics and dcgmi diag -r 3. Report the GPU, GPC, TPC and SM to "
+        "NVIDIA.",
         window="window_seconds",
     ),
 }

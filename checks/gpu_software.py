@@ -1,9 +1,10 @@
-"""Versions of driver and VBIOS, and the InfoROM's checksums.
+"""Driver and VBIOS versions, and the InfoROM's checksums.
 
-Rules: GPUs of one model on one node come with one VBIOS; after a replacement they often differ (GCM). All GPUs of a
-node share the one loaded driver, so it is compared with the settings only. A corrupted InfoROM (NVML checks its
-checksums) is a defect: data that the GPU stores in it, such as the list of its bad memory, cannot be trusted. A valid
-InfoROM is checked again after an hour, as in DCGM: for the driver that check is more work than the rest of a round.
+Rules: GPUs of one model on one node are delivered with the same VBIOS version; after a replacement they often differ
+(GCM). All GPUs on a node share the one loaded driver, so its version is only compared with the settings. A corrupted
+InfoROM (NVML checks its checksums) is a defect, because the data that the GPU stores there, such as the list of bad
+memory, cannot be trusted. A valid InfoROM is checked again after an hour, as in DCGM, because this check costs the
+driver more work than the rest of a round.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ BASELINE = Baseline(("driver_version", "vbios"), place=13)
 
 
 class Config(CheckSettings, frozen=True):
-    """driver_version  the driver that must be loaded ("580.105.08"); "" = any
-    vbios           the VBIOS of every GPU ("96.00.99.00.01"); "" = that of most GPUs of its model on this node
+    """driver_version  driver version that must be loaded ("580.105.08"); "" = any
+    vbios           VBIOS version of every GPU ("96.00.99.00.01"); "" = the most common one of its model on this node
     """
 
     driver_version: str = ""
@@ -81,7 +82,7 @@ def _vbios(versions: dict[NvmlGpu, str], config: Config) -> Iterator[Finding]:
 
 
 def _most_common(versions: Sequence[str]) -> str:
-    """Return the most common version; on a tie the newest, because replaced GPUs come with an old one."""
+    """Return the most common version. On a tie return the newest, because replacement GPUs come with an old version."""
     counts = Counter(versions)
     return max(counts, key=lambda version: (counts[version], version))
 
@@ -102,27 +103,27 @@ EXPLAIN = {
     "gpu_software/driver": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The loaded driver is not the expected one.",
+        "The loaded driver version is not the expected one.",
         "Jobs on several nodes may behave differently on this node, and some CUDA versions may be refused.",
-        "No action tonight. Install the driver and reboot once no job runs here. After an upgrade of the whole "
-        "cluster: correct driver_version.",
+        "No action tonight. Install the expected driver and reboot once no job is running here. After an upgrade of "
+        "the whole cluster, correct driver_version.",
         expects="driver_version",
     ),
     "gpu_software/vbios": Explain(
         Severity.WARNING,
         Clears.PASS,
         "This GPU's VBIOS differs from the expected version, or from other GPUs of its model on this node.",
-        "Power and clock limits, and fixes of faults, depend on the VBIOS: the GPU may be slower than its peers.",
-        "No action tonight. nvidia-smi --query-gpu=pci.bus_id,vbios_version --format=csv. Update it with the machine "
-        "vendor's tools at the next maintenance.",
+        "Power limits, clock limits and bug fixes depend on the VBIOS, so the GPU may be slower than its peers.",
+        "No action tonight. nvidia-smi --query-gpu=pci.bus_id,vbios_version --format=csv shows the versions. Update "
+        "the VBIOS with the machine vendor's tools at the next maintenance.",
     ),
     "gpu_software/inforom": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "The checksums of the GPU's InfoROM are wrong (nvidia-smi: infoROM is corrupted).",
-        "The GPU keeps its error history and the list of its bad memory there: bad memory may be in use again.",
-        "After the drain reset the GPU or reboot, then check again. If it comes back: run NVIDIA's field diagnostics "
-        "and open a case with the vendor for replacement (nvidia-bug-report.sh).",
+        "The GPU stores its error history and its list of bad memory there, so bad memory may be in use again.",
+        "After the drain, reset the GPU or reboot, then check again. If the InfoROM is still corrupted, run NVIDIA's "
+        "field diagnostics and open a case with the vendor for replacement (nvidia-bug-report.sh).",
     ),
 }
 

@@ -1,9 +1,9 @@
 """GPUs close to thermal slowdown, and GPU memory above its maximum temperature.
 
-Rule: two degrees below the hardware slowdown of the GPU (the driver reports it, models differ), or above the memory's
-maximum. Ada, Hopper and later report the remaining degrees (T.LIMIT in nvidia-smi) instead of a limit. If the driver
-reports neither, the model's own slowdown counts, as nvidia-smi -q shows it elsewhere: a hot GPU is not healthy just
-because its limit is unknown.
+Rule: warn within two degrees of the GPU's hardware slowdown temperature (the driver reports it, models differ) or above
+the memory's maximum. Ada, Hopper and later report the remaining degrees (T.LIMIT in nvidia-smi) instead of a limit. If
+the driver reports neither, use the model's slowdown temperature that nvidia-smi -q shows on other machines: a hot GPU
+is not healthy just because its limit is unknown.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from healthd.nvidia.nvml import TemperatureLimits
 
 USES = "nvml"
 
-# Degrees Celsius at which the hardware of a model slows it down, from nvidia-smi -q of real machines (V100:
-# github.com/NVIDIA/nvidia-docker/issues/1076; for H100, B200, GB200 the temperature plus its margin). Other models: a
-# little below NVIDIA's cards (RTX 3080: 95) and the alarm in DCGM's policy sample.
+# Degrees Celsius at which the hardware slows down each model, from nvidia-smi -q on real machines (V100:
+# github.com/NVIDIA/nvidia-docker/issues/1076; H100, B200, GB200: the temperature plus its margin). The default for
+# other models is a little below NVIDIA's cards (RTX 3080: 95) and the alarm in DCGM's policy sample.
 SLOWDOWN_CELSIUS = {
     "P100": 82,
     "V100": 87,
@@ -49,8 +49,8 @@ DEFAULT_SLOWDOWN_CELSIUS = 90
 
 
 class Config(CheckSettings, frozen=True):
-    """margin_celsius     a GPU this close below its slowdown, or closer, warns
-    slowdown_celsius   temperature of the slowdown if the driver does not report it; 0 = by the GPU's model
+    """margin_celsius     warn if a GPU is at most this far below its slowdown temperature
+    slowdown_celsius   slowdown temperature if the driver does not report it; 0 = by the GPU's model
     """
 
     margin_celsius: Celsius = 2.0
@@ -58,7 +58,7 @@ class Config(CheckSettings, frozen=True):
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
-    unsupported = NothingToCheck("no GPU that reports a temperature")
+    unsupported = NothingToCheck("no GPU reports a temperature")
     yield from host.each_gpu(lambda gpu: _check_gpu(gpu, config), unsupported)
 
 
@@ -87,10 +87,10 @@ def _check_gpu(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
 
 
 def _slowdown_margin(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int | None:
-    """Return the degrees below the hardware slowdown. The driver's margin counts from the operating maximum, a little
-    below the slowdown (2 C on an H100).
+    """Return how many degrees the GPU is below its hardware slowdown, or None if the driver does not report it.
 
-    None if the driver reports neither; a limit of 0 means no limit.
+    The driver's margin counts from the operating maximum, a little below the slowdown (2 C on an H100). A limit of 0
+    means no limit.
     """
     margin = gpu.temperature_margin()
     if margin is not None:
@@ -106,7 +106,10 @@ def model_slowdown(name: str) -> int:
     return next((SLOWDOWN_CELSIUS[token] for token in tokens if token in SLOWDOWN_CELSIUS), DEFAULT_SLOWDOWN_CELSIUS)
 
 
-_COOLING = "Check fans and air flow of the node (ipmitool sdr type Fan), dust, the heat sink and the room temperature."
+_TODO = (
+    "No action tonight. Compare nvidia-smi -q -d TEMPERATURE -i PCI with the other GPUs. Check the node's fans and air "
+    "flow (ipmitool sdr type Fan), the heat sink and the room temperature, and look for dust."
+)
 
 OBSERVATIONS = {
     "gpu_temperature_celsius": Meaning("Temperature of the GPU, in degrees Celsius.", ("pci",)),
@@ -122,15 +125,15 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The GPU is within two degrees of the temperature at which its hardware halves the clocks, or above it.",
-        "Jobs slow down if it gets hotter; gpu_clocks reports that.",
-        f"No action tonight. nvidia-smi -q -d TEMPERATURE -i PCI; compare with the other GPUs. {_COOLING}",
+        "If the GPU gets hotter, jobs slow down, which gpu_clocks reports.",
+        _TODO,
     ),
     "gpu_temperature/memory_hot": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The GPU's memory is hotter than its maximum.",
+        "The GPU's memory is above its maximum temperature.",
         "The GPU slows down, and hot memory causes more ECC errors.",
-        f"No action tonight. nvidia-smi -q -d TEMPERATURE -i PCI; compare with the other GPUs. {_COOLING}",
+        _TODO,
     ),
 }
 

@@ -1,11 +1,12 @@
-"""GPU faults in the kernel log: Xids, GPUs off the bus, and driver messages without an Xid.
+"""GPU faults in the kernel log: Xids, GPUs that fell off the bus, and driver messages without an Xid.
 
-Rules: NVIDIA's Xid catalogue gives each code an immediate action, and the action gives the severity. A code that resets
-or loses the GPU is CRITICAL; one that an application causes never drains a node; unknown codes warn. Driver messages
-about the GSP or NVLink without an Xid count only if no Xid within a minute reports the same fault.
+Rules: NVIDIA's Xid catalogue assigns each code an immediate action, which determines the severity. A code that requires
+a GPU reset or means that the GPU is lost is CRITICAL. Codes that an application can cause never drain a node, and
+unknown codes warn. Driver messages about the GSP or NVLink without an Xid count only if no Xid within a minute reports
+the same fault.
 
-A line "Reset required" that names no GPU warns on the node, because it may belong to any GPU. gpu_access runs at once
-after such a line, queries each GPU through NVML, and drains for the GPU that needs the reset
+A line "Reset required" without a GPU is a warning for the whole node, because it may belong to any GPU. gpu_access runs
+at once after such a line and queries each GPU through NVML. If a GPU needs a reset, it drains the node
 (gpu_access/reset_required).
 """
 
@@ -35,10 +36,10 @@ from healthd.nvidia.xid_table import XidMeaning
 
 USES = ""
 
-INCIDENT_SECONDS = 5.0  # closer lines belong to one incident, as in the coalescing of events
-SAME_FAULT_SECONDS = 60.0  # an Xid and a message report one fault at once, or when a later call detects it
+INCIDENT_SECONDS = 5.0  # lines closer together belong to one incident, as when events are coalesced
+SAME_FAULT_SECONDS = 60.0  # an Xid and a message about one fault are this close
 
-# A name gives no finding of its own with one of these on the same GPU (or on a GPU that the line does not name).
+# A name gives no finding of its own if one of these is on the same GPU (or on a GPU that the line does not name).
 COVERED_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
@@ -49,14 +50,15 @@ COVERED_BY: Mapping[str, frozenset[str]] = {
     "rc_watchdog": frozenset({"8", *map(str, xid_table.LOST_XIDS | xid_table.RESET_XIDS), "154", "fallen_off_bus"}),
     "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
 }
-# 171 and 172 add detail to an uncorrectable memory error: with its Xid they are only recorded, alone they warn.
+# 171 and 172 add detail to an uncorrectable memory error. With that error's Xid they are only recorded; alone they
+# warn.
 DETAIL_OF: Mapping[str, frozenset[str]] = dict.fromkeys(
     ("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"})
 )
 
 
 class Config(CheckSettings, frozen=True):
-    """application_window_seconds   how long a code that an application caused stays a warning
+    """application_window_seconds   how long a warning that an application caused stays open
     warning_window_seconds       the same for every other warning
     nvlink_repeat_seconds        a second NVLink error (Xid 74) within this time is CRITICAL
     """
@@ -102,7 +104,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
-    """Yield repairs that new lines show: an Xid 154 that no longer requests the reset that an earlier one requested."""
+    """Yield a repair for each Xid 154 that withdraws a previously requested reset."""
     for event in events:
         previous_action, current_action = event.field("recovery_from"), event.field("recovery_to")
         if (
@@ -116,23 +118,23 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
 
 
 def _name(event: KernelEvent) -> str:
-    """Return the name after "gpu_xid/" in the code; "" for events of other checks."""
+    """Return the name after "gpu_xid/" in the code, or "" for events that belong to other checks."""
     if event.kind in ("gsp", "nvlink", "peermem", "rc_watchdog"):
         return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
 
 def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str, str]:
-    """Map the driver's number of a GPU to its address, from lines with both (Xid 119), else by the inventory's "
-    "index."""
+    """Return a mapping of the driver's GPU numbers to PCI addresses, from lines with both (Xid 119) or else from the
+    inventory's index."""
     by_index = {str(gpu.index): gpu.pci for gpu in node.gpus}
     return by_index | {event.field("gpu"): event.pci for event in events if event.pci and event.field("gpu")}
 
 
 def _uncovered_events(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
-    """Return the events of a group that no Xid or clearer line of the same fault covers already."""
+    """Return the events of a group that are not already covered by an Xid or a clearer line about the same fault."""
     covering_events = _events_on_part(COVERED_BY.get(name, frozenset()), part, groups)
-    # A GSP that does not boot: compare with any GPU, because a missing GPU shifts the indices of the others.
+    # If a GSP does not boot, consider the lines of every GPU, because a missing GPU shifts the indices of the others.
     init_failures = _events_on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
     return [
         event
@@ -146,7 +148,8 @@ def _uncovered_events(group: Sequence[KernelEvent], name: str, part: str, groups
 
 
 def _events_on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
-    """Return the events of these names on this part. An event without a part may belong to any part."""
+    """Return the events with these names on this part, including events without a part, which may belong to any
+    part."""
     if part:
         return [event for name in names for event_part in (part, "") for event in groups.get((name, event_part), ())]
     return [event for (name, _), group in groups.items() if name in names for event in group]
@@ -163,9 +166,9 @@ def _is_same_fault(first: KernelEvent, second: KernelEvent) -> bool:
 def _judge(
     group: Sequence[KernelEvent], part: str, groups: Groups, node: Inventory, config: Config
 ) -> tuple[Rule | None, KernelEvent]:
-    """Return the rule and its event: the worst of this boot within the warning window.
+    """Return the worst rule of this boot within the warning window, and the event it applies to.
 
-    A recovery action (154) is a state: only the newest counts.
+    A recovery action (154) is a state, so only the newest event counts.
     """
     newest = max(group, key=lambda event: (event.last_time, event.sequence))
     name = _name(newest)
@@ -200,7 +203,8 @@ def _rule(event: KernelEvent, part: str, main_events: Sequence[KernelEvent], nod
 
 
 def _with_window(meaning: XidMeaning, config: Config) -> Rule:
-    """Return the rule of a meaning. A rule that drains ends only by its cause; any other also ends after some time."""
+    """Return the rule for a meaning. A finding that drains stays open until it is cleared; any other also ends after a
+    window."""
     if meaning.severity >= Severity.DEGRADED:
         return Rule(meaning.severity, meaning.clears)
     window = config.application_window_seconds if meaning.caused_by_application else config.warning_window_seconds
@@ -208,8 +212,9 @@ def _with_window(meaning: XidMeaning, config: Config) -> Rule:
 
 
 def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
-    """Return CRITICAL if the driver itself considers a known GPU beyond recovery. A crash has an Xid 120 unless it is a
-    watchdog's report, which is no error; a timeout of many calls has an Xid 119."""
+    """Return the rule for a GSP event, CRITICAL if the driver itself considers a known GPU unusable. Others warn or are
+    recorded: a crash also has an Xid 120 unless it is only a watchdog report, and a timeout of many calls has an Xid
+    119."""
     if event.code in ("dump", "message"):
         return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
     if event.code == "boot_failed" and is_present:
@@ -220,7 +225,8 @@ def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
 
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
-    """Judge by the number in the line: its text differs between driver branches. None if no action is needed."""
+    """Return the rule for the action number in the line (its text differs between driver branches), or None for no
+    action."""
     number = xid_table.number(event.field("recovery_to"))
     if number == 0:
         return None
@@ -229,8 +235,9 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
 
 
 def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
-    """Return CRITICAL if a line reports a link as down or requests a reset of the fabric, or if another incident came
-    before the newest one (one incident may have a line for each link). gpu_nvlink finds a link that went down silently.
+    """Return the rule for Xid 74 and its event. It is CRITICAL if a line reports a link as down or requests a fabric
+    reset, or if there was another incident before the newest one (one incident may have a line for each link).
+    gpu_nvlink detects links that went down silently.
     """
     since = newest.last_time - config.nvlink_repeat_seconds
     events = sorted((event for event in group if event.last_time >= since), key=lambda event: event.time)
@@ -276,19 +283,19 @@ _TEXT_CODES = {
     "fallen_off_bus": "GPU has fallen off the bus",
     "gpu_is_lost": "calls fail because the GPU is lost",
     "rm_init_failed": "the driver could not initialise the GPU",
-    "probe_failed": "the driver did not take a GPU when it was loaded",
+    "probe_failed": "the driver could not take over a GPU when it was loaded",
     "invalid_context": "nvidia-peermem was called for unknown memory",
     "rpc_timeout": "the GPU's system processor (GSP) does not respond in time",
     "crash": "the GPU's system processor (GSP) reports a crash or a watchdog timeout",
-    "pmu_halted": "the power management unit (PMU) of the GPU has halted",
+    "pmu_halted": "the GPU's power management unit (PMU) has halted",
     "boot_failed": "the GPU's system processor (GSP) does not boot",
-    "boot_error": "error at the boot of the GPU's system processor (GSP)",
-    "reset_required": "the driver refuses the GPU until it is reset",
-    "dump": "registers and history of the GPU's system processor (GSP)",
+    "boot_error": "error while the GPU's system processor (GSP) was booting",
+    "reset_required": "the driver rejects the GPU until it is reset",
+    "dump": "register and history dump of the GPU's system processor (GSP)",
     "locked": "the driver's watchdog found the GPU locked",
     "message": "driver message about the GPU's system processor (GSP)",
     "rx_detect": "NVLink: the driver does not detect the other end of a link",
-    "training": "NVLink: the training of a link failed",
+    "training": "NVLink: a link failed to train",
     "error": "NVLink: driver error",
 }
 
@@ -321,7 +328,7 @@ def _event_text(event: KernelEvent) -> str:
 
 
 def explain(code: str) -> Explain | None:
-    """Return the text for one code: "gpu_xid/79"; None if the code is not one of this check."""
+    """Return the text for one code ("gpu_xid/79"), or None if the code does not belong to this check."""
     from healthd.nvidia.xid_texts import explain as text_of
 
     check, _, name = code.partition("/")
@@ -329,7 +336,7 @@ def explain(code: str) -> Explain | None:
 
 
 def known_codes() -> list[str]:
-    """Return every code that a catalogue names; `explain` handles others as well."""
+    """Return every code in the catalogues. `explain` handles other codes as well."""
     text_codes = (
         "fallen_off_bus",
         "gpu_is_lost",
@@ -344,7 +351,7 @@ def known_codes() -> list[str]:
 
 
 def explain_more(code: str) -> Explain | None:
-    """Return the text for a name that is not a condition but appears in messages: "nvlink5/149:4"."""
+    """Return the text for a name that appears in messages but is not a condition ("nvlink5/149:4")."""
     from healthd.nvidia.nvlink5_texts import explain as text_of
 
     return text_of(code)
@@ -356,7 +363,7 @@ def known_more() -> list[str]:
     return all_names()
 
 
-# By NVIDIA's Xid catalogue (healthd/nvidia/facts/xid.csv: names, descriptions, immediate actions).
+# From NVIDIA's Xid catalogue (healthd/nvidia/facts/xid.csv: names, descriptions, immediate actions).
 _XIDS = {
     FailureCause.PCIE: (18, 167, 176),
     FailureCause.GPU_LOST: (79,),
@@ -387,7 +394,7 @@ PERMANENT = ("gpu_xid/54", "gpu_xid/64")
 
 
 def cause(code: str) -> FailureCause:
-    """Return the cause of an Xid that CAUSES does not name: the user's program, or else another GPU fault."""
+    """Return the cause of an Xid that is not in CAUSES: the user's program, or otherwise a GPU fault."""
     number = int(code.rpartition("/")[2])
     return (
         FailureCause.USER
@@ -397,7 +404,7 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an Xid ends a job, for a number that ENDS_JOB does not name."""
+    """Return when an Xid that is not in ENDS_JOB ends a job."""
     number = int(code.rpartition("/")[2])
     if code not in CAUSES and (_requires_restart(number) or xid_table.worst_meaning(number).caused_by_application):
         return EndsJob.ALWAYS if _requires_restart(number) else EndsJob.NEVER
@@ -405,6 +412,7 @@ def ends_job(code: str) -> EndsJob:
 
 
 def _requires_restart(number: int) -> bool:
-    """Return True if the program must be restarted: by NVIDIA's action, or because the Xid follows from its fault."""
+    """Return True if the program must be restarted, because of NVIDIA's action or because its own fault caused the
+    Xid."""
     fact = codes.xid(number)
     return number in xid_table.AFTER_PROGRAM or (fact is not None and fact.action == "RESTART_APP")

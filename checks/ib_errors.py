@@ -1,15 +1,16 @@
 """Errors on active InfiniBand links: symbol errors, recoveries, overruns.
 
-Rules (as in NVSentinel): degraded if the link certainly harms jobs: more than 120 symbol errors in an hour (the
-InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun error. Rates of the
-other counters warn. A link that goes down and trains again counts errors (its switch rebooted): errors up to the first
-run after that are ignored; ib_link and ib_flap cover them. All ports count errors after a boot: on a healthy DGX H100
-each had counted 14 receive errors, and buffer overruns to the counter's end. Omni-Path (hfi1) counts each packet that
-it resends as a local link integrity error: that counter is ignored there. mlx5 also counts errors between the ends of
-a connection: two of these rates warn and do no more, because a peer that crashes raises them too.
+Rules (as in NVSentinel): a link that certainly harms jobs is degraded. It has more than 120 symbol errors in an hour
+(the InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun error. High
+rates of the other counters warn. A link that goes down and retrains counts errors (for example when its switch
+reboots). Errors up to the first run after that are ignored; ib_link and ib_flap cover them. All ports count errors
+after a boot: on a healthy DGX H100 each port had counted 14 receive errors, and buffer overruns up to the counter's
+maximum. Omni-Path (hfi1) counts each resent packet as a local link integrity error, so that counter is ignored there.
+mlx5 also counts errors between the ends of a connection. Two of these rates only warn, because a crashed peer raises
+them too.
 
-Files: Linux, sysfs-class-infiniband, counters/*. These counters are narrow and stop at their maximum; perfquery -R sets
-them to 0. Also hw_counters/*, if the driver has them: those of mlx5 are wide.
+Files: Linux, sysfs-class-infiniband, counters/*. These counters are narrow and stop at their maximum; perfquery -R
+resets them to 0. hw_counters/* are read as well if the driver has them; mlx5's are wide.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ TRANSPORT_COUNTERS = ("local_ack_timeout_err", "roce_slow_restart")
 
 class Config(CheckSettings, frozen=True):
     """ports                     ("mlx5_0/1", ...); () = all ports of the node
-    symbol_errors_per_hour          more symbol errors than this within an hour are degraded
-    symbol_errors_per_second        more than this between two runs warn
-    recoveries_per_minute     more link recoveries than this between two runs warn
-    receive_errors_per_second       more packets received with errors than this between two runs warn
-    ack_timeouts_per_second   more packets without an acknowledgement than this between two runs warn
-    slow_restarts_per_second  more slow restarts of RoCE than this between two runs warn
-    boot_seconds              nothing counts during this time after a boot
+    symbol_errors_per_hour          degraded at more symbol errors than this within an hour
+    symbol_errors_per_second        warn at more symbol errors than this between two runs
+    recoveries_per_minute     warn at more link recoveries than this between two runs
+    receive_errors_per_second       warn at more packets received with errors than this between two runs
+    ack_timeouts_per_second   warn at more packets not acknowledged in time than this between two runs
+    slow_restarts_per_second  warn at more RoCE slow restarts than this between two runs
+    boot_seconds              errors during this time after a boot do not count
     clean_seconds             errors clear after this long under load without new ones
     """
 
@@ -87,7 +88,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     present = infiniband.ports(host)
     if not present and not config.ports:
         yield NO_IB_PORT
-    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in present]
+    unreadable = [f"{name}: no such port" for name in config.ports if name not in present]
     for name in [name for name in present if not config.ports or name in config.ports]:
         full_counters = []
         found: list[tuple[Severity, str, str]] = []
@@ -97,14 +98,14 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             yield link
             last = past.last(link)
             link_stayed_up = link.value != LINK_DOWN and (last is None or last.value == link.value)
-        except (OSError, ValueError) as error:  # then its counted errors are used
+        except (OSError, ValueError) as error:  # the counted errors are used instead
             unreadable.append(f"{name}: {error}")
         for counter in (*COUNTER_LIMITS, *TRANSPORT_COUNTERS):
             try:
                 reading = _read(host, name, counter, past)
                 growth = (past.growth(reading, 0.0) or 0.0) if reading else 0.0
                 settled = infiniband.settled_seconds(host, config.boot_seconds) if growth else 0.0
-            except (OSError, ValueError) as error:  # it must not hide the other counters
+            except (OSError, ValueError) as error:  # this error must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
             if reading is None:
@@ -133,8 +134,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _link(host: Host, name: str) -> Observation:
-    """Return how often the port's link went down by its counter, or DOWN. The same value as in the last run means that
-    the link stayed up; a reset of the counters changes the value, too. Raises OSError, ValueError."""
+    """Return how often the port's link went down by its counter, or LINK_DOWN. If the value is the same as in the last
+    run, the link stayed up; a counter reset changes the value, too. Raises OSError, ValueError."""
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     state = host.read_shared(infiniband.path(name, "state")) or ""
     if state not in infiniband.STATES:
@@ -145,7 +146,7 @@ def _link(host: Host, name: str) -> Observation:
 
 
 def _symbols(name: str, new: float, past: History) -> Observation:
-    """Return the port's symbol errors without those of link training, as a counter kept by healthd."""
+    """Return the port's symbol errors, excluding link training, as a counter that healthd keeps itself."""
     counter = Observation("ib_symbol_errors_while_up_total", 0, ObservationKind.COUNTER, (("port", name),))
     last = past.last(counter)
     return replace(counter, value=(last.value if last else 0.0) + new)
@@ -157,9 +158,9 @@ def _is_omni_path(host: Host, name: str) -> bool:
 
 
 def _read(host: Host, name: str, counter: str, past: History) -> Observation | None:
-    """Return a counter's reading, or a mark that the driver does not support it. With a mark the counter is not read
-    again (None) until the mark expires, after two days or a boot. Raises ValueError if the driver reported the counter
-    before and no longer does.
+    """Return a counter's reading, or a mark that the driver does not support it. While a mark exists, return None
+    without reading the counter; the mark expires after two days or a boot. Raises ValueError if the driver reported the
+    counter before and no longer does.
     """
     labels = (("port", name), ("counter", counter))
     mark = Observation("ib_counter_unsupported", 1, labels=labels)
@@ -174,13 +175,13 @@ def _read(host: Host, name: str, counter: str, past: History) -> Observation | N
 
 
 def _judge(counter: str, new: float, hourly: float, rate: float, config: Config) -> Iterator[tuple[Severity, str, str]]:
-    """Yield (severity, code, text) for a counter that grew. A counter that reached its maximum may have grown more."""
+    """Yield (severity, code, text) for a counter that increased. At its maximum, the real number may be higher."""
     if counter == "local_link_integrity_errors":
         yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
     elif counter == "excessive_buffer_overrun_errors":
         yield Severity.DEGRADED, "buffer_overrun", f"{new:.0f} new buffer overrun errors"
     elif counter == "link_error_recovery" and rate * 60 > config.recoveries_per_minute:
-        yield Severity.WARNING, "recovery_rate", f"its link recovers from errors {rate * 60:.0f} times per minute"
+        yield Severity.WARNING, "recovery_rate", f"the link recovers from errors {rate * 60:.0f} times per minute"
     elif counter == "port_rcv_errors" and rate > config.receive_errors_per_second:
         yield Severity.WARNING, "receive_rate", f"{rate:.0f} packets per second are received with errors"
     elif counter == "symbol_error" and hourly > config.symbol_errors_per_hour:
@@ -190,28 +191,28 @@ def _judge(counter: str, new: float, hourly: float, rate: float, config: Config)
     elif counter == "local_ack_timeout_err" and rate > config.ack_timeouts_per_second:
         yield Severity.WARNING, "ack_timeout_rate", f"{rate:.0f} packets per second were not acknowledged in time"
     elif counter == "roce_slow_restart" and rate > config.slow_restarts_per_second:
-        yield Severity.WARNING, "slow_restart_rate", f"{rate:.0f} slow restarts of RoCE per second"
+        yield Severity.WARNING, "slow_restart_rate", f"{rate:.0f} RoCE slow restarts per second"
 
 
 _TODO = (
-    "mlxlink -d DEVICE -m -c shows the cable, its optical power and error rates. Clean or replace the cable or its "
-    "transceiver, try another switch port; the faulty part may be at either end."
+    "mlxlink -d DEVICE -m -c shows the cable, its optical power and its error rates. Clean or replace the cable or its "
+    "transceiver, or try another switch port. The faulty part may be at either end."
 )
-_MATTERS = "Packets are resent, or the link fails next: jobs on several nodes get slow or are killed."
+_MATTERS = "Packets are resent, or the link fails later. Multi-node jobs get slow or are killed."
 
 OBSERVATIONS = {
     "ib_errors_link_downs_seen": Meaning(
-        "Times that the port's link went down; -1 while it is down; for healthd itself.",
+        "Number of times the port's link went down; -1 while it is down. For healthd's own use.",
         ("port",),
     ),
     "ib_symbol_errors_while_up_total": Meaning(
-        "Symbol errors of the port while its link stayed up, without those of link training.",
+        "The port's symbol errors while its link stayed up, excluding link training.",
         ("port",),
     ),
     "ib_counter_unsupported": Meaning(
-        "Always 1: the driver does not report this counter of the port.", ("port", "counter")
+        "Always 1: the driver does not report this counter for the port.", ("port", "counter")
     ),
-    "ib_errors_total": Meaning("Errors of the port, by the adapter's counter.", ("port", "counter")),
+    "ib_errors_total": Meaning("The port's errors, from the adapter's counter.", ("port", "counter")),
 }
 
 EXPLAIN = {
@@ -226,7 +227,7 @@ EXPLAIN = {
     "ib_errors/link_integrity": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "Errors on the physical link passed the threshold of the port (LocalLinkIntegrityErrors).",
+        "Errors on the physical link exceeded the port's threshold (LocalLinkIntegrityErrors).",
         _MATTERS,
         _TODO,
         window="clean_seconds",
@@ -234,15 +235,15 @@ EXPLAIN = {
     "ib_errors/buffer_overrun": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "The port's receive buffers overran in consecutive updates of flow control (ExcessiveBufferOverrunErrors).",
-        "Flow control does not work on this link: packets are lost.",
-        f"{_TODO} Check the firmware of adapter and switch as well.",
+        "The port's receive buffers overran in consecutive flow control updates (ExcessiveBufferOverrunErrors).",
+        "Flow control does not work on this link, so packets are lost.",
+        f"{_TODO} Check the firmware of the adapter and the switch as well.",
         window="clean_seconds",
     ),
     "ib_errors/symbol_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A burst of symbol errors, fewer than the hourly limit of a fault.",
+        "There was a burst of symbol errors, but fewer than the hourly limit for a fault.",
         _MATTERS,
         f"No action tonight. At the next maintenance: {_TODO}",
         window="clean_seconds",
@@ -250,8 +251,8 @@ EXPLAIN = {
     "ib_errors/recovery_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The link trains repeatedly without going down (LinkErrorRecoveryCounter).",
-        "Traffic pauses meanwhile, and collectives wait. It often precedes a link that goes down.",
+        "The link retrains repeatedly without going down (LinkErrorRecoveryCounter).",
+        "Traffic pauses each time, and collectives wait. Such links often go down later.",
         f"No action tonight. At the next maintenance: {_TODO}",
         window="clean_seconds",
     ),
@@ -260,36 +261,36 @@ EXPLAIN = {
         Clears.WINDOW,
         "The port receives many packets with errors (PortRcvErrors).",
         _MATTERS,
-        f"No action tonight. {_TODO} A remote sender may be the cause as well: ibqueryerrors shows which ports of the "
+        f"No action tonight. {_TODO} A remote sender may also be the cause. ibqueryerrors shows which ports in the "
         "fabric count errors.",
         window="clean_seconds",
     ),
     "ib_errors/ack_timeout_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Packets from this port were often not acknowledged in time and resent (local_ack_timeout_err).",
-        "Jobs wait for each packet. When the retries are used up, the connection fails and the job with it.",
-        "No action tonight. If only one job's nodes show it and one of its nodes died then: that node is the cause. "
-        "Otherwise packets are lost on the way: check ibqueryerrors, or the switch's drops and priority flow control "
-        "(RoCE), then this node's cable.",
+        "Packets from this port were often not acknowledged in time and had to be resent (local_ack_timeout_err).",
+        "Jobs wait for each of these packets. When the retries are used up, the connection fails, and the job with it.",
+        "No action tonight. If only the nodes of one job are affected and one of them died at that time, the dead node "
+        "is the cause. Otherwise packets are lost on the way. Check ibqueryerrors, or for RoCE the switch's drops and "
+        "priority flow control, then this node's cable.",
         window="clean_seconds",
     ),
     "ib_errors/slow_restart_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "RoCE often restarted at a low rate, as it does after packet loss (roce_slow_restart).",
-        "Jobs on several nodes get slow.",
-        "No action tonight. Many nodes: congestion control or priority flow control of the fabric (ECN, PFC, lossless "
-        "queues). One node: its cable and port, and whether its NIC is configured like the others "
-        "(mlnx_qos -i INTERFACE).",
+        "RoCE often restarted sending at a low rate, as it does after packet loss (roce_slow_restart).",
+        "Multi-node jobs get slow.",
+        "No action tonight. If many nodes are affected, check the fabric's congestion control and priority flow "
+        "control (ECN, PFC, lossless queues). If only this node is affected, check its cable and port, and whether its "
+        "NIC is configured like the others (mlnx_qos -i INTERFACE).",
         window="clean_seconds",
     ),
     "ib_errors/counter_full": Explain(
         Severity.INFO,
         Clears.PASS,
         "Counters of this port are at their maximum (15, 255 or 65535) and count no further errors.",
-        "None by itself. Ports that were up for a year often have one: the narrowest counter ends at 15.",
-        "No action needed. perfquery -R on this node sets the port's counters to 0.",
+        "None by itself. On ports that have been up for a year it is common, because the narrowest counter ends at 15.",
+        "No action needed. perfquery -R on this node resets the port's counters to 0.",
     ),
 }
 

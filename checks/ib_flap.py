@@ -1,10 +1,10 @@
 """InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
-Rules: three times in 3 hours by the port's own counter, or five lost carriers in 24 hours (Azure healthagent, AzNHC and
-OCI count flaps in this way). Growth within 30 minutes of boot is ignored, while links train. Only growth counts, so
-every port is checked: a port that stays down does not go down again. Files: Linux, sysfs-class-infiniband: link_downed,
-which stops at 255; and sysfs-class-net: carrier_down_count of the port's network interface, if it has one
-(carrier_changes would count each flap twice).
+Rules: a link flaps if it went down three times in 3 hours by the port's own counter, or lost its carrier five times in
+24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). Within 30 minutes of boot nothing counts, because
+links are still training. Only growth counts, so all ports can be checked: a port that stays down does not go down
+again. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and sysfs-class-net: carrier_down_count of
+the port's network interface, if it has one (carrier_changes would count each flap twice).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ COUNTER_LIMIT = 255
 
 class Config(CheckSettings, frozen=True):
     """ports            ("mlx5_0/1", ...); () = all ports of the node
-    links_downed     a link that was down this often within its window is a fault, by the port's counter
+    links_downed     degraded if a link went down this often within the window, by the port's counter
     links_downed_window_seconds
     carriers_lost    the same, by the port's network interface
     carriers_lost_window_seconds
-    boot_seconds     nothing counts during this time after a boot
-    clean_seconds    it clears after this long under load without another flap, or by `healthd repaired`
+    boot_seconds     flaps during this time after a boot do not count
+    clean_seconds    clears after this long under load without another flap, or by `healthd repaired`
     """
 
     ports: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     if not present and not config.ports:
         yield NO_IB_PORT
     ports = [name for name in present if not config.ports or name in config.ports]
-    unreadable = [f"{name}: there is no such port" for name in config.ports if name not in present]
+    unreadable = [f"{name}: no such port" for name in config.ports if name not in present]
     settled = infiniband.settled_seconds(host, config.boot_seconds) if ports else 0.0
     for name in ports:
         for code, read_counter, limit, window in (
@@ -76,20 +76,18 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         ):
             try:
                 reading = read_counter(host, name, past)
-            except (OSError, ValueError) as error:  # it must not hide the other counters
+            except (OSError, ValueError) as error:  # this error must not hide the other counters
                 unreadable.append(f"{name}: {error}")
                 continue
             if reading is None:
                 continue
             yield reading
             if code == "link_downed" and reading.value == COUNTER_LIMIT:
-                message = (
-                    f"port {name} has counted {COUNTER_LIMIT} times that its link went down, the counter's maximum"
-                )
+                message = f"the link-down counter of port {name} is at its maximum, {COUNTER_LIMIT}"
                 yield Finding(Severity.INFO, "ib_flap/counter_full", name, message)
             window = min(window, settled)
             times = past.growth(reading, window) or 0.0
-            if times >= limit and window > 0 and past.growth(reading, 0.0):  # old growth was reported before
+            if times >= limit and window > 0 and past.growth(reading, 0.0):  # older growth was already reported
                 yield Finding(
                     Severity.DEGRADED,
                     f"ib_flap/{code}",
@@ -109,8 +107,9 @@ def _link_downed(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
-    """Read the count of lost carriers. dev_port links each interface of a device to its port. The first interface of a
-    port by name is its own: partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it."""
+    """Return how often the port's own network interface lost its carrier, or None if the port has none. dev_port gives
+    the port of each of the device's interfaces. The port's own interface comes first by name; partitions (ib0.8001) and
+    representors (ens1f0npf0vf0) sort after it."""
     device, _, number = name.partition("/")
     net = f"{infiniband.DEVICES}/{device}/device/net"
     interfaces = host.list(net)
@@ -127,7 +126,8 @@ def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: History) -> Observation | None:
-    """Return None if the count was never readable in this boot. Raises ValueError if it was and no longer is."""
+    """Return the reading, or None if the count has not been readable in this boot. Raises ValueError if it no longer
+    is."""
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
         raise ValueError(f"{name} cannot be read any more")
@@ -135,15 +135,17 @@ def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None
 
 
 _TODO = (
-    "mlxlink -d DEVICE -m -c and journalctl -k | grep -E 'mlx5|Link'. One node: reseat or replace the cable or its "
-    "transceiver, try another switch port. Many nodes at once: check the switch. After the repair, once the next run "
-    "of the check is clean: healthd repaired CODE PORT."
+    "Run mlxlink -d DEVICE -m -c and journalctl -k | grep -E 'mlx5|Link'. If only this node is affected, reseat or "
+    "replace the cable or its transceiver, or try another switch port. If many nodes are affected at once, check the "
+    "switch. After the repair, once the check's next run is clean, run healthd repaired CODE PORT."
 )
 
 OBSERVATIONS = {
-    "ib_link_downed_total": Meaning("Times that the port's link went down, by the adapter's counter.", ("port",)),
+    "ib_link_downed_total": Meaning(
+        "Number of times the port's link went down, from the adapter's counter.", ("port",)
+    ),
     "ib_carrier_lost_total": Meaning(
-        "Times that the port's network interface lost its carrier.",
+        "Number of times the port's network interface lost its carrier.",
         ("port", "interface"),
     ),
 }
@@ -152,8 +154,8 @@ EXPLAIN = {
     "ib_flap/link_downed": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The port's own counter (link_downed) shows that its link failed and came back several times.",
-        "Each time jobs on several nodes wait or are killed. The next flap is likely within hours.",
+        "According to the port's own counter (link_downed), its link failed and came back several times.",
+        "Each time, multi-node jobs wait or are killed. The next flap is likely within hours.",
         _TODO,
         shared=True,
         window="clean_seconds",
@@ -162,7 +164,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.OPERATOR,
         "The network interface of this port lost its carrier several times within a day.",
-        "Each time jobs on several nodes wait or are killed. The next flap is likely within hours.",
+        "Each time, multi-node jobs wait or are killed. The next flap is likely within hours.",
         f"{_TODO} Setting an interface down and up (ip link set) counts as well.",
         shared=True,
         window="clean_seconds",
@@ -170,10 +172,11 @@ EXPLAIN = {
     "ib_flap/counter_full": Explain(
         Severity.INFO,
         Clears.PASS,
-        "The counter of failed links is at its maximum, 255. Further failures are not counted.",
-        "None by itself. Healthy ports reach it after years. Flaps of this port are not detected until it is reset.",
-        "No action needed. perfquery -R on this node sets the port's counters to 0. Until then healthd uses the "
-        "network interface's own counter.",
+        "The port's counter of link failures is at its maximum, 255. Further failures are not counted.",
+        "None by itself; healthy ports reach the maximum after years. Until the counter is reset, it shows no further "
+        "flaps.",
+        "No action needed. perfquery -R on this node resets the port's counters to 0. Until then healthd only uses the "
+        "network interface's counter.",
     ),
 }
 

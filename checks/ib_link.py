@@ -1,8 +1,9 @@
 """InfiniBand and RoCE ports: link state and rate.
 
-Rules: only ports that the site expects are checked. Degraded after a minute, critical after four: a leaf switch
-reboots in one minute and NCCL survives that (Meta's study counts links as high severity; gpud takes 4 minutes, AzNHC
-compares the rate). A slow link drains without a requeue: jobs continue. Files: Linux, sysfs-class-infiniband.
+Rules: only ports that the site expects are checked. A port that is down is degraded after a minute and critical after
+four, because a leaf switch reboots in one minute and NCCL survives that (Meta's study counts links as high severity;
+gpud waits 4 minutes, AzNHC compares the rate). A slow link drains without a requeue, because jobs continue. Files:
+Linux, sysfs-class-infiniband.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ PHYSICAL_STATES = (
 
 
 class Config(CheckSettings, frozen=True):
-    """expected_gbps     port -> its rate in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not checked
+    """expected_gbps     rate of each port in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not checked
     confirm_seconds   the problem must last this long
     critical_seconds  a port that is down for this long is critical
     """
@@ -71,8 +72,8 @@ def validate(config: Config) -> str | None:
 
 
 class Port(NamedTuple):
-    """State of a port. A kernel that does not know a new speed prints the oldest speed without a name, such as
-    "10 Gb/sec (4X)" for a port of 200 Gbit/s.
+    """State of a port. A kernel that does not know a newer speed prints the oldest speed without a name, such as "10
+    Gb/sec (4X)" for a 200 Gbit/s port.
 
     gbps             as the kernel prints it
     is_speed_named   True if the kernel prints the speed's name
@@ -92,7 +93,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     for name in sorted({*infiniband.ports(host), *config.expected_gbps}):
         try:
             ports[name] = _read(host, name)
-        except (OSError, ValueError) as error:  # it must not hide the other ports
+        except (OSError, ValueError) as error:  # this error must not hide the other ports
             unreadable.append((name, str(error)))
     for name, port in ports.items():
         if port is not None:
@@ -108,7 +109,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _read(host: Host, name: str) -> Port | None:
-    """Return None if there is no such port, or if it disappeared while being read."""
+    """Return the port's state, or None if there is no such port or it disappeared while being read."""
     state, physical, rate = (host.read_shared(infiniband.path(name, file)) for file in ("state", "phys_state", "rate"))
     return None if state is None or physical is None or rate is None else parse(name, state, physical, rate)
 
@@ -116,7 +117,7 @@ def _read(host: Host, name: str) -> Port | None:
 def parse(name: str, state: str, physical: str, rate: str) -> Port:
     """Parse "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)". Raises ValueError for anything else.
 
-    A port that is down prints a rate too: check `active` first.
+    A port that is down also has a rate, so check `active` first.
     """
     if state not in infiniband.STATES:
         raise ValueError(f"{name}: not a state: {state[:60]!r}")
@@ -144,7 +145,7 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             expects="expected_gbps",
         )
     elif port.gbps < gbps:
-        # Without the speed's name the link may be fine and the kernel too old, unless another port shows that this
+        # If the speed has no name, the link may be fine and the kernel too old, unless another port shows that this
         # kernel knows the speed.
         is_speed_known = port.is_speed_named or fastest >= gbps
         yield Finding(
@@ -172,7 +173,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
                 note = (
                     host.read_or_empty(f"{path}/link_layer")
                     if port.is_speed_named
-                    else "a speed without a name in this kernel"
+                    else "this kernel does not know the speed's name"
                 )
                 gbps = int(port.gbps) if port.gbps == int(port.gbps) else port.gbps
                 yield Entry("ib_link", "expected_gbps", gbps if port.is_speed_named else 0, name, note=note)
@@ -181,8 +182,8 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _CABLE_TODO = (
-    "ibstat, mlxlink -d DEVICE -m and journalctl -k | grep mlx5. One node: reseat or replace the cable or its "
-    "transceiver, try another switch port. Many nodes at once: check the switch."
+    "Run ibstat, mlxlink -d DEVICE -m and journalctl -k | grep mlx5. If only this node is affected, reseat or replace "
+    "the cable or its transceiver, or try another switch port. If many nodes are affected at once, check the switch."
 )
 
 OBSERVATIONS = {
@@ -194,9 +195,10 @@ EXPLAIN = {
     "ib_link/down": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "An expected port is not ACTIVE and LinkUp. It is degraded at first and critical when it lasts.",
-        "Jobs on several nodes hang in their collectives and end with timeouts, and so do mounts over this port.",
-        f"{_CABLE_TODO} INIT means that the link is up but no subnet manager has configured it: check opensm or UFM.",
+        "An expected port is not ACTIVE and LinkUp. The condition is degraded at first and becomes critical if it "
+        "lasts.",
+        "Multi-node jobs hang in collectives and end with timeouts. Mounts over this port hang as well.",
+        f"{_CABLE_TODO} INIT means that the link is up but no subnet manager has configured it; check opensm or UFM.",
         confirm="confirm_seconds",
         worsens=WorsensBy("critical_seconds", Severity.CRITICAL),
         shared=True,
@@ -205,10 +207,10 @@ EXPLAIN = {
     "ib_link/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "An expected port is missing: its adapter or driver is gone, or it has another name.",
-        "Jobs on several nodes fail or fall back to a slow path.",
-        "lspci | grep -i mellanox; journalctl -k | grep mlx5; rdma link. Missing on PCI as well: reseat the adapter. "
-        "Renamed by udev (mlx5_0 became ibp26s0): correct expected_gbps.",
+        "An expected port is missing. Its adapter or driver is gone, or the port has another name.",
+        "Multi-node jobs fail or fall back to a slow path.",
+        "Run lspci | grep -i mellanox, journalctl -k | grep mlx5 and rdma link. If the adapter is missing on PCI as "
+        "well, reseat it. If udev renamed the port (mlx5_0 became ibp26s0), correct expected_gbps.",
         confirm="confirm_seconds",
         worsens=WorsensBy("critical_seconds", Severity.CRITICAL),
         expects="expected_gbps",
@@ -216,8 +218,8 @@ EXPLAIN = {
     "ib_link/slow": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The link is up but slower than expected: fewer lanes, or an older speed.",
-        "Every job that uses this node is as slow as this link.",
+        "The link is up but slower than expected, because it has fewer lanes or an older speed.",
+        "Every job that uses this node runs only as fast as this link.",
         _CABLE_TODO,
         confirm="confirm_seconds",
         expects="expected_gbps",
@@ -225,10 +227,10 @@ EXPLAIN = {
     "ib_link/rate_unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel shows the oldest speed (10 Gb/sec) without its name: either it does not know the real speed, or "
-        "the link really fell back that far.",
+        "The kernel shows the oldest speed (10 Gb/sec) without its name. Either the kernel does not know the real "
+        "speed, or the link really fell back that far.",
         "Unknown, so healthd only warns.",
-        "No action tonight. mlxlink -d DEVICE shows the real speed. If the link is fine: set expected_gbps to the rate "
+        "No action tonight. mlxlink -d DEVICE shows the real speed. If the link is fine, set expected_gbps to the rate "
         "that this kernel shows, or to 0.",
         confirm="confirm_seconds",
         expects="expected_gbps",

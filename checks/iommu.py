@@ -1,15 +1,16 @@
-"""DMA and interrupts that the IOMMU blocked, and an IOMMU that does not complete commands, from the kernel log.
+"""DMA and interrupts that the IOMMU blocked, and IOMMUs that do not complete commands, from the kernel log.
 
-Rules: the IOMMU blocks the access of a device to an address that was not mapped for it. NVIDIA's NCCL guide
-(troubleshooting, "PCI Access Control Services") names the IOMMU as a cause of slow or hanging GPUDirect: peer-to-peer
-writes between GPUs, NICs and NVMe devices go through the root complex, and a blocked write arrives nowhere, so the
+Rules: the IOMMU blocks a device's access to an address that is not mapped for that device. NVIDIA's NCCL guide
+(troubleshooting, "PCI Access Control Services") names the IOMMU as a cause of slow or hanging GPUDirect. Peer-to-peer
+writes between GPUs, NICs and NVMe devices go through the root complex, and a blocked write never arrives, so the
 receiver reads old data or zeros. The kernel continues after a fault (Documentation/arch/x86/iommu.rst), and a job with
-a wrong address can cause faults too, so a fault of a GPU, network card, NVSwitch or NVMe device warns. Faults of other
-devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses those. A device
-that is not named, or unknown, may be a GPU and warns.
+a wrong address can cause faults too, so faults by GPUs, network cards, NVSwitches and NVMe devices warn. Faults by
+other devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses these. A
+fault by an unnamed or unknown device warns, because the device may be a GPU.
 
 An IOMMU that does not complete commands (arm-smmu CMD_SYNC timeout, AMD Completion-Wait, VT-d invalidation errors)
-stops the unmapping of DMA for all devices behind it. It warns until a reboot: no source reports that jobs always fail.
+stops the unmapping of DMA for all devices behind it. It warns until a reboot, because no source reports that jobs
+always fail.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from healthd.api import (
 
 USES = ""
 
-SAME_FAULT_SECONDS = 60.0  # lines without a device, this close to one that names it, belong to that fault
+SAME_FAULT_SECONDS = 60.0  # lines without a device belong to a fault with a device this close
 KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe device", "nvswitch": "NVSwitch"}  # of the inventory
-# The kernel puts the driver's name before AMD-Vi faults. "pci" and "vfio-pci" do not identify the device.
+# The kernel prints the driver's name before AMD-Vi faults. "pci" and "vfio-pci" do not identify the device.
 DRIVERS = {
     "nvidia": "GPU",
     "nvidia-nvswitch": "NVSwitch",
@@ -44,7 +45,7 @@ OTHER_DEVICE = "device"
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning about a blocked access lasts without a further line"""
+    """warning_window_seconds   how long a warning about a blocked access stays open without a further line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
@@ -71,7 +72,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
-    """Return True if a fault that names its device is so close that `event` belongs to it."""
+    """Return True if `event` is so close to a fault with a named device that it belongs to that fault."""
     return event.code == "dma_fault" and any(
         fault.pci
         and fault.code != "stuck"
@@ -82,10 +83,10 @@ def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
 
 
 def _part(event: KernelEvent, node: Inventory) -> str:
-    """Return the device's address as in the inventory, or the IOMMU's name, or "".
+    """Return the device's address as in the inventory, otherwise the IOMMU's name, or "".
 
-    A further function of a GPU or card counts as its function 0. Older kernels print no segment for Intel: the device
-    is searched in all segments and taken if only one has this bus and device number.
+    Another function of a GPU or card counts as function 0. Older kernels print no segment for Intel IOMMUs. In that
+    case all segments are searched, and a device is used if it is the only one with this bus and device number.
     """
     if not event.pci:
         return event.field("iommu")
@@ -98,7 +99,7 @@ def _part(event: KernelEvent, node: Inventory) -> str:
 
 
 def _kind(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the kind of device, OTHER for a device that jobs do not use, "" if it is unknown."""
+    """Return the kind of device, OTHER_DEVICE for a device that jobs do not use, or "" if it is unknown."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return KINDS[device.kind]
@@ -111,7 +112,7 @@ def _kind(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 MESSAGES = {
     "dma_fault": "the IOMMU blocked DMA{operation} by {device}",
-    "interrupt_fault": "the IOMMU blocked an interrupt of {device}",
+    "interrupt_fault": "the IOMMU blocked an interrupt from {device}",
     "stuck": "the IOMMU{behind} does not complete commands",
 }
 
@@ -132,18 +133,18 @@ def _message(code: str, kind: str, part: str, group: Sequence[KernelEvent]) -> s
 
 
 _P2P_TODO = (
-    "If bare-metal jobs use peer-to-peer or GPUDirect: boot with iommu=pt (Intel: intel_iommu=on iommu=pt, or off), "
-    "switch ACS off on the PCI bridges above the device (lspci -vvv | grep ACSCtl; BIOS or setpci), and check with "
-    "`nvidia-smi topo -p2p r` and p2pBandwidthLatencyTest."
+    "If bare-metal jobs use peer-to-peer transfers or GPUDirect, boot with iommu=pt (Intel: intel_iommu=on iommu=pt, "
+    "or off), switch ACS off on the PCI bridges above the device (lspci -vvv | grep ACSCtl; BIOS or setpci), and check "
+    "with `nvidia-smi topo -p2p r` and p2pBandwidthLatencyTest."
 )
 
 EXPLAIN = {
     "iommu/dma_fault": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The IOMMU blocked a read or write of memory by this device, because the address was not mapped for it. A "
-        "fault of a GPU, network card, NVSwitch or NVMe device warns; a fault of any other device is only recorded.",
-        "The data did not arrive: after a peer-to-peer copy between GPUs, or GPUDirect RDMA and Storage, the "
+        "The IOMMU blocked a memory read or write by this device because the address was not mapped for it. Faults by "
+        "a GPU, network card, NVSwitch or NVMe device warn; faults by other devices are only recorded.",
+        "The data did not arrive. After a peer-to-peer copy between GPUs, or a GPUDirect RDMA or Storage transfer, the "
         "receiver has old data or zeros, and NCCL may hang.",
         f"No action tonight. {_P2P_TODO} If it happened once, at a job's start or end, the job or its driver used a "
         "wrong address.",
@@ -153,22 +154,22 @@ EXPLAIN = {
     "iommu/interrupt_fault": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The IOMMU blocked an interrupt message of this device (interrupt remapping). For a device that jobs do not "
-        "use it is only recorded.",
-        "The driver misses the interrupt: requests time out, or the device is reset.",
-        "No action tonight. Look for timeouts of the device's driver at the same time. Update the BIOS; if the "
-        "device does not work: reboot the node once no job runs here.",
+        "The IOMMU blocked an interrupt message from this device (interrupt remapping). For devices that jobs do not "
+        "use, this is only recorded.",
+        "The driver misses the interrupt, so requests time out or the device is reset.",
+        "No action tonight. Look for timeouts in the device's driver at the same time. Update the BIOS. If the device "
+        "does not work, reboot the node once no job is running here.",
         also=(Severity.INFO,),
         window="warning_window_seconds",
     ),
     "iommu/stuck": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "An IOMMU did not complete a command in time, or reports an internal error. With AMD's IOTLB_INV_TIMEOUT the "
+        "An IOMMU did not complete a command in time, or reports an internal error. With AMD's IOTLB_INV_TIMEOUT, the "
         "device in the message did not respond to the IOMMU.",
-        "Drivers of all devices behind this IOMMU wait for it: GPUs, network cards and disks may hang.",
-        "No action tonight unless jobs hang. Reboot the node once no job runs here. Look for an error of a device "
-        "behind this IOMMU just before (Xid, AER, NVMe). If it comes back: update firmware and kernel.",
+        "The drivers of all devices behind this IOMMU wait for it, so GPUs, network cards and disks may hang.",
+        "No action tonight unless jobs hang. Reboot the node once no job is running here. Look for an earlier error "
+        "from a device behind this IOMMU (Xid, AER, NVMe). If the fault recurs, update the firmware and the kernel.",
     ),
 }
 

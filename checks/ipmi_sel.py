@@ -1,12 +1,13 @@
-"""New entries of the BMC's event log (SEL) that report broken hardware.
+"""New entries in the BMC's event log (SEL) that report broken hardware.
 
-Rules: critical interrupts, fatal bus errors, lost power supplies and uncorrectable errors (Meta's study sees PCIe
-faults as IPMI critical interrupts; GCM reads the same log). Entries at the first run are history. The log is read
-through ipmitool and never cleared. Findings warn; with `enforce = true` they drain.
+Rules: the check reports critical interrupts, fatal bus errors, lost power supplies and uncorrectable errors (in Meta's
+study PCIe faults appear as IPMI critical interrupts; GCM reads the same log). Entries that exist at the first run are
+history. The log is read through ipmitool and never cleared. Findings warn; with `enforce = true` they drain.
 
-The newest entry is remembered, also across a boot (a fatal error often ends in one): later entries are new. If that
-entry is gone, the log was cleared or wrapped, and all entries are new. Record ids are reused after that, so an entry
-is identified by its id and the seconds of its time: ipmitool 1.8.19 prints date and hour differently from 1.8.18.
+The newest entry is remembered, also across reboots (a fatal error often causes one), and later entries are new. If that
+entry is gone, the log was cleared or wrapped, and all entries are new. Record ids are then reused, so an entry is
+identified by its id together with the minutes and seconds of its time. The date and hour are not used because ipmitool
+1.8.19 prints them differently from 1.8.18.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the 
 
 
 class Config(CheckSettings, frozen=True):
-    """interval_seconds  reading the log keeps a BMC busy for seconds
+    """interval_seconds  interval between runs; reading the log keeps a BMC busy for seconds
     timeout_seconds   BMCs are slow
     enforce           true: findings drain
     """
@@ -62,7 +63,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Entry(NamedTuple):
-    """Entry of the SEL. `second`: seconds within its hour."""
+    """Entry in the SEL. `second` counts the seconds within the hour."""
 
     record: int
     second: int
@@ -101,7 +102,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 def parse(line: str) -> Entry:
     """Parse "  1a | 11/20/2026 | 10:01:17 | Power Supply PS1 Status | Power Supply AC lost | Asserted", or " 1a |
-    Pre-Init  |0000000123| ...". Raises ValueError if `line` is not an entry. OEM records are entries without a sensor.
+    Pre-Init  |0000000123| ...". Raises ValueError if `line` is not an entry. OEM records have no sensor.
     """
     number, *fields = (field.strip() for field in line.split("|"))
     if regex("[0-9a-f]{1,4}").fullmatch(number) and fields:
@@ -138,14 +139,14 @@ def _judge(new: list[Entry]) -> Iterator[Finding]:
 
 
 _TODO = (
-    "ipmitool sel elist; ipmitool sel get 0xRECORD shows details. Times are the BMC's. Look for an Xid, a PCIe or "
-    "memory error at the same time. Once the part is replaced, or known to be healthy: healthd repaired CODE PART. "
-    "If it is only a warning: no action tonight."
+    "ipmitool sel elist lists the entries, and ipmitool sel get 0xRECORD shows details. Times are from the BMC's "
+    "clock. Look for an Xid, a PCIe error or a memory error at the same time. Once the part is replaced or known to be "
+    "healthy, run healthd repaired CODE PART. If it is only a warning, no action is needed tonight."
 )
 
 OBSERVATIONS = {
     "ipmi_sel_newest_entry_hash": Meaning(
-        "Hash of the newest entry in the BMC's event log; for healthd itself: it only shows whether there is a new "
+        "Hash of the newest entry in the BMC's event log. For healthd's own use; it only shows whether there is a new "
         "entry.",
     ),
 }
@@ -154,32 +155,33 @@ EXPLAIN = {
     "ipmi_sel/bus_fatal": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a fatal or uncorrectable bus error. It warns, unless enforce = true.",
-        "A PCIe device or its link failed: the work that used it has failed, or the whole node was reset.",
+        "The BMC recorded a fatal or uncorrectable bus error. It only warns unless enforce = true is set.",
+        "A PCIe device or its link failed. Work that used the device has failed, or the whole node was reset.",
         _TODO,
     ),
     "ipmi_sel/critical_interrupt": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a critical interrupt (NMI, PERR, SERR, or an unexplained one). It warns, unless "
-        "enforce = true.",
-        "A device reported an error that it could not handle. On GPU nodes it is most often PCIe.",
+        "The BMC recorded a critical interrupt (NMI, PERR, SERR or an unexplained one). It only warns unless enforce = "
+        "true is set.",
+        "A device reported an error that it could not handle. On GPU nodes this is usually a PCIe error.",
         _TODO,
     ),
     "ipmi_sel/uncorrectable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded an uncorrectable error of memory or processor. It warns, unless enforce = true.",
-        "Data was lost; most often the error reset the node.",
+        "The BMC recorded an uncorrectable memory or processor error. It only warns unless enforce = true is set.",
+        "Data was lost. In most cases the error also reset the node.",
         _TODO,
     ),
     "ipmi_sel/power_supply": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded that a power supply failed or lost its input, and did not recover at once. It warns, "
-        "unless enforce = true.",
-        "None while the other supplies carry the load. GPUs may be slowed down, and the next failure stops the node.",
-        f"Check the supply's LEDs, its cable and the rack's power. {_TODO}",
+        "The BMC recorded that a power supply failed or lost its input and did not recover at once. It only warns "
+        "unless enforce = true is set.",
+        "None while the other power supplies carry the load, except that GPUs may be slowed down. The next failure "
+        "stops the node.",
+        f"Check the power supply's LEDs, its cable and the rack's power. {_TODO}",
     ),
 }
 

@@ -1,13 +1,13 @@
-"""Kernel faults in the kernel log: lockups, hung tasks, an oops, a panic, out of memory, heat.
+"""Kernel faults in the kernel log: lockups, hung tasks, oopses, panics, lack of memory, heat.
 
-Rules: after a hard lockup, a panic, or an oops in the driver of the GPUs or network cards the machine cannot be trusted
-until a reboot; nor after a CPU did not schedule for more than five minutes, which no load explains. Any other oops
-kills the running process, and locks that it held stay locked: it warns. CPUs and tasks that hang warn as well: a file
-server that fails over blocks tasks on every node (processes and mount judge lasting hangs). A soft lockup is logged
-every 20 s while it lasts (kernel/watchdog.c; only from Linux 5.13 on with the time since its beginning), an RCU stall
-every few minutes, a hung task every 2 minutes but only ten times in a boot (kernel.hung_task_warnings): an hour
-without a line ends the warning. An OOM kill is its job's problem, not the node's. A line that healthd itself fails to
-parse may be any fault: it warns.
+Rules: after a hard lockup, a panic, or an oops in a GPU or network card driver, the machine cannot be trusted until a
+reboot. The same applies if a CPU did not schedule for more than five minutes, which no load can explain. Any other oops
+kills the running process, whose locks stay locked; it warns. CPUs and tasks that hang warn as well, because a file
+server that fails over blocks tasks on every node (the checks processes and mount handle lasting hangs). While it lasts,
+a soft lockup is logged every 20 s (kernel/watchdog.c; with its duration only since Linux 5.13), an RCU stall every few
+minutes, and a hung task every 2 minutes but only ten times per boot (kernel.hung_task_warnings). An hour without a line
+ends the warning. An OOM kill is the job's problem, not the node's. A line that healthd itself fails to parse warns,
+because it may report any fault.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from healthd.api import (
 
 USES = ""
 
-STUCK_SECONDS = 300.0  # a soft lockup that lasts longer ends with a reboot
-REPEAT_SECONDS = 60.0  # lines of one soft lockup are closer: the kernel repeats them after 20 s, or up to 3 x that
+STUCK_SECONDS = 300.0  # a longer soft lockup drains until a reboot
+REPEAT_SECONDS = 60.0  # lines about one soft lockup are closer: the kernel repeats them after 20 to 60 s
 DEGRADED_DRIVERS = ("nvidia", "mlx5")  # and related modules: nvidia_uvm, mlx5_ib
 
 
 class Config(CheckSettings, frozen=True):
     """window_seconds       how long a lockup, hung task, heat, OOM kill or pattern stays open after its last line
-    oops_window_seconds  the same for an oops outside these drivers; a reboot ends it too
+    oops_window_seconds  the same for an oops that only warns; a reboot also ends it
     """
 
     window_seconds: Seconds = 3600.0
@@ -47,7 +47,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Finding for one kind of event. `text`: text of the message."""
+    """Properties of the finding for one kind of event. `text` is the start of the message."""
 
     code: str
     severity: Severity
@@ -56,7 +56,9 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    ("soft_lockup", "hard"): Rule("hard_lockup", Severity.DEGRADED, Clears.REBOOT, "a CPU no longer takes interrupts"),
+    ("soft_lockup", "hard"): Rule(
+        "hard_lockup", Severity.DEGRADED, Clears.REBOOT, "a CPU no longer handles interrupts"
+    ),
     ("oops", "panic"): Rule("panic", Severity.DEGRADED, Clears.REBOOT, "the kernel panicked"),
     ("oops", "oops"): Rule("oops", Severity.WARNING, Clears.REBOOT, "kernel error; the running process was killed"),
     ("oops", "bad_page"): Rule("oops", Severity.WARNING, Clears.REBOOT, "the kernel found its own data corrupt"),
@@ -81,7 +83,7 @@ RULES = {
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code, from all its events. Heat ends once all CPUs are cool again."""
+    """Yield one finding for each code, from all its events. kernel/cpu_throttled ends once all CPUs are cool again."""
     yield from _site_patterns(events, config)
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
@@ -113,7 +115,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _site_patterns(events: Sequence[KernelEvent], config: Config) -> Iterator[Finding]:
-    """Yield one finding for each pattern of the site, with the severity from the settings."""
+    """Yield one finding for each of the site's patterns, with the severity from the settings."""
     groups: dict[str, list[KernelEvent]] = {}
     for event in events:
         if event.kind == "site":
@@ -137,17 +139,17 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
     rule = RULES[event.kind, event.code]
     if stuck_seconds > STUCK_SECONDS:
         return rule._replace(severity=Severity.DEGRADED, clears=Clears.REBOOT)
-    # Not bad_page: the place where it was found proves nothing, and a harmless WARNING near it names drivers too.
+    # Not for bad_page: the driver near the place of discovery proves nothing, and a harmless WARNING names drivers too.
     if event.code == "oops" and event.field("driver").startswith(DEGRADED_DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule
 
 
 def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
-    """Return how long the CPU had been stuck at each line of a soft lockup: by the line itself, or since the first line
-    of an unbroken series about this CPU and process."""
+    """Return a dict that maps each soft lockup event's sequence number to the seconds that the CPU had been stuck: from
+    the line itself, or since the first line of an unbroken series about this CPU and process."""
     stuck: dict[int, float] = {}
-    last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # -> (start, time of the last line)
+    last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # (start, time of the last line)
     for event in sorted(group, key=lambda each: (each.time, each.sequence)):
         key = (event.boot_id, event.field("cpu"), event.pid)
         began, last_logged = last.get(key, (0.0, 0.0))
@@ -159,7 +161,7 @@ def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
 
 
 def _still_hot(group: Sequence[KernelEvent]) -> list[KernelEvent]:
-    """Return the last line of each CPU and of its package in this boot, if that line reports heat."""
+    """Return the last event of this boot for each CPU and its package, if that event reports heat."""
     boot_id = max(group, key=lambda each: (each.last_time, each.sequence)).boot_id
     group = [event for event in group if event.boot_id == boot_id]
     newest: dict[tuple[str, str], KernelEvent] = {}
@@ -200,53 +202,55 @@ def _message(rule: Rule, event: KernelEvent, lines: int, stuck_seconds: float) -
     return ", ".join(part for part in parts if part)
 
 
-_STACK_TODO = "journalctl -k shows the stack below the line: its functions name the driver or file system."
+_STACK_TODO = (
+    "journalctl -k shows the stack trace below the line. Its functions show which driver or file system is involved."
+)
 
 EXPLAIN = {
     "kernel/pattern": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "A line of the kernel log matches a pattern of [kernel_log.patterns] in the settings. The part is the name of "
-        "the pattern, which sets the severity.",
-        "That depends on the site's pattern.",
+        "A kernel log line matches a pattern in [kernel_log.patterns] in the settings. The part is the pattern's name. "
+        "The pattern sets the severity.",
+        "This depends on the site's pattern.",
         "journalctl -k shows the line and its context. healthd config show prints the pattern. If it is only a "
-        "warning: no action tonight.",
+        "warning, no action tonight.",
         also=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
         window="window_seconds",
     ),
     "kernel/hard_lockup": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A CPU took no interrupts for ten seconds and more: it hangs in the kernel or in the firmware.",
-        "Work on this CPU is stuck, and eventually all work that waits for it.",
-        f"Reboot the node. {_STACK_TODO} Update firmware and drivers. If it comes back: suspect the processor or "
-        "board.",
+        "A CPU handled no interrupts for ten seconds or more. It hangs in the kernel or in the firmware.",
+        "Work on this CPU is stuck, and eventually all work that waits for this CPU is stuck too.",
+        f"Reboot the node. {_STACK_TODO} Update the firmware and drivers. If the fault recurs, suspect the processor "
+        "or the board.",
     ),
     "kernel/panic": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
         "The kernel stopped the machine (panic).",
-        "All jobs on it are lost.",
-        f"{_STACK_TODO} Look for a crash dump (/var/crash) and at the BMC's event log.",
+        "All jobs on the node are lost.",
+        f"{_STACK_TODO} Look for a crash dump (/var/crash), and check the BMC's event log.",
     ),
     "kernel/oops": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel hit an internal error (oops, BUG) and killed the running process. In the driver of the GPUs or "
-        "network cards it is degraded, elsewhere a warning.",
-        "Locks of the killed task are never released: later jobs hang in the same driver. Data may be damaged.",
-        f"If it is only a warning: no action tonight; reboot the node once no job runs here. {_STACK_TODO} Report it "
-        "to the driver's vendor; bad memory can be the cause (memory_edac).",
+        "The kernel hit an internal error (oops, BUG) and killed the running process. In a GPU or network card driver "
+        "it is degraded, elsewhere a warning.",
+        "The killed task's locks are never released, so later jobs hang in the same driver. Data may be damaged.",
+        "If it is only a warning, no action is needed tonight; reboot the node once no job is running here. "
+        f"{_STACK_TODO} Report the error to the driver's vendor. Bad memory can also be the cause (memory_edac).",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "oops_window_seconds"),
     ),
     "kernel/soft_lockup": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A CPU stayed in the kernel for more than 20 seconds without scheduling other tasks. It warns for an hour; "
-        "after more than five minutes it drains until a reboot.",
-        "Tasks bound to this CPU hang meanwhile. On a virtual machine the host may have been too busy.",
-        f"If it is only a warning: no action tonight. {_STACK_TODO}",
+        "A CPU stayed in the kernel for more than 20 seconds without scheduling other tasks. This is a warning for an "
+        "hour. A lockup of more than five minutes drains the node until a reboot.",
+        "Tasks bound to this CPU hang during that time. On a virtual machine, the host may have been too busy.",
+        f"If it is only a warning, no action is needed tonight. {_STACK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "window_seconds"),
     ),
@@ -254,33 +258,34 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "All files that the kernel allows (fs.file-max) were open.",
-        "Only root's programs could open files then: jobs fail in unexpected places.",
-        "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail "
-        "shows which processes have them open. If the demand is legitimate: raise fs.file-max.",
+        "While the limit is reached, only root's programs can open files, and jobs fail in unexpected places.",
+        "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail shows "
+        "which processes have them open. If the files are really needed, raise fs.file-max.",
         window="window_seconds",
     ),
     "kernel/netdevice": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "A network interface, usually a container's, cannot be removed because it is still in use.",
-        "Its container does not end, and no other interface can be created or removed meanwhile: new containers hang.",
-        "No action tonight unless containers hang. If it is logged for minutes, only a reboot ends it: reboot the "
-        "node once no job runs here. It is a kernel bug: look for a newer kernel.",
+        "The container does not end. Until it does, no other interface can be created or removed, so new containers "
+        "hang.",
+        "No action tonight unless containers hang. If the line is logged for minutes, only a reboot helps; reboot the "
+        "node once no job is running here. The cause is a kernel bug, so look for a newer kernel.",
         window="window_seconds",
     ),
     "kernel/rcu_stall": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A CPU did not pass through the scheduler for 21 seconds and more, and the kernel waits for it.",
-        "Memory to be freed piles up; jobs on this CPU may hang.",
+        "A CPU did not pass through the scheduler for 21 seconds or more, and the kernel waits for it.",
+        "The kernel cannot free memory, and jobs on this CPU may hang.",
         f"No action tonight. {_STACK_TODO}",
         window="window_seconds",
     ),
     "kernel/workqueue": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel's own work was not done for 30 seconds: something blocks that CPU.",
-        "Drivers and file systems wait for it.",
+        "The kernel's own work was not done for 30 seconds because something blocked a CPU.",
+        "Drivers and file systems wait for this work.",
         f"No action tonight. {_STACK_TODO}",
         window="window_seconds",
     ),
@@ -288,44 +293,44 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A task waits in the kernel for two minutes or more, usually for a disk or file server, and cannot be killed.",
-        "Its job hangs. It continues if the disk or server comes back; otherwise the node needs a reboot.",
-        f"No action tonight. Check whether a file server or disk is unavailable (mount, block_device). {_STACK_TODO} "
-        "cat /proc/PID/stack shows where the task is now.",
+        "The task's job hangs. It continues if the disk or server comes back. Otherwise the node needs a reboot.",
+        "No action tonight. Check whether a file server or disk is unavailable (checks mount and block_device). "
+        f"{_STACK_TODO} cat /proc/PID/stack shows where the task is now.",
         window="window_seconds",
     ),
     "kernel/oom_kill": Explain(
         Severity.INFO,
         Clears.WINDOW,
         "The kernel killed a process because its job (or the whole node) had no memory left.",
-        "None for the node if it was the job's own limit.",
-        "No action needed for a cgroup's limit: inform the job's owner. For the whole node: a job runs without a "
-        "limit, or the system used too much; memory_size shows whether memory is missing.",
+        "None for the node if the job reached its own limit.",
+        "No action needed if the limit was a cgroup's; inform the job's owner. If the whole node ran out of memory, a "
+        "job runs without a limit or the system used too much. The check memory_size shows whether memory is missing.",
         window="window_seconds",
     ),
     "kernel/cpu_throttled": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "CPUs were too hot and ran slower. It clears when the kernel reports that all are cool again.",
-        "Jobs are slow, and all nodes of a job wait for this one.",
-        "No action tonight. ipmitool sdr type Temperature. Check fans, filters, the inlet temperature and thermal "
-        "paste.",
+        "CPUs were too hot and ran slower. The condition clears when the kernel reports that all CPUs are cool again.",
+        "Jobs are slow, and all of a job's nodes wait for this one.",
+        "No action tonight. ipmitool sdr type Temperature shows the temperatures. Check fans, filters, the inlet "
+        "temperature and thermal paste.",
         window="window_seconds",
     ),
     "kernel/rule_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A rule of healthd failed on a kernel line. The content of the line was not evaluated: it may be any fault.",
+        "One of healthd's rules failed on a kernel line. The line was not evaluated and may report any fault.",
         "If it is a hardware fault, this may be the only sign.",
-        "No action tonight unless the line reports a fault: read it. healthd's own log has the error with its "
-        "traceback: please report it with the line.",
+        "No action tonight unless the line, which the message shows, reports a fault. healthd's own log has the error "
+        "with its traceback. Please report both.",
         window="window_seconds",
     ),
     "kernel/too_hot": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "A sensor is above the temperature at which the kernel shuts the machine down.",
-        "The node is about to shut down, or did.",
-        "ipmitool sdr type Temperature. Check fans, filters and the inlet temperature.",
+        "The node is about to shut down, or already has.",
+        "ipmitool sdr type Temperature shows the temperatures. Check fans, filters and the inlet temperature.",
         window="window_seconds",
     ),
 }

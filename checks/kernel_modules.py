@@ -1,10 +1,10 @@
-"""Required kernel modules: whether they are loaded.
+"""Whether required kernel modules are loaded.
 
-Rules: GCM's check-module, gpud's kernel-module and dr-hpc's peermem_module_check: without nvidia_peermem NCCL silently
-copies through the host's memory instead of GPUDirect RDMA. Only modules that the settings or a baseline name are
-checked. Right after a boot or an upgrade modules are loaded one by one, so the problem must last.
-Files: Linux, sysfs-module. A built-in module has no initstate; if it has no parameters either, sysfs does not show it:
-do not expect such a module.
+Rules: as in GCM's check-module, gpud's kernel-module and dr-hpc's peermem_module_check. Without nvidia_peermem, NCCL
+silently copies through host memory instead of using GPUDirect RDMA. Only modules that are named in the settings or a
+baseline are checked. Right after a boot or an upgrade, modules are loaded one by one, so the problem must last. Files:
+Linux, sysfs-module. A built-in module has no initstate. If it has no parameters either, sysfs does not show it, so it
+must not be listed in `expected`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAME = regex(r"[A-Za-z0-9_-]{1,63}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected          ("nvidia", "nvidia_peermem", ...); "-" and "_" are equal. Others are not checked
+    """expected          ("nvidia", "nvidia_peermem", ...); "-" and "_" are equivalent. Others are not checked
     confirm_seconds   the problem must last this long
     """
 
@@ -55,7 +55,7 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists(MODULES):
-        yield NothingToCheck("no kernel modules in this tree")  # a profile only guesses which there should be
+        yield NothingToCheck("no kernel modules in this tree")  # a profile only guesses which modules should be loaded
         return
     if not config.expected:
         yield NOT_IN_BASELINE
@@ -63,7 +63,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
     for name in dict.fromkeys(name.replace("-", "_") for name in config.expected):
         try:
             problem_text = problem(host, name)
-        except (OSError, ValueError) as error:  # it must not hide the other modules
+        except (OSError, ValueError) as error:  # this error must not hide the other modules
             unreadable.append(f"{name}: {error}")
             continue
         if problem_text:
@@ -81,8 +81,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 def problem(host: Host, name: str) -> str:
-    """Return the module's problem, "" if it is in use. `name` is as the kernel writes it. Raises OSError, "
-    "ValueError."""
+    """Return what is wrong with the module, or "" if it is loaded. `name` is the kernel's spelling.
+
+    Raises OSError, ValueError."""
     state = host.read(f"{MODULES}/{name}/initstate")
     if state is None:
         return "" if host.stat(f"{MODULES}/{name}") else "is not loaded"
@@ -99,7 +100,7 @@ USUAL_MODULES = (
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Yield the modules loaded since the boot, among those that the settings or a profile name and the usual ones."""
+    """Yield the loaded modules among the usual ones and those named in the settings or a profile."""
     named = [name.replace("-", "_") for name in config.expected]
     for name in dict.fromkeys((*named, *USUAL_MODULES)):
         if name in LOADED_ON_DEMAND:
@@ -119,11 +120,11 @@ EXPLAIN = {
     "kernel_modules/not_loaded": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A required kernel module is not loaded, or hangs while it is loaded or unloaded.",
-        "nvidia, nvidia_uvm: no CUDA. nvidia_peermem: no GPUDirect RDMA, jobs on several nodes are slow. ib_umad, "
-        "ib_uverbs, rdma_ucm: no InfiniBand for programs.",
-        "modprobe NAME, and journalctl -k if that fails: usually it was built for another kernel (dkms status) or "
-        "driver. To load it at each boot: add its name to a file in /etc/modules-load.d.",
+        "A required kernel module is not loaded, or hangs while being loaded or unloaded.",
+        "Without nvidia or nvidia_uvm, CUDA does not work. Without nvidia_peermem there is no GPUDirect RDMA, and "
+        "multi-node jobs are slow. Without ib_umad, ib_uverbs or rdma_ucm, programs cannot use InfiniBand.",
+        "Run modprobe NAME. If that fails, read journalctl -k; usually the module was built for another kernel (dkms "
+        "status) or driver. To load the module at each boot, add its name to a file in /etc/modules-load.d.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected",

@@ -1,12 +1,13 @@
-"""Site rules: a line that a command's output or a file must contain, or must not contain.
+"""Site rules for lines that a command's output or a file must or must not contain.
 
-Rule: check_cmd_output and check_file_contents of NHC compare each line with a pattern. Here each pattern is a regular
-expression that is searched in one line at a time. Input that cannot be searched completely (no such command, another
-exit status, too much output, too long a line, no regular file) is neither a match nor a mismatch: the run fails, which
-neither passes nor fails the node. Only a missing file counts as one without the required line.
+Rule: NHC's check_cmd_output and check_file_contents compare each line with a pattern. Here each pattern is a regular
+expression that is searched for in one line at a time. If the input cannot be searched completely (no such command,
+another exit status, too much output, a line that is too long, not a regular file), the result is neither a match nor a
+mismatch. The run fails, and the node neither passes nor fails. A missing file, however, counts as a file without the
+required line.
 
-The command runs as root, so it must belong to root as a program of checks.exec must. A pattern that takes forever, or
-a file on a server that does not answer, delays this check alone: its worker is ended after the timeout.
+The command runs as root, so it must belong to root, as for checks.exec. A pattern that takes forever, or a file on a
+server that does not respond, delays only this check, because its worker is killed after the timeout.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ from healthd.host.program import MAX_OUTPUT_BYTES
 USES = ""
 PER = "match"
 
-MAX_FILE_CHARACTERS = 4 << 20  # larger files are logs: use [kernel_log.patterns] or a program of the site
-MAX_LINE = 16 << 10  # characters: a pattern may take time quadratic in the length of a line
+MAX_FILE_CHARACTERS = 4 << 20  # larger files are probably logs: use [kernel_log.patterns] or a site program
+MAX_LINE = 16 << 10  # characters; a pattern may take time quadratic in the line length
 MAX_PATTERN = 1000
 MAX_QUOTED = 120
-ENDING_SECONDS = 1.0  # part of the timeout reserved to kill the command and report
+ENDING_SECONDS = 1.0  # part of the timeout that is reserved for killing the command and reporting
 
 
 class Config(CheckSettings, frozen=True):
-    """command          the program, by its absolute path, and its arguments; no shell. Its standard output is searched
+    """command          absolute path of a program, and its arguments; no shell. Its standard output is searched
     exit_statuses    exit statuses of a successful command; with any other status the run fails
     file             the file to search, instead of a command
-    requires         a regular expression that at least one line must match, "" = none
-    forbids          a regular expression that no line may match, "" = none
-    fault_severity   the severity of a finding
+    requires         regular expression that at least one line must match; "" = none
+    forbids          regular expression that no line may match; "" = none
+    fault_severity   severity of a finding
     timeout_seconds  the command is killed one second before this time (after 80 % of this time, if that is later)
     """
 
@@ -79,11 +80,11 @@ def validate(config: Config) -> str | None:
 
 
 def _pattern_problem(pattern: str) -> str:
-    """Return the problem of a regular expression, "" if it is valid."""
+    """Return what is wrong with a regular expression, or "" if it is valid."""
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:
-        with compile_patterns_eagerly():  # not searched: even an empty text can take forever
+        with compile_patterns_eagerly():  # only compiled: a search can take forever even in an empty text
             regex(pattern)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         return f"is not a regular expression: {error}"
@@ -101,7 +102,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             yield Finding(config.fault_severity, "match/missing", config.name, f"{source} {mismatch}")
     if config.forbids:
         if text is None:
-            raise RuntimeError(f"{config.name}: there is no file {config.file}")
+            raise RuntimeError(f"{config.name}: {config.file} does not exist")
         found = _first_match(config, config.forbids, text)
         yield Observation("match_forbidden_found", int(found is not None), labels=(("name", config.name),))
         if found is not None:
@@ -110,7 +111,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 class _Text(NamedTuple):
-    """Lines to search. cut: why more lines may exist, "" if these are all."""
+    """Lines to search. `truncation` says why lines may be missing, "" if these are all."""
 
     lines: list[str]
     truncation: str
@@ -122,26 +123,26 @@ def _output(host: Host, config: Config) -> _Text:
     try:
         result = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     except PermissionError as error:
-        if error.errno is None:  # not from the kernel: other users may write to the program
+        if error.errno is None:  # not raised by the kernel: other users may write to the program
             raise RuntimeError(f"{config.name}: command: {error}") from None
         raise
     if result is None:
-        raise RuntimeError(f"{config.name}: there is no program {config.command[0]}")
+        raise RuntimeError(f"{config.name}: {config.command[0]} does not exist")
     if result.status not in config.exit_statuses:
         error_output = printable(result.stderr.strip().partition("\n")[0])[:MAX_QUOTED]
-        raise RuntimeError(f"{config.name}: {config.command[0]} ended with status {result.status}: {error_output}")
+        raise RuntimeError(f"{config.name}: {config.command[0]} exited with status {result.status}: {error_output}")
     is_complete = len(result.stdout.encode()) < MAX_OUTPUT_BYTES
     return _Text(
-        _lines(result.stdout), "" if is_complete else f"printed more than is read ({MAX_OUTPUT_BYTES >> 10} KiB)"
+        _lines(result.stdout), "" if is_complete else f"printed more than healthd reads ({MAX_OUTPUT_BYTES >> 10} KiB)"
     )
 
 
 def _file_text(host: Host, config: Config) -> _Text | None:
-    """Return the file's text, None if there is no such file. Raises RuntimeError, OSError."""
+    """Return the file's text, or None if there is no such file. Raises RuntimeError, OSError."""
     file_stat = host.stat(config.file)
     if file_stat is None:
         return None
-    if not stat.S_ISREG(file_stat.mode):  # a FIFO would never end
+    if not stat.S_ISREG(file_stat.mode):  # reading a FIFO would never end
         raise RuntimeError(f"{config.name}: {config.file} is not a regular file")
     text = host.read(config.file, strip=False)
     if text is not None and len(text) > MAX_FILE_CHARACTERS:
@@ -150,7 +151,7 @@ def _file_text(host: Host, config: Config) -> _Text | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines as the kernel and programs write them. str.splitlines() would also split at a form feed."""
+    """Split a text into lines at newlines only. str.splitlines() would also split at form feeds."""
     lines = text.split("\n")
     if not lines[-1]:
         del lines[-1]
@@ -158,11 +159,12 @@ def _lines(text: str) -> list[str]:
 
 
 def _first_match(config: Config, pattern: str, text: _Text) -> str | None:
-    """Return the first line that matches, None if none does. Raises RuntimeError if not all lines were searched."""
+    """Return the first matching line, or None if none matches. Raises RuntimeError if not all lines could be
+    searched."""
     search = regex(pattern).search
     too_long = False
     for line in text.lines:
-        if len(line) > MAX_LINE:  # not searched in part: "$" would match at the cut
+        if len(line) > MAX_LINE:  # searching a part of it is wrong: "$" would match at the cut
             too_long = True
         elif search(line):
             return line
@@ -189,18 +191,18 @@ EXPLAIN = {
     "match/missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "No line of a file or of a command's output matches the pattern that a site rule requires. Its setting "
-        "fault_severity is the severity.",
-        "That depends on the site's rule.",
+        "No line in a file or in a command's output matches the pattern that a site rule requires. The rule's setting "
+        "fault_severity determines the severity.",
+        "This depends on the site's rule.",
         _TODO,
         chosen_by="fault_severity",
     ),
     "match/found": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A line of a file or of a command's output matches the pattern that a site rule forbids. Its setting "
-        "fault_severity is the severity.",
-        "That depends on the site's rule.",
+        "A line in a file or in a command's output matches the pattern that a site rule forbids. The rule's setting "
+        "fault_severity determines the severity.",
+        "This depends on the site's rule.",
         _TODO,
         chosen_by="fault_severity",
     ),

@@ -1,20 +1,20 @@
-"""Errors of the host's memory and processors, from the EDAC drivers' counters and the kernel log.
+"""Errors in the host's memory and processors, from the EDAC drivers' counters and the kernel log.
 
-Rules: an uncorrected error lost data of the process that used that memory (Meta's study counts it as a fault of the
-node). The controller's count includes all errors, also those whose DIMM the hardware did not name. Corrected errors
-cost nothing, and vendors' limits differ, so many in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac;
-drivers that use ranks (AMD) have rank0 for dimm0. Without an EDAC driver (virtual machines) nothing is checked.
+Rules: an uncorrected error means that a process lost data in that memory (Meta's study counts it as a node fault). The
+controller's count includes all errors, even if the hardware did not identify the DIMM. Corrected errors do no harm, and
+vendors' limits differ, so many in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac; drivers that use ranks
+(AMD) have rank0 instead of dimm0. Without an EDAC driver (virtual machines) nothing is checked.
 
-The counters start again at each boot. A counter above 0 at the first run after a boot warns: it may be an error of this
-boot, or the firmware's record of the last boot (handed over when its driver, ghes_edac, starts).
+The counters restart at each boot. A counter above 0 at the first run after a boot warns. The error may be from this
+boot, or from the previous one, recorded by the firmware (and handed over when its driver, ghes_edac, starts).
 
-The log reports errors at once, and also without an EDAC driver. An uncorrected error that EDAC names is the same
-condition as its count (same controller). Machine checks, firmware records and pages with bad data without a named
-controller are one condition of the node, unless EDAC named one within five seconds. Errors found by the memory's
-scrubber have not been read by any process: they drain without a requeue until the memory is read, and their count is
-no worse than their line. Corrected errors are judged by their count alone. Records of the last boot from the registers
-or the firmware (BERT) are no fault of this boot: the first warns, because it shows why the node went down; the second
-is silent, because firmware repeats it after each boot.
+The log reports errors at once, even without an EDAC driver. An uncorrected error for which EDAC names the controller is
+the same condition as that controller's count. Machine checks, firmware records and pages with bad data for which no
+controller is named form one condition for the node, unless EDAC named a controller within five seconds. Errors found by
+the memory scrubber have not been read by any process. They drain without a requeue until the memory is read, and their
+count is not worse than their line. Corrected errors are evaluated by their count alone. Records from the previous boot
+in the registers or the firmware (BERT) are not faults of this boot. A record in the registers warns, because it shows
+why the node went down. A BERT record is ignored, because firmware repeats it after each boot.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ CONTROLLER = regex(r"mc[0-9]+")
 DIMM = regex(r"(?:dimm|rank)[0-9]+")
 ROW = regex(r"csrow[0-9]+")
 DAY = 24 * 3600.0
-INCIDENT_SECONDS = 5.0  # closer lines are one error, as in the coalescing of events
+INCIDENT_SECONDS = 5.0  # lines closer together are one error, as when events are coalesced
 MESSAGES = {
     "fatal": "fatal machine check",
     "uncorrected": "uncorrected machine check",
-    "scrubbed": "the memory's scrubber found an uncorrected error that no process has read",
+    "scrubbed": "the memory scrubber found an uncorrected error that no process has read",
     "process_killed": "an uncorrected memory error killed a process",
-    "page_not_recovered": "the kernel could not take a page with bad data out of use",
+    "page_not_recovered": "the kernel could not retire a page with bad data",
     "recoverable": "the firmware reports an uncorrected error",
-    "page_recovered": "the kernel took a page with bad data out of use",
+    "page_recovered": "the kernel retired a page with bad data",
     "deferred": "bad data was found that no process has used yet",
     "left_over": "an uncorrected machine check was found in a register, probably from the last boot",
     "pci_parity": "PCI parity or system error",
 }
-SCRUBBER = "14"  # CPER's memory error type "scrub uncorrected error"
+SCRUBBER = "14"  # memory error type "scrub uncorrected error" in CPER
 DATA_LOSS_CODES = ("fatal", "uncorrected", "process_killed", "page_not_recovered")
 WARNING_CODES = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 
 class Config(CheckSettings, frozen=True):
-    """corrected_per_day  more corrected errors than this on one DIMM within a day warn
+    """corrected_per_day  warn at more corrected errors than this on one DIMM within a day
     clean_seconds      errors clear after this long under load without new ones, or after a reboot
     """
 
@@ -96,7 +96,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     for controller in controllers:
         names = host.list(f"{CONTROLLERS}/{controller}")
         dimms = [f"{controller}/{name}" for name in names if DIMM.fullmatch(name)]
-        rows = [f"{controller}/{name}" for name in names if ROW.fullmatch(name)]  # Linux before 3.6 has nothing else
+        rows = [f"{controller}/{name}" for name in names if ROW.fullmatch(name)]  # Linux before 3.6 has only these
         counts = {
             "ue_count": [controller],
             "ce_noinfo_count": [controller],  # corrected errors whose DIMM the hardware did not name
@@ -107,7 +107,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             error = "uncorrected" if file == "ue_count" else "corrected"
             try:
                 count = parse(host.read(f"{CONTROLLERS}/{part}/{file}"), f"{part}/{file}")
-            except (OSError, ValueError) as problem:  # it must not hide the other DIMMs
+            except (OSError, ValueError) as problem:  # this error must not hide the other DIMMs
                 unreadable.append(str(problem))
                 continue
             labels = (("part", part),)
@@ -121,7 +121,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             if new and error == "uncorrected":
                 yield _uncorrected(host, controller, dimms, new)
             elif new:
-                # Only this boot counts: before it, another DIMM may have been in that slot.
+                # Only this boot counts, because another DIMM may have been in that slot before.
                 yield from _corrected(host, part, min(count, past.growth(reading, DAY) or 0.0), config)
     if unreadable:
         raise ValueError("; ".join(unreadable))
@@ -133,14 +133,14 @@ def _is_first_reading_after_boot(reading: Observation, past: History) -> bool:
 
 
 def parse(text: str | None, file: str) -> int:
-    """Parse a count of 32 bits. Raises ValueError for anything else, and if the file is missing (None)."""
+    """Parse a 32-bit count. Raises ValueError for anything else, or if the file is missing (None)."""
     if text is None or not (is_decimal(text) and int(text) < 2**32):
         raise ValueError(f"{CONTROLLERS}/{file}: {'is missing' if text is None else f'not a count: {text[:40]!r}'}")
     return int(text)
 
 
 def _uncorrected(host: Host, controller: str, dimms: list[str], new: float) -> Finding:
-    """Return the finding; the DIMMs' own counts are added if the hardware named the DIMMs."""
+    """Return the finding. The message includes the DIMMs' own counts if the hardware identified the DIMMs."""
     counts = {dimm: _read_or_empty(host, f"{dimm}/dimm_ue_count") for dimm in dimms}
     dimm_texts = [f"{_slot_name(host, dimm)} {count}" for dimm, count in counts.items() if count not in ("", "0")]
     message = f"{new:.0f} new uncorrected memory errors" + (
@@ -164,13 +164,13 @@ def _corrected(host: Host, part: str, daily: float, config: Config) -> Iterator[
 
 
 def _slot_name(host: Host, part: str) -> str:
-    """Return the part with its slot name from the board's firmware or the driver."""
+    """Return the part together with its slot name from the board's firmware or the driver."""
     label = _read_or_empty(host, f"{part}/dimm_label")
     return f"{label} ({part})" if label else part
 
 
 def _read_or_empty(host: Host, file: str) -> str:
-    """Return text for a message, "" if it cannot be read: that must not hide the fault."""
+    """Return a file's text for a message. An unreadable file must not hide the fault, so "" is returned for it."""
     try:
         return (host.read(f"{CONTROLLERS}/{file}") or "")[:60]
     except OSError:
@@ -221,9 +221,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severity | None:
-    """Return the severity of an uncorrected error, None for other events. `pcie_records`: records that pcie_aer judges.
+    """Return the severity of an uncorrected error, or None for other events and for records that pcie_aer handles.
 
-    A recoverable error of memory or a processor lost data; an error of another part, or of an unnamed part, warns.
+    A recoverable error lost data if it was in memory or a processor. In another or an unnamed part it warns.
     """
     number = event.field("record")
     if number and (event.boot_id, number) in pcie_records:
@@ -241,7 +241,7 @@ def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severit
 
 
 def _same_time_as(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
-    """Return a predicate: whether an event is as close to these, in the same boot, as lines about one error are."""
+    """Return a predicate that is True for events close enough to these, in the same boot, to be about one error."""
     boots: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         boots.setdefault(event.boot_id, []).append((event.time, event.last_time))
@@ -271,12 +271,12 @@ def _part(event: KernelEvent) -> str:
     return event.field("part")
 
 
-_FIND_TODO = "The label in the message names the slot; dmidecode -t memory and the BMC's log name it as well. "
+_FIND_TODO = "The label in the message names the slot. dmidecode -t memory and the BMC's log show the slot as well. "
 
 OBSERVATIONS = {
-    "memory_edac_corrected_errors_total": Meaning("Memory errors that ECC corrected since the boot.", ("part",)),
+    "memory_edac_corrected_errors_total": Meaning("Memory errors that ECC has corrected since boot.", ("part",)),
     "memory_edac_uncorrected_errors_total": Meaning(
-        "Memory errors since the boot that ECC could not correct.",
+        "Memory errors since boot that ECC could not correct.",
         ("part",),
     ),
 }
@@ -286,72 +286,74 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "ECC found an error in the host's memory that it could not correct.",
-        "Data was lost: a process was killed for it or computes with wrong bytes, and possibly the kernel. Errors "
-        "that the memory's scrubber found have not been read by any process: they only drain.",
-        f"{_FIND_TODO}Reboot after the drain, then test the memory. If it comes back: replace the DIMM.",
+        "Data was lost. A process was killed because of it, or a process (possibly the kernel) computes with wrong "
+        "bytes. If the memory scrubber found the error, no process has read the data yet, and the node only drains.",
+        f"{_FIND_TODO}Reboot after the drain, then test the memory. If the error recurs, replace the DIMM.",
         also=(Severity.DEGRADED,),
     ),
     "memory_edac/uncorrected_at_boot": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The first run of this boot found uncorrected errors of the host's memory. They are of this boot, or of the "
-        "last one, which they may have ended.",
-        "If they are of this boot, a process or the kernel may compute with wrong bytes.",
-        "No action tonight. journalctl -k | grep -iE 'edac|mce|hardware error' shows when they came. "
-        f"{_FIND_TODO}Test the memory at the next maintenance. If it comes back: replace the DIMM.",
+        "At the first run of this boot, uncorrected errors in the host's memory were already counted. They are from "
+        "this boot, or from the previous one, which they may have ended.",
+        "If they are from this boot, a process or the kernel may be computing with wrong bytes.",
+        "No action tonight. journalctl -k | grep -iE 'edac|mce|hardware error' shows when they occurred. "
+        f"{_FIND_TODO}Test the memory at the next maintenance. If errors recur, replace the DIMM.",
     ),
     "memory_edac/machine_check": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "A processor, the firmware or the kernel's memory management reports an error that could not be corrected, and "
-        "no driver named a memory controller for it.",
-        "Data was lost, in memory, a cache or on a bus: a process was killed for it or computes with wrong bytes.",
+        "A processor, the firmware or the kernel's memory management reported an error that could not be corrected, "
+        "and no driver named a memory controller.",
+        "Data was lost in memory, in a cache or on a bus. A process was killed because of it or computes with wrong "
+        "bytes.",
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
-        "DIMM. If it is only a warning: no action tonight. Otherwise reboot after the drain. If it comes back: "
-        "replace the part.",
+        "DIMM. If it is only a warning, no action is needed tonight. Otherwise reboot after the drain. If the error "
+        "recurs, replace the part.",
         also=(Severity.DEGRADED, Severity.WARNING),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
     ),
     "memory_edac/page_recovered": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The kernel took a page of memory with bad data out of use.",
-        "The page was clean, or its process was notified. More errors may follow from the same DIMM.",
-        f"No action tonight. {_FIND_TODO}Test the memory at the next maintenance. If it comes back: replace the DIMM.",
+        "The kernel retired a page of memory that contained bad data.",
+        "The page was clean, or its process was notified. The same DIMM may have more errors.",
+        f"No action tonight. {_FIND_TODO}Test the memory at the next maintenance. If errors recur, replace the DIMM.",
         window="clean_seconds",
     ),
     "memory_edac/deferred": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The hardware found data that cannot be corrected, and marked it. No process has used it yet.",
-        "A process that reads it gets a machine check and is killed.",
+        "The hardware found data that it could not correct, and marked the data. No process has used it yet.",
+        "A process that reads the data gets a machine check and is killed.",
         f"No action tonight. {_FIND_TODO}Drain the node at the next opportunity and test the memory.",
         window="clean_seconds",
     ),
     "memory_edac/left_over": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "An uncorrected machine check was found in a register without an exception. It is usually from the last boot, "
-        "which it may have ended, or from unused memory.",
+        "A register contained an uncorrected machine check for which there was no exception. It is usually from the "
+        "previous boot, which it may have ended, or from unused memory.",
         "The same may happen again.",
-        "No action tonight. The BMC's log shows the time; mcelog --ascii or rasdaemon decode it. If it comes back: "
-        "replace the part.",
+        "No action tonight. The BMC's log shows the time. mcelog --ascii or rasdaemon decodes the record. If it "
+        "happens again, replace the part.",
         window="clean_seconds",
     ),
     "memory_edac/pci_parity": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A device on the PCI bus reported a parity or a system error, found by EDAC's polling or an interrupt (NMI).",
-        "A transfer had wrong data. Many devices set these bits without a reason, so healthd only warns.",
-        "No action tonight. lspci -vvv -s PCI; look for errors of its driver at the same time. If it comes back: "
-        "reseat the card.",
+        "A device on the PCI bus reported a parity or system error, which EDAC polling or an interrupt (NMI) detected.",
+        "A transfer had wrong data. Many devices set these bits without reason, so healthd only warns.",
+        "No action tonight. Check lspci -vvv -s PCI, and look for errors from the device's driver at the same time. If "
+        "the error recurs, reseat the card.",
         window="clean_seconds",
     ),
     "memory_edac/corrected": Explain(
         Severity.WARNING,
         Clears.REBOOT,
         "One DIMM had far more corrected errors in a day than healthy DIMMs have.",
-        "None yet: all errors were corrected. Often a DIMM starts to fail this way; a storm also costs CPU time.",
+        "None yet, because all errors were corrected. DIMMs often start to fail this way. A storm of errors also costs "
+        "CPU time.",
         f"No action tonight. {_FIND_TODO}Reseat or replace that DIMM at the next maintenance. The warning also clears "
         "after a day under load without further errors.",
         window="clean_seconds",

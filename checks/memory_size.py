@@ -1,8 +1,8 @@
-"""Size of the machine's memory.
+"""Amount of memory in the machine.
 
 Rule: the firmware disables a DIMM that fails its test at boot, and the machine starts with less memory without any
-message (AzNHC compares the size too). A few per cent are tolerated: the kernel reserves another amount after each
-update of the kernel or the firmware. File: /proc/meminfo.
+message (AzNHC compares the size too). A few percent are tolerated because the kernel reserves a different amount after
+each kernel or firmware update. File: /proc/meminfo.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def parse(meminfo: str) -> int:
-    """Return bytes from "MemTotal:  2113447480 kB". Raises ValueError without such a line."""
+    """Return the bytes in the line "MemTotal:  2113447480 kB". Raises ValueError if there is no such line."""
     match = MEM_TOTAL.search(meminfo)
     if match is None or not int(match[1]):
         raise ValueError(f"{MEMINFO}: has no MemTotal in kB: {meminfo[:60]!r}")
@@ -86,7 +86,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 OBSERVATIONS = {
-    "memory_size_bytes": Meaning("Memory that the kernel has, in bytes (MemTotal)."),
+    "memory_size_bytes": Meaning("Memory available to the kernel, in bytes (MemTotal)."),
 }
 
 EXPLAIN = {
@@ -94,10 +94,10 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The kernel has less memory than expected.",
-        "Jobs that request all memory of the node are killed when they use it, and a missing DIMM halves the speed "
-        "of its channel.",
-        "dmidecode -t memory shows the empty slot, the BMC's log the reason. Reseat or replace the DIMM. If the memory "
-        "was changed on purpose (also by crashkernel=): correct expected_bytes.",
+        "Jobs that request all of the node's memory are killed when they use it. A missing DIMM may also halve its "
+        "memory channel's speed.",
+        "dmidecode -t memory shows the empty slot, and the BMC's log shows the reason. Reseat or replace the DIMM. If "
+        "the amount of memory was changed on purpose (for example with crashkernel=), correct expected_bytes.",
         expects="expected_bytes",
     ),
 }

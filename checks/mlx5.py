@@ -1,10 +1,11 @@
-"""Faults of mlx5 network cards in the kernel log: failed firmware, heat, transceivers, lost links.
+"""Faults of mlx5 network cards in the kernel log: failed firmware, heat, bad transceivers, lost links.
 
-Rules: a card whose firmware is dead or was not recovered drains until a reboot (NVSentinel calls it fatal; jobs may
-survive on another card). A card that did not answer a command drains as well if mlx5's driver reports that a resource
-is lost: NVSentinel calls both fatal (docs/nic-health-monitor.md). Firmware warnings, transceivers and cables, other
-timeouts and PCI errors warn. A link that goes down is recorded only: ib_link, ib_flap and eth_link judge it, and run at
-once. Failed requests, which an application can cause, are recorded only as well. nic handles other network cards.
+Rules: a card whose firmware is dead or was not recovered drains the node until a reboot (NVSentinel calls it fatal;
+jobs may survive on another card). A command that the card did not answer drains as well if the driver reports a lost
+resource. NVSentinel calls both fatal (docs/nic-health-monitor.md). Firmware warnings, transceiver and cable problems,
+other timeouts and PCI errors warn. A link that goes down is only recorded; ib_link, ib_flap and eth_link run at once
+and evaluate the link. Failed requests, which an application can cause, are also only recorded. The check nic handles
+other network cards.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from healthd.api import (
 
 USES = ""
 
-INCIDENT_SECONDS = 5.0  # lines of one health report are closer
-FIRMWARE_ERROR = 3  # a health report of this severity (syslog's numbers) or a lower one is an error; 4 is a warning
+INCIDENT_SECONDS = 5.0  # lines of one health report are closer together
+FIRMWARE_ERROR = 3  # health reports with this severity (syslog's numbers) or a lower number are errors; 4 is a warning
 
 
 class Config(CheckSettings, frozen=True):
@@ -44,7 +45,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Finding for one code. `text`: text of the message."""
+    """Properties of the finding for one code. `text` is the start of the message."""
 
     severity: Severity
     clears: Clears
@@ -82,7 +83,8 @@ DETAIL_FIELDS = ("issue", "error", "command")  # fields with details
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and part, from all its events. A link that is up again ends its finding."""
+    """Yield one finding for each code and part, from all its events. The finding for a link ends when the link is up
+    again."""
     mlx5_events = [event for event in events if _is_mlx5(event)]
     reports = _reports(mlx5_events)
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
@@ -97,7 +99,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
             else RULES[code]
         )
         if newest.code == LINK_UP and len(group) == sum(event.code == LINK_UP for event in group):
-            continue  # no line reported it going down
+            continue  # no line reported that the link went down
         yield Finding(
             severity=rule.severity,
             code=f"mlx5/{code}",
@@ -111,7 +113,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _is_mlx5(event: KernelEvent) -> bool:
-    """Return True for a line of mlx5's driver, and for InfiniBand's own line about one of its devices (checks/nic.py
+    """Return True for a line from the mlx5 driver, or from the InfiniBand core about an mlx5 device (checks/nic.py
     handles the others)."""
     return event.kind == "mlx5" or (event.kind == "ib" and event.field("ibdev").startswith("mlx5_"))
 
@@ -120,7 +122,7 @@ Reports = Mapping[tuple[str, str], Sequence[tuple[float, int]]]
 
 
 def _reports(mlx5_events: Sequence[KernelEvent]) -> Reports:
-    """Return (time, severity) of each health report with a severity, in the order of time, by (boot, card)."""
+    """Return a dict that maps (boot, card) to the (time, severity) pairs of its health reports, sorted by time."""
     reports: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for event in mlx5_events:
         if severity := event.field("severity"):
@@ -129,7 +131,7 @@ def _reports(mlx5_events: Sequence[KernelEvent]) -> Reports:
 
 
 def _code(event: KernelEvent, reports: Reports) -> str:
-    """Return the finding's code, "" if the event is ignored."""
+    """Return the finding's code, or "" if the event is ignored."""
     if event.code in REQUEST_CODES:
         return "request_failed"
     if event.code == LINK_UP:
@@ -142,7 +144,8 @@ def _code(event: KernelEvent, reports: Reports) -> str:
 
 
 def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
-    """Return the severity of the report that a line without one belongs to. Older drivers report only errors."""
+    """Return the severity of the health report that a line without a severity belongs to. Older drivers report only
+    errors."""
     found = reports.get((event.boot_id, event.pci), ())
     start = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
     nearby = [severity for time, severity in found[start : start + 8] if time <= event.time + INCIDENT_SECONDS]
@@ -162,7 +165,7 @@ def _window_seconds(code: str, rule: Rule, config: Config) -> float:
 
 
 def _most_detailed(group: Sequence[KernelEvent]) -> KernelEvent:
-    """Return the newest event with details; if none has any, the newest."""
+    """Return the newest event with details, or the newest event if none has details."""
     return max(
         group,
         key=lambda event: (any(name in DETAIL_FIELDS for name, _ in event.fields), event.last_time, event.sequence),
@@ -181,20 +184,21 @@ def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
 
 
 _CARD_TODO = (
-    "journalctl -k | grep mlx5; mstdump PCI and mlxfwmanager --query give data for the vendor. Power-cycle the node "
-    "and update the firmware. If it comes back: replace the card."
+    "Read journalctl -k | grep mlx5. mstdump PCI and mlxfwmanager --query collect data for the vendor. Power-cycle the "
+    "node and update the firmware. If the fault recurs, replace the card."
 )
 _CABLE_TODO = (
-    "No action tonight. mlxlink -d DEVICE -m shows the transceiver. At the next maintenance: reseat it, then replace "
-    "it or the cable; check the airflow."
+    "No action tonight. mlxlink -d DEVICE -m shows the transceiver. At the next maintenance, reseat the transceiver "
+    "and check the airflow. If that does not help, replace the transceiver or the cable."
 )
-_LOST = "Traffic over this card fails: jobs on several nodes, and mounts."
+_LOST = "Traffic over this card fails, which affects multi-node jobs and mounts."
 
 EXPLAIN = {
     "mlx5/health_fatal": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The network card's driver reports that its firmware is dead or in error, or could not recover it.",
+        "The network card's driver reports that the card's firmware is dead or has an error, or that it could not "
+        "recover the card.",
         _LOST,
         _CARD_TODO,
         remedy=Remedy.POWER_CYCLE,
@@ -203,32 +207,33 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The card's firmware reports a problem that it does not rate as an error.",
-        "The card continues to work; worse may follow.",
+        "The card continues to work, but more serious problems may follow.",
         "No action tonight. The line names the problem. Update the firmware at the next maintenance.",
         window="warning_window_seconds",
     ),
     "mlx5/health_recovery": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The driver stopped the card, to recover it or because it was switched off or reset (mlxfwreset, SR-IOV).",
-        "While it lasts no traffic goes over the card. If no operator reset it, its firmware failed.",
+        "The driver stopped the card to recover it, or because the card was switched off or reset (mlxfwreset, "
+        "SR-IOV).",
+        "Until it is back, no traffic goes over the card. If no operator reset the card, its firmware failed.",
         "No action tonight if the card came back. journalctl -k | grep mlx5 shows the cause and the result.",
         window="warning_window_seconds",
     ),
     "mlx5/temperature": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A sensor of the card is above its limit.",
-        "The card shuts down at the next limit.",
-        "No action tonight. mget_temp -d DEVICE. Check fans, filters and blanking panels, and the card's own fan if "
-        "it has one.",
+        "A temperature sensor on the card is above its limit.",
+        "If it gets hotter, the card shuts down.",
+        "No action tonight. mget_temp -d DEVICE shows the temperature. Check fans, filters and blanking panels, and "
+        "the card's own fan if it has one.",
         window="warning_window_seconds",
     ),
     "mlx5/module_temperature": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "A transceiver or active cable is above its temperature limit.",
-        "It is switched off if it gets hotter: the link goes down.",
+        "If it gets hotter, it is switched off and the link goes down.",
         _CABLE_TODO,
         window="warning_window_seconds",
     ),
@@ -236,14 +241,14 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A transceiver or cable requests more power than the port or the slot can supply.",
-        "The port does not come up with it.",
-        f"{_CABLE_TODO} Use one of a lower power class, or a card and slot that supply more.",
+        "The port does not come up.",
+        f"{_CABLE_TODO} Use a transceiver of a lower power class, or a card and slot that supply more power.",
         window="warning_window_seconds",
     ),
     "mlx5/module_error": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The card cannot use a transceiver or cable: shorted, unreadable, unknown or not permitted.",
+        "The card cannot use a transceiver or cable because it is shorted, unreadable, unknown or not permitted.",
         "The port does not come up, or goes down.",
         _CABLE_TODO,
         window="warning_window_seconds",
@@ -253,19 +258,19 @@ EXPLAIN = {
         Clears.WINDOW,
         "The slot reported less power than the card may need. Some machines log this at each boot. If the card "
         "switched ports off for this reason, the line names them.",
-        "The card, or an active cable in it, may be slowed down; a port that was switched off has no link.",
-        "No action tonight. Compare the card's speed with its neighbours' (ib_link, eth_link). Check the slot's "
+        "The card or an active cable may be slowed down. A port that was switched off has no link.",
+        "No action tonight. Compare the card's speed with that of its neighbours (ib_link, eth_link). Check the slot's "
         "power in the BIOS, and the card's own power cable.",
         window="warning_window_seconds",
     ),
     "mlx5/command_timeout": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The card's firmware did not answer a command of the driver. It drains if the driver reports that this leaks a "
-        "resource, or accepts no further command; else it warns.",
-        "Queues cannot be created or destroyed: jobs that start or end on it hang for a minute at each, and each "
-        "leaks a resource.",
-        f"If it is only a warning: no action tonight. {_CARD_TODO}",
+        "The card's firmware did not answer a command from the driver. The node drains if the driver reports that it "
+        "leaks a resource or that it accepts no further commands. Otherwise this is a warning.",
+        "Queues cannot be created or destroyed. Jobs that start or end hang for a minute at each queue, and each leaks "
+        "a resource.",
+        f"If it is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -273,20 +278,20 @@ EXPLAIN = {
     "mlx5/tx_timeout": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Packets waited in a queue of the card for seconds; the driver restarted the queue.",
-        "Connections stall or break. A single case may be the switch (pause frames), repeated cases are card or "
-        "driver.",
-        "No action tonight. ethtool -S INTERFACE | grep -E 'pause|timeout|err'; journalctl -k | grep mlx5 shows the "
-        "lines around it.",
+        "Packets waited for seconds in one of the card's queues, and the driver restarted the queue.",
+        "Connections stall or break. A single case may be caused by the switch (pause frames). If it happens "
+        "repeatedly, the cause is the card or the driver.",
+        "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err'. journalctl -k | grep mlx5 shows "
+        "the surrounding lines.",
         window="warning_window_seconds",
     ),
     "mlx5/pci_error": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel reported a PCI Express error to the card's driver and reset the card.",
-        "Work that used the card has failed. pcie_aer judges the error itself.",
-        "No action tonight. journalctl -k | grep -E 'AER|mlx5'. At the next maintenance: reseat the card, check "
-        "riser and cables.",
+        "Work that used the card has failed. pcie_aer evaluates the error itself.",
+        "No action tonight. journalctl -k | grep -E 'AER|mlx5' shows the error. At the next maintenance, reseat the "
+        "card and check the riser and cables.",
         window="warning_window_seconds",
     ),
     "mlx5/load_failed": Explain(
@@ -294,16 +299,16 @@ EXPLAIN = {
         Clears.REBOOT,
         "The driver could not start a network card (or its virtual function).",
         "No job can use the card. If ports are expected, ib_link and eth_link drain the node.",
-        "No action tonight. The lines before it in journalctl -k show the reason: firmware older than the driver, dead "
-        "firmware, no resources.",
+        "No action tonight. The preceding lines in journalctl -k show the reason, such as firmware older than the "
+        "driver, dead firmware or a lack of resources.",
         window="warning_window_seconds",
     ),
     "mlx5/port_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel could not open a port of an RDMA device for management packets.",
-        "The port stays in INIT: no subnet manager can reach it. SELinux can be the cause, or a dying device.",
-        "No action tonight. journalctl -k and ausearch -m avc around that time; ibstat.",
+        "The port stays in INIT because no subnet manager can reach it. The cause may be SELinux or a dying device.",
+        "No action tonight. Check journalctl -k and ausearch -m avc around that time, and ibstat.",
         window="warning_window_seconds",
     ),
     "mlx5/bond_down": Explain(
@@ -311,31 +316,32 @@ EXPLAIN = {
         Clears.WINDOW,
         "No member of a bond was up.",
         "All traffic over the bond stopped. eth_link reports whether the bond is still down.",
-        "No action tonight. cat /proc/net/bonding/BOND; check the switch at the other end of its cables.",
+        "No action tonight. Read /proc/net/bonding/BOND, and check the switch at the other end of the bond's cables.",
         window="warning_window_seconds",
     ),
     "mlx5/link_down": Explain(
         Severity.INFO,
         Clears.WINDOW,
         "The link of a network card's port went down.",
-        "None if an administrator did it, or if the link is back. ib_link, ib_flap and eth_link judge it.",
+        "None if an administrator took the link down or it is back up. ib_link, ib_flap and eth_link evaluate links.",
         "No action needed. mlxlink -d DEVICE shows why the port is down (Troubleshooting Info).",
         window="link_window_seconds",
     ),
     "mlx5/request_failed": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "The card refused or failed a request: a completion queue overflowed, or a command was not possible.",
-        "Usually the fault of an application, or of the other node.",
-        "No action needed, unless jobs of several users have it on this node.",
+        "The card rejected a request or failed to process it. For example, a completion queue overflowed or a command "
+        "was not possible.",
+        "The cause is usually an application or the other node.",
+        "No action needed, unless jobs of several users are affected on this node.",
         window="link_window_seconds",
     ),
     "mlx5/pcie_limited": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "At its start the driver found that the PCI Express link gives the card less bandwidth than it could use.",
-        "The card may be slower than its port. Many slots are built this way; pcie_link judges it.",
-        "No action needed. lspci -vv -s PCI: LnkCap and LnkSta, also of the port above.",
+        "When it started, the driver found that the PCI Express link gives the card less bandwidth than it could use.",
+        "The card may be slower than its port. Many slots are built this way. pcie_link evaluates the link.",
+        "No action needed. Compare LnkCap and LnkSta in lspci -vv -s PCI, for the card and the port above.",
         window="link_window_seconds",
     ),
 }

@@ -1,7 +1,7 @@
-"""File systems that jobs need: mounted, of the right type, and responding.
+"""Whether the file systems that jobs need are mounted, have the right type and respond.
 
 Rules: Meta's study counts missing mounts as high severity; NHC checks presence, type and read-only. A mount that does
-not respond never requeues: a hard NFS mount survives a failover, and jobs continue. A file server is one cause for many
+not respond never requeues, because a hard NFS mount survives a failover and jobs continue. A file server affects many
 nodes at once, so all findings here count as a shared cause.
 """
 
@@ -40,10 +40,10 @@ PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM)
 
 
 class Config(CheckSettings, frozen=True):
-    """fstype                  what must be mounted there ("nfs" accepts nfs4 too), "" = any type
-    read_only               true: it may be mounted read-only
+    """fstype                  file system type that must be mounted ("nfs" accepts nfs4 too); "" = any type
+    read_only               true: the mount may be read-only
     missing_confirm_seconds a mount must be missing, stale or failing for this long
-    hang_degraded_seconds   a mount that has not responded for this long is degraded, until then it warns
+    hang_degraded_seconds   degraded if the mount has not responded for this long; until then it warns
     """
 
     fstype: str = ""
@@ -54,7 +54,7 @@ class Config(CheckSettings, frozen=True):
 
 def validate(config: Config) -> str | None:
     if config.name and (not config.name.startswith("/") or (config.name.endswith("/") and config.name != "/")):
-        return f'"{config.name}" is not a mount point: write it like the kernel does, as in [checks.mount."/data"]'
+        return f'"{config.name}" is not a mount point; write it as the kernel does, as in [checks.mount."/data"]'
     return None
 
 
@@ -78,9 +78,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _find(text: str | None, path: str) -> Mount | None:
-    """Return the uppermost mount at `path`; else the automounter's mount that contains `path`; else None.
+    """Return the uppermost mount at `path`, otherwise the automounter's mount that contains `path`, otherwise None.
 
-    Raises ValueError if it is not found and a line cannot be read: that line may be the mount.
+    Raises ValueError if the mount is not found and a line cannot be parsed, because that line may be the mount.
     """
     if text is None:
         raise ValueError(f"{MOUNTINFO} is missing")
@@ -97,7 +97,8 @@ def _find(text: str | None, path: str) -> Mount | None:
 
 
 def _probe(host: Host, path: str) -> int | None:
-    """Return the error of statvfs; None on success. It may never return; it triggers an automount."""
+    """Return the error number of statvfs, or None on success. The call may never return, and it triggers an
+    automount."""
     try:
         host.statvfs(path)
     except OSError as error:
@@ -161,7 +162,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 def baseline_mounts(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
-    """Yield the mounts that jobs may need and that exist whenever the node is up."""
+    """Yield the permanent mounts that jobs may need."""
     uppermost = {mount.point: mount for mount in mounts}
     automounted = {mount.point for mount in mounts if mount.fstype == "autofs"}
     seen_devices: set[str] = set()
@@ -169,11 +170,11 @@ def baseline_mounts(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
         if not _is_permanent(mount) or not mount.point.isprintable() or mount.point != mount.point.strip():
             continue
         if any(above in automounted for above in _at_and_above(mount.point)):
-            yield LeftOut("mount", "automounted: add it manually if jobs need it", instance=mount.point)
+            yield LeftOut("mount", "automounted; add it manually if jobs need it", instance=mount.point)
             continue
         if regex(LOCAL_TYPES).fullmatch(mount.fstype) and mount.fstype not in MULTI_MOUNT_TYPES:
             if mount.device in seen_devices:
-                continue  # a bind mount of one of its directories
+                continue  # a bind mount of a directory on that device
             seen_devices.add(mount.device)
         if mount.error_state:
             yield LeftOut("mount", f"the kernel has made it {mount.error_state}", instance=mount.point)
@@ -190,7 +191,7 @@ def _is_permanent(mount: Mount) -> bool:
     ):
         return False
     if is_local and mount.point.startswith("/etc/"):
-        return False  # /etc/hosts and others, as containers mount them
+        return False  # files such as /etc/hosts that containers mount
     is_loop = mount.device.startswith("7:")
     is_users = any(option.startswith("user_id=") and option != "user_id=0" for option in mount.options)
     return not is_loop and not is_users
@@ -204,7 +205,7 @@ def _at_and_above(point: str) -> Iterator[str]:
 
 
 OBSERVATIONS = {
-    "mount_mounted": Meaning("1 if the file system is mounted there, else 0.", ("mountpoint",)),
+    "mount_mounted": Meaning("1 if the expected file system is mounted, else 0.", ("mountpoint",)),
 }
 
 EXPLAIN = {
@@ -212,18 +213,18 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.PASS,
         "The file system that the settings expect at this mount point is not mounted.",
-        "Jobs find an empty directory: they fail, or fill the local disk instead.",
-        "mount POINT, and read its error message; systemctl status of its .mount or .automount unit. Many nodes at "
-        "once: check the file server or the network.",
+        "Jobs find an empty directory. They fail, or fill the local disk instead.",
+        "Run mount POINT and read its error message, or check the .mount or .automount unit with systemctl status. If "
+        "many nodes are affected at once, check the file server or the network.",
         confirm="missing_confirm_seconds",
         shared=True,
     ),
     "mount/stale": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "The file server no longer recognises this mount (ESTALE), usually after a new export.",
-        "Every access fails until it is mounted again.",
-        "umount -l POINT && mount POINT. Processes that have files open there must be restarted.",
+        "The file server no longer recognises this mount (ESTALE), usually because the file system was exported again.",
+        "Every access fails until the file system is mounted again.",
+        "Run umount -l POINT && mount POINT. Processes with open files on it must be restarted.",
         confirm="missing_confirm_seconds",
         shared=True,
     ),
@@ -231,35 +232,39 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The file system is mounted, but a simple query (statvfs) returns an error.",
-        "Most accesses of jobs will fail too.",
-        "ENOTCONN: a FUSE client ended, mount it again. EIO: check journalctl -k for the disk or the server. "
-        "ETIMEDOUT: a soft mount whose server does not respond.",
+        "Most accesses by jobs will fail too.",
+        "ENOTCONN means that a FUSE client has ended; mount the file system again. For EIO, look for the disk or the "
+        "server in journalctl -k. ETIMEDOUT comes from a soft mount whose server does not respond.",
         confirm="missing_confirm_seconds",
         shared=True,
     ),
     "mount/wrong_type": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "Another type of file system is mounted here than the settings require.",
-        "Jobs may run on a slow or local replacement, and lose their output.",
-        "findmnt POINT; compare with fstab and with [checks.mount] fstype.",
+        "The mounted file system has a different type from the one in the settings.",
+        "Jobs may run on a slow or local replacement and lose their output.",
+        "Compare findmnt POINT with fstab and with fstype in [checks.mount].",
         shared=True,
     ),
     "mount/read_only": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "The file system is read-only.",
-        "Jobs cannot write their results. A local file system turns read-only after errors of its disk.",
-        "journalctl -k shows errors of the disk; fsck and remount. If it is meant to be read-only: read_only = true.",
+        "Jobs cannot write their results. A local file system turns read-only after disk errors.",
+        "journalctl -k shows disk errors. Run fsck and remount. If the mount is meant to be read-only, set read_only = "
+        "true.",
         shared=True,
     ),
     "mount/hang": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The file system did not respond in time. It warns at first and is degraded when it lasts, never critical.",
-        "Jobs that use it hang. On a hard mount they continue when the server is back, so none is requeued.",
-        "While it is only a warning: no action tonight on this node. Many nodes at once: check the file server and "
-        "the network first. Only this node: journalctl -k for 'server not responding', and the network of this node.",
+        "The file system did not respond in time. The condition is a warning at first and becomes degraded if the hang "
+        "lasts. It is never critical.",
+        "Jobs that use the file system hang. On a hard mount they continue when the server is back, so no job is "
+        "requeued.",
+        "While it is only a warning, no action is needed tonight on this node. If many nodes are affected at once, "
+        "check the file server and the network first. If only this node is affected, look for 'server not responding' "
+        "in journalctl -k, and check the node's network.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
         shared=True,
     ),

@@ -1,15 +1,15 @@
-"""Faults of network cards other than mlx5 in the kernel log: bnxt, ice, irdma, ENA, EFA, mlx4, other Ethernet cards.
+"""Faults of network cards other than mlx5 in the kernel log: bnxt, ice, irdma, ENA, EFA, mlx4 and other Ethernet cards.
 
 Rules: a card whose firmware is dead, or that its driver could not reset, works again only after the driver is reloaded
-("Rebuild failed, unload and reload driver", ice_main.c): it drains until a reboot, like mlx5/health_fatal. An EFA card
-that did not answer a command drains as well: its driver sends no further command (efa_com.c clears
-EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be created warn, because a job can
-also use up all objects. Resets by the driver itself, other timeouts and ports that cannot be opened warn as well. A
-link that goes down and failed requests are recorded only: ib_link, ib_flap and eth_link judge links.
+("Rebuild failed, unload and reload driver", ice_main.c). It drains the node until a reboot, like mlx5/health_fatal. An
+EFA card that did not answer a command drains as well, because its driver sends no further commands (efa_com.c clears
+EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be created only warn, because a job
+may have used up all objects. Resets by the driver itself, other timeouts and ports that cannot be opened warn as well.
+Links that go down and failed requests are only recorded; ib_link, ib_flap and eth_link evaluate links.
 
-InfiniBand's own lines (IPoIB, management ports) that do not name an mlx5 device are handled here too. This includes
-lines about an mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), because neither the line nor
-the inventory names the driver of an RDMA device.
+Lines from the InfiniBand core (IPoIB, management ports) that do not name an mlx5 device are handled here too. This
+includes lines about an mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), because neither the
+line nor the inventory shows an RDMA device's driver.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ USES = ""
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning lasts without a further line
+    """warning_window_seconds   how long a warning stays open without a further line
     link_window_seconds      the same for a link that went down, and for requests that failed
     """
 
@@ -44,7 +44,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Finding for one kind of event. `text`: text of the message."""
+    """Properties of the finding for one kind of event. `text` is the start of the message."""
 
     code: str
     severity: Severity
@@ -57,7 +57,7 @@ _RECORDED_ENDING = (Severity.INFO, Clears.WINDOW)
 _REQUESTS = Rule("request_failed", *_RECORDED_ENDING, "requests failed")
 RULES = {
     "health_fatal": Rule("firmware_failed", Severity.DEGRADED, Clears.REBOOT, "the card no longer works"),
-    "health_recovery": Rule("recovery", *_WARNING_ENDING, "the driver resets the card"),
+    "health_recovery": Rule("recovery", *_WARNING_ENDING, "the driver is resetting the card"),
     "rdma_failed": Rule("rdma_failed", *_WARNING_ENDING, "RDMA does not work on this card"),
     "command_timeout": Rule("command_timeout", *_WARNING_ENDING, "the card did not answer a command"),
     "tx_timeout": Rule("tx_timeout", *_WARNING_ENDING, "packets were not sent in time"),
@@ -66,12 +66,15 @@ RULES = {
     "link_up": Rule("link_down", *_RECORDED_ENDING, "the link went down"),
     **dict.fromkeys(("command_failed", "send_failed"), _REQUESTS),
 }
-# efa_com.c: after a command without a response the driver sends no further command.
-GIVEN_UP_RULE = Rule("command_timeout", Severity.DEGRADED, Clears.REBOOT, "the card did not respond and was given up")
+# efa_com.c: after a command without a response the driver sends no further commands.
+GIVEN_UP_RULE = Rule(
+    "command_timeout", Severity.DEGRADED, Clears.REBOOT, "the card did not respond, and the driver gave up on it"
+)
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and card, from all its events. A link that is up again ends its finding."""
+    """Yield one finding for each code and card, from all its events. The finding for a link ends when the link is up
+    again."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "ib" and event.code in RULES and not event.field("ibdev").startswith("mlx5_"):
@@ -80,7 +83,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
         newest = max(group, key=lambda event: (event.last_time, event.sequence))
         faults = [event for event in group if event.code != "link_up"]
         if not faults:
-            continue  # no line reported the link going down
+            continue  # no line reported that the link went down
         gave_up = any(event.field("leaks") and event.boot_id == newest.boot_id for event in group)
         rule = GIVEN_UP_RULE if gave_up else RULES[faults[0].code]
         yield Finding(
@@ -96,7 +99,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address, or the interface or RDMA device if the line has none."""
+    """Return the card's address, or the interface or RDMA device if the line has no address."""
     return event.pci or event.field("netdev") or event.field("ibdev")
 
 
@@ -115,58 +118,59 @@ def _message(rule: Rule, event: KernelEvent, faults: Sequence[KernelEvent]) -> s
     return text + (f" ({', '.join(named)})" if named else "") + (f", {lines} lines" if lines > 1 else "")
 
 
-_LOST = "Traffic over this card fails: jobs on several nodes, and mounts."
+_LOST = "Traffic over this card fails, which affects multi-node jobs and mounts."
 _CARD_TODO = (
-    "journalctl -k shows the driver's lines around it, ethtool -i INTERFACE driver and firmware. After the drain "
-    "reboot (or reload the driver on the idle node) and update the firmware. If it comes back: replace the card."
+    "journalctl -k shows the driver's surrounding lines, and ethtool -i INTERFACE shows the driver and firmware "
+    "versions. After the drain, reboot (or reload the driver on the idle node) and update the firmware. If the fault "
+    "recurs, replace the card."
 )
 
 EXPLAIN = {
     "nic/firmware_failed": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The driver of a network card reports that its firmware is dead, or that it could not reset the card.",
-        f"{_LOST} The card does not come back until its driver is loaded again.",
+        "A network card's driver reports that the card's firmware is dead, or that it could not reset the card.",
+        f"{_LOST} The card does not work again until its driver is reloaded.",
         _CARD_TODO,
     ),
     "nic/recovery": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The firmware of a network card failed or did not answer, and its driver resets the card.",
-        "While it lasts no traffic goes over the card; RDMA connections break. If the reset fails, nic/firmware_failed "
-        "follows.",
-        "No action tonight if the card came back (journalctl -k). If it comes back repeatedly: update the firmware, "
-        "then replace the card.",
+        "A network card's firmware failed or did not respond, and the driver is resetting the card.",
+        "During the reset no traffic goes over the card, and RDMA connections break. If the reset fails, "
+        "nic/firmware_failed follows.",
+        "No action tonight if the card came back (journalctl -k). If resets recur, update the firmware. If that does "
+        "not help, replace the card.",
         window="warning_window_seconds",
     ),
     "nic/rdma_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The card refused to create a completion queue, queue pair or another RDMA object, or its RDMA part failed. "
-        "The port may be ACTIVE all the same.",
-        "NCCL and MPI cannot start or continue over this card: ibv_create_cq and similar calls fail.",
+        "The card refused to create a completion queue, a queue pair or another RDMA object, or its RDMA function "
+        "failed. The port may still be ACTIVE.",
+        "NCCL and MPI cannot start or continue over this card, because ibv_create_cq and similar calls fail.",
         "No action tonight. ibv_devinfo -v -d DEVICE and a loopback ib_write_bw on the idle node show whether RDMA "
-        "works. If it fails: reload the driver or reboot, and update the firmware. If it works, a job used up the "
-        "card's objects.",
+        "works. If RDMA fails, reload the driver or reboot, and update the firmware. If it works, a job had used up "
+        "the card's objects.",
         window="warning_window_seconds",
     ),
     "nic/command_timeout": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The card's firmware did not answer a command of the driver. It drains if the driver gives the card up "
-        "(EFA), else it warns.",
-        "RDMA objects cannot be created or destroyed: jobs that start or end hang.",
-        f"If it is only a warning: no action tonight. {_CARD_TODO}",
+        "The card's firmware did not answer a command from the driver. The node drains if the driver gives up on the "
+        "card (EFA). Otherwise this is a warning.",
+        "RDMA objects cannot be created or destroyed, so jobs hang when they start or end.",
+        f"If it is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "nic/tx_timeout": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Packets waited in a queue of the card for seconds, and the driver restarted the queue or the card.",
-        "Connections stall or break. A single case may be the switch (pause frames), repeated cases are card or "
-        "driver.",
-        "No action tonight. ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the lines around it in "
+        "Packets waited for seconds in one of the card's queues, and the driver restarted the queue or the card.",
+        "Connections stall or break. A single case may be caused by the switch (pause frames). If it happens "
+        "repeatedly, the cause is the card or the driver.",
+        "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the surrounding lines in "
         "journalctl -k.",
         window="warning_window_seconds",
     ),
@@ -174,24 +178,25 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel could not open a port of an RDMA device for management packets.",
-        "The port stays in INIT: no subnet manager can reach it.",
-        "No action tonight. journalctl -k and ausearch -m avc around that time; ibstat.",
+        "The port stays in INIT because no subnet manager can reach it.",
+        "No action tonight. Check journalctl -k and ausearch -m avc around that time, and ibstat.",
         window="warning_window_seconds",
     ),
     "nic/link_down": Explain(
         Severity.INFO,
         Clears.WINDOW,
         "The link of a network card's port went down.",
-        "None if an administrator did it, or if the link is back. ib_link, ib_flap and eth_link judge it.",
-        "No action needed. ethtool INTERFACE; check the cable, the transceiver and the switch port.",
+        "None if an administrator took the link down or it is back up. ib_link, ib_flap and eth_link evaluate links.",
+        "No action needed. ethtool INTERFACE shows the link. If the link stays down, check the cable, the transceiver "
+        "and the switch port.",
         window="link_window_seconds",
     ),
     "nic/request_failed": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "The card refused or failed a request.",
-        "Usually the fault of an application, or of the other node.",
-        "No action needed, unless jobs of several users have it on this node.",
+        "The card rejected a request or failed to process it.",
+        "The cause is usually an application or the other node.",
+        "No action needed, unless jobs of several users are affected on this node.",
         window="link_window_seconds",
     ),
 }

@@ -1,17 +1,18 @@
-"""PCI Express errors (AER) of GPUs, network cards, NVMe disks and the ports above them.
+"""PCI Express errors (AER) on GPUs, network cards, NVMe disks and the ports above them.
 
 Rules: Meta's study counts PCIe errors as high severity. According to the kernel's documentation
-(sysfs-bus-pci-devices-aer) the port above a device may count its errors instead, so both are monitored. If the firmware
-handles AER, in virtual machines and with pci=noaer, the counters are absent: only the log reports errors then.
+(sysfs-bus-pci-devices-aer) the port above a device may count its errors instead, so both are monitored. The counters
+are absent if the firmware handles AER, in virtual machines and with pci=noaer. In that case only the log reports
+errors.
 
-An error in the log is the same condition as its count (same code and part); corrected errors are judged by their counts
-alone. A later "device recovery successful" ends nothing: the drivers started again, but data in flight is lost, and the
-cause is still there. Containment (DPC) is a fatal error that was stopped at the port.
+An error in the log and its count are one condition (same code and part). Corrected errors are evaluated by their counts
+alone. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in flight is
+lost and the cause is still present. Containment (DPC) is a fatal error that was stopped at the port.
 
-Repeated non-fatal errors clear after a day without them; on a drained node that day starts only after a repair, such as
-a reboot. Some platforms log the same few errors at each boot, while devices are probed. Counted as repeats, they would
-restart that day with each reboot, and the node would never be resumed. Errors in the first minutes of a boot therefore
-only warn.
+Repeated non-fatal errors clear after a day without further errors. On a drained node that day starts only after a
+repair, such as a reboot. Some platforms log the same few errors at each boot, while devices are probed. If these
+counted as repeats, each reboot would restart the day and the node would never be resumed. Errors in the first minutes
+of a boot therefore only warn.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ USES = ""
 AFTER_EVENTS = ("pcie_aer",)
 
 DEVICES = "/sys/bus/pci/devices"
-WATCHED = {"0x0300": "GPU", "0x0302": "GPU", "0x02": "network card", "0x0108": "NVMe"}  # by the beginning of the class
-KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe", "nvswitch": "NVSwitch"}  # of the inventory
+WATCHED = {"0x0300": "GPU", "0x0302": "GPU", "0x02": "network card", "0x0108": "NVMe"}  # by the prefix of the PCI class
+KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe", "nvswitch": "NVSwitch"}  # kinds in the inventory
 DRIVERS = {
     "nvidia": "GPU",
     "nvidia-nvswitch": "NVSwitch",
@@ -65,15 +66,15 @@ FINDING_NAMES = {
     "recovery_failed": "not_recovered",
 }
 FIRMWARE_SEVERITIES = {"fatal": "fatal", "recoverable": "nonfatal"}  # severity in a firmware record -> AER's severity
-RECOVERY_SECONDS = 60.0  # the time that links may take to come back
-BOOT_SECONDS = 300.0  # errors logged this early may come at each boot: probes of devices that start
-INCIDENT_SECONDS = 5.0  # closer lines are one error, as in the coalescing of events
+RECOVERY_SECONDS = 60.0  # time that links may take to come back
+BOOT_SECONDS = 300.0  # errors this early may occur at every boot, while devices are probed
+INCIDENT_SECONDS = 5.0  # lines closer together are one error, as when events are coalesced
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 
 class Config(CheckSettings, frozen=True):
-    """correctable_per_hour     more corrected errors than this within an hour warn
-    nonfatal_repeat_seconds  a non-fatal error within this time after another is degraded; a single one warns
+    """correctable_per_hour     warn at more corrected errors than this within an hour
+    nonfatal_repeat_seconds  degraded if a non-fatal error follows another within this time; a single one warns
     clean_seconds            errors clear after this long under load without new ones
     """
 
@@ -92,7 +93,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
                 if text is None:
                     continue
                 counts = parse(text, total)
-            except (OSError, ValueError) as error:  # it must not hide the other devices
+            except (OSError, ValueError) as error:  # this error must not hide the other devices
                 unreadable.append(f"{pci}/aer_dev_{kind}: {error}")
                 continue
             watched += kind == "fatal"
@@ -112,7 +113,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 @functools.lru_cache(maxsize=2)
 def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
-    """Return the description by PCI address: the devices, and the port above each ("port above GPU 0000:1b:00.0")."""
+    """Return a mapping of PCI addresses to descriptions, for the devices and the port above each device ("port above
+    GPU 0000:1b:00.0")."""
     functions = {function.pci: function for function in on_pci}
     devices: dict[str, str] = {}
     ports: dict[str, str] = {}
@@ -126,11 +128,11 @@ def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
     return {**ports, **devices}
 
 
-@functools.lru_cache(maxsize=256)  # a healthy node has hundreds of these files, with three different texts
+@functools.lru_cache(maxsize=256)  # a healthy node has hundreds of these files, but only three different texts
 def parse(text: str, total: str) -> Mapping[str, int]:
-    """Parse {"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names contain blanks ("Receiver Error 2").
+    """Parse {"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names contain spaces ("Receiver Error 2").
 
-    Raises ValueError for anything else, and if the total is missing (a file cut short).
+    Raises ValueError for anything else, or if the total is missing (a truncated file).
     """
     counts = {}
     for line in text.split("\n"):
@@ -206,17 +208,18 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEvent]]:
-    """Yield (name, address of the blamed device, event). A firmware record gives severity and device in two events."""
+    """Yield (name, address of the device at fault, event). A firmware record gives the severity and the device in two
+    events."""
     devices = {
         (event.boot_id, event.field("record")): event.pci for event in events if event.code == "record" and event.pci
     }
-    last_error_at: dict[str, float] = {}  # boot -> time of the last line about an uncorrected error
+    last_error_at: dict[str, float] = {}  # time of the last line about an uncorrected error, by boot
     for event in events:
         if event.kind == "pcie_aer" and event.code in FINDING_NAMES:
             if event.code != "recovery_failed":
                 last_error_at[event.boot_id] = max(event.last_time, last_error_at.get(event.boot_id, 0.0))
             elif event.time - last_error_at.get(event.boot_id, -math.inf) <= RECOVERY_SECONDS:
-                continue  # a failed recovery is the usual end of an error, not a further one
+                continue  # a failed recovery usually ends an error and is not another one
             yield FINDING_NAMES[event.code], event.pci, event
         record = (event.boot_id, event.field("record"))
         if event.kind == "mce_edac" and event.code in FIRMWARE_SEVERITIES and record in devices:
@@ -224,15 +227,15 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """Return the device that a line blames; for an unlisted function of a GPU or card (audio), its function 0."""
+    """Return the device that a line blames, or its function 0 if the inventory does not list that function (audio)."""
     listed = {device.pci for device in node.devices}
     first = f"{pci[:-1]}0"
     return first if pci not in listed and first in listed else pci
 
 
 def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the description of a part, "" if it is not monitored. If the inventory is not complete (the log of another
-    machine), the driver shows what the part is."""
+    """Return the description of a part, or "" if the part is not monitored. If the inventory is incomplete (another
+    machine's log), the driver shows what the part is."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return f"{KINDS[device.kind]} {part}"
@@ -244,7 +247,8 @@ def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 
 def _is_repeated(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
-    """Return True if an error came before the newest one, in time and in this boot, and neither is boot noise."""
+    """Return True if there was an earlier error in this boot within the repeat time and neither is from the boot
+    phase."""
     since = newest.last_time - config.nonfatal_repeat_seconds
     recent = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _is_at_boot(e)]
     recent.sort(key=lambda event: event.time)
@@ -274,28 +278,28 @@ def _message(name: str, label: str, event: KernelEvent) -> str:
 
 
 _CARD_TODO = (
-    "lspci -vvv -s PCI and journalctl -k | grep -i aer show the error. Reseat the card, check riser and cables, update "
-    "firmware. The faulty part may be at either end of the link."
+    "lspci -vvv -s PCI and journalctl -k | grep -i aer show the error. Reseat the card, check the riser and cables, "
+    "and update the firmware. The faulty part may be at either end of the link."
 )
 
 OBSERVATIONS = {
-    "pcie_aer_correctable_total": Meaning("Correctable PCIe errors that the device reported since the boot.", ("pci",)),
+    "pcie_aer_correctable_total": Meaning("Correctable PCIe errors that the device has reported since boot.", ("pci",)),
     "pcie_aer_nonfatal_total": Meaning(
-        "Uncorrectable PCIe errors since the boot after which the link remained reliable.",
+        "Uncorrectable PCIe errors since boot after which the link remained reliable.",
         ("pci",),
     ),
-    "pcie_aer_fatal_total": Meaning("Fatal PCIe errors that the device reported since the boot.", ("pci",)),
-    "pcie_aer_watched_devices": Meaning("PCI devices whose error counters are read."),
+    "pcie_aer_fatal_total": Meaning("Fatal PCIe errors that the device has reported since boot.", ("pci",)),
+    "pcie_aer_watched_devices": Meaning("Number of PCI devices whose error counters are read."),
 }
 
 EXPLAIN = {
     "pcie_aer/fatal": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The kernel counted or logged a fatal PCI Express error on this device or the port above it. It only warns for "
-        "devices that jobs do not depend on.",
-        "The link was reset or is dead: work that used the device has failed, and data in flight was lost.",
-        f"If it is only a warning: no action tonight. Power-cycle the node. {_CARD_TODO}",
+        "The kernel counted or logged a fatal PCI Express error on this device or the port above it. For devices that "
+        "jobs do not depend on, this is only a warning.",
+        "The link was reset or is dead. Work that used the device has failed, and data in flight was lost.",
+        f"If it is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -303,9 +307,9 @@ EXPLAIN = {
     "pcie_aer/nonfatal_repeated": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "Uncorrected PCI Express errors repeated within an hour. Errors logged in the first five minutes of a boot "
-        "do not count: some platforms log such errors at each boot.",
-        "Single transactions fail: jobs that use the device may be killed, or the device falls off the bus next.",
+        "Uncorrected PCI Express errors repeated within an hour. Errors logged in the first five minutes of a boot do "
+        "not count, because some platforms log such errors at each boot.",
+        "Single transactions fail. Jobs that use the device may be killed, or the device may fall off the bus next.",
         _CARD_TODO,
         window="clean_seconds",
     ),
@@ -313,17 +317,17 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
-        "A single transaction failed. A single error may be harmless (a probe of the device), repeated errors are not.",
+        "A single transaction failed. A single error may be harmless (a probe of the device). Repeated errors are not.",
         f"No action tonight. If it repeats: {_CARD_TODO}",
         window="clean_seconds",
     ),
     "pcie_aer/not_recovered": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "After a PCI Express error the kernel could not bring the device back. It is critical if the link was reset "
-        "and stayed down; if only a driver has no way to recover, it warns.",
-        "The device is cut off or in an unknown state: work that uses it fails.",
-        f"If it is only a warning: no action tonight. Power-cycle the node. {_CARD_TODO}",
+        "After a PCI Express error, the kernel could not bring the device back. The condition is critical if the link "
+        "was reset and stayed down. If only a driver does not support recovery, it is a warning.",
+        "The device is cut off or in an unknown state. Work that uses it fails.",
+        f"If it is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -331,8 +335,8 @@ EXPLAIN = {
     "pcie_aer/correctable": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The link corrects errors by retransmission, more often than good links do.",
-        "None yet except for some bandwidth. It often precedes a link that gets slower or fails.",
+        "The link corrects errors by retransmission more often than healthy links do.",
+        "Some bandwidth is lost, with no other effect yet. Such links often get slower or fail later.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),

@@ -1,9 +1,9 @@
-"""PCI devices of the node's baseline that are missing, or replaced by other devices.
+"""PCI devices in the node's baseline that are missing or were replaced by other devices.
 
 Rule: only expected devices are checked (OCI and GCM count devices in the same way). A device that is still listed but
-no longer responds is not missing: gpu_count and pcie_link detect that. A device that comes back within a minute was not
-missing either: Azure removes a VM's virtual functions for its own maintenance, and mlxfwreset removes the card that it
-resets.
+no longer responds is not missing: gpu_count and pcie_link detect that. A device that comes back within a minute does
+not count as missing either. Azure removes a VM's virtual functions for its own maintenance, and mlxfwreset removes the
+card that it resets.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MODEL = regex(r"[0-9a-f]{4}:[0-9a-f]{4}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected         PCI address -> "vendor:device": {"0000:1b:00.0" = "10de:2330"}; others are not checked
-    confirm_seconds  a device must be missing, or another, for this long
+    """expected         "vendor:device" by PCI address: {"0000:1b:00.0" = "10de:2330"}; others are not checked
+    confirm_seconds  a device must be missing or different for this long
     """
 
     expected: dict[str, str] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class Config(CheckSettings, frozen=True):
 def validate(config: Config) -> str | None:
     for pci, model in config.expected.items():
         if not ADDRESS.fullmatch(pci):
-            return f'expected: "{pci}" is not a PCI address as in sysfs: write "0000:1b:00.0", in lower case'
+            return f'expected: "{pci}" is not a PCI address as in sysfs; write it in lower case, as in "0000:1b:00.0"'
         if not MODEL.fullmatch(model):
-            return f'expected: "{model}" of {pci} is not a vendor and device like "10de:2330", in lower case'
+            return f'expected: "{model}" of {pci} is not a vendor and device in lower case, as in "10de:2330"'
     return None
 
 
@@ -98,30 +98,30 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
             yield Entry("pcie_devices", "expected", model, function.pci, note=kind)
 
 
-_BASELINE = "If the hardware was changed on purpose: write the baseline again (healthd baseline)."
+_BASELINE = "If the hardware was changed on purpose, update the baseline (healthd baseline)."
 
 OBSERVATIONS = {
-    "pcie_devices_missing": Meaning("Expected PCI devices that are missing."),
+    "pcie_devices_missing": Meaning("Number of expected PCI devices that are missing."),
 }
 
 EXPLAIN = {
     "pcie_devices/gone": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A PCI device of the node's baseline is not on the bus.",
-        "A network card, disk or GPU is missing: jobs fail or run slower than on other nodes.",
-        "lspci -D shows the present devices; journalctl -k | grep -iE 'pcie|aer' the reason. Power-cycle the node, "
-        "then reseat the card or its riser. Many missing and as many new devices: bus numbers moved, because a card "
-        f"was added or removed. {_BASELINE}",
+        "A PCI device from the node's baseline is not on the bus.",
+        "A network card, disk or GPU is missing, so jobs fail or run slower than on other nodes.",
+        "lspci -D shows the devices that are present, and journalctl -k | grep -iE 'pcie|aer' shows the reason. "
+        "Power-cycle the node, then reseat the card or its riser. If many devices are missing and as many are new, bus "
+        "numbers changed because a card was added or removed. {_BASELINE}",
         confirm="confirm_seconds",
         expects="expected",
     ),
     "pcie_devices/changed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "At this PCI address is another device than in the baseline.",
-        "A card was replaced or started with other firmware, or bus numbers moved because another card is missing.",
-        f"lspci -D -nn shows the present devices. {_BASELINE}",
+        "The device at this PCI address differs from the baseline.",
+        "A card was replaced or started with other firmware, or bus numbers changed because another card is missing.",
+        f"lspci -D -nn shows the devices that are present. {_BASELINE}",
         confirm="confirm_seconds",
         expects="expected",
     ),

@@ -1,8 +1,8 @@
-"""PCI Express slots that lost their link, card or power, from the kernel's hotplug driver.
+"""PCI Express slots that lost their link, card or power, as reported by the kernel's hotplug driver.
 
-Rules: a GPU or network card that loses its link is lost to the jobs and returns with a reboot at best; an NVMe disk may
-be removed on purpose, so it warns (block_device reports expected disks). The driver logs no "Link Down" if a person
-removes a card by button or command: it logs that it powers the slot off.
+Rules: a GPU or network card that loses its link is lost to its jobs, and at best a reboot brings it back. An NVMe disk
+may be removed on purpose, so it only warns (block_device reports missing expected disks). If a person removes a card by
+button or command, the driver does not log "Link Down" but that it powers off the slot.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ MESSAGES = {
     "removed": "the card in {slot} was removed",
     "power_fault": "the power of {slot} failed",
     "no_link": "the card in {slot} has no link",
-    "inaccessible": "does not respond on wake-up",
+    "inaccessible": "does not respond after wake-up",
 }
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning stays open under load without another such line"""
+    """warning_window_seconds   how long under load without a further line until a warning clears"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and part, from all its events. The part is the slot's device, if it is known."""
+    """Yield one finding for each code and part, from all its events. The part is the device in the slot, if known."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "pcie_hotplug" and event.code in NAMES:
@@ -77,8 +77,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
-    """Return the device in the slot of the reporting port, a GPU or network card first; else the named device "
-    "itself."""
+    """Return the device in the reporting port's slot, preferring a GPU or network card, or the named device itself."""
     slot = event.field("slot")
     found = [d for d in node.devices if event.pci and event.pci in (d.upstream, d.pci)]
     found = found or [d for d in node.devices if slot and d.slot == slot]
@@ -86,18 +85,18 @@ def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
 
 
 _TODO = (
-    "lspci -vvv -s PCI and the BMC's log show the present state. Power-cycle the node. If it comes back: reseat the "
-    "card, its riser or cable."
+    "lspci -vvv -s PCI and the BMC's log show the current state. Power-cycle the node. If the fault recurs, reseat the "
+    "card, its riser or its cable."
 )
 
 EXPLAIN = {
     "pcie_hotplug/link_down": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The link of a slot went down, or its card disappeared, without an operator's action. It is critical for a "
-        "GPU or a network card, and warns for all other devices.",
-        "The device is lost to its users. A GPU falls off the bus this way.",
-        f"If it is only a warning: no action tonight. {_TODO}",
+        "A slot's link went down or its card disappeared without an operator's action. This is critical for a GPU or a "
+        "network card, and a warning for all other devices.",
+        "The device is lost to its users. A GPU that falls off the bus can look like this.",
+        f"If it is only a warning, no action is needed tonight. {_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "warning_window_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -105,15 +104,15 @@ EXPLAIN = {
     "pcie_hotplug/power_fault": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The slot's power controller reports a fault. It is critical for a GPU or a network card.",
-        "The device has no power, or had none for a moment: its state is lost.",
+        "The slot's power controller reports a fault. This is critical for a GPU or a network card.",
+        "The device has no power or lost power for a moment. Its state is lost.",
         f"Check the power supplies and the card's power cables. {_TODO}",
         remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_hotplug/no_link": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A slot contains a card whose link could not be trained.",
+        "The link to the card in a slot could not be trained.",
         "The device cannot be used. Other checks report whether an expected device is missing.",
         f"No action tonight. At the next maintenance: {_TODO}",
         window="warning_window_seconds",
@@ -121,9 +120,9 @@ EXPLAIN = {
     "pcie_hotplug/inaccessible": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A device did not respond after sleep or a reset: its registers read as all ones.",
-        "It cannot be used until it is reset or power-cycled. Other checks report whether an expected device is "
-        "missing.",
+        "A device did not respond after sleep or a reset; its registers read as all ones.",
+        "The device cannot be used until it is reset or power-cycled. Other checks report whether an expected device "
+        "is missing.",
         f"No action tonight. At the next maintenance: {_TODO}",
         window="warning_window_seconds",
     ),

@@ -1,10 +1,10 @@
-"""PCI Express links of network cards, NVMe disks and switches that are narrower or slower than both ends support.
+"""PCI Express links to network cards, NVMe disks and switches that are narrower or slower than both ends support.
 
-Rules: OCI and DCGM compare a link with its maximum. Here that is what both ends support: a card of 16 lanes in a slot
-of 8 is as built. Each link is checked once, at its lower end; without a port above (virtual machines) the other end is
-unknown. gpu_pcie checks GPUs, which lower the speed when idle. A sleeping device (D3) is not checked. Findings warn,
-because slots may be built with fewer lanes than their ports; with `enforce = true` they drain.
-Files: Linux, sysfs-bus-pci; all ones in a dead device's registers read as 63 lanes and speed "Unknown".
+Rules: OCI and DCGM compare a link with its maximum. Here the maximum is what both ends support: an x16 card in an x8
+slot is normal. Each link is checked once, at its lower end. Without a port above (virtual machines) the other end is
+unknown. GPUs lower the speed when idle, so gpu_pcie checks them. Sleeping devices (D3) are not checked. Findings warn,
+because slots may be built with fewer lanes than their ports support; with `enforce = true` they drain. Files: Linux,
+sysfs-bus-pci. A dead device's registers read as all ones, which shows as 63 lanes and speed "Unknown".
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ USES = ""
 AFTER_EVENTS = ("pcie_hotplug",)
 
 DEVICES = "/sys/bus/pci/devices"
-WATCHED = {"0x02": "network card", "0x0108": "NVMe", "0x0604": "switch"}  # by the beginning of the class
+WATCHED = {"0x02": "network card", "0x0108": "NVMe", "0x0604": "switch"}  # by the prefix of the PCI class
 LANES = ("1", "2", "4", "8", "12", "16", "32")
 SPEED = regex(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
-NO_LINK = ("0", "255")  # max_link_width of devices built into the root complex
-DEAD_WIDTHS = ("0", "63")  # current_link_width: no lane at all, or all bits of the register
+NO_LINK = ("0", "255")  # max_link_width of devices integrated into the root complex
+DEAD_WIDTHS = ("0", "63")  # current_link_width: no lanes, or all bits of the register
 
 
 class Config(CheckSettings, frozen=True):
@@ -61,12 +61,12 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     links = _links(host.pci_functions())
     yield Observation("pcie_link_watched_links", len(links))
     if not links:
-        yield NothingToCheck("no PCIe link of a GPU, network card or NVMe disk")
+        yield NothingToCheck("no PCIe link to a network card, NVMe disk or switch")
     unreadable = []
     for port, (function, label) in links.items():
         try:
             found = _judge(host, function.pci, port)
-        except (OSError, ValueError) as error:  # it must not hide the other links
+        except (OSError, ValueError) as error:  # this error must not hide the other links
             unreadable.append(f"{function.pci}: {error}")
             continue
         for code, message in found:
@@ -84,7 +84,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 @functools.lru_cache(maxsize=2)
 def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, str]]:
-    """Return, by the port above, the first function at the link's lower end and its description."""
+    """Return a mapping of each upper port to the first function at the link's lower end and its description."""
     functions = {function.pci: function for function in on_pci}
     links: dict[str, tuple[PciFunction, str]] = {}
     for function in functions.values():
@@ -95,14 +95,16 @@ def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, s
 
 
 def _depth(function: PciFunction, functions: Mapping[str, PciFunction]) -> int:
-    """Return the number of ports above. Below a root port (0) is the lower end of a link (1): a device, or a switch's
-    upper port. The switch's lower ports (2) are inside it, without a link between; below them is a link again."""
+    """Return the number of ports above a function. A root port has 0. Below it, at the lower end of a link, is a device
+    or a switch's upstream port (1). The switch's downstream ports (2) are inside the switch, with no link in between.
+    Below them is a link again (3)."""
     above = functions.get(function.upstream)
     return 1 + _depth(above, functions) if above else 0
 
 
 def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
-    """Return (code, message) of problems of the link between a device and the port above. Raises ValueError."""
+    """Return a list of (code, message) with the problems of the link between a device and the port above. Raises
+    ValueError."""
     maximum = _link_files(host, pci, "max")
     if maximum[0] in (None, *NO_LINK):
         return []
@@ -119,7 +121,7 @@ def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
     possible = Link(min(possible.lanes, above.lanes), min(possible.speed, above.speed))
     if current.lanes > possible.lanes or current.speed > possible.speed:
         raise ValueError(
-            f"its link has {current.lanes} lanes at {current.speed:g} GT/s: more than it and its slot support"
+            f"the link has {current.lanes} lanes at {current.speed:g} GT/s, more than the device and its slot support"
         )
     narrow = [("narrow", f"has {current.lanes} lanes of {possible.lanes}")] if current.lanes < possible.lanes else []
     slow = [("slow", f"runs at {current.speed:g} GT/s of {possible.speed:g}")] if current.speed < possible.speed else []
@@ -131,7 +133,7 @@ def _link_files(host: Host, pci: str, kind: str) -> tuple[str | None, str | None
 
 
 def _is_sleeping(host: Host, pci: str) -> bool:
-    """Return True if the device sleeps: its registers may read as ones, and its link be down. Read only if in doubt."""
+    """Return True if the device sleeps. Its registers may then read as ones and its link may be down."""
     return (host.read(f"{DEVICES}/{pci}/power_state") or "").startswith("D3")
 
 
@@ -147,42 +149,44 @@ def parse(pci: str, kind: str, width: str | None, speed: str | None) -> Link:
 
 
 _TODO = (
-    "If it is only a warning: no action tonight. lspci -vvv -s PCI | grep -E 'LnkCap|LnkSta' here and at the port "
-    "above. Power-cycle the node. If it comes back: reseat the card, its riser or cable."
+    "If it is only a warning, no action is needed tonight. Run lspci -vvv -s PCI | grep -E 'LnkCap|LnkSta' for the "
+    "device and the port above. Power-cycle the node. If the problem recurs, reseat the card, its riser or its cable."
 )
 
 OBSERVATIONS = {
-    "pcie_link_watched_links": Meaning("PCIe links that are compared with the width and speed that both ends support."),
+    "pcie_link_watched_links": Meaning("Number of PCIe links whose width and speed are checked."),
 }
 
 EXPLAIN = {
     "pcie_link/narrow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link has fewer lanes than the device and the port above it support. It warns, unless enforce = true.",
-        "Lanes failed when the link was trained: it has less bandwidth, and jobs wait for this node.",
-        f"{_TODO} If it is built this way (a slot with fewer lanes than its port): severity = "
-        '{ "pcie_link/narrow" = "info" }; a site without such slots writes enforce = true instead.',
+        "The link has fewer lanes than the device and the port above it support. It only warns unless enforce = true "
+        "is set.",
+        "Some lanes failed when the link was trained, so it has less bandwidth and jobs wait for this node.",
+        f"{_TODO} If the machine is built this way (a slot with fewer lanes than its port), set severity = "
+        '{ "pcie_link/narrow" = "info" }; a site without such slots can set enforce = true instead.',
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link runs at a lower speed than the device and the port above it support. It warns, unless enforce = "
-        "true.",
-        "Each step halves the bandwidth. It often comes with corrected errors (pcie_aer).",
-        f"{_TODO} Some firmware lowers the speed of idle links, or is set to a lower one: check its settings.",
+        "The link runs at a lower speed than the device and the port above it support. It only warns unless enforce = "
+        "true is set.",
+        "Each lower speed halves the bandwidth. Slow links often have corrected errors as well (pcie_aer).",
+        f"{_TODO} Some firmware lowers the speed of idle links or is configured for a lower speed, so check its "
+        "settings.",
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/no_answer": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The device is still listed, but its registers read as all ones: its link is down. It warns, unless "
-        "enforce = true.",
+        "The device is still listed, but its registers read as all ones because its link is down. It only warns unless "
+        "enforce = true is set.",
         "Work that uses the device fails. Other checks report the effect on jobs (ib_link, block_device).",
-        f"journalctl -k | grep -iE 'pcie|aer' shows since when. {_TODO}",
+        f"journalctl -k | grep -iE 'pcie|aer' shows when it failed. {_TODO}",
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),

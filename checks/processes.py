@@ -1,30 +1,31 @@
-"""Killed processes that do not end, and large numbers of zombies.
+"""Killed processes that do not exit, and large numbers of zombies.
 
-Rules: a killed process that stays in D (uninterruptible) hangs in a driver or file system and holds its GPU, memory
-and mounts; Slurm cannot end its job (GCM and Azure healthagent look for it). A process counts as killed if SIGKILL is
-pending, which the kernel (signal.c, complete_signal) makes of every fatal signal, or if it is already exiting
-(PF_EXITING, which has taken the signal); a process that writes a core dump does not count. A leader that ended (Z)
-waits for its threads: they count.
+Rules: a killed process that stays in state D (uninterruptible) hangs in a driver or file system and keeps its GPU,
+memory and mounts, and Slurm cannot end its job (GCM and Azure healthagent look for such processes). A process counts as
+killed if SIGKILL is pending, into which the kernel turns every fatal signal (signal.c, complete_signal), or if it is
+already exiting (PF_EXITING, after taking the signal). A process that is writing a core dump does not count. A thread
+group leader that has ended (Z) waits for its threads, which count.
 
-A user can make a process hang forever: in the user's own FUSE mount, whose server does not answer a request that it
-has taken (fuse/dev.c, request_wait_answer). That is no fault of the node: it warns, as processes/user_file_system, and
-never drains. It counts only if all of the following is true, which hides no hang in a driver or a file server:
+A user can make a process hang forever in the user's own FUSE mount, if its server takes a request and never answers it
+(fuse/dev.c, request_wait_answer). The node is not at fault, so this only warns, as processes/user_file_system, and
+never drains. A hang is treated this way only if all of the following are true, so that no hang in a driver or a file
+server is hidden:
 
-- The task's kernel stack has functions of no other module than fuse or overlay (a driver that faults on a FUSE page has
-  its own functions there).
-- The task waits for FUSE, or for a lock of the file system layer, which another task that waits for FUSE may hold.
+- The task's kernel stack contains functions from no modules other than fuse and overlay (a driver that faults on a FUSE
+  page has its own functions on the stack).
+- The task waits for FUSE, or for a lock in the file system layer that a task waiting for FUSE may hold.
 - Requests wait in a user's FUSE connection (/sys/fs/fuse/connections/N, owned by the user who mounted it). If requests
-  also wait in root's connection (a shared one, like CVMFS), the process belongs to a user whose own connection waits,
-  or is in a user namespace with that user in it (uid_map; a container without root).
+  also wait in a connection owned by root (a shared mount such as CVMFS), the process must belong to a user whose own
+  connection waits, or be in a user namespace that contains that user (uid_map; a rootless container).
 
-Reading the stack requires CAP_SYS_ADMIN, which healthd.service does not grant: there the innermost function (wchan) is
-used, and a task that waits for a lock must belong to such a user. If neither can be read, or no connections, the
-process drains like any other.
+Reading the stack requires CAP_SYS_ADMIN, which healthd.service does not grant. Without it the innermost function
+(wchan) is used, and a task that waits for a lock must belong to such a user. If neither can be read, or the connections
+cannot be read, the process drains like any other.
 
-Reading all of 2,000 processes takes 18 ms of CPU. A run therefore reads a part, and the next run continues after
-that part. If anything is suspicious all are read, as in the first run. A stuck process is therefore seen within
-(processes / processes_per_run) runs, the kernel's own threads not counted, and reported `killed_seconds` later. If
-there are more zombies than allowed, at least one share of the processes has so large a part that all are counted.
+Reading all of 2,000 processes takes 18 ms of CPU. Each run therefore reads only some of the processes, and the next run
+continues from there. If anything is suspicious, all processes are read, as in the first run. A stuck process is thus
+detected within (processes / processes_per_run) runs, not counting kernel threads, and reported `killed_seconds` later.
+If there are more zombies than allowed, at least one run sees a share above the limit and then counts them all.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ USES = ""
 ONLINE = "/sys/devices/system/cpu/online"
 CPUS = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 KTHREADD = 2
-KTHREADD_STAT = regex(r"2 \(kthreadd\) \w 0 ")  # in a container process 2 may be any
+KTHREADD_STAT = regex(r"2 \(kthreadd\) \w 0 ")  # in a container, process 2 may be any process
 STATES = frozenset("RSDTtZXxKWPI")
 MIN_FIELDS = 44  # as in Linux 2.6; later kernels have more
 PF_EXITING = 0x4
@@ -70,24 +71,25 @@ FUSE_CONNECTIONS = "/sys/fs/fuse/connections"
 UID = regex(r"^Uid:\t([0-9]{1,10})", re.MULTILINE)
 FRAME = regex(r"^\[<[0-9a-fx]+>\] ([^\s+]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[([^\s\]]+)\])?")
 UID_MAP = regex(r"^ *[0-9]{1,10} +([0-9]{1,10}) +([0-9]{1,10})$", re.MULTILINE)
-ALL_UIDS = 2**32 - 1  # the range of the first user namespace
-# The innermost function of a task that waits, ignoring signals, for a lock of the file system layer: an inode's, a
-# page's, a file's position. Older kernels name the lock; newer ones, whose locks are left out of stacks (__sched), name
-# the function that takes it, as the compiler inlined it (fs/namei.c, open.c, utimes.c, xattr.c, posix_acl.c, file.c;
-# 6.18 shows path_openat, filename_create, do_unlinkat, do_renameat2, walk_component, fdget_pos and __folio_lock).
+ALL_UIDS = 2**32 - 1  # size of the uid range in the initial user namespace
+# Innermost function of a task that waits uninterruptibly for a lock in the file system layer (on an inode, a page or a
+# file position). Older kernels show the lock function. Newer kernels omit lock functions from stacks (__sched) and show
+# the function that takes the lock, depending on how the compiler inlined it (fs/namei.c, open.c, utimes.c, xattr.c,
+# posix_acl.c, file.c; 6.18 shows path_openat, filename_create, do_unlinkat, do_renameat2, walk_component, fdget_pos and
+# __folio_lock).
 FILE_LOCKS = regex(
     r"(call_)?rwsem_down_(read|write)_(failed|slowpath)|lock_(rename|two_(directories|inodes|nondirectories))"
     r"|d_alloc_parallel|lookup_slow|walk_component|path_openat|do_last|open_last_lookups|filename_create|(__)?start_dirop"
     r"|kern_path_locked|(do|filename)_(unlinkat|rmdir|renameat2)|vfs_(link|rename|rmdir|unlink|utimes)|utimes_common"
     r"|do_truncate|(chmod|chown)_common|vfs_(set|remove)(xattr|_acl)|(__)?fdget_pos|__(lock_page|folio_lock)"
 )
-MAX_FINDINGS = 20  # a dead file server may block hundreds of processes: the oldest are enough
+MAX_FINDINGS = 20  # a dead file server may block hundreds of processes; the oldest are enough
 
 
 class Config(CheckSettings, frozen=True):
     """killed_seconds        a killed process may hang for this long
-    max_zombies_per_core  more zombies than this for each CPU warn
-    processes_per_run    this many processes are read in one run, unless something is suspicious
+    max_zombies_per_core  warn at more zombies than this for each CPU
+    processes_per_run    number of processes read in one run, unless something is suspicious
     """
 
     killed_seconds: Seconds = 300.0
@@ -100,7 +102,7 @@ def validate(config: Config) -> str | None:
 
 
 class Process(NamedTuple):
-    """Process. `start`, in ticks since boot, distinguishes it from a later process with the same pid."""
+    """A process. `start` (in ticks since boot) distinguishes it from a later process with the same pid."""
 
     pid: int
     command: str
@@ -112,7 +114,8 @@ class Process(NamedTuple):
 
 
 class ScanResult(NamedTuple):
-    """Result of a scan. `stuck`: killed and hanging; `in_user_fuse`: the same, in a file system that a user mounted."""
+    """Result of a scan. Processes in `stuck` were killed and hang; those in `in_user_fuse` hang in a user's own FUSE
+    mount."""
 
     zombies: list[Process]
     stuck: list[Process]
@@ -123,7 +126,7 @@ class ScanResult(NamedTuple):
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     pids = _user_processes(host)
     if not pids:
-        yield NothingToCheck("no process of a user")  # a captured tree
+        yield NothingToCheck("no user process")  # a captured tree
         return
     last = past.last(Observation("processes_scanned_up_to_pid", 0))
     start = bisect.bisect_right(pids, last.value) if last else 0
@@ -152,7 +155,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             Severity.WARNING,
             "processes/user_file_system",
             f"{process.pid}@{process.start}",
-            f"{_describe(host, process)}, for the FUSE file system of a user",
+            f"{_describe(host, process)}, waiting for a user's FUSE file system",
             confirm_seconds=config.killed_seconds,
         )
     if has_many_zombies and len(scan.zombies) > allowed:
@@ -164,7 +167,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _user_processes(host: Host) -> list[int]:
-    """Return pids in ascending order, without the kernel's own threads if possible: they get no signals."""
+    """Return the pids in ascending order, if possible without kernel threads, which do not receive signals."""
     names = set(host.names("/proc"))
     if KTHREADD_STAT.match(host.read(f"/proc/{KTHREADD}/stat") or ""):
         children = host.read(f"/proc/{KTHREADD}/task/{KTHREADD}/children") or ""
@@ -173,7 +176,7 @@ def _user_processes(host: Host) -> list[int]:
 
 
 def _scan(host: Host, pids: Sequence[int], scan: ScanResult) -> None:
-    """Add readings to `scan`."""
+    """Read these processes and add the results to `scan`."""
     for pid in pids:
         try:
             path = f"/proc/{pid}/stat"
@@ -187,14 +190,15 @@ def _scan(host: Host, pids: Sequence[int], scan: ScanResult) -> None:
             if tasks:
                 is_user_fuse = all(_waits_in_user_fuse(host, task) for task in tasks)
                 (scan.in_user_fuse if is_user_fuse else scan.stuck).append(process)
-        except ProcessLookupError:  # it ended while it was read
+        except ProcessLookupError:  # the process ended while it was being read
             continue
-        except (OSError, ValueError) as error:  # it must not hide the other processes
+        except (OSError, ValueError) as error:  # this error must not hide the other processes
             scan.unreadable.append(str(error))
 
 
 def process_state(text: str, source: str) -> str:
-    """Return the letter in /proc/PID/stat. The name before it may contain anything. Raises ValueError if truncated."""
+    """Return the state letter in /proc/PID/stat. The name before it may contain anything. Raises ValueError if
+    truncated."""
     state = text[text.rfind(")") + 2 :][:1]
     if state not in STATES or text.count(" ") < MIN_FIELDS - 1:
         raise ValueError(f"{source}: not a process state: {text[:60]!r}")
@@ -214,7 +218,7 @@ def parse(text: str, source: str) -> Process:
 
 
 def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
-    """Yield the /proc directories of tasks that were killed and hang."""
+    """Yield the /proc directories of the process's tasks that were killed and hang."""
     own = f"/proc/{process.pid}"
     if process.state == "D" and _is_killed(host, own, process):
         yield own
@@ -227,7 +231,7 @@ def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
 
 
 def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
-    """Return True if a task that hangs waits for a FUSE file system that a user mounted."""
+    """Return True if a hanging task waits for a FUSE file system that a user mounted."""
     stack, wchan = host.read_or_empty(f"{task_path}/stack"), host.read_or_empty(f"{task_path}/wchan")
     if not (is_fuse_wait(stack) if stack else is_fuse_function(wchan) or is_file_lock(wchan)):
         return False
@@ -243,8 +247,8 @@ def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
 
 
 def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
-    """Return True if a task belongs to this user, who is not root: by its uid, or because its user namespace, which is
-    not the first one, contains that user."""
+    """Return True if a task belongs to this user (not root), by its uid or because its user namespace (not the initial
+    one) contains that user."""
     uid = UID.search(host.read_or_empty(f"{task_path}/status"))
     if uid is not None and int(uid[1]) == user:
         return True
@@ -253,8 +257,8 @@ def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
 
 
 def is_fuse_wait(stack: str) -> bool:
-    """Return True if a task with this stack (/proc/PID/stack, the innermost function first) waits for a FUSE server or
-    a lock of the file system layer, and for no driver: drivers are modules."""
+    """Return True if a task with this stack (/proc/PID/stack, innermost function first) waits for a FUSE server or a
+    lock in the file system layer, and not for a driver (drivers are modules)."""
     frames = [frame for line in stack.split("\n") for frame in FRAME.findall(line)]
     modules = {module for _, module in frames}
     functions = [function for function, _ in frames]
@@ -263,18 +267,18 @@ def is_fuse_wait(stack: str) -> bool:
 
 
 def is_fuse_function(function: str) -> bool:
-    """Return True if this kernel function is FUSE's: a task in it waits for a FUSE server."""
+    """Return True if this kernel function belongs to FUSE, so that a task in it waits for a FUSE server."""
     return function.startswith(("fuse_", "request_wait_answer"))
 
 
 def is_file_lock(function: str) -> bool:
-    """Return True if a task in this function may wait for a lock of the file system layer. A compiler's copy of a
-    function has a suffix: .isra.0, .part.0."""
+    """Return True if a task in this function may be waiting for a lock in the file system layer. Copies of a function
+    that the compiler made have a suffix such as .isra.0 or .part.0."""
     return FILE_LOCKS.fullmatch(function.partition(".")[0]) is not None
 
 
 def _is_killed(host: Host, task_path: str, task: Process) -> bool:
-    """Return True if SIGKILL is pending or the task is exiting. Raises ValueError if its status is not readable."""
+    """Return True if SIGKILL is pending or the task is exiting. Raises ValueError if its status cannot be parsed."""
     status = host.read(f"{task_path}/status")
     if status is None:
         return False
@@ -311,7 +315,7 @@ def _describe(host: Host, process: Process) -> str:
 
 OBSERVATIONS = {
     "processes_scanned_up_to_pid": Meaning(
-        "Last process id that the previous run read; 0 if it read all; for healthd itself.",
+        "Last process id that the previous run read; 0 if it read all. For healthd's own use.",
     ),
 }
 
@@ -319,32 +323,34 @@ EXPLAIN = {
     "processes/unkillable": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A process was killed and has not ended for minutes: it sleeps in the kernel, where no signal reaches it. The "
-        "part is its pid, and its start time in ticks after boot.",
-        "It holds its memory, GPU and mounts. Slurm cannot end its job, and the next job finds less than it was "
-        "allocated.",
-        "cat /proc/PID/wchan /proc/PID/stack shows where it hangs. nvidia or uvm: journalctl -k | grep Xid; nfs, rpc, "
-        "lustre: the file server. The process ends when that responds; if it never does, reboot the node.",
+        "A process was killed minutes ago but has not ended. It sleeps in the kernel, where no signal reaches it. The "
+        "part is its pid and its start time in ticks since boot.",
+        "The process still occupies its memory, GPU and mounts. Slurm cannot end its job, and the next job gets less "
+        "than it was allocated.",
+        "cat /proc/PID/wchan /proc/PID/stack shows where it hangs. If the functions contain nvidia or uvm, run "
+        "journalctl -k | grep Xid. If they contain nfs, rpc or lustre, check the file server. The process ends when "
+        "the driver or server responds. If that never happens, reboot the node.",
         confirm="killed_seconds",
         shared=True,
     ),
     "processes/user_file_system": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A process was killed and has not ended for minutes: it waits for a FUSE file system that a user has mounted "
+        "A process was killed minutes ago but has not ended. It waits for a FUSE file system that a user mounted "
         "(sshfs, an Apptainer image) and whose server does not respond.",
-        "Slurm cannot end its job. The node is not at fault: its other jobs and its GPUs are not affected.",
-        "No action tonight. To end it, kill the server: fuser -v /dev/fuse shows it. Or echo 1 > "
-        "/sys/fs/fuse/connections/N/abort, for the N whose /sys/fs/fuse/connections/N/waiting is not 0.",
+        "Slurm cannot end the process's job. The node is not at fault, and its other jobs and its GPUs are not "
+        "affected.",
+        "No action tonight. To end the process, kill the FUSE server (fuser -v /dev/fuse shows it), or run echo 1 > "
+        "/sys/fs/fuse/connections/N/abort for the N whose /sys/fs/fuse/connections/N/waiting is not 0.",
         confirm="killed_seconds",
     ),
     "processes/zombies": Explain(
         Severity.WARNING,
         Clears.PASS,
         "Many processes have ended without being reaped by their parents.",
-        "None at first. When the process ids run out, nothing can be started any more.",
+        "None at first. When process ids run out, no new process can start.",
         "No action tonight. ps -eo stat,ppid | awk '/^Z/ {print $2}' | sort | uniq -c | sort -n | tail shows the "
-        "parents. Restart or repair the parent; a container without an init process is a common cause.",
+        "parents. Restart or fix the parent. A common cause is a container without an init process.",
     ),
 }
 

@@ -1,11 +1,11 @@
-"""Required services: whether systemd has them active.
+"""Whether required systemd services are active.
 
-Rules: Meta's study counts services (NHC's health checks begin with them): without slurmd, munge or, between NVLink
-switches, nvidia-fabricmanager no job runs. Only units that the settings name are checked; of units that only a profile
-names, only the installed ones. A unit that is changing its state (it has a job in systemd, or starts, stops or
-reloads: a restart, the boot) only warns, however long it takes: systemd ends that by itself. A unit that waits for a
-restart after a failure (auto-restart) is not active. A unit that fails and restarts repeatedly warns, also while it is
-up.
+Rules: no job runs without slurmd, munge or, on machines with NVLink switches, nvidia-fabricmanager. Meta's study
+includes services, and NHC's health checks begin with them. Only units named in the settings are checked. Units that
+only a profile names are checked if they are installed. A unit that is changing its state (it has a job in systemd, or
+is starting, stopping or reloading, as during a restart or a boot) only warns, however long that takes, because systemd
+itself ends it. A unit that waits for a restart after a failure (auto-restart) is not active. A unit that fails and
+restarts repeatedly warns even while it is up.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
 OPTIONAL_PROPERTIES = (
     "Job",
     "NRestarts",
-)  # a waiting job; the number of restarts, which only services have, since systemd 235
+)  # a waiting job; the number of restarts (only for services, since systemd 235)
 ACTIVE = ("active", "reloading", "refreshing")
 CHANGING = ("activating", "deactivating", "maintenance")
 STOPPED = ("inactive", "failed")
@@ -52,9 +52,9 @@ STOPPED = ("inactive", "failed")
 
 class Config(CheckSettings, frozen=True):
     """required           units that must be active, or the node is degraded: ["slurmd", "munge"]
-    wanted             units that should be active: they warn
+    wanted             units that should be active; inactive ones only warn
     confirm_seconds    a unit must be inactive for this long
-    restarts_per_hour  more automatic restarts of one unit than this within an hour warn
+    restarts_per_hour  warn at more automatic restarts of one unit than this within an hour
     """
 
     required: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def validate(config: Config) -> str | None:
     for setting, units in (("required", config.required), ("wanted", config.wanted)):
         for unit in units:
             if not UNIT.fullmatch(unit) or unit.startswith("-") or unit.partition(".")[0].endswith("@"):
-                return f'{setting}: "{unit}" is not a unit: write its name, as in "slurmd" or "data.mount"'
+                return f'{setting}: "{unit}" is not a unit name like "slurmd" or "data.mount"'
     return None
 
 
@@ -79,10 +79,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     seconds = config.timeout_seconds * 0.8
     result = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES)), *units), seconds)
     if result is None and all(_only_guessed(unit, config) for unit in units):
-        yield NothingToCheck("no systemd")  # or a file tree: only a profile expects units there
+        yield NothingToCheck("no systemd")  # or a file tree, for which only a profile expects units
         return
     if result is None:
-        raise RuntimeError("there is no systemctl to query the units in required and wanted")
+        raise RuntimeError("cannot query the units in required and wanted: systemctl is missing")
     if result.status != 0:
         raise RuntimeError(f"systemctl: exit status {result.status}: {(result.stderr or result.stdout).strip()[:200]}")
     for unit, properties in zip(units, parse(result.stdout, units), strict=True):
@@ -92,13 +92,13 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _only_guessed(unit: str, config: Config) -> bool:
-    """Return True if only a profile of the machine's type names the unit."""
+    """Return True if only a machine type profile names the unit."""
     settings = (("required", config.required), ("wanted", config.wanted))
     return all(setting in config.guessed for setting, units in settings if unit in units)
 
 
 def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
-    """Return the properties of each unit, in the order of `units`; systemctl separates units by an empty line.
+    """Return the properties of each unit, in the order of `units`. systemctl separates units by an empty line.
 
     Raises ValueError for anything else.
     """
@@ -165,7 +165,7 @@ SYSTEMCTL_SECONDS = 8.0  # less than the worker's deadline
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Yield the active units among those that the settings or a profile name and the usual ones."""
+    """Yield the active units among the usual ones and those named in the settings or a profile."""
     named = {"required": config.required, "wanted": config.wanted}
     usual = {"required": REQUIRED_UNITS, "wanted": WANTED_UNITS}
     settings_by_unit = {
@@ -191,19 +191,22 @@ def _unit(name: str) -> str:
     return name if "." in name else f"{name}.service"
 
 
-_TODO = "systemctl status UNIT; journalctl -u UNIT -b. If the unit does not belong on this node, correct the settings."
+_TODO = (
+    "Run systemctl status UNIT and journalctl -u UNIT -b. If the unit does not belong on this node, correct the "
+    "settings."
+)
 
 OBSERVATIONS = {
     "service_active": Meaning("1 if the systemd unit is active, else 0.", ("unit",)),
-    "service_restarts_total": Meaning("Times that systemd itself restarted the unit (NRestarts).", ("unit",)),
+    "service_restarts_total": Meaning("Number of automatic restarts of the unit by systemd (NRestarts).", ("unit",)),
 }
 
 EXPLAIN = {
     "services/inactive": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A required unit is not active: it failed, was stopped or masked, or is not installed.",
-        "Without slurmd or munge no job starts and none ends; without nvidia-fabricmanager no CUDA program runs on "
+        "A required unit is not active. It failed, was stopped or masked, or is not installed.",
+        "Without slurmd or munge, jobs cannot start or end. Without nvidia-fabricmanager, no CUDA program runs on "
         "machines with NVLink switches.",
         _TODO,
         confirm="confirm_seconds",
@@ -214,7 +217,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A unit listed in `wanted` is not active.",
-        "None at once: it is not listed in `required`.",
+        "None immediately, because the unit is not listed in `required`.",
         f"No action tonight. {_TODO}",
         confirm="confirm_seconds",
         shared=True,
@@ -223,17 +226,18 @@ EXPLAIN = {
     "services/changing": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A unit is starting or stopping, or waits for others to start, for longer than a restart takes.",
-        "Until it is up it does not work. systemd gives up after the unit's own time limit: then it is not active.",
-        "No action tonight. systemctl list-jobs shows what it waits for. " + _TODO,
+        "A unit has been starting, stopping or waiting for other units for longer than a restart takes.",
+        "The unit does not work until it is up. systemd gives up after the unit's own time limit, and the unit then "
+        "counts as inactive.",
+        "No action tonight. systemctl list-jobs shows what the unit is waiting for. " + _TODO,
         confirm="confirm_seconds",
         shared=True,
     ),
     "services/restarting": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A unit fails and systemd restarts it, many times within an hour. Manual restarts do not count.",
-        "Between two starts it does not work: jobs sometimes fail to start or to authenticate.",
+        "A unit failed and systemd restarted it many times within an hour. Manual restarts do not count.",
+        "The unit does not work between two starts, so jobs sometimes fail to start or to authenticate.",
         f"No action tonight. {_TODO}",
         confirm="confirm_seconds",
         shared=True,

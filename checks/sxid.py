@@ -1,11 +1,11 @@
 """NVSwitch errors (SXids) in the kernel log.
 
-Rules: the Fabric Manager guide puts an SXid into one of three classes. Always fatal is CRITICAL; potentially fatal is
-CRITICAL if the driver's line contains Fatal; non-fatal warns. Codes that are not in the guide are judged by the
-driver's word as well: for Fatal it has given up the link or the switch (nvswitch_set_fatal_error()). These are half of
-the codes that it may call Fatal (open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007,
-...). Some lines have no such word, although the switch cannot work after them: they are DEGRADED, by their code, or
-because they report a shutdown. All others warn.
+Rules: the Fabric Manager guide assigns each SXid to one of three classes. Always fatal is CRITICAL, potentially fatal
+is CRITICAL if the driver's line contains Fatal, and non-fatal warns. For codes that are not in the guide, the driver's
+word decides as well: Fatal means that the driver has given up on the link or the switch (nvswitch_set_fatal_error()).
+Half of the codes that the driver may call Fatal are not in the guide (open-gpu-kernel-modules 595.45.04,
+src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some lines do not contain this word although the switch cannot
+work afterwards. These are DEGRADED, by their code or because they report a shutdown. All others warn.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from healthd.nvidia import codes
 
 USES = ""
 
-# Lines of a switch that no longer works, without "Fatal" or "Non-fatal": open-gpu-kernel-modules 595.45.04,
+# Lines without "Fatal" or "Non-fatal" about a switch that no longer works: open-gpu-kernel-modules 595.45.04,
 # src/common/nvswitch/kernel: nvswitch.c, ls10/ls10.c (10007: its registers cannot be read), lr10/soe_lr10.c,
 # ls10/soe_ls10.c (its controller, SOE), lr10/therm_lr10.c, ls10/therm_ls10.c (it shuts down: under 10006, or with that
 # text under 10004, which otherwise reports a slowdown), ls10/heartbeat_ls10.c (28005; 28001 and 28003, hot
@@ -43,7 +43,7 @@ UNCLASSIFIED_FAULTS = {
     26001: "the switch's controller (SOE) could not be reset",
     26002: "the switch's controller (SOE) could not be booted",
     26006: "the switch's controller (SOE) halted",
-    28005: "a shutdown by the controller (SOE) because of hot transceivers (OSFP)",
+    28005: "the switch's controller (SOE) shuts down because of hot transceivers (OSFP)",
 }
 
 
@@ -54,7 +54,8 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and switch, from all its events; the worst in this boot and window counts."""
+    """Yield one finding for each code and switch, from all its events. The worst event in this boot and window
+    counts."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "sxid":
@@ -115,8 +116,7 @@ _DRIVER_TEXT = regex(
 
 
 def _driver_text(event: KernelEvent) -> str:
-    """Return the driver's text for a code in no list, or for a listed code whose line reports a shutdown: "SOE Watchdog
-    error". "" if there is none, or if the list has more detail."""
+    """Return the driver's own text ("SOE Watchdog error") for an unlisted code or a line that reports a shutdown."""
     code = int(event.code)
     if code in UNCLASSIFIED_FAULTS or event.field("further") or (_category(code) and not event.field("shutdown")):
         return ""
@@ -125,24 +125,24 @@ def _driver_text(event: KernelEvent) -> str:
 
 
 _TODO = (
-    "The line names switch and link (journalctl -k | grep SXid); read the fabric manager's log as well. Reboot after "
-    "the drain. If you reset all GPUs and switches together instead, run healthd repaired CODE PCI afterwards. If it "
-    "comes back on the same switch or link: open a case with NVIDIA."
+    "The kernel line names the switch and the link (journalctl -k | grep SXid). Read the fabric manager's log as well. "
+    "Reboot after the drain. If you reset all GPUs and switches together instead, run healthd repaired CODE PCI "
+    "afterwards. If the error recurs on the same switch or link, open a case with NVIDIA."
 )
 _NO_ACTION = (
-    "No action tonight: NVLink traffic continues. If it comes back on the same link, or a job on this node hangs in "
-    "NCCL, drain the node and reset all GPUs and switches together, or reboot. Repeated errors on one link: open a "
-    "case with NVIDIA."
+    "No action tonight, because NVLink traffic continues. If the error recurs on the same link, or a job on this node "
+    "hangs in NCCL, drain the node and reset all GPUs and switches together, or reboot. If errors repeat on one link, "
+    "open a case with NVIDIA."
 )
 _WINDOW = "warning_window_seconds"
 _CLASSES = {
-    "always fatal": "Jobs that use the switch fail: its links or the whole switch stop.",
+    "always fatal": "Jobs that use the switch fail, because its links or the whole switch stop working.",
     "potentially fatal": (
-        "If the line contains Fatal, jobs that use the link or switch fail, and healthd drains the node. For "
-        "Non-fatal traffic continues and healthd only warns. If it has neither word but reports a "
-        "shutdown of the switch, healthd drains the node and requeues no job."
+        "If the line contains Fatal, jobs that use the link or switch fail, and healthd drains the node. If it "
+        "contains Non-fatal, traffic continues and healthd only warns. If it has neither word but reports a shutdown "
+        "of the switch, healthd drains the node and requeues no job."
     ),
-    "non-fatal": "The switch recovered from the error: NVLink traffic continues. healthd only warns.",
+    "non-fatal": "The switch recovered from the error, and NVLink traffic continues. healthd only warns.",
 }
 
 
@@ -150,18 +150,18 @@ MILDER_SEVERITIES = (Severity.DEGRADED, Severity.WARNING)  # potentially fatal c
 
 
 def explain(code: str) -> Explain | None:
-    """Return the text for one code: "sxid/20034"; None if the code is not one of this check."""
+    """Return the text for one code ("sxid/20034"), or None if the code does not belong to this check."""
     name = code.rpartition("/")[2]
     if not (is_decimal(name) and len(name) < 7):
         return None
     category = _category(int(name))
     if int(name) in UNCLASSIFIED_FAULTS:
-        meaning = f"{_title(int(name))}. NVIDIA's driver logs it without calling it fatal or non-fatal."
+        meaning = f"{_title(int(name))}. NVIDIA's driver logs this error without calling it fatal or non-fatal."
         return Explain(Severity.DEGRADED, Clears.REBOOT, meaning, _CLASSES["always fatal"], _TODO)
     if not category:
-        meaning = f"SXid {name} is in no list known to this version: an error of an NVSwitch, according to its driver."
+        meaning = f"SXid {name} is an NVSwitch error according to its driver, and unknown to this version."
         return _potentially_fatal(meaning)
-    meaning = f"{_title(int(name))}. An error of an NVSwitch, {category} by NVIDIA's Fabric Manager guide."
+    meaning = f"{_title(int(name))}. An NVSwitch error, {category} according to NVIDIA's Fabric Manager guide."
     if category == "potentially fatal":
         return _potentially_fatal(meaning)
     if category == "non-fatal":
@@ -170,7 +170,7 @@ def explain(code: str) -> Explain | None:
 
 
 def _potentially_fatal(meaning: str) -> Explain:
-    """Return the text of a code whose line decides whether it is fatal."""
+    """Return the text for a code that is fatal only if its line says so."""
     todo = f"{_TODO} If it is only a warning: {_NO_ACTION[:1].lower()}{_NO_ACTION[1:]}"
     ends = Ends(Clears.REBOOT, _WINDOW)
     matters = _CLASSES["potentially fatal"]
@@ -178,7 +178,7 @@ def _potentially_fatal(meaning: str) -> Explain:
 
 
 def known_codes() -> list[str]:
-    """Return every SXid of the guide, and those that drain without it; `explain` handles others as well."""
+    """Return every SXid in the guide, and others that drain. `explain` handles other codes as well."""
     return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *UNCLASSIFIED_FAULTS})]
 
 
@@ -187,6 +187,7 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an SXid ends a job, by its class in the Fabric Manager guide, else by the severity of its line."""
+    """Return when an SXid ends a job, by its class in the Fabric Manager guide or otherwise by the severity of its
+    line."""
     always = _category(int(code.rpartition("/")[2])) == "always fatal"
     return EndsJob.ALWAYS if always else EndsJob.IF_ISOLATES

@@ -1,14 +1,14 @@
-"""Results of the last `healthd validate` of this node: failed tests and slow parts.
+"""Failed tests and slow parts in this node's last `healthd validate`.
 
-The check only reads the result file in the state directory, and costs nothing. By default only a person runs `healthd
-validate`. With `before_resume` healthd runs it on a node that it drained and that is idle, before the resume; with
-`epilog` Slurm's epilog runs a quick validation if no other job is on the node. docs/validation.md lists the tests,
-their tools and their references.
+The check only reads the result file in the state directory, which costs nothing. By default `healthd validate` is run
+only by hand. With `before_resume`, healthd runs it before it resumes an idle node that it drained. With `epilog`,
+Slurm's epilog runs a quick validation if no other job is on the node. docs/validation.md lists the tests, their tools
+and their references.
 
-Rule: a test that a tool itself reports as failed (a wrong result, an error of CUDA or NCCL) is evidence of a fault and
-drains. A slow part only warns unless the site raises the severity: how slow is too slow depends on its jobs. FALCON
-(arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings, and calls 1.1 times the median
-slow.
+Rule: a test that a tool itself reports as failed (a wrong result, a CUDA or NCCL error) is evidence of a fault and
+drains. A slow part only warns unless the site raises the severity, because how slow is too slow depends on the site's
+jobs. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings, and calls 1.1 times
+the median slow.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from healthd.validation.document import Result
 
 USES = ""
-AFTER_EVENTS = ("job_end",)  # an epilog may have validated
-HOLDS_RESUME = False  # an unreadable document keeps no node drained: earlier failures remain open
+AFTER_EVENTS = ("job_end",)  # an epilog may have run a validation
+HOLDS_RESUME = False  # an unreadable document must not keep a node drained; earlier failures remain open anyway
 
-MAX_MESSAGE = 300  # of a message
-MAX_SERIES = 64  # of tests and verdicts
-MIN_SECONDS, MAX_SECONDS = 10.0, 86400.0  # range of `healthd validate --seconds`; less measures nothing
-ENDING_SECONDS = 30.0  # for the start and the end of its programs
+MAX_MESSAGE = 300  # characters
+MAX_SERIES = 64  # pairs of test and verdict
+MIN_SECONDS, MAX_SECONDS = 10.0, 86400.0  # range of `healthd validate --seconds`; a shorter time measures nothing
+ENDING_SECONDS = 30.0  # for starting and ending the programs
 MAX_EPILOG_SECONDS = 30.0
 TOOLS = ("python", "nvbandwidth", "all_reduce_perf", "sendrecv_perf", "ib_write_bw", "dcgmi")
 
@@ -57,13 +57,13 @@ DcgmLevel = Annotated[int, between(0, 4)]
 
 class Config(CheckSettings, frozen=True):
     """before_resume   run `healthd validate` on a drained, idle node before its resume
-    before_resume_seconds   how long that may take
+    before_resume_seconds   time limit for that run
     epilog          run a quick validation in the epilog
-    epilog_seconds  how long that may take; HEALTHD_EPILOG_SECONDS of /etc/default/healthd must be 5 more
-    floors          test -> the lowest accepted value, in the test's unit; below it a part is slow
-    tools           tool -> path of its program, if healthd does not find it: python, nvbandwidth, ib_write_bw, ...
-    dcgm_level      level of `dcgmi diag -r`; 0 = not at all
-    clear_after     one clean run is enough: another one reads the same document
+    epilog_seconds  time limit for that run; HEALTHD_EPILOG_SECONDS in /etc/default/healthd must be 5 more
+    floors          lowest accepted value by test, in the test's unit; below it a part is slow
+    tools           program paths for tools that healthd does not find: python, nvbandwidth, ib_write_bw, ...
+    dcgm_level      level for `dcgmi diag -r`; 0 = do not run it
+    clear_after     one clean run is enough, because another would read the same document
     """
 
     before_resume: bool = False
@@ -121,8 +121,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]) -> Finding:
-    """Return the finding of a part with the results of all its tests. The text is also the evidence: the same text
-    again does not reopen a condition after `healthd repaired` or a manual resume."""
+    """Return the finding for a part, with the results of all its tests. The text is also the evidence, so the same text
+    does not reopen a condition after `healthd repaired` or a manual resume."""
     message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MAX_MESSAGE]
     evidence = f"{results[0].source}: {message}" if results[0].source else message
     return Finding(severity, code, part, message, evidence=evidence)
@@ -130,12 +130,12 @@ def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]
 
 OBSERVATIONS = {
     "validation_ended_timestamp_seconds": Meaning(
-        "Time at which the last validation of this node ended, in seconds since the epoch."
+        "Time at which this node's last validation ended, in seconds since the epoch."
     ),
-    "validation_duration_seconds": Meaning("Duration of the last validation of this node, in seconds."),
+    "validation_duration_seconds": Meaning("Duration of this node's last validation, in seconds."),
     "validation_results": Meaning(
-        "Number of results of the last validation of this node, by test and verdict (ok, slow, failed, "
-        "not_measured); a pair that did not occur has no series.",
+        "Number of results in this node's last validation, by test and verdict (ok, slow, failed, not_measured); a "
+        "pair that did not occur has no series.",
         ("test", "verdict"),
     ),
 }
@@ -144,20 +144,21 @@ EXPLAIN = {
     "validation/failed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "In the last healthd validate a test of this part failed: a wrong result, an error of CUDA, NCCL or a port, "
-        "or a failure that the tool itself reports.",
-        "A job would get the same error, or wrong numbers without an error.",
-        "healthd validate --show lists all results and the tools. Run it again on the idle node: healthd validate. "
-        "healthd status lists other open conditions of the part. The condition clears with a later validation in which "
-        "the test passes, or with healthd repaired validation/failed PART.",
+        "A test of this part failed in the last healthd validate, with a wrong result, an error from CUDA, NCCL or a "
+        "port, or another failure that the tool itself reported.",
+        "A job would get the same error, or wrong results without any error.",
+        "healthd validate --show lists all results and the tools. Run healthd validate again on the idle node. healthd "
+        "status lists other open conditions of the part. The condition clears when the test passes in a later "
+        "validation, or after healthd repaired validation/failed PART.",
     ),
     "validation/slow": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "In the last healthd validate this part was slower than its floor, its peers or its own history.",
-        "A synchronous job runs at the pace of its slowest part: one slow GPU slows down all.",
-        "No action tonight. healthd validate --show lists the numbers. Check clocks, heat, PCIe width and link errors "
-        "of the part in healthd status, and run it again on the idle node: healthd validate. To drain for such parts: "
+        "In the last healthd validate, this part was slower than its floor, its peers or its own history.",
+        "A synchronous job runs at the pace of its slowest part, so one slow GPU slows down all others.",
+        "No action tonight. healthd validate --show lists the numbers. Look for clock, heat, PCIe width and link "
+        "problems of the part in healthd status, and run healthd validate again on the idle node. To drain the node "
+        "for slow parts, set "
         'severity = { "validation/slow" = "degraded" } in [checks.validation].',
     ),
 }

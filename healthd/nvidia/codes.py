@@ -1,6 +1,7 @@
-"""Tables of NVIDIA's codes: Xid, SXid and the decoding of NVLink 5 Xids. Data in facts/*.csv, read on first use.
+"""Tables of NVIDIA's codes: Xids, SXids and the decoding of NVLink 5 Xids. The data in facts/*.csv is read on first
+use.
 
-Sources: NVIDIA's Xid catalogue (workbook of 2025-09-30), the Fabric Manager guide's SXid tables.
+Sources: NVIDIA's Xid catalogue (workbook of 2025-09-30) and the SXid tables in the Fabric Manager guide.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 class XidFact(NamedTuple):
-    """Row of the Xid catalogue. `action`: NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), "" if none."""
+    """Row in the Xid catalogue. `action` is NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), "" if none."""
 
     code: int
     mnemonic: str
@@ -22,7 +23,7 @@ class XidFact(NamedTuple):
 
 
 class SxidFact(NamedTuple):
-    """Row of the SXid tables. `category`: "always fatal", "potentially fatal" or "non-fatal"."""
+    """Row in the SXid tables. `category` is "always fatal", "potentially fatal" or "non-fatal"."""
 
     code: int
     name: str
@@ -30,10 +31,10 @@ class SxidFact(NamedTuple):
 
 
 class Nvlink5Fact(NamedTuple):
-    """Row of the table that decodes Xids 144-150. `action` as in XidFact.
+    """Row in the table that decodes Xids 144-150. `action` is as in XidFact.
 
-    patterns   of the first register word before and since driver 575, bit 31 first: "0", "1", "-" = any
-    statuses   of the second word; () = any
+    patterns   for the first register word, before and since driver 575, bit 31 first: "0", "1", "-" = any
+    statuses   accepted values of the second word; () = any
     impact     ("Local: ...", "Remote: ...")
     """
 
@@ -48,7 +49,7 @@ class Nvlink5Fact(NamedTuple):
 
     @property
     def sub_code(self) -> int:
-        """Bits 25 to 20 of the first word: the 4 of "149.4" in other tools."""
+        """Return bits 25 to 20 of the first word: the 4 in "149.4" of other tools."""
         return int(self.patterns[0][6:12], 2)
 
 
@@ -70,14 +71,15 @@ def sxid(code: int) -> SxidFact | None:
 
 
 class Nvlink4Bits(NamedTuple):
-    """Bits in the registers of an Xid 74 and their meaning. `word`: 0 = first."""
+    """Bits in a register of an Xid 74, and their meaning. `word` 0 is the first register."""
 
     word: int
     bits: frozenset[int]
     means: str
 
 
-# NVIDIA's catalogue, workflow for NVLink errors (Xid 74); worst first. Bits 0, 23, 30 of the first word mean nothing.
+# From the workflow for NVLink errors (Xid 74) in NVIDIA's catalogue, worst first. Bits 0, 23 and 30 of the first word
+# have no meaning.
 NVLINK4_BITS = (
     Nvlink4Bits(3, frozenset({18}), "the NVLink fabric must be reset"),
     Nvlink4Bits(0, frozenset({4, 5}), "ECC or parity"),
@@ -86,8 +88,8 @@ NVLINK4_BITS = (
     Nvlink4Bits(0, frozenset({8, 9, 12, 16, 17, 24, 28}), "perhaps the link's hardware: check its connections"),
     Nvlink4Bits(0, frozenset({21, 22}), "marginal signal: check the link's connections"),
     Nvlink4Bits(2, frozenset({16, 19}), "if repeated: run NVIDIA's field diagnostics"),
-    Nvlink4Bits(0, frozenset({27, 29}), "if repeated: a case for NVIDIA"),
-    Nvlink4Bits(2, frozenset({13, 17, 18}), "if repeated: a case for NVIDIA"),
+    Nvlink4Bits(0, frozenset({27, 29}), "if repeated: open a case with NVIDIA"),
+    Nvlink4Bits(2, frozenset({13, 17, 18}), "if repeated: open a case with NVIDIA"),
     Nvlink4Bits(4, frozenset({20, 23, 26, 29}), "many corrected errors, nothing lost"),
     Nvlink4Bits(0, frozenset({1, 20}), "follows another error"),
     Nvlink4Bits(3, frozenset({16, 17}), "follows another error"),
@@ -95,7 +97,7 @@ NVLINK4_BITS = (
 
 
 def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
-    """Return the meanings of the words of an Xid 74, worst first; () if no known bit is set."""
+    """Return the meanings of the register words of an Xid 74, worst first, or () if no known bit is set."""
     return tuple(
         entry
         for entry in NVLINK4_BITS
@@ -104,20 +106,20 @@ def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
 
 
 def nvlink5_rows() -> tuple[Nvlink5Fact, ...]:
-    """Return all rows of the table, in its order."""
+    """Return all rows in table order."""
     return _nvlink5s()
 
 
 def sub_code(intr_info: int) -> int:
-    """Return bits 25 to 20 of the first register word of an Xid 144-150."""
+    """Return the sub-code of an Xid 144-150: bits 25 to 20 of its first register word."""
     return intr_info >> 20 & 0x3F
 
 
 def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5Fact | None:
-    """Return the row for an Xid 144-150 line: unit ("RLW_REMAP"), first and second register word.
+    """Return the row for an Xid 144-150 line, by its unit ("RLW_REMAP") and its first and second register words.
 
-    Driver 575 changed the bits of the first word that name the unit: both patterns are tried, and the unit's name in
-    the line distinguishes them. A status with several bits counts as its worst bit.
+    Driver 575 changed the bits of the first word that identify the unit. Both patterns are tried, and the unit's name
+    in the line distinguishes them. A status with several bits set counts as its worst bit.
     """
     bits = f"{intr_info:032b}"
     rows = [
@@ -143,7 +145,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def load() -> None:
-    """Read the tables now, for a process that may outlive its files."""
+    """Read the tables now, for a process that may outlive the files."""
     for read in (_xids, _sxids, _nvlink5s):
         read()
 

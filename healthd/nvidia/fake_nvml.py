@@ -1,6 +1,7 @@
-"""Fake NVML without GPUs: answers like pynvml, call for call, from a profile or a scenario file (fake_scenario).
+"""Fake NVML for machines without GPUs. It answers pynvml's calls from a profile or a scenario file (fake_scenario).
 
-It raises pynvml's own NVMLError_* classes, NotSupported for missing features of a model, and can hang or die in a call.
+It raises pynvml's own NVMLError_* classes (NotSupported for features that a model lacks), and can hang or die in a
+call.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ pynvml = nvml_binding.pynvml()
 
 put = object.__setattr__  # see nvml.raw
 
-# NVML answers these from data recorded when it was opened: they also work for a GPU that is gone from the bus.
+# NVML answers these calls from data recorded when it was opened, so they also work for a GPU that is gone from the bus.
 CACHED_CALLS = frozenset(
     {
         "nvmlDeviceGetHandleByIndex",
@@ -57,7 +58,7 @@ CACHED_CALLS = frozenset(
 NO_BIT_ERRORS = 0xFFF  # 15e-255
 ACTIVITY_FIELDS = [field for fields in FIELDS_ACTIVITY.values() for field, _ in fields]
 COUNT_PER_ITERATION = 1_000_000  # for each iteration
-# Field -> the setting with its counts by link; "" counts nothing.
+# For each field, the name of the setting with its counts by link; "" for a counter that is always 0.
 LINK_FIELDS = {
     LinkCounters.FIELDS: dict(zip(FIELDS_LINK_ERRORS, ("nvlink_replay", "nvlink_recovery", "nvlink_crc"), strict=True)),
     LinkCounters.NVLINK5: {
@@ -67,30 +68,32 @@ LINK_FIELDS = {
     },
 }
 
-_opens = itertools.count()  # random failures differ between rounds
+_opens = itertools.count()  # number of opens, so that random failures differ between rounds
 
 
 def open_fake(profile_or_file: str, now: Callable[[], float] = time.time) -> Nvml:
-    """Open NVML in the scenario's present state. Raises ConvertError, or NvmlError if nvmlInit fails."""
+    """Open NVML in the scenario's current state. Raises ConvertError, or NvmlError if nvmlInit fails."""
     return Nvml.open(library(profile_or_file, now))
 
 
 def library(profile_or_file: str, now: Callable[[], float] = time.time) -> FakeLibrary:
-    """Return the functions of that NVML, before nvmlInit."""
+    """Return the fake pynvml for a profile or scenario file, before nvmlInit."""
     scenario, start = fake_scenario.read(profile_or_file)
     machine, gpus = fake_scenario.state(scenario, now() - start)
     return FakeLibrary(machine, fake_scenario.addresses(scenario), gpus)
 
 
 class Handle(Value, frozen=True):
-    """Fake of NVML's pointer to a device. index: its place on the machine. mig: one of its MIG devices."""
+    """Fake of NVML's pointer to a device. `index` is the GPU's position on the machine, and `mig` one of its MIG
+    devices."""
 
     index: int
     mig: int | None = None
 
 
 class FakeLibrary:
-    """The functions of pynvml that healthd calls, on one machine. Its state does not change while it is open."""
+    """The pynvml functions that healthd calls, for one machine. The machine's state does not change while NVML is
+    open."""
 
     NVMLError: type[Exception] = pynvml.NVMLError
     NVML_NVLINK_MAX_LINKS: int = pynvml.NVML_NVLINK_MAX_LINKS
@@ -107,7 +110,7 @@ class FakeLibrary:
         self._opened = 0
         self._healthy = [gpu if _has_no_fault(machine, gpu) else None for gpu in gpus]
         self._values: dict[tuple[int, tuple[int | tuple[int, int], ...]], Any] = {}
-        self._queries: Counter[int] = Counter()  # queries that a GPU itself must answer
+        self._queries: Counter[int] = Counter()  # number of queries that the GPU itself must answer
         self._random = random.Random(f"{machine.seed} {next(_opens)}")
 
     # common to all calls
@@ -123,7 +126,7 @@ class FakeLibrary:
 
     def _gpu_for_call(self, call: str, handle: Handle) -> Gpu:
         if self._opened and (healthy := self._healthy[handle.index]) is not None:
-            return healthy  # a round makes hundreds of calls, most of them of this kind
+            return healthy  # a round makes hundreds of calls, most of them for healthy GPUs
         self._enter(call)
         gpu = self._gpus[handle.index]
         _apply_fault(gpu, call)
@@ -191,7 +194,7 @@ class FakeLibrary:
         return f"{kind}-{handle.index:08x}-{part:04x}-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
-        """Number the GPUs in the order of their PCI addresses, like the driver."""
+        """Return the GPU's index, because the driver numbers GPUs in the order of their PCI addresses."""
         self._gpu_for_call("nvmlDeviceGetMinorNumber", handle)
         return handle.index
 
@@ -360,7 +363,7 @@ class FakeLibrary:
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[int | tuple[int, int]]) -> Any:
         gpu = self._gpu_for_call("nvmlDeviceGetFieldValues", handle)
-        key = (id(gpu), tuple(fieldIds))  # equal GPUs are one object and answer alike
+        key = (id(gpu), tuple(fieldIds))  # equal GPUs are one object and give the same answers
         if key not in self._values or gpu.iteration_seconds:
             self._values[key] = _values(gpu, fieldIds)
         values = self._values[key]
@@ -383,7 +386,7 @@ class FakeLibrary:
 
 
 def _has_no_fault(machine: Machine, gpu: Gpu) -> bool:
-    """Return True if every call, once the machine is open, returns this GPU's data and no query is counted."""
+    """Return True if every call after nvmlInit returns this GPU's data and no query must be counted."""
     is_away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
     problem = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
     return not (is_away or problem or machine.missing_functions or gpu.errors or gpu.unsupported)
@@ -401,7 +404,7 @@ def _supported(value: T | None) -> T:
 
 
 def _apply_fault(part: Machine | Gpu, call: str) -> None:
-    """Sleep or die, if the scenario requires it for this call."""
+    """Sleep or die if the scenario requires that for this call."""
     if part.hang == call:
         time.sleep(part.hang_seconds)
     if part.crash == call:
@@ -414,8 +417,8 @@ def _address(pci: str) -> tuple[int, int, int]:
 
 
 def _ecc(gpu: Gpu, error_type: int, counter_type: int, location: int) -> int:
-    """Return one ECC counter, by nvml.h's numbers. Ampere and later do not support most locations; with MIG the GPU
-    does not report its counts since the driver was loaded."""
+    """Return one ECC counter, selected by nvml.h's numbers. Ampere and later do not support most locations. With MIG,
+    the GPU does not report its counts since the driver was loaded."""
     if not gpu.ecc or location not in (2, 7) or (gpu.mig and counter_type == VOLATILE):
         _fail("NotSupported")
     counter = ("volatile", "aggregate")[counter_type]
@@ -452,7 +455,7 @@ def _values(gpu: Gpu, fields: Sequence[int | tuple[int, int]]) -> Any:
 
 
 def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
-    """Fill one field value: each value has its own return code and type, as in the real call."""
+    """Fill in one field value, which has its own return code and type as in the real call."""
     number: int | None = None
     if field in gpu.unsupported_fields:
         pass
@@ -492,7 +495,7 @@ def _field(gpu: Gpu, field: int) -> int | None:
 
 
 def _activity_count(iteration_seconds: float, now: float) -> int:
-    """Return the count of a job that communicates in the last third of each iteration."""
+    """Return the activity count for a job that communicates in the last third of each iteration."""
     done, part = divmod(now, iteration_seconds)
     return int(COUNT_PER_ITERATION * (done + max(0.0, 3 * part / iteration_seconds - 2)))
 
@@ -514,7 +517,7 @@ def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
 
 
 def _packed_ber(rate: float) -> int:
-    """Pack a bit error rate: a mantissa of 1 to 15 above the exponent's absolute value, as in nvml.h."""
+    """Pack a bit error rate as in nvml.h: the mantissa (1 to 15) in the bits above the exponent's absolute value."""
     if not rate:
         return NO_BIT_ERRORS
     exponent = min(255, max(0, -math.floor(math.log10(rate))))

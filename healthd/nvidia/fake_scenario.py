@@ -1,27 +1,28 @@
-"""Simulated machines with NVIDIA GPUs: profiles, and scenario files (TOML) that break them.
+"""Simulated machines with NVIDIA GPUs: profiles of healthy machines, and scenario files (TOML) that add faults.
 
-    profile = "dgx-h100"              # one of healthd/nvidia/fake_machines, the healthy machine to start from
-    pci = ["0000:1b:00.0"]            # other addresses than the profile's: another number of GPUs
+    profile = "dgx-h100"              # the healthy machine to start from, in healthd/nvidia/fake_machines
+    pci = ["0000:1b:00.0"]            # replaces the profile's addresses, and so the number of GPUs
     library = "mismatch"              # or "driver_not_loaded", "library_not_found", "fine"
-    missing_functions = ["nvmlDeviceGetMigMode"]    # functions that an old driver lacks
-    hang = "nvmlDeviceGetTemperature" # this call sleeps for hang_seconds (default an hour), then answers
+    missing_functions = ["nvmlDeviceGetMigMode"]    # functions that the driver lacks
+    hang = "nvmlDeviceGetTemperature" # this call sleeps for hang_seconds (default: an hour), then answers
     crash = "nvmlInit"                # the process is killed in this call
-    random_failures = 0.01            # this share of the queries to a GPU returns "Unknown Error" ...
-    seed = 7                          # ... chosen again in each round, the same ones in each run of the process
+    random_failures = 0.01            # this share of the queries to GPUs fails with "Unknown Error" ...
+    seed = 7                          # ... chosen anew in each round, but the same in each run of the process
 
-    [gpu.3]                           # by index; every setting of `Gpu` below
+    [gpu.3]                           # by index; all settings of `Gpu` below are allowed
     lost = true
     [gpu.4.errors]
-    nvmlDeviceGetEccMode = "Unknown"  # a pynvml error: NVMLError_Unknown
+    nvmlDeviceGetEccMode = "Unknown"  # the call raises pynvml's NVMLError_Unknown
 
-    [[at]]                            # from then on; without `gpu` it takes the settings of the whole machine
+    [[at]]                            # changes from this time on; without `gpu`, settings of the whole machine
     seconds = 30
     gpu = 5
     ecc_volatile_uncorrected_sram = 2
 
-Seconds count from `start` (seconds since the epoch) or, without it, from the last modification of the file. A timeline
-therefore continues when the worker is replaced, and rewriting the file restarts it. The file is read at every open,
-once a round. An error in it is one ConvertError sentence that names the file and the setting.
+Seconds count from `start` (seconds since the epoch) or, if that is not set, from the file's last modification. A
+timeline therefore continues when the worker is replaced, and restarts when the file is rewritten. The file is read each
+time NVML is opened, once per round. Errors in it raise ConvertError with a sentence that names the file and the
+setting.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from healthd.nvidia import fake_machines
 from healthd.nvidia.nvml_binding import pynvml
 
 PROFILES = fake_machines.FOLDER
-CALLS = frozenset(  # of FakeLibrary
+CALLS = frozenset(  # the functions of FakeLibrary
     [
         *("nvmlInit", "nvmlShutdown", "nvmlSystemGetDriverVersion", "nvmlDeviceGetClockInfo"),
         *("nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetCount"),
@@ -102,7 +103,7 @@ class Library(enum.Enum):
 
 
 class LinkCounters(enum.Enum):
-    """How a GPU counts errors of its NVLinks."""
+    """How a GPU counts its NVLink errors."""
 
     NONE = "none"
     CALLS = "calls"  # before Hopper: nvmlDeviceGetNvLinkErrorCounter
@@ -111,31 +112,31 @@ class LinkCounters(enum.Enum):
 
 
 class Gpu(Value, frozen=True):
-    """Answers of one GPU. None: this model does not support it.
+    """Answers of one GPU. None means that this model does not support the query.
 
-    gone, unreachable, lost, requires_reset   NVML does not count it; "Unknown Error" for its handle; NVML lists it, but
-                every query to it returns GpuIsLost; or ResetRequired
-    lost_after  it answers this many queries each time that NVML is opened, and then it is lost
-    compute_capability, virtualization   [9, 0] is GH100; 1: this is a virtual machine, 3: a host of vGPUs
-    ecc_default   whether ECC is on by factory default (false: RTX A6000, RTX 4090)
-    ecc_*       counters. They are not supported without ECC (`ecc = false`); with `mig` the volatile counters and those
-                of rows are not supported either. `ecc_sram = false`: Volta and before, where SRAM counts in the total
-                only
-    remap_histogram   banks with all, many, some, few, no spare rows
-    unrepairable_memory   the driver's flag (590 and later)
+    gone, unreachable, lost, requires_reset   NVML does not count the GPU; its handle gives "Unknown Error"; NVML
+                lists it, but every query to it fails with GpuIsLost; or with ResetRequired
+    lost_after  each time NVML is opened, the GPU answers this many queries and is then lost
+    compute_capability, virtualization   [9, 0] is GH100; 1 in a virtual machine, 3 on a vGPU host
+    ecc_default   whether the factory default of ECC is on (false: RTX A6000, RTX 4090)
+    ecc_*       counters. They are not supported without ECC (`ecc = false`); with `mig`, the volatile counters and
+                those for rows are not supported either. `ecc_sram = false` for Volta and before, where SRAM errors
+                count only in the total
+    remap_histogram   number of banks with all, many, some, few and no spare rows left
+    unrepairable_memory   the flag of drivers 590 and later
     retired_single_bit, retired_double_bit   pages, before Ampere
-    fabric_health, fabric_summary   if these are not set the driver refuses the newer versions of the structure
-    temperature_margin, temperature_slowdown_margin   degrees left; the margin at which the hardware slows down
-    iteration_seconds   its links, PCIe and energy count like a job whose iterations take this long
+    fabric_health, fabric_summary   if not set, the driver rejects the newer versions of the structure
+    temperature_margin, temperature_slowdown_margin   degrees left; margin at which the hardware slows down
+    iteration_seconds   NVLink, PCIe and energy counters grow as for a job whose iterations take this long
     utilization_percent, power_limit_watts, power_default_watts, sm_clock_mhz, slowdown_*_seconds   as named
-    inforom     false: its checksums are wrong
-    processes   ids of the processes that hold a context
-    mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (not set: as now); number of devices
-    nvlink_untold   links about which no call reports anything
-    nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   by link: {4 = 7}
-    nvlink_recovery_failed   by link; nvlink_recovery counts the successful ones on Blackwell
+    inforom     false if its checksums are wrong
+    processes   ids of the processes with a context
+    mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (if not set, as now); number of devices
+    nvlink_untold   links for which no call reports anything
+    nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   counts by link: {4 = 7}
+    nvlink_recovery_failed   count by link; on Blackwell nvlink_recovery counts successful recoveries
     nvlink_ber, nvlink_symbol_ber   effective and symbol bit error rates by link: {4 = 1e-5}
-    unsupported, unsupported_fields, errors   calls and field ids that return NotSupported, and any other error
+    unsupported, unsupported_fields, errors   calls and field ids that fail with NotSupported; calls with other errors
     """
 
     name: str = ""
@@ -218,7 +219,7 @@ class Gpu(Value, frozen=True):
 
 
 class Machine(Value, frozen=True):
-    """Settings of the whole machine (see the top of this file)."""
+    """Settings for the whole machine (see the module docstring)."""
 
     driver_version: str = ""
     library: Library = Library.FINE
@@ -231,7 +232,7 @@ class Machine(Value, frozen=True):
 
 
 class Scenario(Machine, frozen=True):
-    """Scenario file. Tables are kept as written: missing settings come from the profile."""
+    """Scenario file. Tables are kept as written; missing settings come from the profile."""
 
     profile: str = ""
     pci: tuple[str, ...] = ()
@@ -241,7 +242,7 @@ class Scenario(Machine, frozen=True):
 
 
 class Profile(Value, frozen=True):
-    """Healthy machine: every GPU at the addresses `pci` has the settings `gpu`."""
+    """Healthy machine. Every GPU (at the addresses in `pci`) has the settings in `gpu`."""
 
     driver_version: str
     pci: tuple[str, ...]
@@ -249,20 +250,20 @@ class Profile(Value, frozen=True):
 
 
 class When(Value, frozen=True):
-    """Time and GPU of an [[at]] entry. gpu: None for the machine. seconds: the time from which it applies."""
+    """Time from which an [[at]] entry applies, and its GPU (None for the whole machine)."""
 
     seconds: float
     gpu: int | None = None
 
 
 def profiles() -> list[str]:
-    """Return the names of the machines that are part of healthd."""
+    """Return the names of healthd's built-in machines."""
     return toml.names_in(PROFILES)
 
 
 @functools.cache
 def profile(name: str) -> Profile:
-    """Return a profile. Raises ConvertError if there is none of this name."""
+    """Return a profile. Raises ConvertError if there is no profile with this name."""
     if name not in profiles():
         raise ConvertError(f'profile: there is no "{name}"{spelling_hint(name, profiles())}')
     with open(os.path.join(PROFILES, f"{name}.toml"), encoding="utf-8") as file:
@@ -270,7 +271,7 @@ def profile(name: str) -> Profile:
 
 
 def read(profile_or_file: str) -> tuple[Scenario, float]:
-    """Return the checked scenario of a profile's name or a file, and the epoch from which its seconds count."""
+    """Return the checked scenario for a profile name or a file, and the epoch time from which its seconds count."""
     if profile_or_file in profiles():
         return Scenario(profile=profile_or_file), 0.0
     try:
@@ -279,7 +280,7 @@ def read(profile_or_file: str) -> tuple[Scenario, float]:
             text = ownership.read_all(file).decode("utf-8")
     except FileNotFoundError:
         hint = spelling_hint(profile_or_file, profiles())
-        raise ConvertError(f'there is no profile and no file "{profile_or_file}"{hint}') from None
+        raise ConvertError(f'there is no profile or file "{profile_or_file}"{hint}') from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConvertError(f"{profile_or_file}: cannot be read: {error}") from None
     try:
@@ -299,7 +300,7 @@ def parse(text: str) -> Scenario:
 
 
 def check(data: object) -> Scenario:
-    """Check a scenario, like `parse`, from the plain data of a file."""
+    """Check a scenario like `parse`, but from a file's plain data."""
     scenario = load(Scenario, data)
     if not scenario.profile:
         raise ConvertError(f'missing profile; write profile = "{profiles()[0]}"')
@@ -309,12 +310,13 @@ def check(data: object) -> Scenario:
 
 
 def addresses(scenario: Scenario) -> tuple[str, ...]:
-    """Return the PCI addresses of the machine's GPUs, by NVML's index, including those that NVML does not show."""
+    """Return the PCI addresses of the machine's GPUs, including GPUs that NVML does not show."""
     return scenario.pci or profile(scenario.profile).pci
 
 
 def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]:
-    """Return the machine and its GPUs after `elapsed` seconds. GPUs that equal the profile share one object."""
+    """Return the machine and its GPUs after `elapsed` seconds. GPUs that are unchanged from the profile share one
+    object."""
     base = profile(scenario.profile)
     machine = {name: getattr(scenario, name) for name in _names(Machine)}
     machine["driver_version"] = machine["driver_version"] or base.driver_version
@@ -334,7 +336,7 @@ def _names(settings: type) -> list[str]:
 
 
 def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
-    """Yield each [[at]] entry: its time and GPU, its changes, and its place in the file."""
+    """Yield (time and GPU, changes, position in the file) for each [[at]] entry."""
     for number, entry in enumerate(scenario.at):
         when = load(When, {k: v for k, v in entry.items() if k in ("seconds", "gpu")}, f"at[{number}]")
         settings = {k: v for k, v in entry.items() if k not in ("seconds", "gpu")}
@@ -342,10 +344,10 @@ def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """Yield the problems that types do not show. Raises ConvertError for problems of types."""
+    """Yield problems that type checks cannot find. Raises ConvertError for wrong types."""
     for number, address in enumerate(scenario.pci):
         if not ADDRESS.fullmatch(address) or address in scenario.pci[:number]:
-            yield f'pci[{number}]: must be another address like "0000:1b:00.0", got "{address}"'
+            yield f'pci[{number}]: must be a unique address like "0000:1b:00.0", got "{address}"'
     count = len(addresses(scenario))
     yield from _machine_problems(scenario, "")
     for index, table in scenario.gpu.items():
@@ -371,7 +373,7 @@ def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
 
 
 def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> Iterator[str]:
-    """`links_before`: number of NVLinks of the GPU if this table does not set it."""
+    """Yield problems in a GPU's settings. `links_before` is its number of NVLinks if this table does not set it."""
     gpu = load(Gpu, table, where)
     yield from _fault_problems(gpu, f"{where}.")
     yield from _unknown_calls(gpu.unsupported, f"{where}.unsupported")
@@ -400,7 +402,7 @@ def _links(scenario: Scenario, index: str) -> int:
 
 
 def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
-    """Yield (name, number) of a GPU's settings, except those with their own limits."""
+    """Yield (name, number) for a GPU's numeric settings, except those with their own limits."""
     for f in fields_of(type(gpu)):
         value = getattr(gpu, f.name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]

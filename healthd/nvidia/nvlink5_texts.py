@@ -1,7 +1,7 @@
-"""Texts of `healthd explain nvlink5/149:4`: NVIDIA's table of NVLink 5 errors (Xids 144 to 150).
+"""Texts for `healthd explain nvlink5/149:4`: NVIDIA's table of NVLink 5 errors (Xids 144 to 150).
 
-149 is the Xid, 4 the sub-code: bits 25 to 20 of the first register word in the Xid's line, which other tools write as
-"149.4". Several rows of the table may share a sub-code: they differ in unit and in bits of the second word (status).
+In 149:4, 149 is the Xid and 4 the sub-code: bits 25 to 20 of the first register word in the Xid's kernel line. Other
+tools write "149.4". Table rows with the same sub-code differ in the unit and in bits of the second word (the status).
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from healthd.nvidia.xid_table import NVLINK5, title
 
 _CODE = regex(r"nvlink5(?:/(14[4-9]|150)(?:[:.](\d{1,2}))?)?")
 _MATTERS = (
-    "If the row requests a reset of the GPU and the line contains Fatal, the link is lost: collective operations "
-    "over it hang or fail, and healthd drains. All other errors only warn: they pass, or another Xid (48, 94, 95, "
-    "154) shows the effect."
+    "If the row requests a GPU reset and the line contains Fatal, the link is lost. Collective operations over it hang "
+    "or fail, and healthd drains the node. All other errors only warn. They have no lasting effect, or another Xid "
+    "(48, 94, 95, 154) reports the effect."
 )
 _FIND = (
-    "The message of the condition (gpu_xid/{xid}) names unit, sub-code and link. The status is the second word in "
-    "parentheses in journalctl -k."
+    "The message of the condition gpu_xid/{xid} names the unit, sub-code and link. The status is the second word in "
+    "parentheses in the kernel line (journalctl -k)."
 )
-_RESET = "reset the GPU after the drain, if the line has Fatal (healthd record, then nvidia-smi --gpu-reset -i PCI)"
+_RESET = (
+    "reset the GPU after the drain if the line contains Fatal (run healthd record, then nvidia-smi --gpu-reset -i PCI)"
+)
 _LINKS = (
-    "If healthd only warns: no action tonight. nvidia-smi nvlink -s and -e show the links. If it comes back on the "
-    "same link: check cable, switch and GPU at both ends."
+    "If healthd only warns, no action is needed tonight. nvidia-smi nvlink -s and -e show the links. If the error "
+    "recurs on the same link, check the cable, the switch and the GPUs at both ends."
 )
-# NVIDIA's immediate action, and its investigation afterwards. The first is also the order of `todo_text`.
+# NVIDIA's immediate actions and follow-up investigations. `todo_text` lists the immediate actions in this order.
 _IMMEDIATE_ACTIONS = {
     "RESET_GPU": "reset the GPU",
     "IGNORE": "no immediate action",
@@ -39,15 +41,15 @@ _FOLLOW_UPS = {
     "IGNORE": "",
     "CONTACT_SUPPORT": "open a case with NVIDIA",
     "CHECK_NVLINK_FAILURE_FLOW": "follow NVIDIA's flow for NVLink failures",
-    "SYMPATHETIC_REPORT_SOLO": "it follows from another error; if it comes alone, report it to NVIDIA",
-    "INVESTIGATE_LINK_SI": "check the signal of the link",
-    "INVESTIGATE_LINK_SI_AND_CABLES": "check the signal of the link, and its cables",
-    "INVESTIGATE_SW_USER": "check for actions of software or an operator",
-    "INVESTIGATE_SW/USER": "check for actions of software or an operator",
-    "INVESTIGATE_SW_USER_LINK_SI": "check for actions of software or an operator, and the signal of the link",
+    "SYMPATHETIC_REPORT_SOLO": "it is a consequence of another error; if it occurs alone, report it to NVIDIA",
+    "INVESTIGATE_LINK_SI": "check the link's signal",
+    "INVESTIGATE_LINK_SI_AND_CABLES": "check the link's signal and its cables",
+    "INVESTIGATE_SW_USER": "check for actions by software or an operator",
+    "INVESTIGATE_SW/USER": "check for actions by software or an operator",
+    "INVESTIGATE_SW_USER_LINK_SI": "check for actions by software or an operator, and check the link's signal",
     "INVESTIGATE_PEER_DEVICE": "check the device at the other end",
     "INVESTIGATE_HOST": "check the host",
-    "REPORT_ISSUE (if seen >1 per day)": "report it to NVIDIA if it comes more than once a day",
+    "REPORT_ISSUE (if seen >1 per day)": "report it to NVIDIA if it occurs more than once a day",
 }
 
 _REPLACEMENTS = (
@@ -62,7 +64,8 @@ _REPLACEMENTS = (
 
 
 def explain(code: str) -> Explain | None:
-    """Return the text of "nvlink5/149:4" (a sub-code), "nvlink5/149" (an Xid) or "nvlink5" (all Xids), else None."""
+    """Return the text for "nvlink5/149:4" (a sub-code), "nvlink5/149" (an Xid) or "nvlink5" (all Xids), or None for
+    anything else."""
     match = _CODE.fullmatch(code)
     if match is None:
         return None
@@ -81,18 +84,20 @@ def all_names() -> list[str]:
 
 
 def todo_text(xid: int) -> str:
-    """Return what to do about an Xid of unknown row: a line for each immediate action, with its rows."""
+    """Return what to do about an Xid whose table row is unknown: one line for each immediate action, with the rows that
+    it applies to."""
     lines = []
     for action, text in _IMMEDIATE_ACTIONS.items():
         if rows := _rows_with_action(xid, action):
             action_text = _RESET if action == "RESET_GPU" else text
             lines.append(f"- {action_text[:1].upper()}{action_text[1:]}: {rows}.")
-    head = f"It depends on the row of NVIDIA's table. {_FIND.format(xid=xid)}"
-    return "\n".join([head, *lines, f"{_LINKS} healthd explain nvlink5/{xid} lists the investigation afterwards."])
+    head = f"The action depends on the row in NVIDIA's table. {_FIND.format(xid=xid)}"
+    return "\n".join([head, *lines, f"{_LINKS} healthd explain nvlink5/{xid} lists the follow-up investigations."])
 
 
 def _rows_with_action(xid: int, action: str) -> str:
-    """Return the rows with this immediate action: "RLW_REMAP 145:0 with status 0x40 or 0x80; RLW_CTRL 145:0"."""
+    """Return the rows with this immediate action as text: "RLW_REMAP 145:0 with status 0x40 or 0x80; RLW_CTRL
+    145:0"."""
     rows = _xid_rows(xid)
     statuses: dict[tuple[str, int], list[str]] = {}
     for row in rows:
@@ -119,25 +124,25 @@ def _sub_codes(xid: int) -> Explain:
         group = [row for row in rows if row.sub_code == sub]
         actions = list(dict.fromkeys(_action(row) for row in group))
         action_text = (
-            actions[0] if len(actions) == 1 else f"by unit and status, see healthd explain nvlink5/{xid}:{sub}"
+            actions[0] if len(actions) == 1 else f"depends on unit and status, see healthd explain nvlink5/{xid}:{sub}"
         )
         by_text.setdefault(f"{_units(group)}: {action_text}", []).append(f"{xid}:{sub}")
     lines = [f"- {_joined(subs, 'and')}: {text}." for text, subs in by_text.items()]
-    head = f"{title(xid)}. The sub-codes of NVIDIA's table (each has its own page: nvlink5/{xid}:{rows[0].sub_code}):"
+    head = f"{title(xid)}. The sub-codes in NVIDIA's table (each has its own text: nvlink5/{xid}:{rows[0].sub_code}):"
     return _explain_rows("\n".join([head, *lines]), rows, xid)
 
 
 def _rows(xid: int, sub: int) -> Explain:
     rows = [row for row in _xid_rows(xid) if row.sub_code == sub]
     if not rows:
-        meaning = f"{title(xid)}. Sub-code {sub} is in no row of the table known to this version."
+        meaning = f"{title(xid)}. Sub-code {sub} is not in the table that this version of healthd has."
         return _explain_rows(meaning, rows, xid)
     head = f"{title(xid)}. Sub-code {sub}, by unit and status:"
     return _explain_rows("\n".join([head, *_lines(rows)]), rows, xid)
 
 
 def _lines(rows: Iterable[Nvlink5Fact]) -> list[str]:
-    """Return one line for all rows that differ only in their status."""
+    """Return the rows as text, with one line for rows that differ only in their status."""
     statuses: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         same = (_units([row]), _severity(row), _action(row), _impact(row))
@@ -154,17 +159,18 @@ def _xid_rows(xid: int) -> list[Nvlink5Fact]:
 
 
 def _explain_rows(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> Explain:
-    """Return the text for some rows, with the severity of the worst row."""
+    """Return the text for these rows, with the severity of the worst row."""
     actions = {row.action for row in rows}
     reset_text = ""
     if "RESET_GPU" in actions:
-        reset_text = f" {'If' if len(actions) > 1 else 'Because'} the row requests a reset: {_RESET}."
+        reset_text = f" {'If' if len(actions) > 1 else 'Because'} the row requests a reset, {_RESET}."
     severity = Severity.CRITICAL if reset_text else Severity.WARNING
     return Explain(severity, Clears.GPU_RESET, meaning, _MATTERS, f"{_FIND.format(xid=xid)}{reset_text} {_LINKS}")
 
 
 def _units(rows: Iterable[Nvlink5Fact]) -> str:
-    """Return "NETIR_LINK_EVT (or NETIR_LINK_DOWN)": two names if drivers differ."""
+    """Return the units' names, such as "NETIR_LINK_EVT (or NETIR_LINK_DOWN)" if the name depends on the driver
+    version."""
     named = dict.fromkeys(
         f"{row.units[0]} (or {' or '.join(row.units[1:])})" if len(row.units) > 1 else row.units[0] for row in rows
     )
@@ -190,7 +196,7 @@ def _action(row: Nvlink5Fact) -> str:
 
 
 def _impact(row: Nvlink5Fact) -> str:
-    """Return " Here: packets lost. At the other end: none." """
+    """Return the effects of an error, such as " Here: packets lost. At the other end: possible packet loss." """
     texts = []
     for part in row.impact:
         where, _, text = part.partition(":")

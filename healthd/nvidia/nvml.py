@@ -1,10 +1,10 @@
-"""NVML for the checks: "not supported" is None, every other error is one classified NvmlError.
+"""NVML for the checks: "not supported" is returned as None, and every other error is raised as a classified NvmlError.
 
-`Nvml` works on anything with pynvml's functions: pynvml itself (`open_real`) or `fake_nvml.FakeLibrary`. It is
-opened for one round and closed after it: an agent that holds the driver open makes `nvidia-smi --gpu-reset` fail
-("In use by another client"). Any call can block in the kernel for minutes, so this runs in the worker only.
+`Nvml` works with any object that has pynvml's functions: pynvml itself (`open_real`) or `fake_nvml.FakeLibrary`. It is
+opened for one round and then closed, because `nvidia-smi --gpu-reset` fails while an agent keeps the driver open ("In
+use by another client"). Any call can block in the kernel for minutes, so NVML is used only in the worker.
 
-Numbers of errors, fields and structures are those of nvml.h. A function also counts as "not supported" if the driver
+The numbers of errors, fields and structures are from nvml.h. A function also counts as "not supported" if the driver
 (FunctionNotFound) or the installed binding (no such attribute) is too old for it.
 """
 
@@ -24,12 +24,12 @@ from healthd.common.values import Value
 
 
 class NvmlErrorKind(enum.Enum):
-    """Meaning of an error, by NVML's number."""
+    """Kind of an error, by NVML's error number."""
 
-    LIBRARY_NOT_FOUND = 12  # no libnvidia-ml.so.1 that can be loaded
+    LIBRARY_NOT_FOUND = 12  # libnvidia-ml.so.1 cannot be loaded
     DRIVER_NOT_LOADED = 9
-    MISMATCH = 18  # the driver's version differs from that of the library that this process loaded
-    GPU_LOST = 15  # fell off the bus
+    MISMATCH = 18  # the driver's version differs from that of the library loaded by this process
+    GPU_LOST = 15  # the GPU fell off the bus
     RESET_REQUIRED = 16
     NO_PERMISSION = 4
     TIMEOUT = 10
@@ -37,15 +37,15 @@ class NvmlErrorKind(enum.Enum):
 
 
 NO_DRIVER = (NvmlErrorKind.LIBRARY_NOT_FOUND, NvmlErrorKind.DRIVER_NOT_LOADED)
-UNUSABLE_KINDS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)  # for every query, until a reboot or a reset
+UNUSABLE_KINDS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)  # every query fails until a reboot or a reset
 NOT_SUPPORTED, FUNCTION_NOT_FOUND = 3, 13
 INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, CORRUPTED_INFOROM, ARGUMENT_VERSION_MISMATCH = 2, 4, 6, 14, 25
 UNKNOWN_ERROR = 999
 ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 
 UNCORRECTED, CORRECTED = 1, 0  # nvmlMemoryErrorType_t
-VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and for life
-LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t: those that Ampere and later support
+VOLATILE, AGGREGATE = 0, 1  # nvmlEccCounterType_t: since the driver was loaded, and over the GPU's life
+LOCATIONS = {"dram": 2, "sram": 7}  # nvmlMemoryLocation_t: the locations that Ampere and later support
 GPU_SENSOR = 0
 SLOWDOWN_THRESHOLD, MEMORY_MAX_THRESHOLD = 1, 2  # nvmlTemperatureThresholds_t
 MULTIPLE_SINGLE_BIT, DOUBLE_BIT = 0, 1  # nvmlPageRetirementCause_t
@@ -53,12 +53,13 @@ MULTIPLE_SINGLE_BIT, DOUBLE_BIT = 0, 1  # nvmlPageRetirementCause_t
 LIBRARY = "libnvidia-ml.so.1"
 
 FIELD_MEMORY_TEMPERATURE = 82
-FIELD_POWER_AVERAGE = 185  # milliwatts over the last second: Ampere but GA100, and newer (nvml.h)
+FIELD_POWER_AVERAGE = 185  # milliwatts over the last second: Ampere (except GA100) and newer (nvml.h)
 FIELD_NVLINK_LINK_COUNT = 91
 FIELD_SLOWDOWN_MARGIN = 194  # Ada and later
 FIELD_RECOVERY_ACTION = 230  # driver >= 570
-# Nanoseconds since the driver was loaded, late 580 drivers and newer. (575 and the first 580 had them as 252 and 253,
-# which are settings of power smoothing before and after: never queried. Their fields 270 and 271 do not grow.)
+# Nanoseconds since the driver was loaded, in late 580 drivers and newer. (575 and the first 580 drivers had them as 252
+# and 253, which are power smoothing settings in other drivers and are therefore never queried. Fields 270 and 271 of
+# those drivers do not grow.)
 FIELDS_SLOWDOWN = {"hw_thermal": 270, "hw_power_brake": 271}
 
 # For one link (scopeId = link). Hopper, driver >= 525:
@@ -74,11 +75,11 @@ FIELDS_LINK_PACKET_ERRORS = {
     "link integrity errors": 211,
     "transmit discards": 212,
 }
-FIELD_LINK_RECOVERIES = 215  # successful and failed ones together
-FIELDS_LINK_RECOVERY_KINDS = (213, 214)  # successful, failed: queried if there were any
+FIELD_LINK_RECOVERIES = 215  # successful and failed recoveries together
+FIELDS_LINK_RECOVERY_KINDS = (213, 214)  # successful, failed; queried only if there were any
 FIELDS_LINK_BER = (220, 222)  # effective, symbol
-# Counters that grow only while a job computes and communicates, by name: fields and their scope. KiB over all links of
-# a GPU (scope UINT_MAX: the sum over the links), bytes, millijoules since the driver was loaded.
+# Counters that grow only while a job computes and communicates: (field, scope) by name. Units since the driver was
+# loaded: KiB over all links of a GPU (scope UINT_MAX is the sum over the links), bytes, millijoules.
 ALL_LINKS = 0xFFFFFFFF
 FIELDS_ACTIVITY: Mapping[str, tuple[tuple[int, int], ...]] = {
     "nvlink": ((138, ALL_LINKS), (139, ALL_LINKS)),
@@ -96,29 +97,30 @@ FIELDS_LINK = (
 )
 LINK_COUNTERS = (0, 1, 2, 3)  # nvmlNvLinkErrorCounter_t: replay, recovery, CRC of flits, CRC of data
 
-# Each version of the fabric's structure, the newest first, with the call that takes it: a driver refuses versions that
-# it does not know (ArgumentVersionMismatch). Driver >= 580, 550, 525.
+# Versions of the fabric structure, newest first, with the call that takes it. A driver rejects versions that it does
+# not know (ArgumentVersionMismatch). Driver >= 580, 550, 525.
 FABRIC_VERSIONS = (
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
 )
 
-# nvmlFieldValue_t: the field, its value's type, its own return code, the value's bytes (scope, timestamp and latency
-# are skipped). Unpacked at once: reading a single member through ctypes costs as much.
+# nvmlFieldValue_t: the field, its value's type, its own return code and the value's bytes (scope, timestamp and latency
+# are skipped). All members are unpacked at once, because reading a single member through ctypes costs as much.
 FIELD_VALUE = struct.Struct("I20xII8s")
 RawField: TypeAlias = tuple[int, int, int, bytes]
-# nvmlValueType_t -> format of the bytes of the union nvmlValue_t
+# format of the bytes in the union nvmlValue_t, by nvmlValueType_t
 VALUE_TYPES = tuple(map(struct.Struct, "dILQqiH"))
 
-# Reads a structure's member without pynvml's conversion of texts, which takes ten times as long.
+# Reads a structure member without pynvml's text conversion, which takes ten times as long.
 raw = object.__getattribute__
 
 
 class NvmlError(HealthdError):
-    """Failed NVML call. `number` is NVML's own; `pci` is "" unless it concerns one GPU with a known address.
+    """Failed NVML call. `number` is NVML's error number; `pci` is "" unless the error is about one GPU with a known
+    address.
 
-    `index` is NVML's index of that GPU (None: not about one GPU).
+    `index` is NVML's index of that GPU, or None if the error is not about one GPU.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class NvmlError(HealthdError):
 
 
 class NvmlLibrary(Protocol):
-    """pynvml, or an object with its functions, structures and errors. `call_nvml` finds a function by its name."""
+    """pynvml, or an object with the same functions, structures and errors. `call_nvml` finds functions by name."""
 
     @property
     def NVMLError(self) -> type[Exception]: ...
@@ -150,7 +152,7 @@ class NvmlLibrary(Protocol):
 
 
 class RemappedRows(Value, frozen=True):
-    """Rows replaced after corrected and uncorrectable errors. `failure` stays set after one failed remap."""
+    """Rows replaced after correctable and uncorrectable errors. `failure` stays set after one failed remap."""
 
     correctable: int
     uncorrectable: int
@@ -169,7 +171,8 @@ class Histogram(Value, frozen=True):
 
 
 class RetiredPages(Value, frozen=True):
-    """Pages of memory no longer used: after several single bit errors, after a double bit error, at the next reboot."""
+    """Memory pages retired after several single-bit errors or a double-bit error, and whether more wait for a
+    reboot."""
 
     single_bit: int
     double_bit: int
@@ -180,8 +183,8 @@ class Fabric(Value, frozen=True):
     """State of a GPU in its NVLink fabric (NVSwitch systems, Hopper and later).
 
     state         0 not supported, 1 not started, 2 in progress, 3 completed
-    status        NVML's error number of the joining; it only counts in state 3
-    health_mask   fields of some bits each, see nvml.h's NVML_GPU_FABRIC_HEALTH_MASK_*; None before driver 550
+    status        NVML's error number for joining the fabric; valid only in state 3
+    health_mask   bit fields, see NVML_GPU_FABRIC_HEALTH_MASK_* in nvml.h; None before driver 550
     summary       0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity; None before driver 580
     """
 
@@ -192,10 +195,10 @@ class Fabric(Value, frozen=True):
 
 
 class TemperatureLimits(Value, frozen=True):
-    """Degrees Celsius at which the GPU slows down, and its memory's maximum; None if the driver does not report them.
+    """Temperatures in degrees Celsius at which the GPU slows down and the maximum for its memory; None if not reported.
 
-    Ada and later count from the limit instead: `slowdown_margin` is the `temperature_margin` at which it slows down
-    (-2 on an H100). An A100 slows down at 89 and has memory for 95.
+    Ada and later count from the limit instead: `slowdown_margin` is the `temperature_margin` at which the GPU slows
+    down (-2 on an H100). An A100 slows down at 89, and its memory's maximum is 95.
     """
 
     slowdown: int | None
@@ -204,13 +207,13 @@ class TemperatureLimits(Value, frozen=True):
 
 
 class Nvlink(Value, frozen=True):
-    """One link and its counters since the driver was loaded. None: this GPU has no such counter, or the link is down.
+    """One link and its counters since the driver was loaded. None if the GPU has no such counter or the link is down.
 
     replay, recovery, crc         before Blackwell
-    recovered, recovery_failed    successful and failed recoveries: Blackwell
-    effective_ber, symbol_ber     share of the bits that are wrong after forward error correction, and of the bits that
-                                  are still wrong after retransmission: Blackwell
-    packet_errors                 by name (see FIELDS_LINK_PACKET_ERRORS): Blackwell
+    recovered, recovery_failed    Blackwell: successful and failed recoveries
+    effective_ber, symbol_ber     Blackwell: share of the bits that are wrong after forward error correction, and of the
+                                  bits that are still wrong after retransmission
+    packet_errors                 Blackwell: counts by name (see FIELDS_LINK_PACKET_ERRORS)
     """
 
     active: bool
@@ -225,7 +228,7 @@ class Nvlink(Value, frozen=True):
 
 
 class PcieLink(Value, frozen=True):
-    """PCIe generation and lanes, now and at most. An idle GPU lowers its generation, which is no fault."""
+    """Current and maximum PCIe generation and lanes. An idle GPU lowers its generation, which is not a fault."""
 
     generation: int | None
     width: int | None
@@ -234,7 +237,7 @@ class PcieLink(Value, frozen=True):
 
 
 def error_kind(number: int) -> NvmlErrorKind:
-    """Return the meaning of NVML's number; OTHER for unknown numbers of newer drivers."""
+    """Return the kind of an NVML error number, or OTHER for unknown numbers from newer drivers."""
     try:
         return NvmlErrorKind(number)
     except ValueError:
@@ -242,7 +245,7 @@ def error_kind(number: int) -> NvmlErrorKind:
 
 
 def sysfs_address(domain: int, bus: int, device: int) -> str:
-    """Return the address as the kernel writes it. NVML's own text has eight digits of domain, in upper case."""
+    """Return the address as the kernel writes it. NVML's own text has eight domain digits and is in upper case."""
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
@@ -250,8 +253,8 @@ def _nothing() -> None:
     return None
 
 
-# Called before each call of NVML. The worker sets it to a function that ends the process once the daemon gave it up: a
-# driver that takes seconds for each call would otherwise keep NVML blocked for the duration of the whole check.
+# Called before each NVML call. The worker sets it to a function that ends the process once the daemon has given up on
+# it. Otherwise a driver that takes seconds for each call would keep NVML blocked for the whole check.
 before_call: Callable[[], None] = _nothing
 
 
@@ -263,7 +266,7 @@ def call_nvml(
     index: int | None = None,
     absent: frozenset[int] = ABSENT,
 ) -> Any:
-    """Return the result of `call`; None if it fails with one of the numbers in `absent`. Raises NvmlError."""
+    """Return the result of `call`, or None if it fails with one of the numbers in `absent`. Raises NvmlError."""
     function = getattr(library, call, None)
     if function is None:
         number, message = FUNCTION_NOT_FOUND, "not in the installed nvidia-ml-py"
@@ -281,8 +284,8 @@ def call_nvml(
 
 
 class NvmlGpu:
-    """One GPU that responds. Every method queries the driver again; None = this GPU or driver does not support it.
-    `on_lost` is called for an error that reports the GPU as lost, or as requiring a reset.
+    """A GPU that responds. Every method queries the driver again and returns None if this GPU or driver does not
+    support the query. `on_lost` is called for an error that reports the GPU as lost or as requiring a reset.
     """
 
     def __init__(
@@ -317,27 +320,29 @@ class NvmlGpu:
         return error
 
     def minor(self) -> int | None:
-        """Return N of its device node /dev/nvidiaN, which is not always its index."""
+        """Return the N in the GPU's device file /dev/nvidiaN, which is not always its index."""
         return cast("int | None", self._call("nvmlDeviceGetMinorNumber"))
 
     def vbios(self) -> str | None:
         return cast("str | None", self._call("nvmlDeviceGetVbiosVersion"))
 
     def compute_capability(self) -> tuple[int, int] | None:
-        """Return (9, 0) for GH100: distinguishes chips of one architecture, such as GA100 (8, 0) and GA10x (8, 6)."""
+        """Return the compute capability, such as (9, 0) for GH100. It distinguishes chips of one architecture, such as
+        GA100 (8, 0) and GA10x (8, 6)."""
         capability = self._call("nvmlDeviceGetCudaComputeCapability")
         return None if capability is None else (int(capability[0]), int(capability[1]))
 
     def virtualization(self) -> int | None:
-        """Return 0 for none, 1 passed to this virtual machine, 2 partly (vGPU), 3 and 4 shared from this host."""
+        """Return 0 for none, 1 for passed through to this virtual machine, 2 for a vGPU, 3 and 4 for shared by this
+        host."""
         return cast("int | None", self._call("nvmlDeviceGetVirtualizationMode"))
 
     def temperature(self) -> int | None:
-        """Return degrees Celsius."""
+        """Return the temperature in degrees Celsius."""
         return cast("int | None", self._call("nvmlDeviceGetTemperature", GPU_SENSOR))
 
     def temperature_limits(self) -> TemperatureLimits:
-        """Return the limits. nvml.h prefers the margin on Ada and later, which may lack the thresholds."""
+        """Return the limits. nvml.h recommends the margin for Ada and later, which may lack the thresholds."""
         margin = self._field(FIELD_SLOWDOWN_MARGIN)
         return TemperatureLimits(
             self._threshold(SLOWDOWN_THRESHOLD),
@@ -350,30 +355,31 @@ class NvmlGpu:
         return cast("int | None", self._call("nvmlDeviceGetTemperatureThreshold", threshold, absent=absent))
 
     def temperature_margin(self) -> int | None:
-        """Return degrees Celsius up to the temperature at which the driver begins to slow down (T.LIMIT in nvidia-smi).
+        """Return the degrees Celsius left until the driver begins to slow down the GPU (T.LIMIT in nvidia-smi).
 
-        Negative if hotter; the hardware slows down at `temperature_limits().slowdown_margin`. Driver >= 570.
+        Negative if the GPU is hotter. The hardware slows down at `temperature_limits().slowdown_margin`. Driver >= 570.
         """
         absent = ABSENT | {ARGUMENT_VERSION_MISMATCH}
         return cast("int | None", self._call("nvmlDeviceGetMarginTemperature", absent=absent))
 
     def memory_temperature(self) -> int | None:
-        """Return degrees Celsius; available on GPUs with HBM."""
+        """Return the memory temperature in degrees Celsius, available on GPUs with HBM."""
         celsius = self._field(FIELD_MEMORY_TEMPERATURE)
         return None if celsius is None else int(celsius)
 
     def utilization(self) -> float | None:
-        """Return the busy share (0 to 1) of the last sample, a second at most. None with MIG."""
+        """Return the share of time (0 to 1) that the GPU was busy in the last sample, at most a second. None with
+        MIG."""
         rates = self._call("nvmlDeviceGetUtilizationRates")
         return None if rates is None else rates.gpu / 100
 
     def persistence_mode(self) -> bool | None:
-        """Return True if the driver keeps the GPU initialised without users."""
+        """Return True if the driver keeps the GPU initialised while it is unused."""
         mode = self._call("nvmlDeviceGetPersistenceMode")
         return None if mode is None else bool(mode)
 
     def inforom_valid(self) -> bool | None:
-        """Return True if the checksums of the GPU's persistent memory are right."""
+        """Return True if the checksums of the InfoROM are correct."""
         try:
             self._call("nvmlDeviceValidateInforom", absent=frozenset())
         except NvmlError as error:
@@ -385,7 +391,7 @@ class NvmlGpu:
         return True
 
     def enforced_power_limit_watts(self) -> float | None:
-        """Return the smallest of all limits in force now."""
+        """Return the lowest of all limits now in force."""
         milliwatts = self._call("nvmlDeviceGetEnforcedPowerLimit")
         return None if milliwatts is None else milliwatts / 1000
 
@@ -394,7 +400,7 @@ class NvmlGpu:
         return None if milliwatts is None else milliwatts / 1000
 
     def clock_event_reasons(self) -> int | None:
-        """Return the reasons of reduced clocks, now: the bits NVML_CLOCKS_EVENT_REASON_*.
+        """Return the current reasons for reduced clocks, as the bits NVML_CLOCKS_EVENT_REASON_*.
 
         0x1 idle, 0x2 application clocks, 0x4 software power cap, 0x8 hardware slowdown, 0x10 sync boost, 0x20 software
         thermal, 0x40 hardware thermal, 0x80 hardware power brake, 0x100 display. Drivers before 535 have an older call.
@@ -406,15 +412,14 @@ class NvmlGpu:
         return None
 
     def sm_clock_mhz(self) -> int | None:
-        """Return the clock of the multiprocessors, now."""
+        """Return the current clock of the multiprocessors."""
         return cast("int | None", self._call("nvmlDeviceGetClockInfo", SM_CLOCK))
 
     def slowdown_seconds(self) -> dict[str, float] | None:
-        """Return the seconds of hardware slowdowns since the driver was loaded, by reason; they only grow.
+        """Return the seconds of hardware slowdowns since the driver was loaded, by reason. They never decrease.
 
-        hw_thermal: too hot. hw_power_brake: the power supply's power brake. None before the late 580 drivers: the
-        violation times of older drivers (nvmlDeviceGetViolationStatus) include the software's slowdowns, which are
-        normal.
+        hw_thermal is heat, hw_power_brake the power supply's power brake. None before the late 580 drivers, because the
+        violation times of older drivers (nvmlDeviceGetViolationStatus) include software slowdowns, which are normal.
         """
         values = self._fields([*FIELDS_SLOWDOWN.values()])
         seconds = {name: value / 1e9 for name, value in zip(FIELDS_SLOWDOWN, values, strict=True) if value is not None}
@@ -423,7 +428,7 @@ class NvmlGpu:
     def compute_processes(self) -> tuple[int, ...] | None:
         """Return the ids of processes with a context on this GPU, including its MIG devices (needs root).
 
-        The call takes a lock of the driver: do not make it in every round.
+        The call takes a lock in the driver, so do not make it in every round.
         """
         for call in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
             processes = self._call(call)  # v3: driver >= 510
@@ -438,17 +443,18 @@ class NvmlGpu:
         return None if mode is None else mode[0]
 
     def mig_mode(self) -> tuple[bool, bool] | None:
-        """Return whether MIG is on now, and whether it is on after the next reset. None: the GPU has no MIG."""
+        """Return whether MIG is on now and whether it will be on after the next reset, or None if the GPU has no
+        MIG."""
         mode = self._call("nvmlDeviceGetMigMode")
         return None if mode is None else (bool(mode[0]), bool(mode[1]))
 
     def mig_instances(self) -> int | None:
-        """Return the number of MIG devices (compute instances) on this GPU now."""
+        """Return the current number of MIG devices (compute instances) on this GPU."""
         maximum = self._call("nvmlDeviceGetMaxMigDeviceCount")
         return None if maximum is None else len(self._mig_devices(maximum))
 
     def mig_uuids(self) -> tuple[str, ...]:
-        """Return the UUIDs of its MIG devices, in NVML's order; "" for a device without one."""
+        """Return the UUIDs of the GPU's MIG devices, in NVML's order. A device without one has ""."""
         devices = self._mig_devices(self._call("nvmlDeviceGetMaxMigDeviceCount") or 0)
         return tuple(str(call_nvml(self._library, "nvmlDeviceGetUUID", mig, pci=self.pci) or "") for mig in devices)
 
@@ -460,29 +466,28 @@ class NvmlGpu:
     # ECC
 
     def ecc_is_on_by_default(self) -> bool | None:
-        """Return the factory default of the ECC mode; None if the driver (before 515) lacks the call."""
+        """Return the factory default of the ECC mode, or None if the driver (before 515) lacks the call."""
         default = self._call("nvmlDeviceGetDefaultEccMode")
         return None if default is None else bool(default[0])
 
     def ecc_mode(self) -> bool | None:
-        """Return True if ECC is on now, regardless of a change that waits for a reset."""
+        """Return True if ECC is on now. A change that waits for a reset does not count."""
         mode = self._call("nvmlDeviceGetEccMode")
         return None if mode is None else bool(mode[0])
 
     def ecc_total(self, uncorrected: bool, volatile: bool) -> int | None:
-        """Return the memory errors since the driver was loaded (`volatile`) or over the life of the GPU."""
+        """Return the number of memory errors since the driver was loaded (`volatile`) or over the GPU's life."""
         return cast("int | None", self._call("nvmlDeviceGetTotalEccErrors", *_ecc_arguments(uncorrected, volatile)))
 
     def ecc_count(self, location: str, uncorrected: bool, volatile: bool) -> int | None:
-        """Return the same for one `location`: "sram" or "dram"."""
+        """Return the same number for one `location`, "sram" or "dram"."""
         arguments = (*_ecc_arguments(uncorrected, volatile), LOCATIONS[location])
         return cast("int | None", self._call("nvmlDeviceGetMemoryErrorCounter", *arguments))
 
     def sram_threshold_exceeded(self) -> bool | None:
-        """Return True if SRAM exceeded NVIDIA's threshold of uncorrected errors for a replacement. None without root,
-        too.
+        """Return True if uncorrected SRAM errors exceeded NVIDIA's threshold for a replacement. None also without root.
 
-        Only this call needs root (nvml.h): an unprivileged `healthd check` must still run the rest.
+        Only this call needs root (nvml.h), and an unprivileged `healthd check` must still do the rest.
         """
         make = getattr(self._library, "c_nvmlEccSramErrorStatus_v1_t", None)
         if make is None:
@@ -494,7 +499,7 @@ class NvmlGpu:
         return bool(status.bThresholdExceeded)
 
     def remapped_rows(self) -> RemappedRows | None:
-        """Return None before Ampere and while MIG instances exist."""
+        """Return the remapped rows, or None before Ampere and while MIG instances exist."""
         rows = self._call("nvmlDeviceGetRemappedRows")
         return None if rows is None else RemappedRows(rows[0], rows[1], bool(rows[2]), bool(rows[3]))
 
@@ -505,12 +510,13 @@ class NvmlGpu:
         return Histogram(banks.max, banks.high, banks.partial, banks.low, banks.none)
 
     def unrepairable_memory(self) -> bool | None:
-        """Return True for memory that no spare row can replace. Hopper and later, driver >= 590; also with MIG."""
+        """Return True if there is memory that no spare row can replace. Hopper and later, driver >= 590; also with
+        MIG."""
         flag = self._call("nvmlDeviceGetUnrepairableMemoryFlag_v1", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
         return None if flag is None else bool(flag)
 
     def retired_pages(self) -> RetiredPages | None:
-        """Return None on Ampere and later, which remap rows."""
+        """Return the retired pages, or None on Ampere and later, which remap rows."""
         single = self._call("nvmlDeviceGetRetiredPages", MULTIPLE_SINGLE_BIT)
         double = self._call("nvmlDeviceGetRetiredPages", DOUBLE_BIT)
         if single is None or double is None:
@@ -518,14 +524,14 @@ class NvmlGpu:
         return RetiredPages(len(single), len(double), bool(self._call("nvmlDeviceGetRetiredPagesPendingStatus")))
 
     def recovery_action(self) -> int | None:
-        """Return the requested action: 0 none, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
+        """Return the requested recovery action: 0 none, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
         action = self._field(FIELD_RECOVERY_ACTION)
         return None if action is None else int(action)
 
     # NVLink
 
     def fabric(self) -> Fabric | None:
-        """Return None if there is no NVSwitch."""
+        """Return the fabric state, or None if there is no NVSwitch."""
         for call, structure in FABRIC_VERSIONS:
             make = getattr(self._library, structure, None)
             if make is None:
@@ -537,13 +543,13 @@ class NvmlGpu:
         return None
 
     def nvlinks(self) -> tuple[Nvlink, ...] | None:
-        """Return the links of this GPU, by link number. None if it has none.
+        """Return this GPU's links in the order of their numbers, or None if it has none.
 
-        Hopper and later need three queries: the number of links, all fields of the first link, and the fields that it
-        supports for the other links. Everything else is queried link by link; before Hopper that is everything. There,
-        and if the driver does not report the number of links, links are queried until one is missing; the binding's
-        NVML_NVLINK_MAX_LINKS is no GPU's number of links. Among the links that the driver counts, a link without any
-        answer before a link with answers is not active.
+        Hopper and later need three queries: the number of links, all fields of the first link, and for the other links
+        the fields that the first link supports. Everything else is queried link by link, which before Hopper means
+        everything. There, and if the driver does not report the number of links, links are queried until one is
+        missing; the binding's NVML_NVLINK_MAX_LINKS is not the number of links of any GPU. If the driver reports the
+        number of links, a link without an answer that comes before a link with answers counts as not active.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         maximum = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
@@ -565,8 +571,9 @@ class NvmlGpu:
         return tuple(links) or None
 
     def _link_fields(self, maximum: int) -> Iterator[dict[int, float | NvmlError | None]]:
-        """Yield the fields of each link. Fields that an active link lacks (usually three of four) are queried once. A
-        link with the same values as the previous one, like most of 144, gets the same table."""
+        """Yield a dict with the fields of each link. Fields that an active link lacks (usually three of four) are
+        queried only once. If a link has the same values as the previous one, like most of 144, the same dict is yielded
+        again."""
         fields, queried = FIELDS_LINK, 0
         while queried < maximum and len(fields) == len(FIELDS_LINK):
             values = dict(zip(fields, self._results([(field, queried) for field in fields]), strict=True))
@@ -584,9 +591,9 @@ class NvmlGpu:
             yield values
 
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
-        """Return one link from the values of its fields; the older calls replace missing ones.
+        """Return one link, made from the values of its fields. Older calls replace missing fields.
 
-        A link that is down counts nothing, and errors of its counters must not hide that it is down.
+        A link that is down counts nothing, and errors from its counters must not hide that it is down.
         """
         state = _value_or_raise(values.get(FIELD_LINK_STATE))
         if state is None:
@@ -606,12 +613,12 @@ class NvmlGpu:
         return Nvlink(True, replay, recovery, crc, recovered, failed, effective, symbol, packets)
 
     def _recoveries(self, link: int, total: int | None) -> tuple[int | None, int | None]:
-        """Return the numbers of successful and of failed recoveries of a link."""
+        """Return the numbers of a link's successful and failed recoveries."""
         if not total:
             return total, total
         recovered, failed = self._fields([(field, link) for field in FIELDS_LINK_RECOVERY_KINDS])
         if recovered is None or failed is None:
-            return total, 0  # a driver that has only the sum; a recovery that fails also takes the link down
+            return total, 0  # this driver has only the sum; a failed recovery also takes the link down
         return int(recovered), int(failed)
 
     def _link_counter(self, link: int, counter: int) -> int | None:
@@ -621,7 +628,7 @@ class NvmlGpu:
     # PCI Express
 
     def pcie_replays(self) -> int | None:
-        """Return the packets resent since the driver was loaded."""
+        """Return the number of packets resent since the driver was loaded."""
         return cast("int | None", self._call("nvmlDeviceGetPcieReplayCounter"))
 
     def pcie_link(self) -> PcieLink:
@@ -635,12 +642,12 @@ class NvmlGpu:
     # activity counters
 
     def mean_power_milliwatts(self) -> float | None:
-        """Return the mean over the last second; None if the driver reports no mean."""
+        """Return the mean power over the last second, or None if the driver does not report it."""
         return self._field(FIELD_POWER_AVERAGE)
 
     def activity_counters(self, names: Sequence[str]) -> dict[str, int]:
-        """Return the counters by name (see FIELDS_ACTIVITY), both directions together, in one query. Unsupported
-        counters are left out, and so are counts of 32 bits: PCIe traffic overflows one in a tenth of a second."""
+        """Return the counters by name (see FIELDS_ACTIVITY), as the sum of both directions, in one query. Unsupported
+        counters are omitted. So are 32-bit counters, because PCIe traffic overflows one in a tenth of a second."""
         fields = [field for name in names for field in FIELDS_ACTIVITY[name]]
         if not fields:
             return {}
@@ -657,19 +664,19 @@ class NvmlGpu:
         return self._fields([field])[0]
 
     def _fields(self, fields: Sequence[int | tuple[int, int]]) -> list[float | None]:
-        """Return the values of `fields` (an id, or an id and its scope); None for a missing field.
+        """Return the values of `fields` (each an id, or an id and its scope), with None for missing fields.
 
-        The call succeeds although single values failed: each value has its own return code, and its type selects the
-        member of the union. An id or link that the driver does not know is an invalid argument.
+        The call succeeds even if single values failed. Each value has its own return code, and its type selects the
+        union member. An id or link that the driver does not know gives an invalid argument error.
         """
         return [_value_or_raise(answer) for answer in self._results(fields)]
 
     def _results(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
-        """Return the same as `_fields`, with the error of each field that failed."""
+        """Return the same as `_fields`, but with the errors of fields that failed."""
         return [self._value(raw_field) for raw_field in self._raw_values(fields)]
 
     def _raw_values(self, fields: Sequence[int | tuple[int, int]]) -> list[RawField]:
-        """Return the same as `_results`, in the driver's raw form."""
+        """Return the same as `_results`, but in the driver's raw form."""
         values = self._call("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT}) if fields else ()
         if values is None:
             return [(0, 0, NOT_SUPPORTED, b"")] * len(fields)
@@ -685,7 +692,7 @@ class NvmlGpu:
         if number != 0:
             message = str(cast(Any, self._library.NVMLError)(number))
             return self._note_if_lost(NvmlError(error_kind(number), call, message, self.pci, self.index, number))
-        message = f"returned a value of the unknown type {kind}"
+        message = f"returned a value of unknown type {kind}"
         return NvmlError(NvmlErrorKind.OTHER, call, message, self.pci, self.index)
 
 
@@ -695,7 +702,7 @@ def _number(kind: int, value: bytes) -> float:
 
 
 def _needs_no_calls(values: Mapping[int, float | NvmlError | None]) -> bool:
-    """Return True if a link whose fields have these values needs no further query."""
+    """Return True if a link with these field values needs no further queries."""
     has_counters = any(field in values for field in (*FIELDS_LINK_ERRORS, FIELD_LINK_RECOVERIES))
     if values.get(FIELD_LINK_RECOVERIES):
         return False
@@ -720,36 +727,36 @@ def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:
 
 
 class Nvml:
-    """Open NVML. `gpus` and `unreachable` come from one enumeration, made on first use. A GPU that later reports that
-    it is lost, or requires a reset, moves from the first to the second.
+    """NVML after nvmlInit. `gpus` and `unreachable` come from one enumeration, made on first use. If a GPU is later
+    reported as lost or as requiring a reset, it moves from `gpus` to `unreachable`.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
         self._found: tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]] | None = None
-        self.lost_since_open = 0  # number of GPUs that answered at the enumeration and were lost later
+        self.lost_since_open = 0  # number of GPUs that responded during the enumeration and were lost later
 
     @classmethod
     def open(cls, library: NvmlLibrary) -> Nvml:
-        """Call nvmlInit. After a failure it may be repeated in the same process, except after MISMATCH: the loaded
-        library stays loaded, so the process must be replaced."""
+        """Call nvmlInit. After a failure this may be repeated in the same process, except after MISMATCH. The wrong
+        library stays loaded then, so the process must be replaced."""
         call_nvml(library, "nvmlInit", absent=frozenset())
         return cls(library)
 
     def close(self) -> None:
-        """Call nvmlShutdown. A failure is raised, because it leaves the driver open in this process."""
+        """Call nvmlShutdown. A failure raises NvmlError, because the driver is then still open in this process."""
         call_nvml(self._library, "nvmlShutdown")
 
     def driver_version(self) -> str | None:
         return cast("str | None", call_nvml(self._library, "nvmlSystemGetDriverVersion"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """Return the GPUs that answer, in NVML's order (not stable across boots: use `pci` as the key)."""
+        """Return the GPUs that respond, in NVML's order (not stable across boots; use `pci` as the key)."""
         return self._enumerated()[0]
 
     @property
     def unreachable(self) -> tuple[NvmlError, ...]:
-        """Return the errors of the other GPUs."""
+        """Return the errors of the GPUs that do not respond."""
         return self._enumerated()[1]
 
     def _enumerated(self) -> tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]]:
@@ -770,16 +777,17 @@ class Nvml:
                 gpus.append(_reach(self._library, index, self._move_to_unreachable))
             except NvmlError as error:
                 if error.number == FUNCTION_NOT_FOUND:
-                    raise  # a driver too old for this binding: not a problem of this one GPU
+                    raise  # the driver is too old for this binding, which is not a problem with this GPU
                 unreachable.append(error)
         return tuple(gpus), tuple(unreachable)
 
 
 def _reach(library: NvmlLibrary, index: int, on_lost: Callable[[NvmlError], None]) -> NvmlGpu:
-    """Identify one GPU and make sure that it responds. Raises NvmlError with all available details.
+    """Identify a GPU and check that it responds. Raises NvmlError with all available details.
 
-    NVML returns a GPU's identity from memory, even when it is gone from the bus; its temperature must be read from the
-    GPU. Only "lost" and "reset required" count as errors there: a broken sensor is no lost GPU.
+    NVML returns a GPU's identity from memory even if the GPU is gone from the bus. Its temperature must be read from
+    the GPU itself. Only "lost" and "reset required" count as errors of that read, because a broken sensor does not mean
+    a lost GPU.
     """
     pci = ""
     try:
@@ -799,8 +807,8 @@ def _reach(library: NvmlLibrary, index: int, on_lost: Callable[[NvmlError], None
 
 
 def _lost_if_unknown(error: NvmlError) -> NvmlError:
-    """Return the error as GPU_LOST if the handle of a counted GPU is an unknown error, as with many drivers:
-    "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error".
+    """Return the error as GPU_LOST if getting the handle of a counted GPU failed with an unknown error, as with many
+    drivers: "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error".
     """
     if error.number != UNKNOWN_ERROR or error.call != "nvmlDeviceGetHandleByIndex":
         return error
@@ -808,10 +816,10 @@ def _lost_if_unknown(error: NvmlError) -> NvmlError:
 
 
 def open_real() -> Nvml:
-    """Open the NVML of this node: the libnvidia-ml.so.1 that the loader finds. Raises NvmlError."""
+    """Open this node's NVML, the libnvidia-ml.so.1 that the loader finds. Raises NvmlError."""
     try:
         CDLL(LIBRARY)
-    except OSError:  # pynvml would raise the same, but its 250 classes cost 10 ms: a node without GPUs needs none
+    except OSError:  # pynvml would raise the same, but importing its 250 classes costs 10 ms
         kind = NvmlErrorKind.LIBRARY_NOT_FOUND
         raise NvmlError(kind, "nvmlInit", "NVML Shared Library Not Found", number=kind.value) from None
     from healthd.nvidia.nvml_binding import pynvml

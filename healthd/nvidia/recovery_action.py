@@ -1,4 +1,4 @@
-"""Recovery actions that the driver requests for a GPU: Xid 154 and NVML's field 230 (nvml.h) share their numbers."""
+"""Recovery actions that the driver requests for a GPU. Xid 154 and NVML field 230 (nvml.h) use the same numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from healthd.common.model import Clears, Severity
 
 
 class Action(NamedTuple):
-    """Recovery action. `name` as in the code gpu_recovery_action/NAME; `text` for messages."""
+    """Recovery action. `name` is the NAME in the code gpu_recovery_action/NAME, and `text` is for messages."""
 
     name: str
     severity: Severity
@@ -17,11 +17,11 @@ class Action(NamedTuple):
     text: str
 
 
-# 0 requests nothing. An action that concerns other nodes, or also other GPUs, warns. NVIDIA recommends drain and reset
-# (4) if the GPU contained the error and running work continues: its catalogue answers Xid 48 with RESET_GPU, and with
-# DRAIN_AND_RESET if a row remap (63, 64) waits for the reset. If the GPU can no longer be used without a reset, the
-# driver requests 1: another condition, and CRITICAL. Sources: docs.nvidia.com/deploy/xid-errors (WORKFLOW_XID_48),
-# docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt (error recovery and response flags).
+# 0 requests nothing. An action that concerns other nodes or other GPUs as well only warns. NVIDIA recommends drain and
+# reset (4) if the GPU contained the error and running work continues. Its catalogue recommends RESET_GPU for Xid 48, or
+# DRAIN_AND_RESET if a row remap (63, 64) waits for the reset. If the GPU cannot be used any more without a reset, the
+# driver requests 1, which is another condition and CRITICAL. Sources: docs.nvidia.com/deploy/xid-errors
+# (WORKFLOW_XID_48), docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt (error recovery and response flags).
 ACTIONS: Mapping[int, Action] = {
     1: Action("gpu_reset", Severity.CRITICAL, Clears.GPU_RESET, "reset the GPU"),
     2: Action("node_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the node"),
@@ -32,4 +32,4 @@ ACTIONS: Mapping[int, Action] = {
     7: Action("system_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
 }
 UNKNOWN = Action("unknown", Severity.WARNING, Clears.GPU_RESET, "an action that this version does not know")
-RESETS = frozenset({1, 2, 4, 6, 7})  # if no longer requested, the action was done
+RESETS = frozenset({1, 2, 4, 6, 7})  # if one of these is no longer requested, it was done

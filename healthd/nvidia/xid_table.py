@@ -1,7 +1,8 @@
 """Severity and ending of each Xid.
 
-Rules: NVIDIA's Xid catalogue (facts/xid.csv) gives each code an immediate action, and the action gives the severity. A
-code that resets or loses the GPU is CRITICAL; one that an application causes never drains a node; unknown codes warn.
+Rules: NVIDIA's Xid catalogue (facts/xid.csv) assigns each code an immediate action, which determines the severity. A
+code that requires a GPU reset or means that the GPU is lost is CRITICAL. Codes that an application can cause never
+drain a node, and unknown codes warn.
 """
 
 from __future__ import annotations
@@ -13,30 +14,32 @@ from healthd.common.model import Clears, KernelEvent, Severity
 from healthd.common.text import is_decimal, regex
 from healthd.nvidia import codes
 
-# RESTART_BM and RESTART_VM.
+# Immediate action RESTART_BM or RESTART_VM.
 LOST_XIDS = frozenset({79, 151})
-# RESET_GPU; and 48 (uncorrectable error), whose own workflow ends with a reset. 175 is in no catalogue: the driver
-# prints it instead of 119 if a call to the GSP timed out and the GPU's memory hangs, and marks the GPU for reset
-# (open-gpu-kernel-modules 595.45.04, kernel_gsp.c: _kgspClassifyGspTimeout, _kgspHandleFatalTimeout).
+# Immediate action RESET_GPU, and 48 (uncorrectable error), whose own workflow ends with a reset. 175 is in no
+# catalogue. The driver prints it instead of 119 if a call to the GSP timed out and accesses to the GPU's memory hang,
+# and marks the GPU for reset (open-gpu-kernel-modules 595.45.04, kernel_gsp.c: _kgspClassifyGspTimeout,
+# _kgspHandleFatalTimeout).
 RESET_XIDS = frozenset({46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158, 175})
-# The driver considers the link between Grace and this GPU dead (nverror.h: C2C_FATAL_LINK_FAILURE); gpud requests a
-# reboot. No catalogue lists it, and the GPU itself may work: it drains without a requeue.
+# The driver considers the link between Grace and this GPU dead (nverror.h: C2C_FATAL_LINK_FAILURE); gpud recommends a
+# reboot. No catalogue lists this Xid, and the GPU itself may work, so it drains without a requeue.
 C2C = 173
-# gpu_row_remap and gpu_recovery_action judge the state behind 63 (IGNORE) and 94 (RESTART_APP); 45 follows another Xid;
-# 174 ends a process silently, on request (nverror.h: ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT).
+# gpu_row_remap and gpu_recovery_action evaluate the state behind 63 (IGNORE) and 94 (RESTART_APP). 45 follows another
+# Xid. 174 means that the driver silently ended a process on request (nverror.h:
+# ROBUST_CHANNEL_RESETCHANNEL_KILL_PROCESS_SILENT).
 COMPANIONS = {45: Severity.INFO, 63: Severity.INFO, 94: Severity.WARNING, 174: Severity.INFO}
-# These follow from an earlier fault of the program: the driver stopped its channel (43) or removed its work (45: it was
-# killed, or another Xid came before). The catalogue has other actions for them.
+# These are consequences of an earlier fault in the program: the driver stopped its channel (43) or removed its work
+# (45: the program was killed, or another Xid came before). The catalogue lists other actions for them.
 AFTER_PROGRAM = frozenset({43, 45})
-# WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv lists the units whose errors reset the GPU.
+# WORKFLOW_NVLINK5_ERR: facts/nvlink5.csv lists the units whose errors require a GPU reset.
 NVLINK5 = range(144, 151)
-# WORKFLOW_NVLINK_ERR and the recovery action: judged by their lines and earlier lines.
+# WORKFLOW_NVLINK_ERR and the recovery action are evaluated from their lines and earlier lines.
 NVLINK, RECOVERY = 74, 154
 _WORD = regex(r"(?:0x)?[0-9a-f]{1,8}", re.I)  # a register, as the driver prints it
 
 
 class XidMeaning(NamedTuple):
-    """Effect of an Xid. caused_by_application: an application caused it, so its condition clears sooner."""
+    """Effect of an Xid. If `caused_by_application` is set, an application caused it and its condition clears sooner."""
 
     severity: Severity
     clears: Clears
@@ -44,7 +47,8 @@ class XidMeaning(NamedTuple):
 
 
 def meaning(event: KernelEvent) -> XidMeaning:
-    """Return the meaning of one line alone. 74, which needs several lines, and the recovery action (154) only warn."""
+    """Return the meaning of a single line. Xid 74, which needs several lines, and the recovery action (154) only warn
+    here."""
     code = number(event.code)
     if code is None:
         return XidMeaning(Severity.WARNING, Clears.WINDOW)
@@ -72,17 +76,17 @@ def meaning(event: KernelEvent) -> XidMeaning:
 
 
 def number(text: str) -> int | None:
-    """Return the number in an event's code or field; None if it is no number that the driver prints (32 bits)."""
+    """Return the number in an event's code or field, or None if it is not a number that the driver prints (32 bits)."""
     return int(text) if is_decimal(text) and len(text) <= 10 else None
 
 
 def register_value(text: str) -> int | None:
-    """Return a register of 32 bits; None if the text is not one."""
+    """Return the value of a 32-bit register, or None if the text is not one."""
     return int(text, 16) if _WORD.fullmatch(text) else None
 
 
 def worst_meaning(code: int) -> XidMeaning:
-    """Return the worst meaning of any line of this code."""
+    """Return the worst meaning that any line with this code can have."""
     if code in (NVLINK, RECOVERY):
         return XidMeaning(Severity.CRITICAL, Clears.GPU_RESET)
     if code in NVLINK5:
@@ -92,7 +96,7 @@ def worst_meaning(code: int) -> XidMeaning:
 
 
 def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
-    """Return NVIDIA's row for the unit and registers of an Xid 144-150; None if its table has no such row."""
+    """Return NVIDIA's row for the unit and registers of an Xid 144-150, or None if the table has no such row."""
     code, unit = number(event.code), event.field("unit")
     info, status = register_value(event.field("intr_info")), register_value(event.field("error_status"))
     if code is None or not unit or info is None or status is None:
@@ -101,7 +105,8 @@ def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
 
 
 def title(code: int) -> str:
-    """Return "Xid 79: GPU has fallen off the bus"; the driver's own name if the catalogue has no description."""
+    """Return a title such as "Xid 79: GPU has fallen off the bus", with the driver's mnemonic if there is no
+    description."""
     fact = codes.xid(code)
     if fact is None:
         return f"Xid {code}: unknown to this version"

@@ -386,7 +386,7 @@ def test_unread_node_keeps_findings_from_idle_check(
     """While slurmctld is unreachable, no job is visible. Dropping the finding would return a faulty node to service."""
     daemon = Daemon(lambda _running: settings_in_mode_act(tmp_path))
     daemon.start()
-    leftover = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
+    leftover = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "in use by pid 3")
     now = time.time()
     result = CheckResult("gpu_processes", "", Outcome.COMPLETED, now, 0.1, (leftover,))
     config = daemon.configured.loaded.checks.get(result.run) or CheckConfig()

@@ -467,7 +467,7 @@ def test_disk_and_controller_are_matched_by_pci_address():
 
 def test_finding_message_names_mount_points_of_disk():
     (finding,) = findings_from(IO_ERROR.format("nvme1n1"))
-    assert finding.message == "data of the disk nvme1n1 could not be written; it contains /scratch"
+    assert finding.message == "data on disk nvme1n1 could not be written; it contains /scratch"
 
 
 def test_finding_rests_on_settings_if_only_settings_name_disk():

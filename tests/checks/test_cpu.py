@@ -76,7 +76,7 @@ def test_wrong_governor_warns_once_for_the_node(node):
     host = node({GOVERNOR.format(n): "powersave\n" for n in range(3)} | {GOVERNOR.format(7): "schedutil\n"})
     (finding,) = findings(cpu, host)
     assert (finding.code, finding.severity) == ("cpu/governor", Severity.WARNING)
-    assert finding.message == "of 8 CPU frequency policies 3 have 'powersave', 1 have 'schedutil', not performance"
+    assert finding.message == "of 8 CPU frequency policies, 3 have 'powersave', 1 have 'schedutil', not performance"
 
 
 def test_governors_setting_accepts_other_governors(node):

@@ -113,7 +113,7 @@ def test_speed_is_not_read_if_any_speed_is_expected(node, tmp_path):
 
 @pytest.mark.parametrize("speed", ["-1", "0", "4294967295"])
 def test_unreported_speed_fails_run(node, speed):
-    assert "expected_mbps to 0" in run_until_error(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
+    assert "expected_mbps = 0" in run_until_error(eth_link, node(eth0={"speed": speed}), EXPECTED)[1]
 
 
 LARGE = Config(expected_mtu={"eth0": 9000})

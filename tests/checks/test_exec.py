@@ -87,7 +87,7 @@ def test_exit_status_2_is_degraded_by_default():
         ("echo no sensor; exit 3", r"mine: exit status 3 \(unknown\): no sensor"),
         ("echo what; exit 4", "exit status 4 is not 0, 1, 2 or 3: what"),
         ("exit 127", "exit status 127"),
-        ("kill -SEGV $$", "was ended by SIGSEGV"),
+        ("kill -SEGV $$", "was killed by SIGSEGV"),
         ("echo text on stderr >&2; exit 5", "text on stderr"),
     ],
 )
@@ -97,7 +97,7 @@ def test_other_exit_fails_run_without_finding(script, error):
 
 
 def test_missing_program_fails_run(tmp_path):
-    with pytest.raises(RuntimeError, match=r"there is no program .*nothing-here"):
+    with pytest.raises(RuntimeError, match=r"nothing-here does not exist"):
         run_check(exec_check, HOST, Config(name="mine", command=(str(tmp_path / "nothing-here"),)))
 
 
@@ -422,7 +422,7 @@ def test_failed_start_of_second_nhc_run_keeps_findings_of_first_run(tmp_path):
     script = f"""rm "$0"; echo 'Running check:  "check_file_test -r /nope/one"'; echo '{line}'; exit 1"""
     results, error = run_until_error(exec_check, HOST, fake_nhc(tmp_path, script))
     assert [item.subject for item in results if isinstance(item, Finding)] == [next(iter(NHC_FAILURES))]
-    assert "there is no program" in error
+    assert "does not exist" in error
 
 
 def test_nhc_failures_splits_lines_only_at_newline():

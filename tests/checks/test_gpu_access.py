@@ -354,7 +354,9 @@ def test_reset_without_log_line_is_detected_by_recovery_action(host):
     story.run_check(host("gpu.5.requires_reset = true"))
     ((ended,), (still_open,)) = story.cleared, story.conditions.values()
     assert (ended.subject, still_open.code, story.drained) == (THIRD, "gpu_access/reset_required", True)
-    assert ended.cleared_by == ("gpu_reset: it had to be reset, responds again, and the driver requests no recovery")
+    assert ended.cleared_by == (
+        "gpu_reset: the GPU had to be reset, responds again, and the driver requests no recovery"
+    )
     story.run_check(host())
     assert (story.codes, story.drained) == ([], False)
 

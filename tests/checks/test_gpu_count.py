@@ -154,7 +154,7 @@ def test_unreadable_gpu_hides_no_other_finding(host, tmp_path):
     (tmp_path / PCI[1:] / H100[0] / "revision").write_text("garbage\n")
     found, error = run_until_error(gpu_count, node)
     assert [item.subject for item in found if isinstance(item, Finding)] == [H100[4]]
-    assert error == f"{PCI}/{H100[0]}/revision: not a revision as 0xa1: 'garbage'"
+    assert error == f"{PCI}/{H100[0]}/revision: not a revision like 0xa1: 'garbage'"
 
 
 SLURMD = {"/proc/4242/comm": "slurmd\n"}

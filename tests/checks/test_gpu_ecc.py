@@ -268,7 +268,7 @@ def test_old_errors_with_mig_are_no_fault_and_new_ones_are(host):
     ]
     found = [item for item in run_rounds(gpu_ecc, [old, new]) if isinstance(item, Finding)]
     assert codes(found) == ["gpu_ecc/uncorrected", "gpu_ecc/aggregate"]
-    assert found[0].message == f"1 new uncorrected ECC errors, {CONTAINED_TEXT} (5 in the life of this GPU)"
+    assert found[0].message == f"1 new uncorrected ECC errors, {CONTAINED_TEXT} (5 over the life of this GPU)"
 
 
 def test_unreadable_counters_with_mig_fail_run(host):

@@ -59,7 +59,7 @@ def test_processes_of_running_validation_are_no_leftovers(node):
     host = node("gpu.3.processes = [40, 50]", {40: ("nvbandwidth", 0, LOGIN_CGROUP), 50: ("python3", 0, LOGIN_CGROUP)})
     tree = {"/proc/40/status": "PPid:\t30\n", "/proc/30/status": "PPid:\t20\n", "/proc/50/status": "PPid:\t1\n"}
     write(Path(host.root), {**tree, "/run/healthd/validation.lock": "20\n"})
-    assert [f.message for f in findings(gpu_processes, host)] == ['held by pid 50 "python3" (uid unknown, no job)']
+    assert [f.message for f in findings(gpu_processes, host)] == ['in use by pid 50 "python3" (uid unknown, no job)']
     write(Path(host.root), {"/run/healthd/validation.lock": "\n"})
     assert len(findings(gpu_processes, host)) == 1
     assert 'pid 40 "nvbandwidth"' in findings(gpu_processes, host)[0].message
@@ -74,7 +74,7 @@ def test_process_is_reported_with_user_and_job(node):
     (finding,) = findings(gpu_processes, host)
     assert (finding.code, finding.subject) == ("gpu_processes/leftover", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
-    assert finding.message == 'held by pid 7 "python3" (uid 1000, job 12), pid 8 "nvtop" (uid 1001, no job)'
+    assert finding.message == 'in use by pid 7 "python3" (uid 1000, job 12), pid 8 "nvtop" (uid 1001, no job)'
 
 
 def test_allowed_services_match_names_truncated_by_kernel(node):
@@ -89,7 +89,7 @@ def test_allowed_services_match_names_truncated_by_kernel(node):
 
 def test_ended_process_that_still_uses_gpu_is_a_leftover(node):
     (finding,) = findings(gpu_processes, node("gpu.3.processes = [7]"))
-    assert finding.message == "held by pid 7, which is not in /proc"
+    assert finding.message == "in use by pid 7, which is not in /proc"
 
 
 def test_each_gpu_has_its_own_finding(node):

@@ -1,4 +1,4 @@
-"""gpu_sm: Xid 13 of different jobs on one streaming multiprocessor gives a warning that names it."""
+"""gpu_sm: Xid 13 from different jobs on one streaming multiprocessor gives a warning that names it."""
 
 from functools import partial
 
@@ -43,7 +43,7 @@ def test_same_sm_in_two_jobs_warns_and_names_it():
     assert (finding.code, finding.subject) == ("gpu_sm/several_jobs", PCI)
     assert (finding.severity, finding.clears, finding.window_seconds) == (Severity.WARNING, Clears.WINDOW, WINDOW)
     assert finding.events == (1, 2)
-    assert finding.message == "Xid 13 of different jobs (jobs 12, 13) on (GPC 7, TPC 7, SM 0) of GPU 5 (GPU-8a47641b)"
+    assert finding.message == "Xid 13 from different jobs (jobs 12, 13) on (GPC 7, TPC 7, SM 0) of GPU 5 (GPU-8a47641b)"
 
 
 @pytest.mark.parametrize(

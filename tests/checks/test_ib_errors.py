@@ -292,7 +292,7 @@ def test_machine_without_infiniband_gives_nothing(tmp_path):
 
 def test_missing_listed_port_fails_run(node):
     results, error = run_until_error(ib_errors, node(), Config(ports=("mlx5_9/1",)))
-    assert (results, error) == ([], "mlx5_9/1: there is no such port")
+    assert (results, error) == ([], "mlx5_9/1: no such port")
 
 
 @pytest.mark.parametrize(

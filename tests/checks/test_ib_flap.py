@@ -185,7 +185,7 @@ def test_listed_port_is_evaluated(findings_after):
 
 def test_missing_listed_port_fails_run(node):
     results, error = run_until_error(ib_flap, node(), Config(ports=("mlx5_9/1",)))
-    assert (results, error) == ([], "mlx5_9/1: there is no such port")
+    assert (results, error) == ([], "mlx5_9/1: no such port")
 
 
 def test_first_interface_of_port_is_used(tmp_path):

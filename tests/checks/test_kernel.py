@@ -44,7 +44,7 @@ def test_hard_lockup_is_degraded_until_reboot():
         Severity.DEGRADED,
         "kernel/hard_lockup",
         "",
-        "a CPU no longer takes interrupts, CPU 12",
+        "a CPU no longer handles interrupts, CPU 12",
         Clears.REBOOT,
         events=(1,),
     )

@@ -399,7 +399,7 @@ def test_scrubber_error_is_degraded_until_reboot(lines, part):
     code = "memory_edac/uncorrected" if part else "memory_edac/machine_check"
     assert (finding.code, finding.subject, finding.severity) == (code, part, Severity.DEGRADED)
     assert (finding.clears, finding.window_seconds) == (Clears.REBOOT, 0.0)
-    assert part == "" or finding.message.startswith("the memory's scrubber found an uncorrected error")
+    assert part == "" or finding.message.startswith("the memory scrubber found an uncorrected error")
 
 
 def test_other_firmware_error_types_and_corrupt_context_are_critical():

@@ -179,7 +179,7 @@ def test_old_systemd_without_restart_count_is_read():
 
 def test_missing_systemctl_fails_run():
     error = run_until_error(services, host("munge", text="x"), REQUIRED)[1]
-    assert error == "there is no systemctl to query the units in required and wanted"
+    assert error == "cannot query the units in required and wanted: systemctl is missing"
 
 
 def test_failed_systemctl_fails_run():
@@ -211,7 +211,7 @@ def test_parse_rejects_garbage(text):
 @pytest.mark.parametrize("unit", ["", "a b", "slurm*", "-p", "a/b", "getty@", "getty@.service", "é"])
 def test_validate_rejects_invalid_unit_with_hint(unit):
     assert validate(Config(required=(unit,))) == (
-        f'required: "{unit}" is not a unit: write its name, as in "slurmd" or "data.mount"'
+        f'required: "{unit}" is not a unit name like "slurmd" or "data.mount"'
     )
     assert (validate(Config(wanted=(unit,))) or "").startswith("wanted: ")
 

@@ -549,7 +549,7 @@ def test_lasting_mount_is_recorded(fstype):
 
 def test_automounted_file_system_is_left_to_operator():
     found = list(baseline_mounts(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0]))
-    assert found == [LeftOut("mount", "automounted: add it manually if jobs need it", instance="/home/ann")]
+    assert found == [LeftOut("mount", "automounted; add it manually if jobs need it", instance="/home/ann")]
 
 
 def test_mounts_after_automounted_one_are_recorded():

@@ -373,7 +373,7 @@ def test_check_reports_finding_that_needs_confirmation(tree, tmp_path):
     result = run("check", "--config", file, "mount", "--root", str(tree))
     assert result.status == 2
     assert "mount/missing /data" in result.out
-    assert "the daemon opens a condition once it has lasted 2 min" in result.out
+    assert "the daemon opens a condition once the finding has lasted 2 min" in result.out
 
 
 def test_check_exits_3_if_check_fails(tree, tmp_path):

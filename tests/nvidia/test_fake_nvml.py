@@ -601,7 +601,7 @@ def test_fake_has_argument_names_of_pynvml():
         ('profile = "dgx-b200"\ngpu.1.nvlink_ber = {3 = 2}', "the rate of link 3 must be between 0 and 1, got 2"),
         ('profile = "dgx-h100"\ngpu.1.mig_devices = 8', "gpu.1.mig_devices: must be between 0 and 7, got 8"),
         ('profile = "dgx-h100"\ngpu.1.temperature_margin = -2000', "must be between -1000 and 1000, got -2000"),
-        ('profile = "dgx-h100"\npci = ["1b:00.0"]', 'another address like "0000:1b:00.0", got "1b:00.0"'),
+        ('profile = "dgx-h100"\npci = ["1b:00.0"]', 'a unique address like "0000:1b:00.0", got "1b:00.0"'),
         ('profile = "dgx-h100"\nrandom_failures = 2', "random_failures: must be between 0 and 1, got 2"),
         ('profile = "dgx-h100"\n[[at]]\ngpu = 3\nlost = true', "at[0]: missing seconds"),
         ('profile = "dgx-h100"\n[[at]]\nseconds = 1\ngpu = 9', "at[0].gpu: this machine has GPUs 0 to 7"),
@@ -620,7 +620,7 @@ def test_invalid_scenario_gives_one_sentence_with_file_and_setting(scenario, tex
 
 
 def test_unknown_name_gives_nearest_profile():
-    with pytest.raises(ConvertError, match='there is no profile and no file "dgx-h10"; did you mean "dgx-h100"'):
+    with pytest.raises(ConvertError, match='there is no profile or file "dgx-h10"; did you mean "dgx-h100"'):
         open_fake("dgx-h10")
 
 

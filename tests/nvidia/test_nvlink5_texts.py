@@ -125,7 +125,7 @@ def test_explain_accepts_sub_code_format_of_other_tools():
 def test_explain_of_unlisted_sub_code_is_unknown_and_warns():
     text = explain("nvlink5/149:63")
     assert text is not None
-    assert (text.severity, "in no row of the table" in text.meaning) == (Severity.WARNING, True)
+    assert (text.severity, "not in the table" in text.meaning) == (Severity.WARNING, True)
 
 
 @pytest.mark.parametrize(

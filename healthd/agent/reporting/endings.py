@@ -1,6 +1,6 @@
-"""Endings and remedies of conditions. This is the only source for status, check, explain, list, runbooks and docs.
+"""Endings and remedies of conditions. Status, check, explain, list, runbooks and docs all use this module.
 
-Pure. The values are those of the JSON documents (docs/json.md): `clears` "reboot", `severity` "critical".
+Pure. Values are spelt as in the JSON documents (docs/json.md): `clears` "reboot", `severity` "critical".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFAULT_REMEDIES = {
 
 
 def ending_text(clears: str, window_seconds: float = 0.0, clear_after: int = 0, repaired: str = "") -> str:
-    """Return the ending of a condition: "24 h without a repeat, or a reboot".
+    """Return the ending of a condition as text, such as "24 h without a repeat, or a reboot".
 
     Args:
             clears: the event that clears the condition.
@@ -44,8 +44,8 @@ def ending_text(clears: str, window_seconds: float = 0.0, clear_after: int = 0, 
 def condition_remedy(clears: str, severity: str, declared: str = "") -> str:
     """Return the remedy of a condition (`model.Remedy`).
 
-    The remedy that a code declares applies only while the condition drains and does not wait for an operator. A part
-    that failed again must be repaired, and a warning leaves the node in service.
+    The remedy that a code declares applies only while the condition drains and does not wait for an operator. If a part
+    failed again it must be repaired, and a warning leaves the node in service.
     """
     if clears == "operator":
         return "repaired"

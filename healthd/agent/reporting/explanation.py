@@ -1,7 +1,6 @@
-"""The document of `healthd explain` (docs/json.md) and its text: the meaning of a code and what healthd does on this
-node.
+"""JSON document (docs/json.md) and text of `healthd explain`: what a code means and what healthd does on this node.
 
-The checks provide the texts. fault_timeline.py computes from the settings of this node what healthd does.
+The checks provide the texts. fault_timeline.py computes healthd's reaction from this node's settings.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ RESUME_SENTENCE = "healthd removes its own drain after a clean run of every chec
 
 
 _KERNEL_LOG = "kernel_log.source"
-MODE_UNKNOWN = "default; the mode in force is unknown"
+MODE_UNKNOWN = "default; the actual mode is unknown"
 
 
 class Running(NamedTuple):
-    """State of the running daemon that its settings do not have.
+    """State of the running daemon that is not in its settings.
 
-    mode          the mode in force; a flag or an older file may differ from the settings
+    mode          the actual mode, which may differ from the settings because of a flag or an older file
     paused_until  epoch seconds, 0 = not paused
     """
 
@@ -46,7 +45,7 @@ class Running(NamedTuple):
 
 
 class NodeContext(NamedTuple):
-    """The settings and the daemon of this node.
+    """This node's settings and daemon.
 
     loaded   None if the settings could not be read; the defaults apply
     running  None if no daemon answers
@@ -77,7 +76,7 @@ class NodeContext(NamedTuple):
         return Policy(mode=self.mode[0], paused_until=math.inf if paused else 0.0, requeue=requeue)
 
     def runs(self, check: Check) -> dict[RunName, tuple[CheckConfig, bool]]:
-        """Return the runs of a check, and whether each is enabled. A check without runs is explained by its
+        """Return a check's runs with their settings and whether each is enabled. A check without runs gets its
         defaults."""
         loaded = self.loaded
         found = {name: (config, True) for name, config in loaded.checks.items()} if loaded else {}
@@ -87,12 +86,12 @@ class NodeContext(NamedTuple):
 
 
 def anchor(code: str) -> str:
-    """Return GitHub's anchor of the heading of a code on its check's page: "gpu_xid79" for "gpu_xid/79"."""
+    """Return GitHub's anchor for a code's heading on its check's page: "gpu_xid79" for "gpu_xid/79"."""
     return code.lower().replace("/", "")
 
 
 def runbook(check: Check, code: str) -> str:
-    """Return the page of a code; "" for a code of a site check."""
+    """Return the runbook page for a code, or "" for a code from a site check."""
     return "" if check.path else f"{RUNBOOKS}/{check.name}.md#{anchor(code)}"
 
 
@@ -105,9 +104,9 @@ def code_document(
     context: NodeContext,
     line: Finding | None = None,
 ) -> dict[str, Any]:
-    """Return the document of a code.
+    """Return the document for a code.
 
-    check  None for a name that occurs only in messages
+    check  None for a name that appears only in messages
     line   the finding of the kernel line that the user passed
     """
     config = next((config for config, _ in _configs(check, part, context)), CheckConfig())
@@ -147,16 +146,16 @@ _PLACEHOLDER = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:
 
 
 def _fill_in(todo: str, code: str, part: str) -> str:
-    """Return the text with this code and part in its commands, as far as they are known."""
+    """Return the text with this code and part filled in in its commands, if they are known."""
     todo = todo.replace("healthd repaired CODE ", f"healthd repaired {code} ")
     return _PLACEHOLDER.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
 
 
 def _ending_sentences(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
-    """Yield sentences about the ending of the worst finding of a code, then about milder findings with another ending.
+    """Yield sentences about how a code's worst finding clears, then about milder findings that clear differently.
 
-    A sentence that ends with a command has no full stop, which would be pasted with the command. `code` is "" for a
-    name that is not a condition: `healthd repaired` does not accept it.
+    A sentence that ends with a command has no full stop, because it would be copied with the command. `code` is "" for
+    a name that is not a condition, which `healthd repaired` does not accept.
     """
     command = f"healthd repaired {code} {shlex.quote(printable(part)) if part else 'PART'}"
     first = finding_ending(findings[0], config.clear_after, command)
@@ -164,9 +163,9 @@ def _ending_sentences(findings: Sequence[Finding], code: str, part: str, config:
     for finding in findings[1:]:
         ending = finding_ending(finding, config.clear_after, command)
         if ending != first:
-            yield _as_sentence(f"If it is {finding.severity.name.lower()}: after {ending}", command)
+            yield _as_sentence(f"If it is {finding.severity.name.lower()}, it clears after {ending}", command)
     if any(finding.window_seconds and not finding.shared_cause for finding in findings):
-        yield "Time while the node is drained does not count, unless the part was reset or the node rebooted."
+        yield "Time while the node is drained counts only if the part was reset or the node rebooted."
     if code and findings[0].clears is not Clears.OPERATOR:
         yield f"To clear it now: {command}"
 
@@ -176,12 +175,12 @@ def _as_sentence(sentence: str, command: str) -> str:
 
 
 def finding_ending(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
-    """Return the ending of a finding, in the words of `healthd status`."""
+    """Return the ending of a finding as text, worded as in `healthd status`."""
     return ending_text(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
 
 
 def _configs(check: Check | None, part: str, context: NodeContext) -> list[tuple[CheckConfig, bool]]:
-    """Return the settings of the instance that the part names, else of all instances."""
+    """Return the settings of the instance that the part names, or otherwise of all instances."""
     runs = context.runs(check) if check else {}
     named = [run for name, run in runs.items() if part and name.instance == part]
     return named or list(runs.values())
@@ -190,7 +189,7 @@ def _configs(check: Check | None, part: str, context: NodeContext) -> list[tuple
 def _run_documents(
     code: str, part: str, explain: Explain, check: Check, context: NodeContext, line: Finding | None
 ) -> list[dict[str, Any]]:
-    """Return what healthd does on this node: one document for each group of instances that behave alike."""
+    """Return documents about healthd's reaction on this node, one for each group of instances that behave alike."""
     found: list[dict[str, Any]] = []
     for config, enabled in _configs(check, part, context):
         document = _run_document(code, explain, check, config, enabled, context, line)
@@ -247,7 +246,7 @@ def _run_document(
 def _disabled_by(
     explain: Explain, check: Check, config: CheckConfig, from_kernel_log: bool, context: NodeContext
 ) -> str:
-    """Return the setting that disables the detection of this code, "" if it is enabled."""
+    """Return the setting that disables detection of this code, or "" if it is enabled."""
     if from_kernel_log and context.settings.kernel_log.source == "off":
         return _KERNEL_LOG
     if explain.needs and not getattr(config, explain.needs, True):
@@ -275,13 +274,13 @@ def _deciding_settings(
     observed: bool,
     disabled_by: str,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the settings that decide, with their values and origins."""
+    """Yield the settings that determine the reaction, with their values and origins."""
 
     def row(path: str, value: object) -> dict[str, Any]:
         return {"setting": path, "value": dump(value), "from": context.origin(path)}
 
     def full_name(setting: str) -> str:
-        """Return the path of a setting: in the table of the instance if it is set there, else in the check's table."""
+        """Return a setting's path: in the instance's table if it is set there, otherwise in the check's table."""
         instance_path = setting_path(check.name, config.name, setting)
         return (
             instance_path
@@ -329,10 +328,10 @@ def _deciding_settings(
 # --- as text
 
 _EFFECT_TEXTS = {
-    Effect.WAITS: "it is pending: healthd status shows it, and nothing else happens",
-    Effect.RECORDS: "it is recorded; the node stays in service",
-    Effect.WARNS: "it is a warning in status, metrics and log, and changes nothing in Slurm",
-    Effect.DRAINS: "healthd drains the node: running jobs finish, new jobs do not start",
+    Effect.WAITS: "the condition is pending: healthd status shows it, and nothing else happens",
+    Effect.RECORDS: "the condition is recorded, and the node stays in service",
+    Effect.WARNS: "the condition is a warning in healthd status, the metrics and the log; nothing changes in Slurm",
+    Effect.DRAINS: "healthd drains the node: running jobs finish, and no new jobs start",
     Effect.REQUEUES: "healthd drains the node and requeues {victims}",
 }
 _VICTIMS = {
@@ -340,13 +339,13 @@ _VICTIMS = {
     Requeue.NODE.value: "all batch jobs on the node",
 }
 _WOULD_TEXTS = {
-    Effect.DRAINS: 'healthd would drain the node in mode "drain" or "act": running jobs finish, new jobs do not start',
-    Effect.REQUEUES: 'healthd would drain the node in mode "drain", and in mode "act" also requeue {victims}',
+    Effect.DRAINS: 'healthd would drain the node in mode "drain" or "act": running jobs finish, and no new jobs start',
+    Effect.REQUEUES: 'healthd would drain the node in mode "drain", and in mode "act" it would also requeue {victims}',
 }
 
 
 def step_text(step: Document, victims: str) -> str:
-    """Return the text of one step: "it drains the node: ..."."""
+    """Return the text for one step, such as "healthd drains the node: ..."."""
     effect, effect_in_act = Effect(step["does"]), Effect(step["would"])
     if effect is effect_in_act:
         return _EFFECT_TEXTS[effect].format(victims=victims)
@@ -356,7 +355,7 @@ def step_text(step: Document, victims: str) -> str:
 
 
 def sentences(run: Document) -> Iterator[str]:
-    """Yield sentences about what healthd does with one code in one run of its check."""
+    """Yield sentences about healthd's reaction to one code in one run of its check."""
     values = {row["setting"]: row["value"] for row in run["settings"]}
     victims = _VICTIMS[values.get("slurm.requeue", Requeue.PART.value)]
     for number, entry in enumerate(run["timelines"]):
@@ -368,14 +367,14 @@ def sentences(run: Document) -> Iterator[str]:
             yield f"If it is {entry['severity']}: {'; '.join(step_texts)}."
     if run["observed"]:
         yield (
-            "The kernel log is read from a file in which users can forge lines. Its lines are displayed, and never "
+            "The kernel log is read from a file in which users can forge lines. Its lines are displayed but never "
             "drain or requeue."
         )
     reasons = [f"{row['setting']} = {_format_value(row['value'])} ({row['from']})" for row in run["settings"]]
     if capped := [sentence for sentence in reasons if sentence.partition(" ")[0].endswith(".enforce")]:
         yield f"It never drains: {capped[0]}."
     elif "profile" in values:
-        yield "It never drains: the expected value is a guess from the profile of this machine type."
+        yield "It never drains, because the expected value is only a guess from this machine type's profile."
     if _drains(run, "would"):
         yield from _limits(run, values)
 
@@ -383,8 +382,8 @@ def sentences(run: Document) -> Iterator[str]:
 def _when(steps: Sequence[Document], index: int, run: Document) -> str:
     seconds = steps[index]["after_seconds"]
     if seconds:
-        return f"after {duration(seconds)}{' (at once if the evidence is conclusive)' if run['at_once'] else ''}"
-    return "at first" if len(steps) > 1 else "at once"
+        return f"after {duration(seconds)}{' (at once if the evidence is conclusive)' if run['at_once'] else ''},"
+    return "at first," if len(steps) > 1 else "at once,"
 
 
 def _drains(run: Document, key: str) -> bool:
@@ -399,7 +398,7 @@ def _limits(run: Document, values: Mapping[str, Any]) -> Iterator[str]:
         else:
             yield f'healthd changes nothing in Slurm: mode is "observe" ({origin}).'
     if run["paused_until"]:
-        yield f"healthd is paused until {date(run['paused_until'])}, and changes nothing in Slurm."
+        yield f"healthd is paused until {date(run['paused_until'])} and changes nothing in Slurm."
     if run["shared"] is not False:
         cause = (
             "Other nodes may have the same cause, so" if run["shared"] else "If other nodes may have the same cause,"
@@ -447,7 +446,7 @@ def _code_text(d: Document, page: Page) -> Iterator[str]:
     yield from _section("Why it matters", d["matters"], page)
     if d["settings_problem"]:
         yield from _section("On this node", "", page)
-        problem = f"The settings could not be read; this describes the defaults: {d['settings_problem']}"
+        problem = f"The settings could not be read, so this describes the defaults: {d['settings_problem']}"
         yield from page.wrap(problem, "  ")
     elif d["here"]:
         yield from _section("On this node", "", page)
@@ -464,7 +463,7 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
     if run["instances"]:
         yield from page.wrap(f"{check} {', '.join(run['instances'])}:", "  ")
     if not run["set_up"]:
-        yield from page.wrap(f"Not checked on this node: there is no [checks.{check}.NAME]. With one:", "  ")
+        yield from page.wrap(f"Not checked on this node: there is no [checks.{check}.NAME]. If there were one:", "  ")
     elif not run["enabled"]:
         yield from page.wrap(
             "Not checked on this node: the check is disabled (enabled = false). If it were enabled:", "  "
@@ -474,7 +473,7 @@ def _run_text(run: Document, check: str, page: Page) -> Iterator[str]:
     elif run["required_setting"]:
         yield from page.wrap(
             f"Not checked on this node: [checks.{check}] {run['required_setting']} is empty. "
-            "Set it, or run healthd baseline --write. Then:",
+            "If you set it, or run healthd baseline --write:",
             "  ",
         )
     for sentence in sentences(run):
@@ -492,7 +491,7 @@ def _section(title: str, body: str, page: Page) -> Iterator[str]:
         yield from page.item(paragraph, "  ") if paragraph.startswith("- ") else page.wrap(paragraph, "  ")
 
 
-# --- documents of checks, kernel lines and Reasons
+# --- documents for checks, kernel lines and Reasons
 
 
 def code_row(code: Document) -> tuple[str, str, str, str]:
@@ -505,7 +504,7 @@ def _first_sentence(text: str) -> str:
 
 
 def check_document(query: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
-    """Return the document of a check. codes: rows of `healthd list --codes --json`."""
+    """Return the document for a check. `codes` are rows of `healthd list --codes --json`."""
     return {
         "query": query,
         "what": "check",
@@ -524,7 +523,7 @@ def _check_text(d: Document, page: Page) -> Iterator[str]:
 
 
 def kernel_line_document(query: str, message: str) -> dict[str, Any]:
-    """Return the document of a kernel line that is not a fault."""
+    """Return the document for a kernel line that is not a fault."""
     return {"query": query, "what": "kernel_line", "message": message}
 
 
@@ -544,7 +543,7 @@ def _foreign_reason_text(d: Document, page: Page) -> Iterator[str]:
 
 
 def ambiguous_document(query: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
-    """Return the document of a query that matches several codes. codes: as in `of_check`."""
+    """Return the document for a query that matches several codes. `codes` is the same as for `check_document`."""
     return {"query": query, "what": "ambiguous", "why": why, "codes": list(codes)}
 
 

@@ -1,7 +1,7 @@
-"""Timeline of a fault on this node from its first sighting on, for `healthd explain` and the runbooks. Pure.
+"""Timeline of healthd's reaction to a fault on this node, for `healthd explain` and the runbooks. Pure.
 
-This module has no rules of its own. A finding passes through the same functions as in the daemon (configure, absorb,
-judge, decide) at each time at which the result can change.
+This module has no rules of its own. It passes a finding through the same functions as the daemon (configure, absorb,
+judge, decide) at each time when the result can change.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from healthd.common.model import (
     Worsens,
 )
 
-FIRST_SEEN = 1_000_000_000.0  # time of the first sighting; any time will do
+FIRST_SEEN = 1_000_000_000.0  # time at which the fault is first seen; any time will do
 _BOOT = "this boot"
 _IN_SERVICE = NodeState("", frozenset({"IDLE"}))
 
 
 class Effect(enum.Enum):
-    """Reaction of healthd to a fault."""
+    """healthd's reaction to a fault."""
 
-    WAITS = "waits"  # pending: the fault must last for its confirm time
+    WAITS = "waits"  # the condition is pending: the fault must last for its confirmation time
     RECORDS = "records"
     WARNS = "warns"
     DRAINS = "drains"
-    REQUEUES = "requeues"  # it drains, and requeues the jobs that the fault hit
+    REQUEUES = "requeues"  # drains, and requeues the jobs that the fault hit
 
 
 class Step(NamedTuple):
-    """Reaction of healthd from `after_seconds` after the first sighting on.
+    """healthd's reaction from `after_seconds` after the fault is first seen.
 
-    effect         with the settings of this node
+    effect         with this node's settings
     effect_in_act  in mode "act"
     """
 
@@ -63,7 +63,7 @@ class Step(NamedTuple):
 
 
 def possible_findings(code: str, explain: Explain, config: CheckConfig) -> list[Finding]:
-    """Return a finding of this code for each possible severity, the worst first, before the site's settings apply."""
+    """Return a finding with this code for each possible severity, worst first, before the site's settings apply."""
     worsens = explain.worsens
     finding = Finding(
         configured_severity(explain, config),
@@ -90,7 +90,7 @@ def _milder(finding: Finding, severity: Severity, explain: Explain, config: Chec
 
 
 def _seconds(config: CheckConfig, setting: str) -> float:
-    """Return the value of a duration setting; 0 for a setting that a site check's Config lacks."""
+    """Return the value of a duration setting, or 0 if a site check's Config does not have it."""
     value = getattr(config, setting, 0.0)
     return float(value) if isinstance(value, int | float) else 0.0
 
@@ -98,11 +98,11 @@ def _seconds(config: CheckConfig, setting: str) -> float:
 def timeline(
     finding: Finding, config: CheckConfig, policy: Policy, from_kernel_log: bool = False, observed: bool = False
 ) -> tuple[Step, ...]:
-    """Return each change in healthd's reaction while the fault lasts, on a node that is in service and not drained.
+    """Return each change in healthd's reaction while the fault lasts, for a node that is in service and not drained.
 
-    finding          as the check makes it
-    from_kernel_log  the kernel log reported it
-    observed         the kernel log is a file in which users can forge lines
+    finding          the finding as the check yields it
+    from_kernel_log  whether the kernel log reported the fault
+    observed         whether the kernel log is a file in which users can forge lines
     """
     configured = as_configured(finding, config)
     moments = {0.0, configured.confirm_seconds, configured.worsens.after_seconds if configured.worsens else 0.0}
@@ -129,13 +129,13 @@ def timeline(
 def _after_run(
     conditions: Mapping[ConditionKey, Condition], finding: Finding, config: CheckConfig, now: float
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions after a run of the check that reported the finding."""
+    """Return the conditions after a run of the check reported the finding."""
     result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
     return absorb_result(conditions, result, config.clear_after, _BOOT, ())
 
 
 def _after_kernel_line(finding: Finding, now: float, observed: bool) -> dict[ConditionKey, Condition]:
-    """Return the conditions after a kernel line that reported the finding."""
+    """Return the conditions after a kernel line reported the finding."""
     event = KernelEvent("", time=now, last_time=now, sequence=1, boot_id=_BOOT, observed=observed)
     check = finding.code.partition("/")[0]
     return absorb_events({}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), _BOOT, ())

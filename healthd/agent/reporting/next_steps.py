@@ -1,8 +1,8 @@
-"""The next commands for each condition in `healthd status`, ready to paste into a shell. Pure.
+"""Next commands for each condition in `healthd status`, ready to paste into a shell. Pure.
 
-The remedy of a condition (endings.py) selects the commands. `healthd record` comes before commands that destroy
-evidence. Parts and codes may contain text chosen by users (a mount point, a name in a kernel line). They are quoted, so
-that a shell never runs them.
+A condition's remedy (endings.py) determines the commands. `healthd record` comes before commands that destroy evidence.
+Parts and codes may contain text chosen by users (a mount point, a name in a kernel line), so they are quoted and a
+shell never runs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from healthd.common.text import printable, regex
 Document = Mapping[str, Any]
 
 PCI = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|PCI")
-# Parts that `healthd explain CODE PART` recognises: a PCI address, a path, a numbered name such as mlx5_0/1.
+# Parts that `healthd explain CODE PART` recognises: a PCI address, a path, or a numbered name such as mlx5_0/1.
 PART = regex(r"[0-9a-f]{4,8}:[0-9a-f:.]+|/[A-Za-z0-9_./-]*|[a-z0-9_][a-z0-9_-]*\d[/.\d]*")
 Step: TypeAlias = "tuple[str, str]"  # label, command
 
@@ -25,11 +25,11 @@ Step: TypeAlias = "tuple[str, str]"  # label, command
 def next_steps(
     c: Document, open_conditions: Sequence[Document], slurm: Sequence[str], flags: str = ""
 ) -> Iterator[Step]:
-    """Yield (label, command) for an open condition in the order of work: evidence, repair, then the explanation.
+    """Yield (label, command) for an open condition in working order: save evidence, repair, then the explanation.
 
-    open_conditions  all open conditions, to find out whether the code alone identifies this one
+    open_conditions  all open conditions, to determine whether the code alone identifies this one
     slurm            the node's state in Slurm
-    flags            quoted options that reach the daemon of this status ("--runtime-dir run")
+    flags            quoted options that select the daemon ("--runtime-dir run")
     """
     if not (c["state"] == "pending" or c["history"] or c.get("observed")):
         idle = {"IDLE", "DRAIN"} <= set(slurm) and "COMPLETING" not in slurm
@@ -45,10 +45,10 @@ def _explain(c: Document) -> str:
 def remedy_steps(
     c: Document, open_conditions: Sequence[Document] = (), when: str = "once", flags: str = ""
 ) -> Iterator[Step]:
-    """Yield the commands of a condition's remedy. `when` is "once" or "now that" (no job runs on the node)."""
+    """Yield (label, command) for a condition's remedy. `when` is "once" or "now that" (no job runs on the node)."""
     remedy = condition_remedy(c["clears"], c["severity"], c.get("remedy", ""))
     idle = f"{when} no job runs here"
-    # Repairs need the power off, which destroys evidence. Below degraded the node stays in service.
+    # Repairs require powering off, which destroys evidence. Below degraded the node stays in service.
     if remedy in ("gpu_reset", "reboot", "power_cycle") or (remedy == "repaired" and c["severity"] in DRAINS):
         yield "first, save the evidence", "healthd record"
     if remedy == "check":
@@ -64,7 +64,7 @@ def remedy_steps(
 
 
 def _gpu_reset(subject: str) -> str:
-    """Return the command that resets one GPU, or all GPUs if the condition does not name one."""
+    """Return the command that resets one GPU, or all GPUs if the condition names none."""
     part = f" -i {subject}" if PCI.fullmatch(subject) else ""
     return f"nvidia-smi --gpu-reset{part}"
 

@@ -1,7 +1,7 @@
-"""Text of the documents of `check` and `status`, of settings, checks and codes. Pure.
+"""Text output of `check` and `status`, and of the lists of settings, checks and codes. Pure.
 
-`document` is the document that `--json` prints (docs/json.md), so text and JSON agree. No text of a document reaches
-the terminal as a control character.
+`document` is the document that `--json` prints (docs/json.md), so text and JSON agree. Control characters in a document
+never reach the terminal.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from healthd.common.text import printable, regex
 
 Document = Mapping[str, Any]
 
-MAX_ROWS = 8  # up to this many checks without findings have a row each; more share one paragraph
-MAX_SHOWN = 20  # conditions printed in full; those that drain are always printed
+MAX_ROWS = 8  # up to this many checks without findings have their own rows; more are listed in one paragraph
+MAX_SHOWN = 20  # maximum number of conditions to print; those that drain are always printed
 
 # --- healthd check
 
 
 def check(document: Document, page: Page, replayed: bool = False) -> str:
-    """Return a row for each run with its worst finding, then the findings, then the checks without a result."""
+    """Return the text of `healthd check`: a row for each run with its worst finding, then all findings."""
     recorded_text = f", recorded on {date(document['time'])}" if replayed else ""
     lines = [f"{plain(document['node'])}: {page.paint(document['health'])}{recorded_text}"]
     daemon_checks = document.get("from_daemon", {}).get("checks", ())
@@ -39,9 +39,7 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
     lines += _quiet([r for r in quiet if r not in log_results], "", page)
     if log_results:
         names = ", ".join(sorted(map(_run_name, log_results)))
-        lines += page.wrap(
-            f"{_counted(len(log_results), 'check')} found no fault in the kernel log of this boot: {names}"
-        )
+        lines += page.wrap(f"{_counted(len(log_results), 'check')} found no fault in this boot's kernel log: {names}")
     lines += _without_result(document, page)
     confirms = {(f["code"], f["subject"]): f["confirm_seconds"] for r in document["results"] for f in r["findings"]}
     if document["conditions"]:
@@ -51,15 +49,17 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
             lines += page.wrap(f"clears after: {_ending(c)}", "    ")
             seconds = confirms.get((c["code"], c["subject"]), 0.0)
             if seconds:
-                lines += page.wrap(f"the daemon opens a condition once it has lasted {duration(seconds)}", "    ")
+                lines += page.wrap(
+                    f"the daemon opens a condition once the finding has lasted {duration(seconds)}", "    "
+                )
             if c["history"]:
                 lines += page.wrap(
-                    f"in the kernel log of this boot{_times(c)}, last {ago(c['last_seen'], document['time'])}: "
-                    "history, not evidence of a present fault",
+                    f"in this boot's kernel log{_times(c)}, last {ago(c['last_seen'], document['time'])}: history, not "
+                    "evidence of a current fault",
                     "    ",
                 )
     if document["limits"]:
-        lines += ["", page.heading("Problems of healthd")]
+        lines += ["", page.heading("Problems with healthd")]
         lines += [line for sentence in document["limits"] for line in page.wrap(sentence, "  ")]
     lines += _daemon_findings(document, page)
     lines += _unknown(document, page)
@@ -67,14 +67,14 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
 
 
 def _daemon_findings(document: Document, page: Page) -> Iterator[str]:
-    """Yield what the daemon reports for checks that only read the kernel log. `_not_known` prints why it cannot."""
+    """Yield the daemon's results for checks that only read the kernel log, or nothing if there are none."""
     from_daemon = document.get("from_daemon")
     if from_daemon is None or from_daemon["problem"]:
         return
     names, now = ", ".join(from_daemon["checks"]), document["time"]
     only_listen = "only reads" if len(from_daemon["checks"]) == 1 else "only read"
     yield from ("", page.heading("Reported by the daemon"))
-    yield from page.wrap(f"{names} {only_listen} the kernel log, and cannot run on request", "  ")
+    yield from page.wrap(f"{names} {only_listen} the kernel log and cannot run on request", "  ")
     log = _kernel_log(from_daemon["kernel_log"], now)
     yield from page.wrap(f"kernel log: {log}; the daemon was started {ago(from_daemon['since'], now)}", "  ")
     for c in from_daemon["conditions"]:
@@ -85,7 +85,7 @@ def _daemon_findings(document: Document, page: Page) -> Iterator[str]:
 
 
 def recorded(document: Document, path: str, size: int, answers: int, silent: Iterable[str], page: Page) -> str:
-    """Return the text of `healthd record`: the findings, the file, and sentences about what did not answer."""
+    """Return the text of `healthd record`: the findings, the file, and sentences about what did not respond."""
     lines = [
         "",
         page.heading("Recorded"),
@@ -94,8 +94,8 @@ def recorded(document: Document, path: str, size: int, answers: int, silent: Ite
         ),
         *(line for sentence in silent for line in page.wrap(sentence, "  ")),
         *page.wrap(
-            "It contains the node's name, addresses and serial numbers of its parts, names of processes, the settings "
-            "of the checks, and the output of their programs. To inspect it: zcat FILE | jq .".replace("FILE", path),
+            "It contains the node's name, its parts' addresses and serial numbers, process names, the checks' "
+            "settings, and the output of their programs. To inspect it: zcat FILE | jq .".replace("FILE", path),
             "  ",
         ),
         *page.wrap(f"To replay it on any machine: healthd check --replay {path}", "  "),
@@ -108,13 +108,13 @@ def _bytes(size: int) -> str:
 
 
 def _split_quiet(results: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """Return the runs that have a row each, and the runs without findings if they are too many for rows."""
+    """Return the runs that get their own rows, and the runs without findings if there are too many for rows."""
     quiet = [r for r in results if r["outcome"] == "completed" and not r["findings"]]
     return ([r for r in results if r not in quiet], quiet) if len(quiet) > MAX_ROWS else (list(results), [])
 
 
 def _quiet(quiet: Sequence[Document], when: str, page: Page, indent: str = "") -> Iterator[str]:
-    """Yield the checks that passed, and those with nothing to check by reason."""
+    """Yield a paragraph with the checks that passed, then the checks that had nothing to check, grouped by reason."""
     passed = sorted(_run_name(r) for r in quiet if not r["nothing_to_check"])
     if passed:
         yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}", indent)
@@ -130,7 +130,7 @@ def _quiet(quiet: Sequence[Document], when: str, page: Page, indent: str = "") -
 
 
 def _without_result(document: Document, page: Page, indent: str = "") -> Iterator[str]:
-    """Yield the checks that a round does not run, by reason."""
+    """Yield the checks that are not part of a round, grouped by reason."""
     texts = {
         "kernel_log_only": ("only reads the kernel log", "only read the kernel log"),
         "idle": ("runs only while the node is drained and idle", "run only while the node is drained and idle"),
@@ -150,7 +150,8 @@ def _run_name(result: Document) -> str:
 
 
 def _worst(result: Document) -> tuple[str, str]:
-    """Return severity and name of the worst finding and the number of others, or why nothing was checked."""
+    """Return the worst finding's severity, and its name with the number of other findings, or why nothing was
+    checked."""
     findings = result["findings"]
     if not findings:
         nothing = result["nothing_to_check"]
@@ -184,7 +185,7 @@ def _unknown(document: Document, page: Page) -> Iterator[str]:
         for sentence in document["unknown"]:
             name, _, why = str(sentence).partition(" ")
             names.setdefault(why, []).append(name)
-        for why, run_names in names.items():  # a hung driver blocks all GPU checks: print one sentence
+        for why, run_names in names.items():  # a hung driver blocks all GPU checks; print one sentence for all
             yield from page.wrap(f"{', '.join(run_names)}{':' if len(run_names) > 1 else ''} {why}", "  ")
 
 
@@ -192,16 +193,17 @@ def _unknown(document: Document, page: Page) -> Iterator[str]:
 
 
 def status(document: Document, now: float, page: Page, flags: str = "") -> str:
-    """Return the status: health and drain, open conditions, problems of healthd, Slurm, checks, the service.
+    """Return the text of `healthd status`: health and drain, open conditions, problems with healthd, Slurm, checks,
+    service.
 
-    `flags`: quoted options that reach this daemon ("--runtime-dir run").
+    `flags` are quoted options that select this daemon ("--runtime-dir run").
     """
     d = document
     lines = [f"{plain(d['node'])}: {page.paint(d['health'])}{_drain_text(d['slurm'])}"]
     problems = dict(zip(d["problems"], d["problem_commands"], strict=True))
     for limit in d["limits"]:
         lines += page.wrap(limit, "  ")
-        # The same problem has its command among the problems of healthd: print both here, once.
+        # The command for this problem is among healthd's problems. Print both here, and only once.
         for sentence in [sentence for sentence in problems if _reason(sentence) and _reason(sentence) in limit]:
             if command := problems.pop(sentence):
                 lines.append(_step("next", command))
@@ -235,9 +237,9 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
 
 
 def _drain_text(slurm: Document) -> str:
-    """Return the drain for the first line: ", drained (by healthd), 1 job requeued"; "" without a drain.
+    """Return the drain for the first line, such as ", drained (by healthd), 1 job requeued", or "" if not drained.
 
-    As in Slurm, jobs on a DOWN node have ended, and a COMPLETING node still runs an epilog.
+    In Slurm, jobs on a DOWN node have ended, and a COMPLETING node still runs an epilog.
     """
     state = set(slurm["state"] or ())
     if "DRAIN" not in state:
@@ -263,9 +265,9 @@ def _pauses(d: Document, now: float, page: Page, flags: str) -> Iterator[str]:
 
 
 def _problems(problems: Mapping[str, str], blocked: Mapping[str, int], page: Page) -> Iterator[str]:
-    """Yield what keeps healthd from its work, each problem with the next command."""
+    """Yield healthd's own problems, each with the next command."""
     if problems or blocked:
-        yield from ("", page.heading("Problems of healthd"))
+        yield from ("", page.heading("Problems with healthd"))
     for sentence, command in problems.items():
         yield from page.wrap(sentence, "  ")
         if command:
@@ -276,17 +278,18 @@ def _problems(problems: Mapping[str, str], blocked: Mapping[str, int], page: Pag
 
 
 def _reason(problem: str) -> str:
-    """Return the cause in a problem: "no such file" of "kernel log: no such file"."""
+    """Return the cause in a problem: "no such file" for "kernel log: no such file"."""
     return problem.partition(": ")[2]
 
 
 def _step(when: str, command: str, indent: str = "    ") -> str:
-    """Return a command to paste. It ends the line, and is never wrapped."""
+    """Return a line that ends with a command to paste. The line is never wrapped."""
     return f"{indent}{when}: {printable(command)}"
 
 
 def _urgent_first(conditions: Sequence[Document]) -> list[Document]:
-    """Return all conditions that drain, then the others up to MOST_SHOWN. Both keep their order: the worst first."""
+    """Return all conditions that drain, then others up to MAX_SHOWN in total. Both groups keep their order, worst
+    first."""
 
     def drains(c: Document) -> bool:
         return c["state"] == "open" and SEVERITIES.index(c["severity"]) >= 2 and not c.get("observed")
@@ -295,7 +298,7 @@ def _urgent_first(conditions: Sequence[Document]) -> list[Document]:
 
 
 def _checks(d: Document, now: float, page: Page) -> Iterator[str]:
-    """Yield the runs with a finding or without a result as a table, and the others as paragraphs."""
+    """Yield a table of the runs with a finding or without a result, then paragraphs with the others."""
     with_a_row, quiet = _split_quiet(d["results"])
     rows = [
         (
@@ -330,7 +333,7 @@ def _round(d: Document, now: float) -> str:
 
 
 def _condition_text(c: Document, now: float) -> str:
-    """Return the state of a condition: "open since 3 min ago, seen 2 times, job 123; clears after: a reboot"."""
+    """Return a condition's state, such as "open since 3 min ago, seen 2 times, job 123; clears after: a reboot"."""
     parts = [f"{c['state']} since {ago(c['since'], now)}"]
     if c["count"] > 1:
         parts.append(f"seen {c['count']} times, last {ago(c['last_seen'], now)}")
@@ -339,7 +342,7 @@ def _condition_text(c: Document, now: float) -> str:
     if c["history"]:
         parts.append("from before healthd's first start")
     if c.get("observed"):
-        parts.append("reported only: users can forge lines of this log")
+        parts.append("displayed only: users can forge lines in this log")
     if c.get("ack"):
         parts.append(f"by {c['ack']['who']}, ends {time_ahead(c['ack']['until'], now)}: {c['ack']['why']}")
     return f"{', '.join(parts)}; clears after: {_ending(c)}"
@@ -348,7 +351,7 @@ def _condition_text(c: Document, now: float) -> str:
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
     """Yield the node's state in Slurm, the decision, and a drain that waits for the fleet limit.
 
-    The decision omits the Reason: it is in the line of the state, or consists of the conditions above.
+    The decision omits the Reason, because the state line contains it or it consists of the conditions above.
     """
     s, hold = d["slurm"], d["slurm"].get("fleet_hold")
     if s["state"] is None:

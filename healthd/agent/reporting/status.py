@@ -1,4 +1,4 @@
-"""State of the running daemon as one value: the source of `healthd status`, the metrics and the verdict file."""
+"""State of the running daemon, from which `healthd status`, the metrics and the verdict file are made."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from healthd.common.model import (
 )
 from healthd.common.values import Value
 
-MAX_NAMED_JOBS = 5  # jobs that the text of a decision names as not requeued
+MAX_NAMED_JOBS = 5  # jobs that a decision's text names as not requeued
 
 
 class Problem(NamedTuple):
-    """A problem of healthd itself. next: a command to paste into a shell; "" = there is none."""
+    """A problem with healthd itself. `command` is the next command to paste into a shell, or "" if there is none."""
 
     sentence: str
     command: str = ""
@@ -53,7 +53,7 @@ def labelled(label: str, problem: str) -> str:
 def command_for_kernel_log(log: KernelLogStatus) -> str:
     """Return the command that shows why the kernel log is not read.
 
-    If the log is switched off, or read but only observed, the command shows the settings that say so.
+    If the log is disabled, or read but only observed, the command shows the settings responsible for that.
     """
     if log.source == "off" or (log.alive and log.observed):
         return "healthd config show | grep kernel_log"
@@ -62,7 +62,8 @@ def command_for_kernel_log(log: KernelLogStatus) -> str:
 
 
 class Snapshot(Value, frozen=True):
-    """State of the daemon at `now`. results: last run of each check; outcomes: (check, instance, outcome) -> count."""
+    """State of the daemon at `now`. `results` has the last run of each check, `outcomes` counts by (check, instance,
+    outcome)."""
 
     version: str
     node_name: str
@@ -79,14 +80,14 @@ class Snapshot(Value, frozen=True):
     round: RoundStatus
     inventory: Inventory
     sources: tuple[SourceStatus, ...] = ()
-    incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # condition -> its first cause
+    incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # first cause by condition
     pause: Pause | None = None
     detection_pause: DetectionPause | None = None
-    commands: dict[str, int] = field(default_factory=dict)  # "ack", "repaired", ... -> count since the start
+    commands: dict[str, int] = field(default_factory=dict)  # count since the start by command ("ack", "repaired", ...)
     fleet_hold: FleetHold | None = None
     fleet_counted: bool = True
     requeued: tuple[str, ...] = ()  # jobs requeued by this process since healthd set its current drain
-    drained_since: float = 0.0  # when the current drain was set, by whichever tool; 0 = none, or unknown
+    drained_since: float = 0.0  # when the current drain was set, by any tool; 0 = none or unknown
     quarantined: dict[str, int] = field(default_factory=dict)
     workers_started_total: int = 0
     workers_abandoned_total: int = 0
@@ -95,18 +96,18 @@ class Snapshot(Value, frozen=True):
     config_reload_failures_total: int = 0
     config_last_reload_successful: bool = True
     events_forgotten_total: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)  # boundary (guard.py) -> count since the start
-    shortages: dict[str, int] = field(default_factory=dict)  # resource (host/shortage.py) -> count since the start
+    dropped: dict[str, int] = field(default_factory=dict)  # count since the start by boundary (guard.py)
+    shortages: dict[str, int] = field(default_factory=dict)  # count since the start by resource (host/shortage.py)
     cleared: tuple[Condition, ...] = ()
-    meanings: Mapping[str, str] = field(default_factory=dict)  # observation -> meaning of its value
+    meanings: Mapping[str, str] = field(default_factory=dict)  # meaning of the value by observation
     remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, for codes that declare one
-    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # reason -> checks
+    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # checks by reason
     problems: tuple[Problem, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # pids of "daemon", "worker" and "live"
 
 
 def decision_text(decision: Decision, owner: str = "") -> str:
-    """Return the decision as text. `owner`: the owner of the current drain (`policy.Owner`)."""
+    """Return the decision as text. `owner` is the owner of the current drain (`policy.Owner`)."""
     if isinstance(decision, Drain):
         text = f"drain{' and requeue' if decision.requeue else ''}: {decision.reason}"
         if owner in ("other", "unrecorded_healthd"):
@@ -126,7 +127,7 @@ def _not_requeued_text(jobs: Sequence[tuple[str, str]]) -> str:
 
 
 def condition_json(c: Condition, remedies: Mapping[str, Remedy]) -> dict[str, Any]:
-    """Return the document of one condition. `remedies`: by code, for codes that declare one."""
+    """Return the document for one condition. `remedies` has the remedies of codes that declare one."""
     severity, clears = c.severity.name.lower(), c.clears.name.lower()
     declared = remedies[c.code].value if c.code in remedies else ""
     return {
@@ -181,13 +182,13 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 
 
 def snapshot_limits(s: Snapshot) -> tuple[str, ...]:
-    """Return sentences about what healthd requires on this node and does not have."""
+    """Return sentences about what healthd needs on this node but does not have."""
     log = s.kernel_log
     return limits(Mode(s.mode), log.source, log.alive, log.problem, s.slurm.problem)
 
 
 def snapshot_health(s: Snapshot) -> Health:
-    """Return the reported health: at best a warning while healthd itself is limited."""
+    """Return the reported health, which is at best a warning while healthd itself is limited."""
     return reported_health(s.verdict.health, snapshot_limits(s))
 
 
@@ -252,8 +253,7 @@ def _inventory_json(inventory: Inventory) -> dict[str, Any]:
 
 
 def verdict_line(s: Snapshot, keeps_jobs_out: bool, expires: float) -> str:
-    """Return the line of the verdict file: `WORD EXPIRES REASON`. WORD is `drain` only if a drain is decided and
-    allowed."""
+    """Return the verdict file's line, `WORD EXPIRES REASON`. WORD is `drain` only if a drain is decided and allowed."""
     conditions = s.verdict.causes if keeps_jobs_out else s.verdict.conditions  # without acknowledged conditions
     worst = conditions[0] if conditions else None
     why = f"{worst.code} {worst.subject}: {worst.message}".strip() if worst else ""

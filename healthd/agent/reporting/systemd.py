@@ -1,4 +1,4 @@
-"""Notifications to the service manager, and the destination of the log: the journal under systemd, else stderr.
+"""Notifications to the service manager, and logging to the journal under systemd or otherwise to stderr.
 
 systemd-python is imported only if JOURNAL_STREAM is set. Protocols: sd_notify(3), sd_watchdog_enabled(3),
 host/journald.py.
@@ -17,11 +17,11 @@ from healthd.host import journald
 from healthd.host.journald import journal_entry, stderr_is_the_journal
 
 IDENTIFIER = "healthd"
-SEND_TIMEOUT_SECONDS = 1.0  # for messages that are sent once and must arrive; others do not wait
+SEND_TIMEOUT_SECONDS = 1.0  # timeout for messages that are sent once and must arrive; others do not wait
 
 
 def ready(status: str = "") -> None:
-    """Notify that the start, or a reload announced by `reloading`, has finished."""
+    """Notify the service manager that the start, or a reload announced by `reloading`, has finished."""
     _notify("READY=1", f"STATUS={status}" if status else "", timeout_seconds=SEND_TIMEOUT_SECONDS)
 
 
@@ -39,7 +39,7 @@ def stopping(status: str = "") -> None:
 
 
 def watchdog() -> None:
-    """Send a keep-alive. It is due more often than every `watchdog_seconds`."""
+    """Send a keep-alive message. It must be sent more often than every `watchdog_seconds`."""
     _notify("WATCHDOG=1")
 
 
@@ -49,7 +49,7 @@ def is_managed() -> bool:
 
 
 def watchdog_seconds() -> float | None:
-    """Return the seconds without `watchdog` after which systemd aborts this process; None without a watchdog.
+    """Return after how many seconds without `watchdog` systemd aborts this process, or None if there is no watchdog.
 
     Raises ValueError if the service manager's value is invalid.
     """
@@ -64,8 +64,8 @@ def watchdog_seconds() -> float | None:
 def _notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
     """Notify the service manager, if there is one.
 
-    If it does not read, this function neither fails nor waits. libsystemd's sd_notify() waits forever if the manager's
-    queue is full.
+    This neither fails nor waits if the manager does not read its socket. libsystemd's sd_notify() would wait forever if
+    the manager's queue is full.
     """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
@@ -81,13 +81,13 @@ def _notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
 
 
 def set_up_logging(level: int = logging.INFO) -> None:
-    """Send everything that the program logs to one destination from now on."""
+    """Send everything that the program logs from now on to one destination."""
     logging.basicConfig(level=level, handlers=[log_handler()], force=True)
 
 
 def log_handler() -> logging.Handler:
-    """Return a handler for the journal, with priority and fields, if stderr leads there; else for the current
-    stderr."""
+    """Return a handler for the journal (with priority and fields) if stderr is connected to the journal, or otherwise
+    for the current stderr."""
     if stderr_is_the_journal():
         from systemd import journal
 
@@ -100,9 +100,9 @@ def log_handler() -> logging.Handler:
 
 
 class OneLine(logging.Formatter):
-    """Formatter that prints a message as one line without control characters, whatever a process name in it contains.
+    """Formatter that prints each message as one line without control characters, whatever process names in it contain.
 
-    Each line of the log therefore begins with text of healthd. A traceback keeps its lines.
+    Every log line therefore begins with healthd's own text. A traceback keeps its lines.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -114,10 +114,10 @@ class OneLine(logging.Formatter):
 
 
 class JournalSender:
-    """Sends entries to journald without waiting.
+    """Sender of journal entries that never waits.
 
-    libsystemd's own sender waits while journald does not read, for example on a failing disk. Entries that journald
-    does not accept are counted, and the next accepted entry reports the count.
+    libsystemd's own sender waits while journald does not read, for example because of a failing disk. Entries that
+    journald does not accept are counted, and the next accepted entry reports the count.
     """
 
     def __init__(self, path: str = journald.SOCKET) -> None:
@@ -131,7 +131,7 @@ class JournalSender:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
                 sender.sendto(entry, self._path)
-        except OSError:  # queue full, no journald or entry too long: there is no other place to report it
+        except OSError:  # queue full, no journald, or entry too long: there is no other place to report it
             self.lost += 1
         else:
             self.lost = 0

@@ -208,7 +208,7 @@ def test_check_lists_checks_with_nothing_to_check_separately():
 def test_healthd_limits_are_printed_below_health():
     status_text = status(health="warning", limits=["the kernel log is not read: no such file"]).splitlines()
     assert status_text[:2] == ["n1: warning", "  the kernel log is not read: no such file"]
-    assert "Problems of healthd\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
+    assert "Problems with healthd\n  no kernel log\n" in check(health="warning", limits=["no kernel log"])
 
 
 def test_check_row_names_instance():
@@ -229,7 +229,7 @@ def test_check_shows_condition_message_and_ending():
 
 def test_check_marks_history():
     text = check(conditions=[condition(severity="info", history=True)])
-    assert "in the kernel log of this boot, 2 times, last 20 s ago: history, not evidence of" in text
+    assert "in this boot's kernel log, 2 times, last 20 s ago: history, not evidence of" in text
 
 
 def test_check_shows_repaired_command_for_operator_condition():
@@ -370,7 +370,7 @@ def test_status_shows_problems_above_slurm_with_fix():
     problems = [
         "    details: healthd explain gpu_xid/79 0000:61:00.0",
         "",
-        "Problems of healthd",
+        "Problems with healthd",
         "  no metrics page: in use",
         "    next: ss -ltnp",
         "  another",
@@ -409,7 +409,7 @@ def test_check_reports_daemon_state_for_kernel_log_checks():
     daemon_report = {"checks": ["gpu_xid"], "since": NOW - 7200, "kernel_log": log, "conditions": [], "problem": ""}
     expected = [
         "Reported by the daemon",
-        "  gpu_xid only reads the kernel log, and cannot run on request",
+        "  gpu_xid only reads the kernel log and cannot run on request",
         "  kernel log: kmsg, 7 lines, 1 event, last line 5 s ago; the daemon was started 2 h ago",
         "  no open conditions",
     ]

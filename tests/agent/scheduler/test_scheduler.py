@@ -23,7 +23,7 @@ from healthd.common.model import Finding, Gpu, Inventory, Mode, Outcome, RunName
 from tests.agent.test_daemon_guards import settings
 
 JOBS = "sys/fs/cgroup/system.slice/slurmstepd.scope"
-LEFTOVER = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "held by pid 3")
+LEFTOVER = Finding(Severity.CRITICAL, "gpu_processes/leftover", "0000:1b:00.0", "in use by pid 3")
 
 
 class Parts:

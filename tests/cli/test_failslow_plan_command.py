@@ -63,7 +63,7 @@ def test_split_reads_times_from_file(capsys: Captured, tmp_path: Path) -> None:
         (
             ("--micro-batches", "8", "--times", "1,x"),
             64,
-            '--times: must be numbers above 0 like 1.0,1.3, or a file, has "x"',
+            '--times: must be numbers above 0 like 1.0,1.3, or a file, got "x"',
         ),
         (("--micro-batches", "8", "--times", "1,nan"), 64, 'has "nan"'),
         (("--micro-batches", "8", "--times", "1,-1"), 64, 'has "-1"'),
@@ -219,7 +219,7 @@ def test_plan_prints_swaps_for_slow_links(capsys: Captured, tmp_path: Path) -> N
         (("--layout", "2x2x2"), "rank 8 has no position in the job"),
         (("--layout", "3x3x1", "--slow-links", "1"), "--slow-links: must be pairs of ranks"),
         (("--layout", "3x3x1", "--slow-links", "1-99"), "rank 99 has no position"),
-        (("--slow-links", "0-1"), "--slow-links needs --layout"),
+        (("--slow-links", "0-1"), "--slow-links requires --layout"),
     ],
 )
 def test_plan_rejects_invalid_layout(capsys: Captured, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:

@@ -135,7 +135,7 @@ def install_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str)
 @pytest.mark.parametrize(
     ("clusters", "chosen", "answer", "sentence", "status"),
     [
-        (("near",), "", "BOOT_TIME = 1", "name the store's cluster with --cluster", USAGE_ERROR),
+        (("near",), "", "BOOT_TIME = 1", "name the cluster with --cluster", USAGE_ERROR),
         (("far",), "", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
         (("far",), "far", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
         (("far", "near"), "", "ClusterName             = near", "the store has clusters far, near", USAGE_ERROR),

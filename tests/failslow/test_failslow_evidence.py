@@ -111,7 +111,7 @@ def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> N
             *("steps", True, (), 64),
             "--db: the index is not a time; set --index to a column of ISO 8601 or Unix times",
         ),
-        ("seconds", True, ("--db", ""), 64, "--db: is empty; name a fleet store"),
+        ("seconds", True, ("--db", ""), 64, "--db: is an empty string; name a fleet store"),
         (
             *("seconds", True, ("--db", "/none"), 3),
             '/none: no store: the folder does not exist; run "healthd fleet ingest --out" first',

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.common.duration import duration
 
-MAX_LISTED, MAX_WIDTH = 3, 80  # processes; characters of each command line
+MAX_LISTED, MAX_WIDTH = 3, 80  # processes; characters per command line
 
 if TYPE_CHECKING:
     import psutil

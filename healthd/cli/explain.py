@@ -128,7 +128,7 @@ def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running 
         AttributeError,
         TypeError,
         ValueError,
-    ):  # or a daemon of another version
+    ):  # or the daemon runs another version
         return None
 
 

@@ -51,13 +51,13 @@ control the running daemon
 
 called by Slurm
   hook epilog                 check the GPUs after a job
-  hook healthcheck            print the decision, for HealthCheckProgram
+  hook healthcheck            print the decision for HealthCheckProgram
 
 set up
   run                         run the daemon in the foreground
   config check [FILE]         print all errors in the settings
   config show                 print all settings and their sources
-  baseline                    record this node's hardware, for the checks
+  baseline                    record this node's hardware for the checks
   doctor                      show what works here, what does not, and fixes
   completion bash|zsh|fish    print the completion script for your shell
 
@@ -88,8 +88,8 @@ examples
   healthd check                        # exit status: 0 healthy, 1 warning,
   healthd check --json | jq .health    #   2 degraded or critical, 3 unknown
   healthd check --fake-nvml dgx-h100   # simulate a DGX H100; needs no GPU
-  healthd check --replay gpu-042.rec   # evaluate a recording of another node
-  healthd scan /var/log/kern.log.1.gz  # incidents, each from its first cause
+  healthd check --replay gpu-042.rec   # evaluate a recording from another node
+  healthd scan /var/log/kern.log.1.gz  # incidents in chronological order
   healthd events --since 2d            # findings and actions since two days ago
   healthd explain gpu_xid/79
   healthd failslow job.csv --series worker --value step_time

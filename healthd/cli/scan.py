@@ -158,9 +158,9 @@ COMMANDS = {
         _scan_arguments,
         _scan,
         "Find faults in a kernel log from any machine. Formats: dmesg, syslog, journalctl (also -o json), a dump of "
-        "/dev/kmsg, a serial console, pdsh. Incidents are in chronological order, each with its first cause first. The "
-        "machine's configuration is unknown, so faults that depend on it (is this the root file system?) are only "
-        "warnings.\n"
+        "/dev/kmsg, a serial console, pdsh. Incidents are in chronological order, and each begins with its first "
+        "cause. The machine's configuration is unknown, so faults that depend on it (is this the root file system?) "
+        "are only warnings.\n"
         "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 not a kernel log or unreadable, 64 usage error.",
         "  healthd scan /var/log/kern.log.2.gz\n"
         "  ssh node17 dmesg -T | healthd scan -\n"

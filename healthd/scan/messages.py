@@ -66,7 +66,7 @@ class Message:
     slots: frozenset[str]
     device: tuple[str, str] | None  # the device's kind and the port above it (event.pci)
     name: tuple[str, bool]
-    meaning: Meaning | None = None  # its `middle` and `end` are for --json
+    meaning: Meaning | None = None  # cached; `middle` and `end` are used for --json
     middle: str = ""
     end: str = ""
 

@@ -1,7 +1,7 @@
-"""Table printed by `healthd scan`: incidents in chronological order, each with its first cause first, and notes. Pure.
+"""Table printed by `healthd scan`: incidents in chronological order, each beginning with its first cause, and notes.
 
-The output is bounded. A repeated incident is shown once, with its count. If there are too many incidents, the mildest
-are only counted.
+Pure. The output is bounded. A repeated incident is shown once, with its count. If there are too many incidents, the
+mildest are only counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`healthd validate --nodes`: run the commands from reservation.py, and always clean up.
 
 `--pair` runs one node's role in a pass of transfers: the node receives from another node, sends to one, or does
-neither.
+neither of these.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
     rails = list(parts.read_parts(root).ports)[:MAX_RAILS]
     program = tools.get("ib_write_bw", "")
     if not program or not rails:
-        why = "ib_write_bw is not installed" if not program else "no active InfiniBand or RoCE port in sysfs"
+        why = "ib_write_bw was not found" if not program else "no active InfiniBand or RoCE port in sysfs"
         side = f"{role.sender if role.sends else role.receiver}: {why}"
         return [Transfer(role.sender, role.receiver, "", None, "not_measured", side)] if role.sends else []
     if not role.sends:

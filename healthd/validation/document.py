@@ -208,7 +208,7 @@ def with_untested(new: Validation, before: Validation | None) -> Validation:
     carried_keys = {(result.test, result.part) for result in carried_over}
     results = tuple(result for result in new.results if (result.test, result.part) not in carried_keys)
     sentences = tuple(
-        f"{result.test} {result.part}: found {result.verdict} before, and not tested again" for result in carried_over
+        f"{result.test} {result.part}: found {result.verdict} earlier and not tested again" for result in carried_over
     )
     return replace(
         new, results=(*results, *carried_over), unmeasured=tuple(dict.fromkeys((*new.unmeasured, *sentences)))

@@ -441,9 +441,9 @@ def _discount_failure(measurement: Measurement, ending: str) -> Measurement:
 
 
 def _ending_text(last: FinishedProgram, seconds: float) -> str:
-    hangs = ", and could not be ended" if last.is_hanging else ""
+    hangs = ", but could not be ended" if last.is_hanging else ""
     if last.ending == "overdue":
-        return f"did not end within {seconds:.0f} s and was ended{hangs}"
+        return f"did not end within {seconds:.0f} s and was terminated{hangs}"
     if last.ending == "stopped":
         return f"was stopped{hangs}"
     if last.ending == "missing" or last.status is None:

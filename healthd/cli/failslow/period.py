@@ -81,14 +81,14 @@ def _doubt_notes(periods: dict[str, Period]) -> Iterator[str]:
         period = periods[rank_names[0]]
         seconds = period.alternative[1] if period.alternative else 0.0
         yield (
-            f"uncertain: an iteration{rank_suffix(rank_names)} may have {other_operations:,} operations and take "
+            f"doubtful: an iteration{rank_suffix(rank_names)} may have {other_operations:,} operations and take "
             f"{seconds:.6g} s, or {operations:,} operations and {period.iteration_seconds:.6g} s"
         )
     uncertain = [rank for rank, period in periods.items() if period.relative_error > MAX_RELATIVE_ERROR]
     if uncertain:
         period = periods[uncertain[0]]
         yield (
-            f"uncertain: with only {len(period.seconds):,} iterations{rank_suffix(uncertain)}, the iteration time may "
+            f"doubtful: with only {len(period.seconds):,} iterations{rank_suffix(uncertain)}, the iteration time may "
             f"be wrong by {period.relative_error:.1%}"
         )
 

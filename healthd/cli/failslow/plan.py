@@ -123,7 +123,9 @@ def _plan_flags(parser: Parser) -> None:
         "--overhead", metavar="S2=5,S3=60,S4=600", help="cost of each remedy in seconds (default: s2=5,s3=60,s4=600)"
     )
     parser.add_argument(
-        "--layout", metavar="PPxDPxTP", help="stages x data-parallel groups x tensor-parallel ranks: print swaps for S3"
+        "--layout",
+        metavar="PPxDPxTP",
+        help="stages x data-parallel groups x tensor-parallel ranks; prints swaps for S3",
     )
     parser.add_argument("--slow-links", metavar="A-B,...", help="pairs of ranks with a slow link, for --layout")
     parser.add_argument("--unit", choices=sorted(UNITS), default="s", help="unit for the times (default: s)")

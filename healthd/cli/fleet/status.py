@@ -76,8 +76,8 @@ COMMANDS = {
         "service, and nodes that do not report.\n"
         'It needs neither a store nor the extra "fleet". The server must scrape healthd (docs/metrics.md).\n'
         "Exit status: 0 all nodes are healthy; 1 a node has a warning, is unknown or was drained by others; 2 a node "
-        "is broken, drained by healthd or not reporting; 3 Prometheus cannot answer or has no healthd metrics; 64 usage "
-        "error.",
+        "is broken, drained by healthd or not reporting; 3 Prometheus cannot answer or has no healthd metrics; 64 "
+        "usage error.",
         "  healthd fleet status --prometheus http://prometheus:9090\n"
         "  healthd fleet status --drained --sort since\n"
         "  healthd fleet status --json | jq .counts\n",

@@ -160,7 +160,7 @@ def _result(
                 f"{_value_text(measurement)}: {below:.0f} % below {reference_text}",
             )
     if not compared:
-        return _make_result(measurement, "ok", "", None, f"{_value_text(measurement)}: nothing to compare with")
+        return _make_result(measurement, "ok", "", None, f"{_value_text(measurement)}: nothing to compare it with")
     against, minimum, reference_text = compared[0]
     return _make_result(measurement, "ok", against, minimum, f"{_value_text(measurement)}; reference: {reference_text}")
 

@@ -124,7 +124,7 @@ def test_settings_error_still_queries_daemon_and_is_noted(tmp_path, capsys, monk
     assert daemon.requests == 1
     (note,) = capsys.readouterr().err.splitlines()
     assert note.startswith(f"healthd: note: the settings contain an error ({file}: not TOML: ")
-    assert note.endswith(f"; assuming runtime_dir {tmp_path}")
+    assert note.endswith(f"; using runtime_dir {tmp_path}")
 
 
 def test_missing_settings_file_and_wrong_runtime_dir_exit_64(tmp_path, capsys):

@@ -114,7 +114,7 @@ def test_require_current_rejects_store_of_other_time(known_until: float | None) 
 
 @pytest.mark.parametrize("until", [NOW - 1, NOW - 400 * DAY, NOW + DAY + 1])
 def test_require_current_rejects_end_other_than_now(until: float) -> None:
-    with pytest.raises(Stop, match="leave --to out") as stop:
+    with pytest.raises(Stop, match="omit --to") as stop:
         lemons.require_current(lemons_document(NOW), round(until), NOW)
     assert stop.value.status == USAGE_ERROR
 

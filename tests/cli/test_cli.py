@@ -189,7 +189,7 @@ def test_default_settings_file_is_required_only_if_named():
     assert run("list").status == 0
     result = run("config", "check", DEFAULT_FILE)
     assert (result.status, result.out) == (64, "")
-    assert result.err.startswith(f"healthd: {DEFAULT_FILE} does not exist: all settings are at their defaults")
+    assert result.err.startswith(f"healthd: {DEFAULT_FILE} does not exist, so all settings are at their defaults")
 
 
 def test_invalid_scenario_is_reported_before_checks_run(tmp_path):

@@ -80,4 +80,4 @@ def test_ingest_names_twenty_unreadable_streams_and_counts_others(tmp_path):
     lines = err.splitlines()
     assert (status, out, len(lines)) == (3, "", 21)
     assert lines[0] == f"events: {tmp_path}/srv/n00/events.jsonl: cannot be read: a symbolic link"
-    assert lines[-1] == "... and 10 more that cannot be read"
+    assert lines[-1] == "... and 10 more files that cannot be read"

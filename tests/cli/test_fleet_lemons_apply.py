@@ -114,7 +114,7 @@ def test_require_current_rejects_store_of_other_time(known_until: float | None) 
 
 @pytest.mark.parametrize("until", [NOW - 1, NOW - 400 * DAY, NOW + DAY + 1])
 def test_require_current_rejects_end_other_than_now(until: float) -> None:
-    with pytest.raises(Stop, match="leave --to out") as stop:
+    with pytest.raises(Stop, match="omit --to") as stop:
         lemons.require_current(lemons_document(NOW), round(until), NOW)
     assert stop.value.status == USAGE_ERROR
 
@@ -135,7 +135,7 @@ def install_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str)
 @pytest.mark.parametrize(
     ("clusters", "chosen", "answer", "sentence", "status"),
     [
-        (("near",), "", "BOOT_TIME = 1", "name the store's cluster with --cluster", USAGE_ERROR),
+        (("near",), "", "BOOT_TIME = 1", "name the cluster with --cluster", USAGE_ERROR),
         (("far",), "", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
         (("far",), "far", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
         (("far", "near"), "", "ClusterName             = near", "the store has clusters far, near", USAGE_ERROR),

@@ -181,7 +181,7 @@ def test_ctrl_c_names_same_command_for_continuation(history, undisturbed, tmp_pa
         pytest.fail("each ingest ended before the signal")
     assert (status, err) == (
         130,
-        "healthd fleet: stopped; earlier commits are kept, and the same command continues from there\n",
+        "healthd fleet: stopped; data loaded so far is kept, and the same command continues from there\n",
     )
     assert run_ingest(history, db)[0] == 0
     assert stored_rows(db) == undisturbed[0]

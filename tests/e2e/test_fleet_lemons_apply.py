@@ -167,7 +167,7 @@ def test_apply_refuses_old_store_and_printed_commands_state_its_age(
     yesterday = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - DAY))
     refused = run_lemons(clean_cluster, db, "--apply", "--to", yesterday)
     assert (refused.returncode, refused.stdout) == (64, "")
-    assert "leave --to out" in refused.stderr
+    assert "omit --to" in refused.stderr
     assert "DRAIN" not in flags(clean_cluster, "n1")
 
 

@@ -86,7 +86,7 @@ def test_node_with_evidence_is_suspect_for_any_time_unit(db: Path, tmp_path: Pat
     )
     assert suspect["confidence"] == "medium"
     assert suspect["evidence"][0] == f"node gpu-2 reported {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)"
-    assert "the store has 1 finding of 1 of the 4 nodes at that time" in notes
+    assert "the store has 1 finding from 1 of the 4 nodes at that time" in notes
 
 
 def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> N
             *("steps", True, (), 64),
             "--db: the index is not a time; set --index to a column of ISO 8601 or Unix times",
         ),
-        ("seconds", True, ("--db", ""), 64, "--db: is empty; name a fleet store"),
+        ("seconds", True, ("--db", ""), 64, "--db: is an empty string; name a fleet store"),
         (
             *("seconds", True, ("--db", "/none"), 3),
             '/none: no store: the folder does not exist; run "healthd fleet ingest --out" first',

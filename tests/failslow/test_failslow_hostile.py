@@ -75,7 +75,7 @@ def test_internal_error_is_one_sentence_without_result(tmp_path, capsys, monkeyp
     monkeypatch.setattr("healthd.failslow.analysis.diagnose", lambda *_: 1 // 0)
     status, out, err = run_failslow(capsys, file)
     assert (status, out, err.count("\n")) == (3, "", 1)
-    assert "internal error of healthd, no result: ZeroDivisionError" in err
+    assert "internal error in healthd, no result: ZeroDivisionError" in err
 
 
 def test_pipe_without_writer_is_rejected_and_skipped_in_folder(tmp_path, capsys):

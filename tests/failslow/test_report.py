@@ -123,10 +123,10 @@ def test_standard_input_is_accepted(tmp_path):
         (("none.csv",), 3, "none.csv: cannot be read: No such file or directory"),
         (("job.csv", "--value", "x"), 3, 'job.csv: has no column "x"; columns: worker, step, at and step_time'),
         (("job.csv", "--series", "a,,b"), 64, '--series: must be column names like a,b, got "a,,b"'),
-        (("job.csv", "--value", ""), 64, "--value: is empty; name a column"),
+        (("job.csv", "--value", ""), 64, "--value: is an empty string; name a column"),
         (("empty",), 3, "empty: no file can be read: no file"),
         (("broken",), 3, "broken: no file can be read: a.csv: is empty (and 1 more)"),
-        (("",), 64, "FILE is empty; name a file"),
+        (("",), 64, "FILE is an empty string; name a file"),
     ],
 )
 def test_invalid_input_is_one_sentence(tmp_path, monkeypatch, arguments, status, sentence):

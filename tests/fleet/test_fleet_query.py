@@ -172,13 +172,13 @@ def test_invalid_query_file_is_reported_with_line(db, tmp_path, sql, message):
     ("arguments", "message"),
     [
         (("stats", "--db", "DB"), 'there is no query "stats"; did you mean "states"?'),
-        (("states",), "--db DB is missing"),
+        (("states",), "--db DB is required"),
         (("./none.sql", "--db", "DB"), "./none.sql: No such file or directory"),
         (
             ("states", "--db", "DB", "--engine", "sprak"),
-            '--engine: "sprak" is none of duckdb, spark, spark://HOST:PORT',
+            '--engine: must be duckdb, spark or spark://HOST:PORT, got "sprak"',
         ),
-        (("states", "--db", "DB", "--param", "x"), '--param: "x" is not NAME=VALUE'),
+        (("states", "--db", "DB", "--param", "x"), '--param: must be NAME=VALUE, got "x"'),
         (("states", "--db", "DB", "--param", "x=1"), "--param x: the query has no such parameter (available: none)"),
         (("runs", "--db", "DB", "--param", "gap_second=1"), '(available: gap_seconds); did you mean "gap_seconds"?'),
         (("runs", "--db", "DB", "--param", "gap_seconds=1d"), '--param: gap_seconds must be a BIGINT, got "1d"'),
@@ -201,7 +201,7 @@ def test_empty_or_missing_store_is_one_sentence(tmp_path):
     store_with(tmp_path / "db")
     status, out, err = query("states", "--db", tmp_path / "db")
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty: fill it with healthd fleet ingest --out\n"
+    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty; load data with healthd fleet ingest --out\n"
     assert query("states", "--db", tmp_path / "none")[0] == 3
 
 
@@ -242,7 +242,7 @@ def test_store_without_times_needs_from_and_to(tmp_path):
     assert query("observed", "--db", db, *TIMES)[0] == 0
     status, out, err = query("observed", "--db", db, *TIMES[:2])
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {db}: the store has no times: add --from and --to\n"
+    assert err == f"healthd fleet query: {db}: the store has no times; add --from and --to\n"
 
 
 @pytest.mark.parametrize(

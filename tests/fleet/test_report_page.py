@@ -215,7 +215,7 @@ def test_report_ignores_order_of_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "healthd fleet report: --out DIR is missing (or use --json)"),
+        ((), "healthd fleet report: --out DIR or --json is required"),
         *(
             (
                 ("--out", "o", "--price", price),
@@ -223,7 +223,7 @@ def test_report_ignores_order_of_rows(tmp_path: Path) -> None:
             )
             for price in ("-1", "nan", "1e308")
         ),
-        (("--out", "o", "--sla", "0.99"), '--sla: must be from 1 to 100, as 99.5, got "0.99"'),
+        (("--out", "o", "--sla", "0.99"), '--sla: must be a number from 1 to 100 like 99.5, got "0.99"'),
     ],
 )
 def test_usage_error_is_one_sentence(flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -268,7 +268,7 @@ def test_config_check_warns_about_missing_key(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "key.pem").unlink()
     assert main(["config", "check", str(settings_file)]) == 0
     output = capsys.readouterr().err
-    assert "warning: metrics.web_config: the metrics page would not start: " in output
+    assert "warning: metrics.web_config: the metrics page cannot start: " in output
     assert f"{tmp_path}/key.pem: cannot be read: No such file" in output
 
 

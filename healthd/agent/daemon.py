@@ -413,7 +413,7 @@ class Daemon:
         before = self.verdict.health
         self.judge()
         if self.verdict.health is not before:
-            log.info("health changed to %s, was %s", self.verdict.health.value, before.value)
+            log.info("health: %s, was %s", self.verdict.health.value, before.value)
         decision = self.controller.decision
         self.after_reconciliation(self.controller.step(), decision)
         self.run_before_resume()

@@ -30,9 +30,7 @@ MAX_CLIENTS_PER_USER = 8
 CLIENT_TIMEOUT_SECONDS = 5.0
 MAX_ACCEPTS = 128  # per step, so that a client that connects in a loop does not block the daemon
 TOO_MANY_CONNECTIONS = b'{"error": "too many connections of this user are open", "again": true}\n'
-ACCEPT_PAUSE_SECONDS = (
-    0.02  # accept no connections for this time after a rejection, to limit the cost of such a loop
-)
+ACCEPT_PAUSE_SECONDS = 0.02  # accept no connections for this time after a rejection, to limit the cost of such a loop
 NO_DESCRIPTOR = b'{"error": "healthd has no file descriptor left for this connection", "again": true}\n'
 
 

@@ -306,5 +306,5 @@ def test_a_file_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch
     log.unlink()
     monkeypatch.undo()
     followed.read()
-    assert followed.missing.endswith("is not there yet")
+    assert followed.missing.endswith("does not exist yet")
     followed.close()

@@ -98,7 +98,7 @@ def test_the_listener_says_of_its_events_and_of_itself_what_they_are(tmp_path: P
     log = tmp_path / "kern.log"
     listener = KernelLogReader(str(log), "/", BOOT, False, time.time, time.monotonic, observed)
     listener.open()
-    assert listener.status.problem == f"{log} is not there yet"
+    assert listener.status.problem == f"{log} does not exist yet"
     log.write_text(f"{XID_79}\n")
     (event,) = listener.read()
     listener.close()

@@ -248,7 +248,7 @@ def test_what_stands_in_its_place_and_gives_no_records_is_an_error_and_not_read_
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").symlink_to(device)
     source = open_source("kmsg", str(tmp_path))
-    with pytest.raises(OSError, match="returns no records of a kernel log"):
+    with pytest.raises(OSError, match="returns no kernel log records"):
         source.read()
     assert source.malformed > 0
     source.close()
@@ -261,7 +261,7 @@ def test_lines_that_were_read_before_an_error_are_given_before_it(ring, open_kms
     os.close(ring.fd)  # the reader gets the remaining records, then the end of the pipe
     try:
         assert texts(source) == ["one", "two"]
-        with pytest.raises(OSError, match="returns no records"):
+        with pytest.raises(OSError, match="returns no kernel log records"):
             source.read()
     finally:
         ring.fd = os.open(os.devnull, os.O_RDONLY)

@@ -52,7 +52,7 @@ def test_a_log_that_is_switched_off_is_never_read_and_never_wakes() -> None:
 def test_a_file_that_does_not_exist_yet_is_read_once_it_does(tmp_path: Path) -> None:
     log = listener(str(tmp_path / "kern.log"))
     assert (log.read(), log.status.alive) == ([], False)
-    assert log.status.problem == f"{tmp_path}/kern.log is not there yet"
+    assert log.status.problem == f"{tmp_path}/kern.log does not exist yet"
     (tmp_path / "kern.log").write_text(f"{XID}\n")
     assert [(event.code, event.pci, event.boot_id) for event in log.read()] == [("79", "0000:61:00.0", "b1")]
     assert (log.status.lines_total, log.status.events_total, log.status.restarts_total) == (1, 1, 0)

@@ -19,7 +19,7 @@ FURTHER = "further"  # a field: marks a further line that has the same code as i
 PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
 
 # Maximum length of a message, at least the kernel's maximum for a record (kernel/printk/internal.h: PRINTKRB_RECORD_MAX
-# is 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). The rest of a longer line does not come from the kernel.
+# is 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). Anything after that is not from the kernel.
 MAX_TEXT = 1024
 
 Build = Callable[[str, re.Match[str]], KernelEvent | None]

@@ -98,7 +98,7 @@ def _nvme_status(kind: str, match: re.Match[str]) -> KernelEvent | None:
     controller, namespace, *numbers = match.groups()
     opcode, status_type, status = (int(number, 16) for number in numbers)
     if namespace is None:
-        # At each boot, the driver sends requests that some controllers do not support (invalid opcode, field, log page).
+        # At each boot, the driver sends requests that some controllers do not support (invalid opcode, field, page).
         is_probe = status_type == 1 or (status_type == 0 and status in (0x1, 0x2, 0xB))
         return None if is_probe else event("nvme", match, "admin_error", fields=(("controller", controller),))
     if opcode not in _OPERATIONS:  # discards, reservations

@@ -178,7 +178,7 @@ def test_one_run_after_another_drains_no_more_than_the_cluster_may_have(rested: 
     db = store(rested, later, {"n2": 9}, others=50)
     (second,) = json.loads(lemons(rested, db, "--apply", "--json").stdout)["applied"]
     assert (second["node"], second["drained"]) == ("n2", False)
-    assert "1 nodes of the cluster are already drained as lemons; the limit is 1" in second["text"]
+    assert "1 nodes in the cluster are already drained as lemons; the limit is 1" in second["text"]
     assert "DRAIN" not in flags(rested, "n2")
 
 

@@ -87,6 +87,6 @@ def test_a_mistake_with_what_slurm_said_is_slurms_trouble_and_the_next_look_goes
         report = driver.start(Verdict(Health.HEALTHY), DrainRecord(), Policy())
     assert report is not None
     assert report.record == remembered, "the saved record is kept"
-    assert report.problem == "healthd failed on Slurm's output: OverflowError: too many digits"
+    assert report.problem == "healthd cannot process Slurm's output: OverflowError: too many digits"
     assert (driver.status.problem, driver.is_busy, dict(guard.dropped)) == (report.problem, False, {"slurm": 1})
     assert driver.retry_seconds(report) < MAX_RETRY_SECONDS

@@ -63,7 +63,7 @@ def test_lemons_that_an_earlier_run_drained_count_once_for_each_node_whatever_th
     held = 3 * columns(("g2", "lemon: "), commands.DRAINED_COLUMNS)
     done, asked = drained("g1", held, most=1)
     assert not done.done
-    assert "1 nodes of the cluster are already drained as lemons; the limit is 1" in done.text
+    assert "1 nodes in the cluster are already drained as lemons; the limit is 1" in done.text
     assert changes(asked) == []
     assert drained("g1", held, most=2)[0].done
 
@@ -78,7 +78,7 @@ def test_a_node_that_slurm_does_not_have_is_left_and_said() -> None:
     "name", ["a[1-3]", "ALL", "all", "NODESET", "n1,n2", "n 1", "n1 ", "n1;reboot", "-n1", "", "n1\n", "n1=x", "ñ1"]
 )
 def test_what_is_no_name_of_one_node_is_never_asked_of_slurm(name: str) -> None:
-    assert drained(name, b"") == (LemonResult(name, False, "left: not a valid node name"), [])
+    assert drained(name, b"") == (LemonResult(name, False, "skipped: not a valid node name"), [])
 
 
 def test_a_table_of_lemons_that_was_cut_is_no_count() -> None:

@@ -164,7 +164,7 @@ def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainR
 
 
 def after_refusal(record: DrainRecord, node: NodeState) -> DrainRecord:
-    """Return the record after this reading, noting whether a drain is in force that only our prolog's refusal caused."""
+    """Return the record after a reading, noting whether a drain is in force that only our prolog's refusal caused."""
     return replace(record, prolog_drain_time=node.reason_time if node.drained_by_own_prolog else 0.0)
 
 

@@ -144,7 +144,7 @@ def test_what_becomes_worse_is_not_what_was_known(memory: ConditionStore, caplog
     ack(memory, MOUNT)
     with caplog.at_level(logging.INFO, "healthd"):
         (cause,) = look(memory, NOW + 300, Severity.CRITICAL).causes
-    assert "the condition is worse" in caplog.text
+    assert "the condition became worse" in caplog.text
     assert (cause.ack, cause.severity) == (None, Severity.CRITICAL)
     hold(memory, replace(STANDING, severity=Severity.WARNING))
     ack(memory, XID)

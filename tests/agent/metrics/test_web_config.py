@@ -226,7 +226,7 @@ def test_a_file_that_becomes_bad_changes_nothing_and_is_a_trouble_until_it_is_go
     good, before = path.read_text(), files.web()
     for bad, words in (
         ("basic_auth_users: {ann: x}", "basic_auth_users is not supported"),
-        ("http_server_config: {}", "by a restart only"),
+        ("http_server_config: {}", "only be turned on or off by a restart"),
     ):
         path.write_text(bad)
         assert files.web() == before

@@ -968,7 +968,7 @@ def test_a_name_of_a_sites_own_is_no_wish_for_a_baseline(site, capsys):
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("def baseline", "def base", "has BASELINE and no baseline(host, config)"),
+        ("def baseline", "def base", "has BASELINE but no baseline(host, config)"),
         ('("disks",)', '("discs",)', 'BASELINE names "discs", which Config does not have'),
     ],
 )

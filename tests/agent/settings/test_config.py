@@ -107,7 +107,7 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ('[checks.gpu_ecc]\nenabled = "no"', 'checks.gpu_ecc.enabled: must be true or false, got "no"'),
         ("[checks.gpu_ecc]\nclear_after = 0", "checks.gpu_ecc.clear_after: must be 1 to 1000, got 0"),
         ("[checks.gpu_ecc]\nclear_after = 1.5", "checks.gpu_ecc.clear_after: must be a whole number, got 1.5"),
-        ('[checks.gpu_ecc]\nname = "x"', "checks.gpu_ecc.name: is set by the name of the table"),
+        ('[checks.gpu_ecc]\nname = "x"', "checks.gpu_ecc.name: is set by the table's name"),
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "inf"',
             "checks.gpu_ecc.severity.gpu_ecc/disabled: "
@@ -134,7 +134,7 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "[checks.mount]\ntimeout_seconds = 0",
             "checks.mount.timeout_seconds: must be 0.1 to 604800 seconds (a week), got 0",
         ),
-        ('[checks.mount."/data"]\nname = "/home"', 'checks.mount."/data".name: is set by the name of the table'),
+        ('[checks.mount."/data"]\nname = "/home"', 'checks.mount."/data".name: is set by the table's name'),
         (
             '[checks.mount."/data"]\nmissing_confirm_seconds = -1',
             'checks.mount."/data".missing_confirm_seconds: must be 0 to 31622400 seconds (a year), got -1',

@@ -234,8 +234,8 @@ def test_a_file_whose_import_does_not_end_is_refused_with_the_line_where_it_is(f
     ("text", "words"),
     [
         ("import os\nos._exit(3)", "its import ends the process with status 3"),
-        ("import os\nos.kill(os.getpid(), 9)", "its import ends the process by SIGKILL"),
-        ("import ctypes\nctypes.string_at(0)", "its import ends the process by SIGSEGV"),
+        ("import os\nos.kill(os.getpid(), 9)", "its import kills the process with SIGKILL"),
+        ("import ctypes\nctypes.string_at(0)", "its import kills the process with SIGSEGV"),
     ],
 )
 def test_a_file_whose_import_ends_the_process_is_refused(folder, text, words):

@@ -151,7 +151,7 @@ def test_a_storm_of_different_lines_has_few_lines_in_the_log_and_what_drains_eac
     monkeypatch.setattr(daemon.kernel_events, "_now", lambda: NOW + kernel_events.LOG_PERIOD_SECONDS)
     daemon.kernel_events.read_log()
     assert logged() == [
-        f"kernel: further events, not logged one by one: {1000 - kernel_events.MAX_LOG_LINES} of kind xid"
+        f"kernel: further events that were not logged individually: {1000 - kernel_events.MAX_LOG_LINES} of kind xid"
     ]
     daemon.kernel_events.read_log()
     assert logged() == []

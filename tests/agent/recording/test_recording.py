@@ -194,7 +194,7 @@ def test_an_answer_that_was_tampered_with_is_a_value_error_or_harmless(data):
     ],
 )
 def test_nothing_is_made_but_answers(data):
-    with pytest.raises(ValueError, match="the recording has an answer"):
+    with pytest.raises(ValueError, match="the recording contains an answer"):
         recording.unpack(data)
 
 
@@ -558,13 +558,13 @@ GOOD = recording.encode(recorded(a_run({"q": [1]})))
     ("data", "words"),
     [
         (b"", "is empty"),
-        (b"hello", "is not a recording of healthd, or is truncated"),
+        (b"hello", "is not a healthd recording, or is truncated"),
         (GOOD[:40], "truncated"),
-        (GOOD[: len(GOOD) - 1], "its end is missing"),
-        (b"\x1f\x8b" + b"\0" * 40, "is not a recording"),
-        (packed(b"{"), "is not a recording"),
-        (packed(b"[" * 100_000), "is not a recording"),
-        (packed(b"\xff\xfe\xfd"), "is not a recording"),
+        (GOOD[: len(GOOD) - 1], "the end is missing"),
+        (b"\x1f\x8b" + b"\0" * 40, "is not a healthd recording"),
+        (packed(b"{"), "is not a healthd recording"),
+        (packed(b"[" * 100_000), "is not a healthd recording"),
+        (packed(b"\xff\xfe\xfd"), "is not a healthd recording"),
         (zipped([]), "it has no healthd header"),
         (zipped({"format": "another"}), "it has no healthd header"),
         (zipped({"format": "healthd recording", "version": 99}), "has version 99; this healthd reads version 1"),
@@ -958,7 +958,7 @@ def test_where_no_file_can_be_written_nothing_is_looked_at(tree_of_nothing, tmp_
 def test_a_file_that_is_no_recording_is_wrong_use(tmp_path):
     file = tmp_path / "a.rec"
     file.write_text("garbage")
-    for path, words in ((file, "is not a recording of healthd"), (tmp_path / "none", "cannot be read: No such file")):
+    for path, words in ((file, "is not a healthd recording"), (tmp_path / "none", "cannot be read: No such file")):
         done = run("check", "--replay", str(path))
         assert (done.status, done.out, done.err.count("\n")) == (64, "", 1)
         assert words in done.err

@@ -85,10 +85,10 @@ def test_a_file_that_is_written_anew_or_gone_is_told(tmp_path: Path) -> None:
     (tmp_path / "new").write_text("1")
     os.replace(tmp_path / "new", file)
     assert problem(before, identities(paths)).startswith(
-        f"healthd's files were replaced ({file}) while healthd runs: restart"
+        f"healthd's files were replaced ({file}) while healthd is running: restart"
     )
     file.unlink()
-    assert problem(before, identities(paths)).startswith(f"healthd's files were removed ({file}); ")
+    assert problem(before, identities(paths)).startswith(f"healthd's files were removed ({file}) while ")
 
 
 def test_the_files_of_this_process_are_there() -> None:

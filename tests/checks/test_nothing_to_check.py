@@ -178,7 +178,7 @@ BAD_ROW = ("night", "1", "???", "", "", "", "")
     [
         (None, "Unable to contact slurm controller"),
         (b"", 'Slurm has no node "n1" in any partition'),
-        (table_of(IDLE_ROW, BAD_ROW), "1 row of sinfo could not be read"),
+        (table_of(IDLE_ROW, BAD_ROW), "1 row from sinfo could not be read"),
         (table_of(IDLE_ROW), ""),
     ],
     ids=["away", "unknown node", "unreadable row", "available"],

@@ -156,7 +156,7 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
          '"dgx-h10"; did you mean "dgx-h100"?'),
         (("check", "--root", "/none"), "healthd: --root: root: directory /none does not exist"),
         (("check", "--config", "/none"), "healthd: /none: no such file"),
-        (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is none of observe, drain, act; did you mean '
+        (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is not one of observe, drain, act; did you mean '
          '"drain"?'),
         (("run", "--interval", "5m"), 'healthd run: argument --interval: must be a number of seconds, got "5m"'),
         (("run", "--interval", "nan"), "healthd: --interval: interval_seconds: must be a finite number, got nan"),

@@ -69,12 +69,12 @@ def refusal(data: object, cls: type = Everything, where: str = "here") -> str:
         ({"whole": 1, "text": 3}, "here.text: must be text, got 3"),
         ({"whole": 1, "truth": 1}, "here.truth: must be true or false, got 1"),
         ({"whole": 1, "truth": "yes"}, 'here.truth: must be true or false, got "yes"'),
-        ({"whole": 1, "colour": "r"}, 'here.colour: "r" is none of red, dark_blue'),
+        ({"whole": 1, "colour": "r"}, 'here.colour: "r" is not one of red, dark_blue'),
         (
             {"whole": 1, "colour": "dark_blu"},
-            'here.colour: "dark_blu" is none of red, dark_blue; did you mean "dark_blue"?',
+            'here.colour: "dark_blu" is not one of red, dark_blue; did you mean "dark_blue"?',
         ),
-        ({"whole": 1, "colour": ["red"]}, "here.colour: a list is none of red, dark_blue"),
+        ({"whole": 1, "colour": ["red"]}, "here.colour: a list is not one of red, dark_blue"),
         ({"whole": 1, "many": {"x": 1}}, "here.many: must be a list, got a table"),
         (
             {"whole": 1, "many": [{"x": 1}, {"x": "1"}]},

@@ -68,7 +68,7 @@ def test_what_an_acl_allows_hides_in_the_bits_of_the_group() -> None:
     )  # the mask of the ACL denies writing
 
 
-@pytest.mark.parametrize(("user", "who"), [(None, ""), (0, ""), (1000, "is in a FUSE mount of user 1000")])
+@pytest.mark.parametrize(("user", "who"), [(None, ""), (0, ""), (1000, "is in a FUSE mount by user 1000")])
 def test_a_users_fuse_mount_says_what_it_likes(user: int | None, who: str) -> None:
     found = about(stat.S_IFREG | 0o644, device=os.makedev(0, 77))
     assert untrusted_reason(found, {0}, mounted_by=user) == who

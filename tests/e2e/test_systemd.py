@@ -197,7 +197,7 @@ def reloaded(box: SystemdContainer) -> SystemdContainer:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ('mode = "dran"\n', '/etc/healthd/healthd.toml: mode: "dran" is none of '),
+        ('mode = "dran"\n', '/etc/healthd/healthd.toml: mode: "dran" is not one of '),
         ("mode = \n", "/etc/healthd/healthd.toml: not TOML: "),
     ],
 )

@@ -268,7 +268,7 @@ def test_a_row_of_the_node_that_cannot_be_read_limits_and_shows_the_node() -> No
     table = b"".join(columns(row, commands.NODE_COLUMNS) for row in rows)
     line = slurm_lines(sinfo=CommandResult(0, table))["Slurm node"]
     assert line.state is State.LIMITED
-    assert line.message.startswith("n1 is idle; 1 row of sinfo could not be read")
+    assert line.message.startswith("n1 is idle; 1 row from sinfo could not be read")
 
 
 def test_another_authentication_needs_no_munge() -> None:

@@ -69,7 +69,7 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         ("interval_seconds = nan", "interval_seconds: must be a finite number, got nan"),
         ("interval_seconds = 0", "interval_seconds: must be 0.1 to 604800 seconds (a week), got 0"),
         ("interval_seconds = -5", "interval_seconds: must be 0.1 to 604800 seconds (a week), got -5"),
-        ('mode = "acts"', 'mode: "acts" is none of observe, drain, act; did you mean "act"?'),
+        ('mode = "acts"', 'mode: "acts" is not one of observe, drain, act; did you mean "act"?'),
         ('node_name = "n[1-9]"', 'node_name: must be the name of one node, got "n[1-9]"'),
         ('node_name = "ALL"', 'node_name: must be the name of one node, got "ALL"'),
         ('node_name = "-n"', 'node_name: must be the name of one node, got "-n"'),
@@ -111,7 +111,7 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "inf"',
             "checks.gpu_ecc.severity.gpu_ecc/disabled: "
-            '"inf" is none of info, warning, degraded, critical; did you mean "info"?',
+            '"inf" is not one of info, warning, degraded, critical; did you mean "info"?',
         ),
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disable" = "info"',
@@ -152,7 +152,7 @@ def test_an_instance_needs_a_name_that_its_check_can_use(text):
 
 def test_a_wrong_flag_is_named_and_not_the_file():
     assert complaint("", {"mode": ("--mode", "drian")}) == (
-        '--mode: mode: "drian" is none of observe, drain, act; did you mean "drain"?'
+        '--mode: mode: "drian" is not one of observe, drain, act; did you mean "drain"?'
     )
 
 

@@ -1170,7 +1170,7 @@ def test_a_row_that_cannot_be_read_is_reported_and_a_resume_goes_on() -> None:
     drained = CommandResult(0, TAKEN.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
     done = look(REPAIRED, [drained, DONE, ONE_ROW_UNREAD], OURS)
     assert done.report.resumed
-    assert (done.report.problem, done.report.settled) == ("1 row of sinfo could not be read", False)
+    assert (done.report.problem, done.report.settled) == ("1 row from sinfo could not be read", False)
 
 
 def test_a_held_drain_is_set_once_the_fleet_can_be_counted() -> None:

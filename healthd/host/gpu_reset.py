@@ -25,7 +25,7 @@ PERMANENT_LOSS_CODES = (
 
 
 def may_reset(host: Host) -> bool:
-    """Return True if slurmd runs here, as its epilogs may reset GPUs. Another slurmd process only delays a drain."""
+    """Return True if slurmd runs here: its epilogs may reset GPUs. Another process of this name only delays a drain."""
     try:
         return any(
             is_decimal(pid) and host.read_or_empty(f"/proc/{pid}/comm") == "slurmd" for pid in host.names("/proc")

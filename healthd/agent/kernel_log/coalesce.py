@@ -148,7 +148,7 @@ def limit_events(
         counts[fault_key(event)] += 1
         if counts[fault_key(event)] <= allowed:
             kept.append(event)
-    kept = sorted(kept, key=lambda event: event.sequence not in protected)[:limit]  # stable sort: the newest come first
+    kept = sorted(kept, key=lambda event: event.sequence not in protected)[:limit]  # stable sort: the newest first
     return tuple(sorted(kept, key=lambda event: event.sequence))
 
 

@@ -134,7 +134,7 @@ def complaint(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> str
             "[checks.mount]\ntimeout_seconds = 0",
             "checks.mount.timeout_seconds: must be 0.1 to 604800 seconds (a week), got 0",
         ),
-        ('[checks.mount."/data"]\nname = "/home"', "checks.mount.\"/data\".name: is set by the table's name"),
+        ('[checks.mount."/data"]\nname = "/home"', 'checks.mount."/data".name: is set by the table\'s name'),
         (
             '[checks.mount."/data"]\nmissing_confirm_seconds = -1',
             'checks.mount."/data".missing_confirm_seconds: must be 0 to 31622400 seconds (a year), got -1',

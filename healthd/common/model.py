@@ -100,7 +100,7 @@ class Ends(Value, frozen=True):
     """Event that ends a finding.
 
     window: the check's setting for the time without a repeat. That time also ends the finding, or is the only ending if
-    `clears` is WINDOW; "" = none.
+    `clears` is WINDOW, or "".
     """
 
     clears: Clears
@@ -195,7 +195,7 @@ class Finding(Value, frozen=True):
     """A problem with one part.
 
     code      stable, begins with the check's name: "gpu_xid/79"
-    subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" = the
+    subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" for the
               node
     confirm_seconds   how long the problem must last before it counts
     confirmed_by      codes of conditions from the kernel log: if one has been open on the same part ("" = on any part)
@@ -206,7 +206,7 @@ class Finding(Value, frozen=True):
               "" = nothing to compare, so every failed run counts again
     events    sequence numbers of the kernel events behind the finding (correlate only)
     shared_cause   one external cause can produce the finding on every node at once (file server, driver mismatch)
-    expects   the check's setting with the expected value ("expected"), "" = none. If a profile of the machine's
+    expects   the check's setting with the expected value ("expected"), or "". If a profile of the machine's
               type guessed that setting, the finding warns and never drains
     relapse_seconds   if the finding returns within this time after it cleared, only an operator clears it; 0 = never,
                       except for REBOOT
@@ -248,7 +248,7 @@ class NothingToCheck(Value, frozen=True):
     passed.
 
       reason  a noun phrase: "no NVIDIA GPU"
-      fix     a command that gives it something to check: "healthd baseline --write"; "" = no action needed
+      fix     a command that gives it something to check: "healthd baseline --write", or "" if no action is needed
     """
 
     reason: str
@@ -278,7 +278,7 @@ class KernelEvent(Value, frozen=True):
     """Content of one kernel line, or of several lines about one fault.
 
     kind      xid, sxid, pcie_aer, mlx5, ... (agent/kernel_log/rules/ has them)
-    code      the code within the kind ("79"), "" = none
+    code      the code within the kind ("79"), or ""
     pci       the address in sysfs form, "" if the line has none
     time      time of the first line; `last_time`: time of the last line; `lines`: number of coalesced lines
     sequence  assigned by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
@@ -349,14 +349,14 @@ class Explain(Value, frozen=True):
 
       severity   the findings' worst severity
       also       other severities of the findings; the texts explain which finding has which
-      chosen_by  the check's setting for the severity, "" = none
-      confirm    the setting for the confirmation time, "" = counts at once
+      chosen_by  the check's setting for the severity, or ""
+      confirm    the setting for the confirmation time, or "" if it counts at once
       at_once    some findings nevertheless count at once
       worsens    a finding that lasts gets worse
       shared     other nodes may have the same cause (Finding.shared_cause); None: only for some findings
-      expects    the setting with the expected value (Finding.expects), "" = none
-      needs      the setting without which this is not checked, "" = none
-      window     the setting for the time without a repeat that ends it (Finding.window_seconds), "" = none
+      expects    the setting with the expected value (Finding.expects), or ""
+      needs      the setting without which this is not checked, or ""
+      window     the setting for the time without a repeat that ends it (Finding.window_seconds), or ""
       milder     the ending for findings in `also` that only warn; None: the same
       recorded   the ending for findings in `also` that are only recorded (INFO); None: the same as `milder`
       remedy     what an engineer must do; None: follows from `clears` (agent/reporting/endings.py)
@@ -411,14 +411,14 @@ class Condition(Value, frozen=True):
 
     severity         the current severity: as reported, capped by settings, and worsened
     found_severity   the reported and worsened severity, before the site's settings; None: equal to `severity`
-    expects          the check's setting with the expected value, "" = none
+    expects          the check's setting with the expected value, or ""
     first_seen       first finding; `persists_since` restarts after a clean run
-    critical_at      when it became open and CRITICAL (0 = never); jobs that started later were not hit
+    critical_at      when it became open and CRITICAL (0 if never); jobs that started later were not hit
     count            number of kernel events, or of completed runs with the finding
-    last_level_seen  start of the last run with the finding, for a check that reads the state itself (0 = never); its
+    last_level_seen  start of the last run with the finding, for a check that reads the state itself (0 if never); its
                      readings have this time in the check's history
-    last_event       time of the last kernel event on which it is based (0 = never)
-    acknowledged_at  when an operator resumed the node (0 = never); after that, the condition takes effect only on new
+    last_event       time of the last kernel event on which it is based (0 if never)
+    acknowledged_at  when an operator resumed the node (0 if never); after that, the condition takes effect only on new
                      evidence
     ack              acknowledgement with a time limit: until then the condition stays acknowledged, regardless of new
                      evidence, unless its severity rises
@@ -487,11 +487,11 @@ class Verdict(Value, frozen=True):
     """The node's health and the reasons, for everything that publishes it or decides by it.
 
     causes        open DEGRADED or CRITICAL conditions that may drain, worst first
-    fault_time    when the newest CRITICAL cause last happened (jobs that started later were not hit); 0 = none
+    fault_time    when the newest CRITICAL cause last happened (jobs that started later were not hit), or 0
     unknown       why the node cannot be reported as healthy: one sentence for each check that failed to run
     may_resume    every check that a resume requires completed clean, and no unacknowledged condition >= DEGRADED is
                   open
-    before_resume text about a program on the idle node for which a resume also waits; "" = none
+    before_resume text about a program on the idle node for which a resume also waits, or ""
     """
 
     health: Health
@@ -516,7 +516,7 @@ class Resume(Value, frozen=True):
 
 
 class Leave(Value, frozen=True):
-    """Decision to change nothing. `would`: what healthd would do in `mode = "act"` without a pause, "" = nothing."""
+    """Decision to change nothing. `would`: what healthd would do in `mode = "act"` without a pause, or ""."""
 
     why: str
     would: str = ""
@@ -528,7 +528,7 @@ Decision: TypeAlias = "Drain | Resume | Leave"
 class Gpu(Value, frozen=True):
     """A GPU with NVML's number, which is only displayed: faults are keyed by the PCI address.
 
-    `minor`: the device node is /dev/nvidiaMINOR (None: unknown). `mig`: UUIDs of its MIG devices, in NVML's order.
+    `minor`: the device node is /dev/nvidiaMINOR (None if unknown). `mig`: UUIDs of its MIG devices, in NVML's order.
     """
 
     pci: str
@@ -555,7 +555,7 @@ class PciDevice(Value, frozen=True):
 class Disk(Value, frozen=True):
     """A disk or an NVMe controller by its kernel name ("nvme0n1", "nvme0", "sda").
 
-    `pci`: its own PCI device or the one above it, "" = none; `ids`: serial number and wwid from sysfs.
+    `pci`: its own PCI device or the one above it, or ""; `ids`: serial number and wwid from sysfs.
     """
 
     name: str
@@ -597,9 +597,9 @@ class NodeState(Value, frozen=True):
     """This node as Slurm shows it.
 
     flags        State in upper case, split at "+" ({"IDLE", "DRAIN"})
-    reason_time  0 = none
+    reason_time  Slurm's time stamp for the Reason, or 0
     partitions   the node's partitions
-    gpu_count    number of gres/gpu; None: unknown
+    gpu_count    number of gres/gpu, or None if unknown
     single_type_gpu_count    the same, but None if the GPUs have several types
     drained_by_own_prolog    Slurm drained the node because healthd's own prolog refused a job
     unread_rows  number of sinfo rows for this node that could not be read; `partitions` may then be incomplete
@@ -684,11 +684,11 @@ class EndedDrain(Value, frozen=True):
 
     reason       healthd's text
     node_reason  the Reason on the node, without the text that Slurm appends
-    reason_time  Slurm's time stamp for that Reason; 0 = unknown
+    reason_time  Slurm's time stamp for that Reason, or 0 if unknown
     ended_at     when the drain ended
     is_saved     the node was read again late enough that slurmctld can no longer lose the end of the drain
-    controller   the slurmctld that answered when healthd ended or replaced the drain; "" = ended by others, or saved;
-                 policy.UNKNOWN_CONTROLLER = could not be read
+    controller   the slurmctld that answered when healthd ended or replaced the drain; "" if others ended it or it is
+                 saved; policy.UNKNOWN_CONTROLLER if it could not be read
     """
 
     reason: str
@@ -704,7 +704,7 @@ class UnsavedChange(Value, frozen=True):
 
     sent_at     when it was sent, epoch seconds
     controller  the slurmctld that answered right before the change (output.parse_controller);
-                policy.UNKNOWN_CONTROLLER = could not be read
+                policy.UNKNOWN_CONTROLLER if it could not be read
     """
 
     sent_at: PastMoment
@@ -722,24 +722,24 @@ class ResumedDrain(Value, frozen=True):
 class DrainRecord(Value, frozen=True):
     """healthd's own drains of this node. The ledger keeps this record across restarts.
 
-    reason        healthd's text as last read on the drained node, "" = no drain by healthd
-    pending_reason  healthd's text that was sent (or is about to be sent) but not read back yet, "" = none. It is
+    reason        healthd's text as last read on the drained node, or "" if there is none
+    pending_reason  healthd's text that was sent (or is about to be sent) but not read back yet, or "". It is
                     recorded before the command, so that a drain is recognised even if the daemon was killed
     pending_since   when `pending_reason` was sent
-    overriding_reason  an operator's Reason that replaced healthd's, "" = none
-    adopted_reason  a Reason in healthd's format that is not in this ledger (an earlier healthd's), "" = none
-    confirmed_at  when the node was last read as drained by reason, overriding_reason or adopted_reason (0 = never)
+    overriding_reason  an operator's Reason that replaced healthd's, or ""
+    adopted_reason  a Reason in healthd's format that is not in this ledger (an earlier healthd's), or ""
+    confirmed_at  when the node was last read as drained by reason, overriding_reason or adopted_reason (0 if never)
     boot_id       this machine's boot at that reading
     reboot_pending  a reboot or a power change was pending in Slurm at that reading
-    resume_sent_at  when healthd sent a resume whose effect was not read back yet (0 = none); if a drain disappears
+    resume_sent_at  when healthd sent a resume whose effect was not read back yet (0 if none); if a drain disappears
                     after that, no operator ended it
     hold          a drain that the fleet limit delays
     awaits_count  the drain was not counted yet after it was set; it is taken back if the fleet limit is exceeded
     ended_drain   healthd's last drain, after it ended
-    reason_time   Slurm's time stamp for `reason`, as last read; 0 = unknown
+    reason_time   Slurm's time stamp for `reason`, as last read, or 0 if unknown
     earlier_drains  drains before `reason` and `ended_drain`, oldest first; if slurmctld returns with an older state, it
                     restores one of them
-    drained_at    when healthd's current drain started (0 = none)
+    drained_at    when healthd's current drain started (0 if none)
     own_hardware  a fault of the node's own hardware was among its causes
     clean_seconds  how long the drain had been kept only because of flapping, at the last reading; an open fault resets
                    it
@@ -747,13 +747,13 @@ class DrainRecord(Value, frozen=True):
     resumed_drains  the last drains that healthd lifted, oldest first, until an operator repairs or resumes the node
                     (flapping.py)
     unaffected_jobs  jobs that the faults did not hit, while a CRITICAL fault is open
-    prolog_drain_time  Slurm's time stamp for the drain after healthd's own prolog refused a job; 0 = none
+    prolog_drain_time  Slurm's time stamp for the drain after healthd's own prolog refused a job, or 0
     unsaved_change  healthd's last change to the node, until slurmctld has certainly saved it: a backup slurmctld that
                     takes over before that does not have it
     stored_count  the last complete count of the fleet, which can replace a failed one (fleet_limit.py)
     count_failing_since  since when a drain is desired or set but the fleet cannot be counted (0 = it can be counted, or
                          need not be)
-    count_failed_at  when the last count failed, 0 = none since a complete one
+    count_failed_at  when the last count failed, or 0 if none has failed since a complete one
     """
 
     reason: str = ""
@@ -857,7 +857,7 @@ class KernelLogStatus(Value, frozen=True):
 class SourceStatus(Value, frozen=True):
     """Status of one source: kernel_log, journal (which fills gaps in the ring buffer), device_removals.
 
-    up: open, and the last read succeeded. last_read: time of the last successful read, 0 = never. restarts: how
+    up: open, and the last read succeeded. last_read: time of the last successful read, or 0. restarts: how
     often it was reopened, or could not be reopened; overruns: how often something was lost.
     """
 

@@ -79,7 +79,7 @@ def absorb_result(
     now = result.started + result.duration_seconds
     new = dict(conditions)
     reported_keys = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two about one part, the worse counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # the worse of two counts
         finding, key = _confirm_by_kernel_log(finding, conditions, now), finding.key
         reported_keys.add(key)
         old = new.get(key)

@@ -133,7 +133,7 @@ def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: f
 
 
 def next_ack_expiry(conditions: Iterable[Condition]) -> float:
-    """Return when the next ack ends, in epoch seconds: 0 = now, infinity = never."""
+    """Return when the next ack ends, in epoch seconds, with 0 for now and infinity for never."""
     ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)
     return min(ends, default=float("inf"))
 

@@ -166,8 +166,8 @@ class FleetLimits(Value, frozen=True):
 class MetricsConfig(Value, frozen=True):
     """listen: one ADDRESS:PORT, a list of them, or "off".
 
-    textfile: a *.prom file for node_exporter's textfile collector; "" = none. web_config: a web configuration file in
-    Prometheus' format (TLS); "" = plain HTTP.
+    textfile: a *.prom file for node_exporter's textfile collector, or "". web_config: a web configuration file in
+    Prometheus' format (TLS), or "" for plain HTTP.
     """
 
     listen: Address | Addresses = "127.0.0.1:9478"

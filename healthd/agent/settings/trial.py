@@ -35,7 +35,7 @@ DONE = "done"
 
 SETTINGS = "--settings"
 
-_passed: set[tuple[str, int, int]] = set()  # (argument, inode, time of change in ns): so that nothing is tested twice
+_passed: set[tuple[str, int, int]] = set()  # (argument, inode, change time in ns) of past trials, which are not repeated
 
 
 class _Trial(NamedTuple):

@@ -29,7 +29,7 @@ class NodeGpus(Value, frozen=True):
     """This node's GPUs.
 
     inventory    the current inventory
-    complete     the GPUs from when none was missing
+    complete     the GPUs at a time when none was missing
     read_prolog  job -> what the prolog wrote about it, and when
     find_open    pid -> job: the N of each /dev/nvidiaN that a job has open, and whether all processes were inspected
     """

@@ -375,7 +375,7 @@ def _as_ended(record: DrainRecord, now: float) -> EndedDrain | None:
 
 
 def _with_earlier(record: DrainRecord, *ended: EndedDrain | None) -> tuple[EndedDrain, ...]:
-    """Return the earlier drains plus those with a time stamp. Without one, anyone may have written the Reason."""
+    """Return the earlier drains plus those with a time stamp. Without it, the Reason alone could be anyone's."""
     return tuple(dict.fromkeys((*record.earlier_drains, *(old for old in ended if old and old.reason_time))))[
         -MAX_EARLIER:
     ]

@@ -311,7 +311,7 @@ class _Reconciliation:
             unreachable(self.decision)
 
     def next_read_at(self) -> float:
-        """Return when to reconcile again although nothing is left to do (epoch seconds); 0 = none scheduled."""
+        """Return when to reconcile again although nothing is left to do (epoch seconds), or 0."""
         waits_until = flapping.waits_until(self.record, self.policy.flapping, self.now())
         return min((moment for moment in (next_read_at(self.record), waits_until) if moment), default=0.0)
 

@@ -628,9 +628,10 @@ class Daemon:
                 state_dir_command,
             ),
             Problem(
-                labelled(f"{state_dir}: {stream.waiting} events are not written", stream.problem), state_dir_command
+                labelled(f"{state_dir}: {stream.waiting} events have not been written", stream.problem),
+                state_dir_command,
             ),
-            Problem(f"{lost_count} events of the stream are lost: too many wait for the disk" if lost_count else ""),
+            Problem(f"{lost_count} stream events were lost: too many are waiting for the disk" if lost_count else ""),
             Problem(
                 f"kernel log: {kernel.problem}" if kernel.problem or not kernel.alive else "",
                 command_for_kernel_log(kernel),

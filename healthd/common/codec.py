@@ -105,7 +105,7 @@ def spelling_hint(word: str, candidates: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known here: {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else ""
+    return f"; valid names: {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else ""
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:

@@ -56,7 +56,7 @@ def drop(boundary: str, error: Exception, item: object = "") -> None:
         _logged_locations.add(location)
         context = f" with {_display(item)}" if item else ""
         log().error(
-            "%s: input dropped, because healthd failed%s: %s", boundary, context, describe_error(error), exc_info=error
+            "%s: input dropped after an internal error%s: %s", boundary, context, describe_error(error), exc_info=error
         )
 
 
@@ -92,7 +92,7 @@ def problems(now: float) -> Iterator[str]:
         if now - when < DISPLAY_SECONDS:
             count = dropped[boundary]
             inputs = "1 input was" if count == 1 else f"{count} inputs were"
-            yield f"{boundary}: {inputs} dropped because healthd failed, the last one by {why}; see healthd's log"
+            yield f"{boundary}: {inputs} dropped after an internal error, most recently {why}; see healthd's log"
 
 
 def describe_error(error: BaseException) -> str:

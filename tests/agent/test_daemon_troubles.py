@@ -100,7 +100,7 @@ def test_each_has_its_command_and_what_needs_a_person_comes_first():
         ("/run/healthd/verdict", "ls"),
         ("/var/lib/healthd", "ls"),
         ("/var/lib/healthd", "ls"),
-        ("4 events of the stream are lost", ""),
+        ("4 stream events were lost", ""),
         ("kernel log", "ls"),
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),

@@ -141,7 +141,7 @@ def test_version_names_the_package_that_healthd_was_installed_from(tmp_path, mon
         (("--json", "check"), 'healthd: unknown command "--json"; write the command first, then its options'),
         (("frobnicate",), 'healthd: unknown command "frobnicate"; healthd --help shows all'),
         (("cofnig",), 'healthd: unknown command "cofnig"; did you mean "config"?'),
-        (("hook", "--json"), 'healthd: unknown command "hook --json"; known here: hook epilog, hook healthcheck'),
+        (("hook", "--json"), 'healthd: unknown command "hook --json"; valid names: hook epilog, hook healthcheck'),
         (("config", "check", ""), "healthd: --config must name a file, got an empty name"),
         (("record", ""), "healthd record: the file name is empty"),
         (("config", "shwo"), 'healthd: unknown command "config shwo"; did you mean "config show"?'),

@@ -83,7 +83,7 @@ def refusal(data: object, cls: type = Everything, where: str = "here") -> str:
         ({"whole": 1, "pair": ["a"]}, "here.pair: must have 2 items, has 1"),
         ({"whole": 1, "counts": {"a": 1, "b": 1.5}}, "here.counts.b: must be a whole number, got 1.5"),
         ({"whole": 1, "texts": ""}, 'here: unknown setting "texts"; did you mean "text"?'),
-        ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; known here: x, y'),
+        ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; valid names: x, y'),
     ],
 )
 def test_what_does_not_fit_is_refused_with_its_place(data, sentence):
@@ -122,7 +122,7 @@ def test_a_long_value_is_shown_short():
 
 def test_a_misspelt_word_gets_the_nearest_and_another_one_the_list():
     assert spelling_hint("fstyp", ["fstype", "read_only"]) == '; did you mean "fstype"?'
-    assert spelling_hint("zzz", ["b", "a"]) == "; known here: a, b"
+    assert spelling_hint("zzz", ["b", "a"]) == "; valid names: a, b"
     assert spelling_hint("zzz", []) == ""
 
 

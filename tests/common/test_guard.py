@@ -18,7 +18,7 @@ def test_what_raises_is_dropped_counted_and_shown_for_a_day(caplog: pytest.LogCa
     assert dict(guard.dropped) == {"socket": 3}
     now = time.time()
     (sentence,) = guard.problems(now)
-    assert sentence.startswith("socket: 3 inputs were dropped because healthd failed, the last one by ValueError: ")
+    assert sentence.startswith("socket: 3 inputs were dropped after an internal error, most recently ValueError: ")
     assert list(guard.problems(now + DISPLAY_SECONDS)) == []
     (said,) = caplog.records
     assert said.levelno == logging.ERROR

@@ -163,7 +163,7 @@ def test_the_disk_of_the_state_directory_is_full(
         first = daemon.until(lambda s: len(s["problems"]) == 2, "both troubles are told")
         assert first["health"] == "unhealthy", "checks, decisions and the live ledger go on"
         problem, stream = first["problems"]
-        assert "events are not written: " in stream
+        assert "events have not been written: " in stream
         assert problem.startswith(f"{disk}: the ledger is not copied, and a reboot would lose it: ")
         assert "No space left on device" in problem
         daemon.kill()

@@ -224,11 +224,11 @@ def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, flo
 
 
 def _message(count_text: str, subject: str, message: str) -> str:
-    """Return "seen 901 times, on parts that are not named; the worst: 0000:1b:00.0: Xid 31: ...".
+    """Return "seen 901 times, on unlisted parts; the worst: 0000:1b:00.0: Xid 31: ...".
 
     `message` may already be such a text. It counts kernel lines, not parts, because one part may repeat.
     """
     _, separator, worst = message.partition(WORST_SEPARATOR)
     if not separator:
         worst = f"{subject}: {message}" if subject else message
-    return f"{count_text}, on parts that are not named{WORST_SEPARATOR}{worst}"
+    return f"{count_text}, on unlisted parts{WORST_SEPARATOR}{worst}"

@@ -104,5 +104,5 @@ def parse_requested_at(request: Mapping[str, Any]) -> float:
     if (
         not isinstance(requested_at, int | float) or not 0 <= requested_at < MAX_TIME
     ):  # Python would read JSON's true as a time in 1970
-        raise RequestRefused("asked: must be seconds since the epoch")
+        raise RequestRefused("requested_at: must be seconds since the epoch")
     return requested_at

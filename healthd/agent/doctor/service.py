@@ -76,7 +76,7 @@ def _opened(source: str, settings: Settings) -> Line:
         command = "sudo healthd doctor" if is_unreadable else 'kernel_log.source = "kmsg"'
         return failed_line("kernel log", f"{missing}: healthd reports no Xids", command)
     if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
-        message = f"{source} is readable, but users can forge its lines: they are only displayed"
+        message = f"{source} is readable, but users can forge its lines, so they are only displayed"
         return limited_line("kernel log", message, 'kernel_log.source = "kmsg"')
     return ok_line("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} is readable")
 

@@ -24,7 +24,7 @@ def warnings(configured: Configured) -> list[str]:
             intervals[f"checks.{name.check}{instance}.interval_seconds"] = config.interval_seconds
     return [
         f"{setting}: a round may take {max_seconds:g} s (the timeouts of its checks, bounded by round_timeout_seconds "
-        f"{settings.round_timeout_seconds:g} and its last check), longer than {interval:g} s: rounds then start late"
+        f"{settings.round_timeout_seconds:g} and its last check), longer than {interval:g} s: rounds may start late"
         for setting, interval in intervals.items()
         if max_seconds > interval
     ]

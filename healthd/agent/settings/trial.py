@@ -35,7 +35,7 @@ DONE = "done"
 
 SETTINGS = "--settings"
 
-_passed: set[tuple[str, int, int]] = set()  # (argument, inode, change time in ns) of past trials, which are not repeated
+_passed: set[tuple[str, int, int]] = set()  # (argument, inode, change time in ns) of past trials, not to repeat them
 
 
 class _Trial(NamedTuple):
@@ -92,7 +92,7 @@ def _describe(ran: ProgramResult, path: str, phrases: tuple[str, str], seconds: 
     action, subject = phrases
     if "Timeout (" in ran.stderr:
         line = regex(rf'File "{re.escape(path)}", line ([0-9]+)').search(ran.stderr)
-        return f"not {action} within {seconds:g} s" + (f"; it hangs in line {line[1]}" if line else "")
+        return f"not {action} within {seconds:g} s" + (f"; it hangs at line {line[1]}" if line else "")
     if ran.status < 0:
         return f"{subject} kills the process with {signal.Signals(-ran.status).name}"
     stderr = " ".join(ran.stderr.split())[-200:]

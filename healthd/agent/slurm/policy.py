@@ -248,7 +248,7 @@ def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, 
 
 def describe_foreign_drain(node: NodeState, record: DrainRecord, causes: Sequence[Condition] = ()) -> str:
     if is_stale_reason(node, record):
-        return "drained by Slurm, with the Reason of an ended drain by healthd"
+        return "drained by Slurm, with the Reason from an earlier drain by healthd"
     fault = f"; healthd's finding: {reason(causes)}" if causes and node.reason == PROLOG_ERROR else ""
     return f'drained by {node.reason_user or "another user"}: "{node.reason}"{fault}'
 

@@ -181,7 +181,7 @@ def reconcile(
             with suppress(Overtaken):
                 yield from reconciliation.act(verdict)
                 return reconciliation.report(verdict, problem=reconciliation.count_problem)
-        raise SlurmError("other users or tools change the node whenever healthd is about to change it")
+        raise SlurmError("another user or tool changed the node each time healthd was about to change it")
     except SlurmError as error:
         reconciliation.note_missing_count(verdict)
         return reconciliation.report(verdict, problem=str(error))
@@ -651,7 +651,7 @@ class _Reconciliation:
         self.record = replace(self.record, unaffected_jobs=(*self.record.unaffected_jobs, run))
 
     def query_allocation(self, job_id: str) -> Steps[AllocatedGpus | None]:
-        """Return the GPUs of this node that Slurm allocated to the job; or None if Slurm does not show them."""
+        """Return the GPUs of this node that Slurm allocated to the job, or None if Slurm does not show them."""
         argv = commands.job_gres(job_id)
         result = yield from self.run(argv)
         if is_slurmctld_unreachable(result):

@@ -310,7 +310,7 @@ def describe_failure(argv: Argv, result: CommandResult) -> str:
     """Describe a failed command: "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
-        note = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
+        note = "; slurmctld may still execute it" if argv[1] in ("update", "requeue", "requeuehold") else ""
         return f"{command} did not end in time{note}"
     lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
     if "Invalid user id" in result.stderr:

@@ -386,16 +386,16 @@ def test_lines_that_can_be_forged_change_nothing_of_the_others_but_their_count()
 
 def test_the_count_and_the_worst_stand_in_the_words() -> None:
     rest = of_others(full([condition(900), condition(901, severity=Severity.DEGRADED)]))
-    assert rest.message == "seen 2 times, on parts that are not named; the worst: part00901: fault 901"
+    assert rest.message == "seen 2 times, on unlisted parts; the worst: part00901: fault 901"
     further = limit_conditions({**full([condition(900)]), **by_key([condition(902)])})
-    assert of_others(further).message == "seen 2 times, on parts that are not named; the worst: part00900: fault 900"
+    assert of_others(further).message == "seen 2 times, on unlisted parts; the worst: part00900: fault 900"
 
 
 def test_one_part_that_repeats_does_not_look_like_hundreds_of_broken_ones() -> None:
     rest = of_others(full([condition(900, count=500), condition(901)]))
-    assert rest.message == "seen 501 times, on parts that are not named; the worst: part00900: fault 900"
+    assert rest.message == "seen 501 times, on unlisted parts; the worst: part00900: fault 900"
     once = of_others(full([condition(900, count=0), condition(901)]))
-    assert once.message.startswith("seen once, on parts that are not named; the worst: ")
+    assert once.message.startswith("seen once, on unlisted parts; the worst: ")
 
 
 def test_the_others_are_a_nodes_own_fault_where_one_of_those_that_act_is() -> None:
@@ -491,7 +491,7 @@ def test_what_a_check_finds_beyond_the_bound_is_seen_until_the_last_of_it_is_gon
         assert not ledger.cleared
     others = ledger.by_key()["processes/others", OVERFLOW]
     assert (others.count, others.clean_runs) == (3, 0)
-    assert others.message.startswith(f"{1000 - MAX_CONDITIONS + 1} more, on parts that are not named; the worst: part")
+    assert others.message.startswith(f"{1000 - MAX_CONDITIONS + 1} more, on unlisted parts; the worst: part")
     fewer = run(ledger, many[: MAX_CONDITIONS - 1], NOW + 4)
     assert ("processes/others", OVERFLOW) not in fewer.by_key()
     assert [c.subject for c in run(fewer, [], NOW + 5).conditions] == []

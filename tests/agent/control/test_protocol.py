@@ -62,7 +62,7 @@ def test_what_is_no_command_is_refused_in_one_bounded_sentence(request_: dict[st
 
 @pytest.mark.parametrize("asked", [None, "now", -1, 1e13, float("nan"), [], float("inf")])
 def test_a_time_that_is_none_is_refused(asked: object) -> None:
-    with pytest.raises(RequestRefused, match="asked: must be seconds"):
+    with pytest.raises(RequestRefused, match="requested_at: must be seconds"):
         parse_requested_at(protocol.pending_runs(asked))
 
 
@@ -70,7 +70,7 @@ def test_what_the_daemon_refuses_is_quoted_in_bounds_and_on_one_line(daemon: Dae
     said = daemon.answer(protocol.ack("gpu\n_xid/79", None, 60.0, "known"), "root (uid 0)", True)
     assert said == {"error": "ack: no condition gpu?_xid/79; conditions on this node: none"}
     assert daemon.answer({"command": "no"}, "root (uid 0)", True) == {"error": "unknown command 'no'"}
-    assert daemon.answer(protocol.pending_runs("x"), "ann", False)["error"].startswith("asked: must be")
+    assert daemon.answer(protocol.pending_runs("x"), "ann", False)["error"].startswith("requested_at: must be")
 
 
 def test_each_question_and_command_is_answered_by_the_daemon(daemon: Daemon) -> None:  # noqa: F811

@@ -181,7 +181,7 @@ def test_a_line_on_which_a_rule_fails_stays_visible_and_is_told_once_with_its_tr
     assert (log.status.alive, log.status.lines_total, log.status.malformed_total) == (True, 3, 2)
     (said,) = caplog.records
     assert said.getMessage() == (
-        "kernel_log: input dropped, because healthd failed with 'usb explodes one': IndexError: no such group"
+        "kernel_log: input dropped after an internal error with 'usb explodes one': IndexError: no such group"
     )
     assert said.exc_info is not None
     log.close()

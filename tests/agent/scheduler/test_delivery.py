@@ -84,7 +84,7 @@ def test_after_a_failure_the_next_round_gives_the_same_lines_and_says_that_they_
     assert (lines_of(first).may_repeat, lines_of(second).may_repeat) == (True, False)
     delivery.handle_reply(reply(second, Outcome.FAILED, "OSError: [Errno 28] No space left on device"))
     assert any(
-        problem.endswith("1 events are not written: OSError: [Errno 28] No space left on device")
+        problem.endswith("1 events have not been written: OSError: [Errno 28] No space left on device")
         for problem, _ in daemon.problems()
     )
     given: list[Request] = []

@@ -227,7 +227,7 @@ def test_a_file_whose_import_does_not_end_is_refused_with_the_line_where_it_is(f
     monkeypatch.setattr(trial, "START_SECONDS", 60.0)
     with pytest.raises(ConfigError) as refused:
         site(folder, text)
-    assert str(refused.value) == f"{path}: refused: not imported within 1 s; it hangs in line {line}"
+    assert str(refused.value) == f"{path}: refused: not imported within 1 s; it hangs at line {line}"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_of_several_files_the_one_that_hangs_is_named(folder, monkeypatch):
     for name, text in (("a", RUN), ("b", "while True: pass"), ("c", RUN)):
         (folder / f"{name}.py").write_text(text)
         (folder / f"{name}.py").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s; it hangs in line 1"):
+    with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s; it hangs at line 1"):
         trial.require_loadable([str(folder / f"{name}.py") for name in "abc"], 1.0)
 
 
@@ -268,7 +268,7 @@ def test_a_site_whose_validation_of_a_setting_does_not_end_is_refused_with_the_l
     monkeypatch.setattr(trial, "START_SECONDS", 60.0)
     with pytest.raises(ConfigError) as refused:
         resolve_settings({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, known)
-    said = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs in line "
+    said = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs at line "
     assert str(refused.value).startswith(said)
 
 
@@ -307,7 +307,7 @@ def test_a_file_that_hangs_does_not_hang_the_commands(folder):
     command = [sys.executable, "-m", "healthd", "config", "check", str(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 64
-    assert done.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs in line 1")
+    assert done.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs at line 1")
 
 
 # --- a Config that refuses its values
@@ -503,7 +503,7 @@ def test_a_listening_check_with_a_mistake_costs_a_sentence_and_neither_the_daemo
         assert check.repairs([event]) == []
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "kernel_log: input dropped, because healthd failed with 'check broken': ZeroDivisionError: error in the check"
+        "kernel_log: input dropped after an internal error with 'check broken': ZeroDivisionError: error in the check"
     ]
 
 

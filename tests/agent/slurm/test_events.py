@@ -37,7 +37,7 @@ def test_a_command_is_told_before_it_begins_and_again_only_where_it_is_refused(a
 
 def test_a_command_without_an_answer_is_told_with_what_may_come_of_it():
     ((_, fields),) = told(DRAIN, CommandResult(None))
-    assert fields["error"] == "scontrol update did not end in time; slurmctld may still do it"
+    assert fields["error"] == "scontrol update did not end in time; slurmctld may still execute it"
 
 
 def test_a_comment_on_a_job_changes_nothing_that_is_told():

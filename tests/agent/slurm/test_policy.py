@@ -333,7 +333,7 @@ def test_a_drain_of_ours_that_is_over_is_known_until_slurmctld_has_surely_saved_
         assert drain_owner(state, over) is drain_owner(state, saved) is Owner.OTHER
         assert drain_owner(state, after_restored_drain(over, lifted, NOW)) is Owner.HEALTHD
         assert decide(REPAIRED, state, saved, ACT, NOW) == Leave(
-            "drained by Slurm, with the Reason of an ended drain by healthd"
+            "drained by Slurm, with the Reason from an earlier drain by healthd"
         )
     assert not restored_drain(node("IDLE", XID), over), "24.11 keeps the reason"
     back = after_reading(after_restored_drain(over, lifted, NOW), node("IDLE+DRAIN", XID), "b1", NOW)

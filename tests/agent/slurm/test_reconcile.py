@@ -260,7 +260,7 @@ def test_who_changes_the_node_each_time_is_trouble_and_nothing_is_sent() -> None
     changing = [sinfo("idle+down", "Not responding" + " : reboot issued" * number) for number in range(3)]
     done = look(DEGRADED, [sinfo("idle")], meanwhile=changing)
     assert done.changes() == []
-    assert done.report.problem == "other users or tools change the node whenever healthd is about to change it"
+    assert done.report.problem == "another user or tool changed the node each time healthd was about to change it"
     assert not done.report.settled
 
 
@@ -334,7 +334,7 @@ def test_a_healthy_node_that_is_down_is_none_of_our_business() -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (LATE, "scontrol update did not end in time; slurmctld may still do it"),
+        (LATE, "scontrol update did not end in time; slurmctld may still execute it"),
         (
             CONNECT_FAILURE,
             "scontrol update: slurm_update error: Unable to contact slurm controller (connect failure)",

@@ -84,8 +84,8 @@ def test_a_choice_leaves_the_jobs_and_nodes_that_are_it(
             Choice(partition="trian"),
             '--partition: the partition "trian" does not occur in the store; did you mean "train"?',
         ),
-        (Choice(model="B200"), '--model: the model "B200" does not occur in the store; known here: A100, H100'),
-        (Choice(account="o'"), '--account: the account "o\'" does not occur in the store; known here: speech, vision'),
+        (Choice(model="B200"), '--model: the model "B200" does not occur in the store; valid names: A100, H100'),
+        (Choice(account="o'"), '--account: the account "o\'" does not occur in the store; valid names: speech, vision'),
     ],
 )
 def test_a_name_that_nothing_has_is_refused_with_what_there_is(tmp_path: Path, chosen: Choice, sentence: str) -> None:

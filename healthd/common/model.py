@@ -99,8 +99,8 @@ class Remedy(enum.Enum):
 class Ends(Value, frozen=True):
     """Event that ends a finding.
 
-    window: the check's setting for the time without a repeat. That time also ends the finding, or is the only ending if
-    `clears` is WINDOW, or "".
+    window: the check's setting for the time without a repeat, or "". That time also ends the finding. It is the only
+    ending if `clears` is WINDOW.
     """
 
     clears: Clears

@@ -129,7 +129,7 @@ def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
 
 
 def waits_until(record: DrainRecord, limits: Flapping, now: float) -> float:
-    """Return when the drain may be lifted if everything stays clean (epoch seconds), or 0: now, or by an operator."""
+    """Return when the drain may be lifted if everything stays clean (epoch seconds); 0 for now, or by an operator."""
     until = _resume_at(record, limits, now)
     return until if record.reason and record.clean_since and now < until < float("inf") else 0.0
 

@@ -82,7 +82,7 @@ class History:
     def growth(self, reading: Observation, within_seconds: float) -> float | None:
         """Return the growth in the `within_seconds` before this reading.
 
-        It is 0.0 for the first reading and after a boot, and None if the counter is saturated.
+        The growth is 0.0 for the first reading and after a boot, and None if the counter is saturated.
         """
         if not reading.value and not within_seconds:
             return 0.0  # a counter at zero has not grown; most of a healthy node's counters are at zero

@@ -79,7 +79,7 @@ def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
 def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
     """Return the result with the findings beyond the bound merged into one finding.
 
-    Their shared condition is open while the check reports at least one finding beyond the bound.
+    The condition that they share is open while the check reports at least one finding beyond the bound.
     """
     if len(conditions) + len(result.findings) <= MAX_CONDITIONS:
         return result

@@ -183,7 +183,7 @@ def flush_time(emitted: Emitted) -> float:
 def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
     """Return the sightings since ten minutes before a job's end that have no line yet.
 
-    They are written five minutes after the end.
+    The sightings are written five minutes after the job's end.
     """
     emitted = ledger.emitted
     if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:

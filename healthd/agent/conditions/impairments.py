@@ -1,4 +1,4 @@
-"""What healthd requires on a node. If a requirement is missing, the node is not reported as healthy. Pure.
+"""Requirements that a node must meet. If one is not met, healthd does not report the node as healthy. Pure.
 
 status, check and doctor use this. The verdict that the prolog and Slurm use is not affected, because a problem with
 healthd itself never drains a node.

@@ -122,8 +122,8 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
         return moment + seconds if moment and since <= moment <= until else moment
 
     def move_suppression(suppression: Suppression) -> Suppression:
-        # It lasts as long as requested. If its end is beyond the maximum duration, the clock was right at that time. If
-        # it was recorded while the clock was further ahead, it has begun by now.
+        # A suppression lasts as long as requested. If its end is beyond the maximum duration, it was recorded while the
+        # clock was right. If it was recorded while the clock was further ahead, it has begun by now.
         is_old = suppression.until <= until + MAX_SUPPRESSION_SECONDS
         end = suppression.until + seconds if is_old else suppression.until
         return replace(suppression, until=end, requested_at=min(move(suppression.requested_at), until + seconds))

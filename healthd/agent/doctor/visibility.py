@@ -1,6 +1,6 @@
-"""Which checks can run on this node, based on one round (healthd.agent.scheduler.one_round). Pure.
+"""Report of the checks that cannot run on this node, from one round (healthd.agent.scheduler.one_round). Pure.
 
-The doctor reports checks that cannot run. It does not report the faults that checks find.
+The doctor does not report the faults that checks find.
 """
 
 from __future__ import annotations

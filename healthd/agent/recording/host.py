@@ -129,7 +129,7 @@ class RecordedLibrary:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._library, name, None)
         if found is None or isinstance(found, int | str):
-            # Whether a name exists in the binding, and the value of a constant, are answers too.
+            # The existence of a name in the binding and the value of a constant are recorded as answers, too.
             self._recorder.record(f"pynvml {name}", lambda: found)
             if found is None:
                 raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Which runs are due. Pure. Times are in seconds on CLOCK_MONOTONIC, so that a clock step has no effect.
+"""Selection of due runs. Pure. Times are in seconds on CLOCK_MONOTONIC, so that a clock step has no effect.
 
 Checks with the same interval run in one round, at the same phase of the interval. Each node has its own phase, so that
 a cluster does not query a file server or slurmctld in the same second.

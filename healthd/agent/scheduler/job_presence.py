@@ -1,4 +1,4 @@
-"""Whether there are jobs on this node, because some checks only run on an idle node."""
+"""Presence of jobs on this node. Some checks only run on an idle node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from healthd.host.job_processes import has_no_jobs
 
 
 class JobPresence:
-    """Whether there are jobs on this node.
+    """Presence of jobs on this node.
 
     is_drained        Slurm shows this node drained and idle; the daemon sets it
     is_without_jobs   Slurm's cgroups have shown no job since the last one ended

@@ -1,4 +1,4 @@
-"""Which jobs a fault hits. Pure.
+"""Jobs that a fault hits. Pure.
 
 fault                                                      victims on a node with gres/gpu in Slurm
 ---------------------------------------------------------  --------------------------------------------------------

@@ -80,7 +80,7 @@ def refusal(data: object, cls: type = Everything, where: str = "here") -> str:
             {"whole": 1, "many": [{"x": 1}, {"x": "1"}]},
             'here.many[1].x: must be a whole number, got "1"; write a number without quotes',
         ),
-        ({"whole": 1, "pair": ["a"]}, "here.pair: must have 2 items, has 1"),
+        ({"whole": 1, "pair": ["a"]}, "here.pair: must have 2 items, but has 1"),
         ({"whole": 1, "counts": {"a": 1, "b": 1.5}}, "here.counts.b: must be a whole number, got 1.5"),
         ({"whole": 1, "texts": ""}, 'here: unknown setting "texts"; did you mean "text"?'),
         ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; valid names: x, y'),

@@ -70,7 +70,7 @@ def test_a_path_counts_from_the_folder_of_the_file() -> None:
         ("tls_server_config:", "tls_server_config is empty"),
         ("tls_server_confg: {a: b}", 'unknown setting "tls_server_confg"; did you mean "tls_server_config"?'),
         ("tls_server_config: {cert_file: a}", "missing key_file"),
-        ("tls_server_config: {cert_file: '', key_file: a}", "names no cert_file"),
+        ("tls_server_config: {cert_file: '', key_file: a}", "cert_file is missing"),
         (f"{CERTIFIED}  cert: x\n", "tls_server_config.cert is not supported: name a file"),
         ("rate_limit: {interval: 1s}", "rate_limit is not supported"),
         (f"{CERTIFIED}  min_version: TLS10\n", "min_version: must be TLS12 or TLS13"),
@@ -207,7 +207,7 @@ def test_files_that_others_may_read_or_change_are_refused(tmp_path: Path) -> Non
         ("certificate.pem", "nothing", "not a certificate and its key"),
         ("key.pem", "nothing", "not a certificate and its key"),
         ("web.yml", "\xff", "is not UTF-8 text"),
-        ("web.yml", "a: b" + " " * (300 << 10), "is longer than 256 KiB"),
+        ("web.yml", "a: b" + " " * (300 << 10), "is larger than 256 KiB"),
     ],
 )
 def test_files_that_are_none_are_one_sentence(tmp_path: Path, name: str, text: str | None, words: str) -> None:

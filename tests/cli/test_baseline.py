@@ -974,7 +974,7 @@ def test_name_baseline_of_other_type_is_ignored(site_flags, capsys):
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("def baseline", "def base", "has BASELINE and no baseline(host, config)"),
+        ("def baseline", "def base", "has BASELINE but no baseline(host, config)"),
         ('("disks",)', '("discs",)', 'BASELINE names "discs", which Config does not have'),
     ],
 )

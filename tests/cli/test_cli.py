@@ -141,7 +141,7 @@ def test_version_names_installed_debian_package(tmp_path, monkeypatch, capsys):
         (("--json", "check"), 'healthd: unknown command "--json"; put the command before its options'),
         (("frobnicate",), 'healthd: unknown command "frobnicate"; healthd --help lists all commands'),
         (("cofnig",), 'healthd: unknown command "cofnig"; did you mean "config"?'),
-        (("hook", "--json"), 'healthd: unknown command "hook --json"; known here: hook epilog, hook healthcheck'),
+        (("hook", "--json"), 'healthd: unknown command "hook --json"; valid names: hook epilog, hook healthcheck'),
         (("config", "check", ""), "healthd: --config needs a file name, got an empty string"),
         (("record", ""), "healthd record: the file name is empty"),
         (("config", "shwo"), 'healthd: unknown command "config shwo"; did you mean "config show"?'),
@@ -156,7 +156,7 @@ def test_version_names_installed_debian_package(tmp_path, monkeypatch, capsys):
          '"dgx-h10"; did you mean "dgx-h100"?'),
         (("check", "--root", "/none"), "healthd: --root: root: directory /none does not exist"),
         (("check", "--config", "/none"), "healthd: /none: no such file"),
-        (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is none of observe, drain, act; did you mean '
+        (("run", "--mode", "drian"), 'healthd: --mode: mode: "drian" is not one of observe, drain, act; did you mean '
          '"drain"?'),
         (("run", "--interval", "5m"), 'healthd run: argument --interval: must be a number of seconds, got "5m"'),
         (("run", "--interval", "nan"), "healthd: --interval: interval_seconds: must be a finite number, got nan"),

@@ -181,7 +181,7 @@ def test_apply_counts_lemons_of_earlier_runs(clean_cluster: SlurmCluster, tmp_pa
     db = make_store(clean_cluster, later, {"n2": 9}, others=50)
     (second,) = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
     assert (second["node"], second["drained"]) == ("n2", False)
-    assert "1 nodes of the cluster are already drained as lemons; the limit is 1" in second["text"]
+    assert "1 nodes in the cluster are already drained as lemons; the limit is 1" in second["text"]
     assert "DRAIN" not in flags(clean_cluster, "n2")
 
 

@@ -250,8 +250,8 @@ def test_token_is_not_sent_on_redirect(tmp_path):
     ("answer", "message"),
     [
         ((200, {}, b"<html>login</html>"), "does not answer with JSON"),
-        ((200, {}, b'{"status":"success"}'), "answers unlike Prometheus"),
-        ((200, {}, b'["success"]'), "answers unlike Prometheus"),
+        ((200, {}, b'{"status":"success"}'), "does not respond like Prometheus"),
+        ((200, {}, b'["success"]'), "does not respond like Prometheus"),
         ((401, {}, b"no"), "answers with status 401"),
         ((400, {}, b'{"status":"error","error":"bad \\u001b[31mquery"}'), r"answers with status 400: bad \?\[31mquery"),
         ((200, {"Content-Length": "100"}, b"{"), "does not answer with JSON"),

@@ -145,7 +145,7 @@ def test_run_loses_starts_and_half_interval_per_interruption(tmp_path):
     assert 0 < row_["expected"] < 1
     assert found["rate_interval"][0] < found["parameters"]["rate"] < found["rate_interval"][1]
     assert found["interval"][0] <= found["exact"] <= found["interval"][1]
-    assert "Measured, runs of 24 h or more" in text_of(found, Page())
+    assert "Measured: runs of 24 h or more" in text_of(found, Page())
 
 
 def test_overlapping_jobs_of_one_name_are_left_out(tmp_path):

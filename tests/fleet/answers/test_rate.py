@@ -254,7 +254,7 @@ def test_rate_without_large_jobs_is_not_known(tmp_path):
     found = rate_of(made, tmp_path)
     assert (found["r_f"], found["interval"], found["failures"]) == (None, None, 0)
     assert "No job with more than 128 GPUs ran" in " ".join(found["notes"])
-    assert "r_f is not known" in text_of(found, Page())
+    assert "r_f is unknown" in text_of(found, Page())
 
 
 def test_rate_without_failures_is_0_with_interval(tmp_path):

@@ -78,7 +78,7 @@ def test_cost_uses_accounted_gpus_and_is_unknown_without(tmp_path):
         entry["gpus"] = None
     answer = failslow_of(made, tmp_path / "unknown")
     assert (answer["lost_gpu_seconds"], answer["unknown_seconds"], answer["slow_seconds"]) == (0, HOUR, HOUR)
-    assert any("The cost of 100.0 % of the slow time is not known" in note for note in answer["notes"])
+    assert any("The cost of 100.0 % of the slow time is unknown" in note for note in answer["notes"])
 
 
 def test_slowness_counts_only_within_period(tmp_path):

@@ -131,7 +131,7 @@ def test_failures_and_node_days_are_of_large_jobs(tmp_path):
     assert found["interval"] == pytest.approx([6.187, 87.67], rel=1e-3)  # Garwood's interval of 3, divided by 0.1
     assert found["method"] == "poisson"
     assert found["placed"] == 2
-    assert any("The node of 1 of 3 failures is not known" in note for note in found["notes"])
+    assert any("The node is unknown for 1 of 3 failures" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(

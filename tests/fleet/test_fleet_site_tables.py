@@ -218,7 +218,7 @@ def test_missing_cluster_is_one_sentence_and_keeps_nothing(tmp_path):
     path = tmp_path / "tickets.csv"
     path.write_text("node,opened\nn1,1795348800\n")
     result = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], IngestOptions(1795400000))
-    assert result.failed == [f"tickets: {path}: does not name the cluster: add --cluster NAME"]
+    assert result.failed == [f"tickets: {path}: does not name the cluster; add --cluster NAME"]
     assert store_rows(tmp_path / "db", "tickets") == []
 
 

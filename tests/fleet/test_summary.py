@@ -51,8 +51,7 @@ def test_opening_states_runs_losses_rate_cause_and_lemons() -> None:
         "1,000 jobs ended, after 10,000 GPU-hours; jobs that completed used 60.0 % of these hours.",
         "The infrastructure ended 12 jobs and pre-empted 7 others for requeues: about 100 GPU-hours of work were "
         "lost, 1.0 % of the time used, which cost 200 (a checkpoint every 60 min assumed).",
-        "At the measured rate, nodes interrupt a job on 1,024 GPUs every 29 h (95 % interval: 17 "
-        "h to 2.2 d).",
+        "At the measured rate, nodes interrupt a job on 1,024 GPUs every 29 h (95 % interval: 17 h to 2.2 d).",
         "The main cause of failures is InfiniBand, which ended 9 of the 12 jobs that known faults ended; 4 jobs "
         "failed without a known fault on their nodes.",
         "Take out n0007 and n0042 for repair: they keep failing far more often than the others.",
@@ -103,8 +102,7 @@ def test_opening_has_five_sentences_and_names_unknown(names: set[str], with_reas
         (
             changed_documents("rate", interval=[1e-9, 11.1]),
             2,
-            "At the measured rate, nodes interrupt a job on 1,024 GPUs every 29 h (95 % interval: "
-            "17 h or longer).",
+            "At the measured rate, nodes interrupt a job on 1,024 GPUs every 29 h (95 % interval: 17 h or longer).",
         ),
         (
             changed_documents("attribution", causes=[], unattributed=1),

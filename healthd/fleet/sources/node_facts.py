@@ -98,7 +98,7 @@ def parse_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterat
 
 
 def command() -> list[str]:
-    """Return the command. It prints one line per node; -a includes hidden partitions. `--oneliner` is `-o` in every version."""
+    """Return the command. It prints one line per node; -a includes hidden partitions. Each version has `--oneliner`."""
     return ["scontrol", "--all", "--oneliner", "show", "node"]
 
 

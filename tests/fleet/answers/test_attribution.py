@@ -215,10 +215,8 @@ def test_choice_selects_jobs_but_not_nodes_of_causes():
     answer = attribution_of(made.history, Choice(model="N1"))
     assert [(job["db_index"], job["node"]) for job in answer["jobs"]] == [(1, "n2")]
     assert answer["failures"] == 1
-    assert (
-        "1 of these 1 causes were on nodes that were not selected: a whole job is selected if any of its nodes is selected."
-        in (answer["notes"])
-    )
+    note = next(note for note in answer["notes"] if note.startswith("1 of these 1 causes were on nodes that were not"))
+    assert note.endswith("a whole job is selected if any of its nodes is selected.")
     assert not any("not chosen" in note for note in attribution_of(made.history)["notes"])
 
 

@@ -333,7 +333,7 @@ def test_read_shortens_range_until_response_fits():
         ("step_seconds = 60", "url is missing"),
         ('url = "http://h"\ntoken = "x"', "unknown setting token"),
         ('url = "http://h"\nstep_seconds = 0', "step_seconds must be"),
-        ('url = "ftp://h"', "is not the address of a server"),
+        ('url = "ftp://h"', "is not a server address"),
         ('url = "http://me:secret@h"', "a password in the address is visible"),
         ('url = "http://h"\ntoken_file = "/gone"', "/gone cannot be read: No such file"),
         ("url", "prometheus.toml: "),

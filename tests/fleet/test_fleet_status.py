@@ -508,10 +508,10 @@ def test_missing_healthd_or_server_exits_with_3():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--prometheus", "ftp://x"), "is not the address of a server"),
-        (("--prometheus", "http://[x"), "is not the address of a server"),
-        (("--prometheus", "http://x:99999"), "is not the address of a server"),
-        (("--prometheus", "http://\u00fc.example"), "is not the address of a server"),
+        (("--prometheus", "ftp://x"), "is not a server address"),
+        (("--prometheus", "http://[x"), "is not a server address"),
+        (("--prometheus", "http://x:99999"), "is not a server address"),
+        (("--prometheus", "http://\u00fc.example"), "is not a server address"),
         (("--prometheus", "http://al:secret@x"), "put it into a file"),
         (("--basic-file", "/none"), "/none cannot be read"),
         (("--drained", "--problems"), "not allowed with"),

@@ -162,7 +162,7 @@ def test_swaps_for_links_keep_stragglers_packed(
 def test_link_within_tensor_parallel_group_is_limitation() -> None:
     topology = rearrange(positions_of_job(2, 2, 2), (), {(0, 1)})
     assert topology.swaps == ()
-    assert topology.limitations == ("the link of ranks 0 and 1 lies within a tensor-parallel group",)
+    assert topology.limitations == ("the link between ranks 0 and 1 lies within a tensor-parallel group",)
 
 
 @pytest.mark.parametrize(

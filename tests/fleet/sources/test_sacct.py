@@ -289,7 +289,7 @@ def rejection(tmp_path: Path, content_of_file: str) -> str:
 
 def test_file_without_jobs_is_one_sentence(tmp_path: Path) -> None:
     assert rejection(tmp_path, text(JOB, columns=("State", "JobID"))) == (
-        "has no column Submit: run sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
+        "has no column Submit; run sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
         "Start,End,..."
     )
     without = text(JOB, columns=("State", "JobID", "Submit"))

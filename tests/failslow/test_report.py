@@ -205,9 +205,7 @@ def test_slow_job_names_no_suspect():
 @pytest.mark.parametrize("ranks", [4, 8, 1024])
 def test_gang_has_suspect_and_one_line_for_waiting_ranks(ranks):
     series = [make_series(str(rank)) for rank in range(ranks)]
-    suspect = Suspect(
-        "2", "worker", Cause.COMPUTE_GPU, Confidence.HIGH, ("busy 0.7, up from 0.5",), ("2",), POINT
-    )
+    suspect = Suspect("2", "worker", Cause.COMPUTE_GPU, Confidence.HIGH, ("busy 0.7, up from 0.5",), ("2",), POINT)
     result = text_of(Diagnosis(((POINT,),) * ranks, (suspect,)), series, width=80).splitlines()
     other_workers = f"{ranks - 1:,} other workers"
     assert result == [

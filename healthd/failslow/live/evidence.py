@@ -145,7 +145,7 @@ def gpu_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
         if now.sm_mhz and before.sm_mhz and now.sm_mhz < (1 - CLOCK_DROP) * before.sm_mhz:
             fell = 1 - now.sm_mhz / before.sm_mhz
             cause = " at its power limit" if new & POWER_CAP else ""
-            sentence = f"GPU {pci}: clock at {now.sm_mhz} MHz{cause}, {before.sm_mhz} MHz before"
+            sentence = f"GPU {pci}: clock {now.sm_mhz} MHz{cause}, {before.sm_mhz} MHz before"
             yield NodeChange(min(0.5 if cause else 0.95, 0.4 + fell), GPU, sentence, pci)
         if (
             now.celsius is not None

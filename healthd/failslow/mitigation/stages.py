@@ -152,7 +152,7 @@ def _group_links(
 
 
 def _choose_stages(cell_by_group: Sequence[Cell], slow: Collection[int], stages: int, width: int) -> set[int]:
-    """Return the stages for the slow groups: as few as possible, interior first, then the stages with the most slow groups."""
+    """Return the stages for the slow groups: as few as possible, interior first, then those with most slow groups."""
     slow_counts = [0] * stages
     for group in slow:
         slow_counts[cell_by_group[group][0]] += 1
@@ -248,7 +248,7 @@ def _limitations(
     if chosen:
         names = ", ".join(map(str, sorted(chosen)))
         stay = f"stages {names} of {stages} stay" if len(chosen) > 1 else f"stage {names} of {stages} stays"
-        sentences.append(f"{stay} slow: packing limits the damage to them")
+        sentences.append(f"{stay} slow; packing limits the damage to {'these' if len(chosen) > 1 else 'this stage'}")
     outer = sorted({0, stages - 1} & set(chosen))
     if outer:
         names = " and ".join(map(str, outer))

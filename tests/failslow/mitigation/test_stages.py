@@ -109,7 +109,7 @@ def test_stragglers_of_two_stages_move_to_interior_stage() -> None:
     topology = rearrange(positions_of_job(4, 2), {0, 5})  # stages 0 and 2
     assert topology.stages == (2,)
     assert [(swap.a, swap.b, swap.reason) for swap in topology.swaps] == [((0,), (4,), "straggler")]
-    assert topology.limitations == ("stage 2 of 4 stays slow: packing limits the damage to them",)
+    assert topology.limitations == ("stage 2 of 4 stays slow; packing limits the damage to this stage",)
 
 
 def test_no_rank_moves_without_stragglers() -> None:

@@ -91,7 +91,7 @@ def test_separator_follows_from_header(separator):
 def test_missing_and_repeated_columns_are_named():
     with pytest.raises(IngestError, match='file: has no column "words"'):
         read_table("node,cluster\nn1,c1")
-    with pytest.raises(IngestError, match='file: names the column "node" 2 times'):
+    with pytest.raises(IngestError, match='file: names column "node" 2 times'):
         read_table("node,nodename,words\nn1,n1,x")
 
 

@@ -584,7 +584,10 @@ def test_json_of_each_version_is_interpreted(tmp_path: Path, fields: dict[str, A
 
 def test_cut_json_keeps_jobs_before_cut(tmp_path: Path) -> None:
     whole = json.dumps({"jobs": [json_job(), json_job(job_id=101, sluid=None)]}, indent=1)
-    for end, message in ((len(whole) - 400, "is truncated at line "), (whole.rindex("]"), "within the list of jobs")):
+    for end, message in (
+        (len(whole) - 400, "is truncated at line "),
+        (whole.rindex("]"), "ends within the list of jobs"),
+    ):
         (tmp_path / str(end)).mkdir()
         before, reason = read_cut_file(tmp_path / str(end), whole[:end])
         assert [row["job_id"] for row in before] in ([100], [100, 101])

@@ -114,7 +114,7 @@ def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> N
         ("seconds", True, ("--db", ""), 64, "--db: is empty; name a fleet store"),
         (
             *("seconds", True, ("--db", "/none"), 3),
-            '/none: no store: the folder does not exist; run "healthd fleet ingest --out" first',
+            '/none: not a store: the folder does not exist; run "healthd fleet ingest --out" first',
         ),
     ],
     ids=["no node", "no time", "no folder", "no store"],

@@ -62,7 +62,7 @@ def test_impossible_times_are_left_out_and_counted(tmp_path, capsys, huge, affec
     assert (status, err) == (0, "")
     notes = json.loads(out)["notes"]
     assert (
-        f"{150 * len(affected):,} rows with a value that is not a time (below 1e-18, or above 1e+18): left out" in notes
+        f"{150 * len(affected):,} rows with a value that is not a time (below 1e-18 or above 1e+18): left out" in notes
     )
 
 
@@ -162,7 +162,7 @@ def test_series_column_is_found_by_common_names(tmp_path, name):
         ('worker,step_time\n0,"1,053"\n', 'line 2: column "step_time" has \'1,053\', which is not a number'),
         ("worker,step_time\n0,nan\n0,nan\n", "line 3: there is no sample with a value: several samples "
          "per series are required"),
-        ("worker,step_time\n", "has no row"),
+        ("worker,step_time\n", "has no rows"),
         ("worker,step_time\n0,1,2\n", "line 2: has 3 cells, but the header has 2"),
     ],
 )  # fmt: skip

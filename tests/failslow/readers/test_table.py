@@ -237,9 +237,9 @@ def test_damaged_gzip_or_parquet_is_one_sentence(tmp_path_factory, place, byte):
         ("a,b\n1,2\n1,3\n", Columns(), "job.csv: which of a and b contains the times? Use --value"),
         ("t\n5\n", Columns(value="t"), "job.csv: line 2: there is only one sample; several samples per "
          "series are required"),
-        ("t\nnan\n\nnan\n", Columns(value="t"), "job.csv: line 4: there is no sample with a value: "
+        ("t\nnan\n\nnan\n", Columns(value="t"), "job.csv: line 4: there is no sample with a value; "
          "several samples per series are required"),
-        ("t\n", Columns(value="t"), "job.csv: has no row"),
+        ("t\n", Columns(value="t"), "job.csv: has no rows"),
         ("t,at\n1,2026-01-01\n1,noon\n", Columns(value="t", index="at"), 'job.csv: line 3: column "at" has 4 '
          "characters, which is not a time"),
         ("[1]\n", Columns(), "job.csv: line 1: is a JSON array, but one object per line is required "

@@ -327,7 +327,7 @@ def _table(series: Sequence[Series], diagnosis: Diagnosis) -> Iterator[str]:
     rows = [(item, point) for item, points in zip(series, diagnosis.points, strict=True) for point in points]
     if not rows:
         return
-    yield '<h2>Everything that slowed down</h2>'
+    yield "<h2>Everything that slowed down</h2>"
     yield '<div class="wide" tabindex="0" role="region" aria-label="Points">\n<table>'
     yield f"<thead><tr>{''.join(f'<th scope=col>{name}</th>' for name in COLUMNS)}</tr></thead>\n<tbody>"
     for item, point in rows[:MAX_ROWS]:

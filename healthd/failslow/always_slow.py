@@ -4,11 +4,10 @@ The detector compares a series with its own past, so it cannot detect slowness t
 with the same work can show such slowness. Compared are:
 
 - Ranks of one declared group (a pipeline stage) with at least MIN_PEERS ranks. A slow rank takes LIMIT times the median
-of the
-  others, and the difference is at least MIN_STANDARD_ERRORS deviations of the others.
+  of the others, and the difference is at least MIN_STANDARD_ERRORS deviations of the others.
 - Ranks that report their own time but no group. Only a single rank is named that takes SINGLE_LIMIT times as long as
-any other,
-  while the others agree within SIMILAR_LIMIT. Stages, or a rank with extra work, differ by less or are not alone.
+  any other, while the others agree within SIMILAR_LIMIT. Stages, or a rank with extra work, differ by less or are not
+  alone.
 
 Workers without a declared group that do not wait for each other are not compared: they may have different GPUs or
 shards. In Alibaba's public trace, they differ by a factor of four. Nor does a group count as compared if its

@@ -1,5 +1,4 @@
-"""Outliers among peers: ranks whose own time rose against its baseline and against the peers. Pure
-functions.
+"""Outliers among peers: ranks whose own time rose against its baseline and against the peers. Pure functions.
 
 peers.py describes the limits and their reasons.
 """

@@ -24,13 +24,11 @@ No component is named for slowness shorter than MIN_LENGTH samples. The confiden
 the node. Three of these facts give high confidence, two give medium. The exceptions are:
 
 - Three or more ranks at once do not get high confidence without conditions on the node, because the common cause is not
-in the
-  data.
+  in the data.
 - If busy time rises while no iteration becomes slower (the rank has slack), the confidence is low, and the rise must be
-1.25 and last three times
-  as long.
+  at least 1.25 and three times as long.
 - A rise by PAUSE_EXCESS or more in which more than MAX_FAST_SHARE of the samples are as fast as before gets low
-confidence.
+  confidence.
 - Conditions on a node alone give medium confidence, or low if they were open during the whole baseline.
 
 Points: if most peers of a role that do not wait for each other step together, one slow job replaces the points in each

@@ -7,9 +7,8 @@ earlier. This rule is sufficient if nothing is lost and an iteration contains no
 points:
 
 - A lost entry shifts all entries after it. With 1 in 100 lost, no long sequence agrees with itself at a fixed lag.
-Here,
-  an operation, or a few consecutive operations, is a *mark*. The distances to its next occurrences are one vote each,
-  and a lost entry spoils only the votes next to it. Most of the stream must lie between marks at about the usual
+  Here, an operation, or a few consecutive operations, is a *mark*. The distances to its next occurrences are one vote
+  each, and a lost entry spoils only the votes next to it. Most of the stream must lie between marks at about the usual
   distance.
 - The operations between two marks must be the same, in the same order, each time. This is measured by the
   agreement of its short runs of operations, which is the ACF of a stream that may have gaps. Operations are compared by

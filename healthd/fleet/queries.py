@@ -1,9 +1,8 @@
 """Queries of the store. Each is an SQL file, fleet/sql/NAME.sql or a site's own.
 
 The first line of the comment at the top of a file is its title. Below a line "-- parameters", it lists the parameters
-for
---param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table `parameters`,
-together with from_time and to_time. Other queries can use a query's name as a table.
+for --param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table
+`parameters`, together with from_time and to_time. Other queries can use a query's name as a table.
 """
 
 from __future__ import annotations

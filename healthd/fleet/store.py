@@ -131,7 +131,7 @@ def first_line(error: Exception) -> str:
 
 
 class Store:
-    """The store, opened by its one writer."""
+    """The store, opened by its only writer."""
 
     def __init__(self, folder: str, manifest: Manifest, connection: duckdb.DuckDBPyConnection) -> None:
         self.folder = folder
@@ -145,7 +145,7 @@ class Store:
 
     @property
     def temporary(self) -> str:
-        """A folder for files that are not needed after the ingest."""
+        """Folder for files that are not needed after the ingest."""
         return os.path.join(self.folder, TEMPORARY)
 
     def files(self, table: str) -> list[str]:

@@ -81,7 +81,7 @@ class NodeChange(NamedTuple):
 
 
 class BeforeAfter(NamedTuple):
-    """Readings before the onset and since: the first and the last reading of each. A single reading has no rates."""
+    """The first and last readings before the onset, and the first and last since. A single reading has no rates."""
 
     first_before: Reading
     last_before: Reading
@@ -89,7 +89,7 @@ class BeforeAfter(NamedTuple):
     last_after: Reading
 
     def rates(self, select: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
-        """Yield (name, rate per second before, rate per second since) of counters that are in all four readings.
+        """Yield (name, rate per second before, rate per second since) for counters that are in all four readings.
 
         A counter that was reset has no rate. There are no rates if only one reading precedes the onset.
         """

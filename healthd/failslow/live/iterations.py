@@ -14,13 +14,11 @@ that the period explains. The rules are therefore:
   half is 5.6 deviations, a chance of one in a hundred million per lag. The other rules exclude series with memory and
   no period (a random walk, irregular transfers). docs/fail-slow-counters.md gives measured error rates of all rules.
 - The lag is a local peak with a valley before it. There must also be peaks at two and three times the lag, if the
-window
-  holds two such periods.
+  window holds two such periods.
 - The result is the smallest such lag whose peak is about as high as the highest, since a multiple of a period is also a
-period.
-  Micro-batches are a shorter period within an iteration. If the iterations agree no better than their micro-batches,
-  the result is the micro-batches, and their slowness is that of the job. `near`, the previous period, is kept if it
-  still qualifies.
+  period. Micro-batches are a shorter period within an iteration. If the iterations agree no better than their
+  micro-batches, the result is the micro-batches, and their slowness is that of the job. `near`, the previous period, is
+  kept if it still qualifies.
 - The period has at least MIN_PERIOD samples: a shorter period is not measured well enough to show 10 %.
 
 If a condition fails, there is no period, and the result is None, never a guess.

@@ -21,8 +21,7 @@ A hook writes a line for each call, with the time, the operation and optionally 
 The first line is optional; without it, the rank is in the file name. JSON lines have the same contents: {"time":
 ..., "operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in seconds or,
 depending on its size, in ms, us or ns since 1970. A library that LD_PRELOAD puts before NCCL can write such a log
-(FALCON, arXiv
-2410.12588, 2.2).
+(FALCON, arXiv 2410.12588, 2.2).
 """
 
 from __future__ import annotations

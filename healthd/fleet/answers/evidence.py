@@ -88,8 +88,7 @@ def slowdown_evidence(study: Study, nodes: Iterable[str]) -> list[SlowdownEviden
     """Return the conditions on these nodes in the study's period, sorted by node and time.
 
     The list is empty if the store has nothing about these nodes. The study should start WINDOW_BEFORE_SECONDS before
-    the job. Raises
-    StoreError for a damaged file.
+    the job. Raises StoreError for a damaged file.
     """
     study.add_table("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
     study.add_table("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))

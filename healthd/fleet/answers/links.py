@@ -201,9 +201,8 @@ def worst_ports(
     """Return ports with two or more episodes of a kind, least likely first. Pure.
 
     p_value: probability of at least this many episodes. Given the number of all episodes, each port has a binomial
-    share by its days (Przyborowski and Wilenski,
-    Biometrika 31, 1940). adjusted: over all ports of all kinds,
-    including those without an episode.
+    share by its days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted: over all ports of all kinds, including
+    those without an episode.
     """
     rows: list[Row] = []
     tests = 0

@@ -257,8 +257,7 @@ def _require_global_ranks(folder: str, named_views: Sequence[RankView], known_ra
     """Raise UnusableFolder if file names contain local ranks.
 
     If, according to their names, dumps in different folders belong to one rank and the same time while other ranks have
-    none, they are for
-    example from the first GPU on each node. Their global ranks are unknown.
+    none, they are for example from the first GPU on each node. Their global ranks are unknown.
     """
     members = {rank for dump_view in named_views for group in dump_view.groups.values() for rank in group.ranks or ()}
     first_by_rank: dict[int, RankView] = {}

@@ -249,7 +249,7 @@ def _parse_nccl_line(
 
 
 def _build_view(process: _Process, source: str, number: int | None) -> RankView:
-    if process.unplaced and not process.groups:  # before 2.3: no line names its group
+    if process.unplaced and not process.groups:  # before 2.3, no line names its group
         process.groups["default_pg"] = _Group(
             "default_pg",
             None,

@@ -4,12 +4,11 @@ In all versions, the shape is that of slurmdb_job_rec_t: src/plugins/openapi/dbv
 src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.com/SchedMD/slurm. Differences:
 
 - DBIndex is missing; from v0.0.45 on, `sluid` contains it as an SLUID. Before that, a job's id and submit time identify
-the job.
+  the job.
 - A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (also in v0.0.39, except for times).
 - `state.current` is a word until v0.0.39, then a list of the state and its flags.
 - `exit_code` is SUCCESS and 0 for every job that ended by itself until v0.0.39, whatever it returned. In these
-versions, the exit
-  code of a job that is not COMPLETED is unknown.
+  versions, the exit code of a job that is not COMPLETED is unknown.
 - `reservation.name` is a meaningless number in v0.0.38. `submit_line` and `script` exist from v0.0.39, `restart_cnt`
   from v0.0.42.
 """

@@ -160,7 +160,7 @@ def test_series_column_is_found_by_common_names(tmp_path, name):
         ("worker,step_time\n0,1\n0,fast\n0,2\n", 'line 3: column "step_time" has 4 characters, which is not a number'),
         ("worker;step_time\n0;1,5\n0;1,6\n", 'line 2: column "step_time" has \'1,5\', which is not a number'),
         ('worker,step_time\n0,"1,053"\n', 'line 2: column "step_time" has \'1,053\', which is not a number'),
-        ("worker,step_time\n0,nan\n0,nan\n", "line 3: there is no sample with a value: several samples "
+        ("worker,step_time\n0,nan\n0,nan\n", "line 3: there is no sample with a value; several samples "
          "per series are required"),
         ("worker,step_time\n", "has no rows"),
         ("worker,step_time\n0,1,2\n", "line 2: has 3 cells, but the header has 2"),

@@ -251,7 +251,7 @@ def test_missing_or_cut_file_is_named(tmp_path):
     file.write_bytes(whole[:-1])
     assert rejection(db) == f"{file}: is damaged: it has {len(whole) - 1:,} bytes instead of {len(whole):,}"
     file.unlink()
-    assert rejection(db) == f"{file}: cannot be read: No such file or directory; the manifest lists it"
+    assert rejection(db) == f"{file}: cannot be read although the manifest lists it: No such file or directory"
 
 
 def test_changed_file_is_named(tmp_path):

@@ -270,12 +270,12 @@ class _PeerComparison:
         )
         all_roles = sorted(set(role_by_member.values()))
         for changes, whole_cause, part_cause, texts in (
-            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ": more work for all")),
+            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ", so all have more work")),
             (
                 host,
                 Cause.IMBALANCE,
                 Cause.COMPUTE_CPU,
-                ("the time that is neither busy, wait nor transfer rose", ": possibly data loading"),
+                ("the time that is neither busy, wait nor transfer rose", ", possibly from data loading"),
             ),
             (transfer, Cause.COMMUNICATION, Cause.COMMUNICATION, ("transfer time rose", "")),
         ):

@@ -134,7 +134,7 @@ def test_slow_stage_is_imbalance_of_job() -> None:
     found = diagnose(gang(32, [Fault("busy", range(8, 12), 0.4)], groups=GROUP_OF_RANK))
     assert found.suspects == ()
     assert [(entry.cause.value, entry.reason) for entry in found.slow_jobs] == [
-        ("imbalance", "busy time rose in group g2: more work for all")
+        ("imbalance", "busy time rose in group g2, so all have more work")
     ]
 
 

@@ -42,7 +42,8 @@ def test_prune_rejects_folder_without_store(tmp_path):
     status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", "2026-01-01")
     assert status == 3
     assert err == (
-        f'healthd fleet: {tmp_path}/db: no store: the folder does not exist; run "healthd fleet ingest --out" first\n'
+        f"healthd fleet: {tmp_path}/db: not a store: the folder does not exist; "
+        'run "healthd fleet ingest --out" first\n'
     )
 
 

@@ -199,7 +199,7 @@ def test_second_simultaneous_ingest_is_refused_and_first_continues(history, undi
         pytest.fail("each ingest ended before the signal")
     status, out, err = run_ingest(history, db)
     first.send_signal(signal.SIGCONT)
-    sentence = f"healthd fleet: {db}: another ingest (process {first.pid}) is running: wait for it\n"
+    sentence = f"healthd fleet: {db}: another ingest (process {first.pid}) is running; wait for it to finish\n"
     assert (status, out, err) == (3, "", sentence)
     assert wait_for_end(first)[0] == 0
     assert stored_rows(db) == undisturbed[0]

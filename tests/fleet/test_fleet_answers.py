@@ -397,7 +397,7 @@ def test_damaged_file_is_named(name: str, damage: str, db: Path, tmp_path: Path)
 def test_answer_exceeding_memory_is_one_sentence(db: Path) -> None:
     with open_for_reading(str(db)) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
-    needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: raise the limit with --memory")
+    needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB; raise the limit with --memory")
     with needs, open_study(files, 0, 4_000_000_000, threads=2, memory_mib=4) as study:
         study.database.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
 

@@ -83,7 +83,7 @@ def test_format_table_states_constant_columns_once_and_names_hidden():
     )
     names = [f"column_{number}" for number in range(9)]
     text = format_table(names, [range(9), range(1, 10)], Page(80))
-    assert text.endswith("not shown here: column_8 (--csv and --json have them)\n")
+    assert text.endswith("not shown here: column_8 (see --csv and --json)\n")
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.floats(), st.booleans(), st.none()), min_size=1))
@@ -144,7 +144,7 @@ def test_own_query_file_may_use_queries_and_parameters(db, tmp_path):
     [
         ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: only DuckDB has ASOF JOIN"),
         ("SELECT epoch(x)::BIGINT FROM jobs", "own.sql:1: ::: use CAST(... AS BIGINT) (and 1 more)"),
-        ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only tables can be read"),
+        ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only named tables can"),
         ("SELECT nothing FROM jobs", 'own.sql: Binder Error: Referenced column "nothing" not found in FROM clause!'),
         (
             "SELECT CAST('x' AS BIGINT) AS x FROM jobs",
@@ -272,7 +272,7 @@ def test_missing_spark_extra_is_one_sentence(db):
     without = "import sys\nsys.modules['pyspark'] = sys.modules['sqlglot'] = None"
     status, out, err = fleet("query", "states", "--db", db, "--engine", "spark", program=without)
     assert (status, out, err.count("\n")) == (3, "", 1)
-    assert err.endswith("is not installed here: pip install pyspark sqlglot\n")
+    assert err.endswith("is not installed here; run pip install pyspark sqlglot\n")
 
 
 # --- limits of the engine

@@ -164,7 +164,7 @@ def test_header_before_records_is_read_as_in_v4_3():
     lines = [json.dumps(marker), *(json.dumps({"coll_perf": record["coll_perf"]}) for record in (first, *rest))]
     [stream] = read_inspector(lines, "a.log", [])
     assert (stream.rank, stream.node, len(stream.operations)) == ("2", "gpu-0", 3)
-    with pytest.raises(StreamError, match="line 1: has no preceding header"):
+    with pytest.raises(StreamError, match="line 1: has no preceding communicator header"):
         read_inspector(lines[1:], "a.log", [])
 
 

@@ -149,8 +149,8 @@ def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Li
         return loaded, checks, limited_line("settings", late[0], f"healthd config check {file}"), True
     mode = loaded.settings.mode.value
     if args.config is None and not os.path.exists(file):
-        message = f"{file} does not exist: all settings are at their defaults, mode {mode}"
-        return loaded, checks, ok_line("settings", message), True
+        sentence = f"{file} does not exist: all settings are at their defaults, mode {mode}"
+        return loaded, checks, ok_line("settings", sentence), True
     return loaded, checks, ok_line("settings", f"{file} has no errors; mode {mode}"), True
 
 

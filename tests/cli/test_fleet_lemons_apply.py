@@ -72,7 +72,7 @@ def test_drain_counts_earlier_lemons_once_per_node() -> None:
 
 def test_drain_skips_unknown_node() -> None:
     result, calls = drain_node("g1", b"", node_table=b"")
-    assert (result.done, result.text) == (False, 'left: Slurm has no node "g1" in any partition')
+    assert (result.done, result.text) == (False, 'skipped: Slurm has no node "g1" in any partition')
     assert changes(calls) == []
 
 

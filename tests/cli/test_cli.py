@@ -656,8 +656,8 @@ def test_list_codes_are_all_explained():
 def test_list_prints_interval_and_timeout_of_checks(tmp_path):
     file = settings(tmp_path, '[checks.mount."/data"]\ntimeout_seconds = 5\n[checks.gpu_ecc]\nenabled = false\n')
     rows = run("list", "--config", file).out.splitlines()[1:]
-    assert any(re.match(r"mount /data +5 min +5 s +Whether the file systems that jobs need", row) for row in rows)
-    assert any(re.match(r"gpu_ecc +off +ECC", row) for row in rows)
+    assert any(re.match(r"mount /data +5 min +5 s +", row) for row in rows)
+    assert any(re.match(r"gpu_ecc +off +", row) for row in rows)
     assert any(re.match(r"gpu_xid +each kernel line +", row) for row in rows)
 
 

@@ -142,7 +142,7 @@ def test_full_disk_delays_stream_and_is_reported(tmp_path: Path) -> None:
             daemon.kernel_line(xid_line(79))
             daemon.wait_until(lambda s: condition(s, "gpu_xid/79") is not None, "the daemon continues")
             daemon.wait_until(
-                lambda s: any("not written: No space left on device" in problem for problem in s["problems"]),
+                lambda s: any("not been written: No space left on device" in problem for problem in s["problems"]),
                 "the problem is reported",
             )
             daemon.kill()

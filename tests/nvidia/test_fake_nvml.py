@@ -595,7 +595,7 @@ def test_fake_has_argument_names_of_pynvml():
         ('profile = "dgx-h100"\ngpu.1.unsupported = ["x"]', 'gpu.1.unsupported: healthd does not call "x"'),
         ('profile = "dgx-h100"\ngpu.1.errors = {nvmlInit = "GpuLost"}', 'did you mean "GpuIsLost"?'),
         ('profile = "dgx-h100"\ngpu.1.ecc_volatile_corrected_dram = -1', "must be between 0 and 4294967295"),
-        ('profile = "dgx-h100"\ngpu.1.remap_histogram = [1, 2]', "must have 5 items, has 2"),
+        ('profile = "dgx-h100"\ngpu.1.remap_histogram = [1, 2]', "must have 5 items, but has 2"),
         ('profile = "dgx-a100"\ngpu.1.nvlink_inactive = [12]', "there is no link 12; this GPU has 12"),
         ('profile = "dgx-h100"\ngpu.1.nvlinks = 65', "gpu.1.nvlinks: must be between 0 and 64, got 65"),
         ('profile = "dgx-b200"\ngpu.1.nvlink_ber = {3 = 2}', "the rate of link 3 must be between 0 and 1, got 2"),

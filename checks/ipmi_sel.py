@@ -90,7 +90,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             f"ipmitool: exit status {result.status}: {result.stderr.strip()[:200] or 'no error message'}"
         )
     entries = [parse(line) for line in result.stdout.split("\n") if line.strip()]
-    reading = Observation("ipmi_sel_newest_entry_hash", entries[-1].mark if entries else 0)
+    reading = Observation("ipmi_sel_newest_entry_mark", entries[-1].mark if entries else 0)
     last = past.last(reading, any_boot=True)
     yield reading
     new = entries if last else []
@@ -145,9 +145,9 @@ _TODO = (
 )
 
 OBSERVATIONS = {
-    "ipmi_sel_newest_entry_hash": Meaning(
-        "Hash of the newest entry in the BMC's event log. For healthd's own use; it only shows whether there is a new "
-        "entry.",
+    "ipmi_sel_newest_entry_mark": Meaning(
+        "Record number of the newest entry in the BMC's event log times 3600, plus its second within the hour. healthd "
+        "uses it to detect new entries.",
     ),
 }
 

@@ -2,8 +2,8 @@
 
     from healthd.api import CheckConfig, Clears, Explain, Finding, Host, Severity, dataclass
 
-Names whose module takes longer to import (NVML, mounts) are loaded when a check imports them. A site's Config is a
-dataclass derived from CheckConfig; the Config of a built-in check derives from CheckSettings, which imports faster.
+Names whose modules take longer to import (NVML, mounts) are loaded when a check imports them. A site's Config is a
+dataclass derived from CheckConfig. A built-in check's Config derives from CheckSettings, which imports faster.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from healthd.host.program import ProgramResult
     from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, NvmlGpu
 
-# name -> the module that is imported when the name is used
+# maps each name to the module that is imported when the name is used
 _LATE = {
     "CheckConfig": "healthd.agent.settings.site_config",
     "Host": "healthd.host.host",

@@ -1,16 +1,17 @@
-"""Report the iteration times of a job to healthd on this node: one call at the end of each iteration.
+"""Report a job's iteration times to healthd on this node, with one call at the end of each iteration.
 
     from healthd.client import step
     for batch in data:
         train(batch)
         step(busy=seconds_of_own_work)
 
-`step` never waits, never raises and needs no healthd on the node: without a listener it does almost nothing. The module
-is one file, uses only the standard library, and may be copied into a container without healthd. Mount the node's
-/run/healthd into the container, or set HEALTHD_SOCKET to the socket's path.
+`step` never waits, never raises, and does not require healthd on the node: without a listener it does almost nothing.
+The module is a single file, uses only the standard library, and may be copied into a container without healthd. Mount
+the node's /run/healthd into the container, or set HEALTHD_SOCKET to the socket's path.
 
-It sends one message of a fixed size (MESSAGE) at most every SEND_SECONDS, over a SOCK_SEQPACKET connection. A message
-covers all steps since the last one that was taken. healthd treats it as user input: it can only cause a warning.
+It sends a message of fixed size (MESSAGE) at most every SEND_SECONDS, over a SOCK_SEQPACKET connection. A message
+covers all steps since the last message that was accepted. healthd treats it as user input, which can only cause a
+warning.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/healthd/failslow.sock"
 SEND_SECONDS = 0.2
-RETRY_SECONDS = 5.0  # between two attempts to connect, regardless of the reason
+RETRY_SECONDS = 5.0  # between two attempts to connect, whatever the reason
 
 # magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
 # seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.
@@ -41,13 +42,13 @@ _LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 _connection: socket.socket | None = None
-_pid = 0  # owner of the connection: a child process opens its own
+_pid = 0  # process that owns the connection; a child process opens its own
 _retry_at = 0.0
 _rank = _local_rank = -1
 _step = 0
 _last: float | None = None  # end of the last step; None before the first
 _sent_at = 0.0
-_steps, _seconds = 0, 0.0  # since the last message
+_steps, _seconds = 0, 0.0  # totals since the last message
 _busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps with it
 _wait, _wait_steps = 0.0, 0
 
@@ -78,7 +79,7 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
     except Exception:
         try:
             _disconnect()
-        except Exception:  # the interpreter ends and has emptied this module: a loop's last __del__ may still call step
+        except Exception:  # this module is already emptied at exit, but a loop's last __del__ may call step
             return
 
 
@@ -89,7 +90,7 @@ def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float
         return total, steps
     try:
         seconds = float(value)
-    except Exception:  # from a foreign type's __float__
+    except Exception:  # raised by the value's __float__
         return total, steps
     return (total + seconds, steps + 1) if 0.0 <= seconds < math.inf else (total, steps)
 
@@ -101,8 +102,8 @@ def _mean(total: float, steps: int) -> float:
 def advice() -> dict[str, object] | None:
     """Return healthd's advice for this job (docs/fail-slow-plan.md), or None if there is none or it cannot be read.
 
-    Its `written` (epoch seconds) changes with each new advice. A call reads one small file; once every few seconds is
-    enough.
+    The value of `written` (epoch seconds) changes with each new advice. A call reads one small file. One call every few
+    seconds is enough.
     """
     try:
         import json
@@ -117,7 +118,7 @@ def advice() -> dict[str, object] | None:
 
 
 def _reset(now: float) -> None:
-    """Start in a new process. A child leaves its parent's connection untouched."""
+    """Start over in a new process. A child process does not touch its parent's connection."""
     global _pid, _step, _rank, _local_rank, _retry_at
     _disconnect()
     _pid, _step, _retry_at = os.getpid(), 0, 0.0
@@ -155,11 +156,11 @@ def _connect(now: float) -> None:
 
 def _send(now: float) -> None:
     global _sent_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    _sent_at = now  # also after a failure: a full queue costs one attempt, not one for each step
+    _sent_at = now  # also after a failure, so that a full queue costs one attempt, not one per step
     if _connection is None:
         _connect(now)
     n = _steps
-    if not n:  # another thread has just sent them
+    if not n:  # another thread has just sent these steps
         return
     if _connection is not None:
         try:
@@ -170,7 +171,7 @@ def _send(now: float) -> None:
                 ),
                 _FLAGS,
             )
-        except BlockingIOError:  # healthd reads slowly: the next message covers these steps too
+        except BlockingIOError:  # healthd reads slowly; the next message will cover these steps too
             return
         except OSError:
             _disconnect()

@@ -1,22 +1,22 @@
-"""The daemon, from a fault to the resume:
+"""The daemon. It handles a fault from its detection to the resume:
 
     fault on the node -> finding -> condition -> decision -> Slurm drains (and requeues) -> repair -> Slurm resumes
 
-One process with one wait. Its components:
+It is one process with a single blocking wait. Its components:
 
     agent/scheduler/kernel_events.py     kernel events become conditions
     agent/scheduler/scheduler.py         which checks are due
-    agent/scheduler/replies.py           the worker's replies: results of checks become conditions
+    agent/scheduler/replies.py           the worker's replies; check results become conditions
     agent/scheduler/job_presence.py      whether jobs can run on this node
     agent/slurm/controller.py            drain, requeue and resume in Slurm
     agent/scheduler/failslow_process.py  the process that monitors jobs for fail-slow, if a site enables it
     agent/scheduler/before_resume.py     programs that run on the idle node before it is resumed
     agent/metrics/publisher.py           the verdict file, the metrics and the systemd status
-    agent/conditions/store.py            the ledger: one value, which is replaced
+    agent/conditions/store.py            the ledger, a single value that is replaced at each change
 
-The worker (agent/worker/) and child processes (agent/slurm/driver.py) do everything that can block; this process only
-reads their answers. Pure functions compute the results (agent/conditions/intake.py, agent/conditions/verdict.py,
-agent/slurm/policy.py).
+The worker (agent/worker/) and child processes (agent/slurm/driver.py) do everything that can block. This process only
+reads their answers. The results are computed by pure functions (agent/conditions/intake.py,
+agent/conditions/verdict.py, agent/slurm/policy.py).
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ from healthd.nvidia import codes
 log = logging.getLogger("healthd")
 
 FINAL_WRITE_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
-STOP_SECONDS = 2.0  # how long an idle worker may take to end; a busy one ends by itself
+STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy one exits on its own
 SETTINGS_FILE = "/etc/healthd/healthd.toml"  # for messages; `load_settings` reads it
-READY_SECONDS = 60.0  # how long slurmd's start waits for a drain that is due at the start of healthd
+READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
-# Reads the settings and finds the checks. The argument replaces the directory of the site's checks.
+# Reads the settings and finds the checks. The argument overrides the directory with the site's checks.
 LoadSettings = Callable[[str | None], tuple[Loaded, dict[str, Check]]]
 
-# A reload does not change these settings: a change takes effect at the next start.
+# A reload does not apply these settings. A change takes effect at the next start.
 FIXED_SETTINGS = (
     *("root", "state_dir", "runtime_dir", "checks_dir", "node_name", "cluster", "nvml", "kernel_log", "metrics"),
     "round_timeout_seconds",
@@ -116,10 +116,10 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
 
 
 class Daemon:
-    """The daemon, built from its settings.
+    """Daemon that is built from its settings.
 
-    Before `start()`, the daemon opens, writes and waits for nothing. `shut_down()` closes everything that is open, even
-    if `start()` failed.
+    Before `start()`, the daemon does not open, write or wait for anything. `shut_down()` closes everything that is
+    open, even if `start()` failed.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Daemon:
         self.stopping = self.ready_sent = self.alive_sent = self.only_worker_woke = False
         self.started = self.last_turn_at = 0.0  # set by `start()`
         self.ready_by = FOREVER
-        self.renew_verdict_at = FOREVER  # monotonic; only while a round is in progress
+        self.renew_verdict_at = FOREVER  # monotonic; set only while a round is in progress
         self.command_counts: Counter[str] = Counter()
         self.reload_failures, self.reload_problem = 0, ""
         self.verdict_inputs: tuple[object, ...] = ()
@@ -178,7 +178,7 @@ class Daemon:
     # --- start
 
     def start(self) -> None:
-        """Open everything, in an order whose reverse closes it.
+        """Open everything. `shut_down()` closes it in the reverse order.
 
         Raises OSError if it cannot get its runtime directory, SystemExit if it is stopped before its ledger is loaded.
         """
@@ -186,14 +186,14 @@ class Daemon:
         self.lock = lock(settings.runtime_dir)
         opened.callback(lambda: os.close(self.lock))
         remove_leftovers(settings.runtime_dir)
-        # The prolog writes to this folder.
+        # The prolog writes to this directory.
         os.makedirs(os.path.join(settings.runtime_dir, prolog_files.FOLDER), mode=0o755, exist_ok=True)
         self.wakeup = wake_on_signals()
         opened.callback(stop_waking_on_signals, self.wakeup)
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
         self.load_ledger()
-        self.started = self.now()  # after reading the copy, which may take long
+        self.started = self.now()  # set after the copy was read, which may take long
         self.last_turn_at = self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
@@ -227,7 +227,7 @@ class Daemon:
         store.set_conditions(absorb.reconfigured(store.conditions, self.configured.runs))
 
     def read_copy(self) -> dict[str, str | None]:
-        """Return the ledger's copy. The worker reads it, because its disk may hang; the deadline bounds this wait."""
+        """Return the ledger's copy. The worker reads it, because the disk may hang. This wait has a deadline."""
         store, client = self.store, self.client
         reply = client.send(Request("state_dir", TASK_TIMEOUT_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
@@ -259,7 +259,7 @@ class Daemon:
         self.publish(received.round_ended)
         self.notify_ready()
 
-    # --- the one wait
+    # --- the only blocking wait
 
     def wait(self) -> None:
         """Sleep until a descriptor is ready, a deadline passes, or something is due."""
@@ -290,7 +290,7 @@ class Daemon:
     def now(self) -> float:
         """Return epoch seconds.
 
-        A clock step counts from `follow_clock()` on. Within a turn, time passes as on the monotonic clock: otherwise a
+        A clock step takes effect in `follow_clock()`. Within a turn, time follows the monotonic clock. Otherwise a
         pause of an hour could end before the step is detected.
         """
         return self.monotonic() + self.clock_offset
@@ -301,35 +301,35 @@ class Daemon:
         step = self.clock() - before
         self.clock_offset += step
         if abs(step) > CLOCK_STEP_SECONDS:
-            log.warning("the clock was set by %+.1f s: the ledger's times are moved with it", step)
+            log.warning("the clock was set by %+.1f s: moving the ledger's times with it", step)
             self.store.apply_clock_step(step, since=self.started, until=before)
             self.started += step
 
     def handle_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
-                with suppress(commands.CommandRefused):  # logged already; a signal has no answer
+                with suppress(commands.CommandRefused):  # already logged; nobody waits for an answer to a signal
                     self.reload()
             else:
                 self.stopping = True
 
     def require_runtime_dir(self) -> None:
-        """Raise OSError if the runtime directory was removed, and with it the verdict, the socket and the lock.
+        """Raise OSError if the runtime directory was removed, because the verdict, the socket and the lock are gone.
 
-        Otherwise drains would continue, and a second daemon could start. The ledger is saved there again, and systemd
-        restarts healthd.
+        Otherwise drains would continue, and a second daemon could start. systemd restarts healthd, and the ledger is
+        saved in the new directory.
         """
         directory = self.settings.runtime_dir
         if self.only_worker_woke or is_current(self.lock, directory):
             return
         self.lock = lock(directory)
         self.store.save_all()
-        raise OSError(f"{directory}, or the lock in it, was removed while healthd ran: restart healthd")
+        raise OSError(f"{directory}, or the lock in it, was removed while healthd was running; restart healthd")
 
     # --- inputs: control socket, kernel lines, removed devices
 
     def read_inputs(self) -> None:
-        if self.only_worker_woke:  # dozens of times per round
+        if self.only_worker_woke:  # this happens dozens of times per round
             return
         self.control.step()
         self.scheduler.run_after(self.kernel_events.read_log())
@@ -357,8 +357,10 @@ class Daemon:
     # --- jobs on this node
 
     def read_jobs(self, job_ended: bool = False) -> None:
-        """Read from Slurm's cgroups whether a job is on the node: when a job ends, then once a second while there is
-        none."""
+        """Read from Slurm's cgroups whether a job is on the node.
+
+        Read when a job ends, and then once a second while there is no job.
+        """
         self.note_drained()
         was_empty = self.jobs.is_without_jobs
         if job_ended:
@@ -369,11 +371,11 @@ class Daemon:
             self.replies.drop_unless_idle()
 
     def note_drained(self) -> None:
-        """Record whether Slurm shows this node drained and idle. It depends on the last verdict, and Slurm's answer
-        expires."""
+        """Record whether Slurm shows this node drained and idle. The result depends on the last verdict, and expires
+        with Slurm's answer."""
         self.jobs.is_drained = self.controller.is_drained_and_idle(self.verdict)
 
-    # --- passage of time: windows, pauses, acks
+    # --- expiry: windows, pauses, acks
 
     def pass_time(self) -> None:
         monotonic, now = self.monotonic(), self.now()
@@ -419,15 +421,15 @@ class Daemon:
         self.after_reconciliation(self.controller.reconcile_if_due(self.verdict, round_ended), decision)
 
     def run_before_resume(self) -> None:
-        """Run the programs of checks on the drained, idle node. The verdict contains the reason why the resume
-        waits."""
+        """Run the checks' before_resume programs on the drained, idle node. The verdict contains the reason for which
+        the resume waits."""
         programs = self.configured.before_resume
         if not programs and not self.before_resume.waiting_reason:
             return
         ledger, replies = self.store.ledger, self.replies
         before, drained = self.before_resume, bool(ledger.slurm.reason or ledger.slurm.pending_reason)
         if not drained and before.stage is Stage.BEFORE and not before.waiting_reason:
-            return  # healthd has no drain in force now or at the last reconciliation
+            return  # healthd has no drain in force now and had none at the last reconciliation
         other_conditions = {key: c for key, c in ledger.by_key().items() if c.run not in programs}
         results = {name: result for name, result in replies.results.items() if name not in programs}
         names = [name for name in self.scheduler.expected() if name not in programs]
@@ -448,7 +450,7 @@ class Daemon:
     def after_reconciliation(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
-            if report.node is not None:  # read just now; an older answer does not show present jobs
+            if report.node is not None:  # it was read just now; an older answer may miss current jobs
                 self.replies.drop_unless_idle()
             self.judge()
             self.note_drained()
@@ -481,7 +483,7 @@ class Daemon:
         ):
             self.publish_verdict(drain, round_ended)
         elif self.scheduler.queue.is_running and self.monotonic() >= self.renew_verdict_at:
-            # A round that takes longer than the interval is not a hung daemon: the last verdict is still valid.
+            # If a round takes longer than the interval, the daemon is not hung, and the last verdict is still valid.
             self.publish_verdict(drain, round_ended=True)
         self.replies.add_tasks(round_ended)
         if round_ended:
@@ -504,14 +506,14 @@ class Daemon:
         self.alive_sent = True
 
     def publish_verdict(self, drain: bool, round_ended: bool) -> None:
-        """Publish the verdict. It expires after three rounds without another."""
+        """Publish the verdict. It expires if no other follows within three rounds."""
         until = self.now() + 3 * self.settings.interval_seconds
         if self.publisher.publish(self.snapshot(), drain, until, round_ended):
             self.renew_verdict_at = self.monotonic() + self.settings.interval_seconds
             self.write_textfile()
 
     def write_textfile(self) -> None:
-        """Have the worker write the textfile: the collector's directory is on a disk, which may hang."""
+        """Have the worker write the textfile: the disk with the collector's directory may hang."""
         path = self.settings.metrics.textfile
         if path:
             from healthd.agent.metrics.families import render
@@ -521,7 +523,7 @@ class Daemon:
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def notify_ready(self) -> None:
-        """Notify systemd at the first verdict, or once a due drain is in force: then slurmd starts and accepts jobs."""
+        """Notify systemd at the first verdict or, if a drain is due, once it is in force. slurmd then starts."""
         if self.ready_sent or self.ready_by == FOREVER:
             return
         if self.controller.is_drain_undecided(self.verdict) and self.monotonic() < self.ready_by:
@@ -533,7 +535,7 @@ class Daemon:
         """Load modules and data that are needed later: healthd's files may be removed or replaced while it runs."""
         codes.load()
         compile_patterns()
-        registry.remedies(self.configured.checks, ("gpu_xid/79",))  # the texts are in a separate module
+        registry.remedies(self.configured.checks, ("gpu_xid/79",))  # this loads the separate module with the texts
         metrics = self.settings.metrics
         if metrics.textfile or metrics.listen != "off":
             from healthd.agent.metrics.families import render
@@ -564,10 +566,10 @@ class Daemon:
             pause=ledger.pause,
             detection_pause=detection_pause.active_pause(self.settings.runtime_dir, self.now()),
             commands=dict(self.command_counts),
-            # In mode observe no drain waits; the ledger keeps the hold for a change back to another mode.
+            # In mode observe no drain waits. The ledger keeps the hold in case the mode changes back.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else ledger.slurm.hold,
             fleet_counted=self.settings.mode is Mode.OBSERVE or not ledger.slurm.count_failing_since,
-            # A worse fault changes the Reason of healthd's drain, and its time in Slurm: use the first Reason's time.
+            # A worse fault changes the Reason of healthd's drain, and with it the time in Slurm. Use the first time.
             drained_since=ledger.slurm.drained_at
             or (self.controller.status.node.reason_time if self.controller.status.node else 0.0),
             quarantined=client.quarantined,
@@ -589,12 +591,12 @@ class Daemon:
         )
 
     def command_line(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        """Return a command of healthd itself, with the daemon's settings and directories."""
+        """Return a healthd command line that uses the daemon's settings and directories."""
         folders = ("--runtime-dir", self.settings.runtime_dir, "--state-dir", self.settings.state_dir)
         return (sys.executable, "-m", "healthd", *arguments, "--config", self.settings_file, *folders)
 
     def problems(self) -> tuple[Problem, ...]:
-        """Return the problems of healthd itself, those that need an operator first."""
+        """Return the problems with healthd itself. Problems that need an operator come first."""
         settings, publisher, replies, kernel = (
             self.settings,
             self.publisher,
@@ -626,9 +628,10 @@ class Daemon:
                 state_dir_command,
             ),
             Problem(
-                labelled(f"{state_dir}: {stream.waiting} events are not written", stream.problem), state_dir_command
+                labelled(f"{state_dir}: {stream.waiting} events have not been written", stream.problem),
+                state_dir_command,
             ),
-            Problem(f"{lost_count} events of the stream are lost: too many wait for the disk" if lost_count else ""),
+            Problem(f"{lost_count} stream events were lost: too many are waiting for the disk" if lost_count else ""),
             Problem(
                 f"kernel log: {kernel.problem}" if kernel.problem or not kernel.alive else "",
                 command_for_kernel_log(kernel),
@@ -668,10 +671,10 @@ class Daemon:
         return {"done": done}
 
     def job_ended(self) -> dict[str, Any]:
-        """Handle the end of a job, which an epilog reports: the checks for it run now.
+        """Handle the end of a job, which an epilog reports: run the checks that are due then.
 
-        Return the runs that the epilog may wait for. Return also the programs that it must run, if no job is left and
-        nothing drains the node.
+        Return the runs that the epilog may wait for. If no job is left and nothing drains the node, also return the
+        programs that the epilog must run.
         """
         requested_at = self.now()
         self.store.stream.emit_job_end()
@@ -687,7 +690,7 @@ class Daemon:
         return reply
 
     def run_command(self, command: str, request: Mapping[str, Any], user: str) -> str:
-        """Carry out a command and return the result as text. Raises commands.CommandRefused."""
+        """Run a command and return the result as text. Raises commands.CommandRefused."""
         if command == protocol.RELOAD:
             return self.reload()
         if command in commands.FAILSLOW_COMMANDS:
@@ -704,11 +707,13 @@ class Daemon:
     def reload(self) -> str:
         """Read the settings and the site's checks again, after SIGHUP or `healthd reload`.
 
-        An error changes nothing: everything is built before it is used. Raises commands.CommandRefused.
+        After an error nothing has changed, because everything is built before it is used.
+
+        Raises commands.CommandRefused.
         """
         systemd.reloading()
         try:
-            if changed := self.replies.files.changed():  # data files would be missing, or of another version
+            if changed := self.replies.files.changed():  # data files could be missing or belong to another version
                 raise ConfigError(changed)
             loaded, checks = self.load_settings(self.settings.checks_dir)
             fixed = {name: getattr(self.settings, name) for name in FIXED_SETTINGS}
@@ -716,9 +721,9 @@ class Daemon:
             settings = replace(loaded.settings, **fixed)
             configured = Configured(replace(loaded, settings=settings), checks)
             conditions = absorb.reconfigured(self.store.conditions, configured.runs)
-        except BaseException as raised:  # a site's file may raise anything; nothing here may end the daemon
+        except BaseException as raised:  # a site's file may raise anything; no exception here may stop the daemon
             self.reload_failures += 1
-            changed = self.replies.files.changed()  # changed during the reload: that is the cause
+            changed = self.replies.files.changed()  # if they changed during the reload, that is the cause
             error = ConfigError(changed) if changed else raised
             is_config_error = isinstance(error, ConfigError)
             self.reload_problem = str(error) if is_config_error else traceback.format_exception_only(error)[-1].strip()
@@ -746,7 +751,7 @@ class Daemon:
     # --- stop
 
     def shut_down(self) -> None:
-        """Stop within 5 seconds, whatever hangs: nothing that could hang is waited for."""
+        """Stop within 5 seconds, whatever hangs. Never wait for anything that could hang."""
         self.opened.close()
         if self.store.is_loaded:
             log.info("stopped")
@@ -757,7 +762,7 @@ class Daemon:
         self.kernel_events.note_cursor()
         owns_directory = is_current(
             self.lock, self.settings.runtime_dir
-        )  # otherwise the files there belong to another daemon
+        )  # otherwise the files in it belong to another daemon
         if owns_directory:
             self.store.stream.emit_stopped("requested" if self.stopping else "internal error")
             self.store.save(round_ended=True)

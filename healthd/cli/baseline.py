@@ -1,4 +1,4 @@
-"""`healthd baseline`: print this node's hardware, write it to its file, or compare it with the file."""
+"""`healthd baseline`: print this node's hardware, write it to the baseline file, or compare it with the file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 def _baseline_arguments(parser: Parser) -> None:
     parser.add_argument("--diff", action="store_true", help="show changes since the baseline was written")
-    parser.add_argument("--write", action="store_true", help="write it to baseline_file of the settings, as root")
     parser.add_argument(
-        "--force", action="store_true", help="with --write: replace an existing file, or write an incomplete one"
+        "--write", action="store_true", help="write the baseline to the file set by baseline_file (as root)"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="with --write: replace an existing file, or write an incomplete baseline"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.add_target_flags(parser)
@@ -39,7 +41,7 @@ def _baseline(args: argparse.Namespace) -> int:
     if args.diff and args.write:
         raise Stop("healthd baseline: use --diff or --write, not both")
     if args.force and not args.write:
-        raise Stop("healthd baseline: --force needs --write")
+        raise Stop("healthd baseline: --force requires --write")
     with settings_errors_as_usage():
         loaded, checks = load_settings(args, layers.layers_without_baseline)
         require_scenario(loaded)
@@ -81,30 +83,31 @@ def _baseline(args: argparse.Namespace) -> int:
 
 
 def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
-    """Return why the file is not written: the checks would then require less of the node than they should."""
+    """Return the message for an incomplete baseline, which would make the checks require less than they should."""
     from healthd.cli.baseline_settings import describe_left_out
 
     omissions = "; ".join(describe_left_out(omission) for omission in lost)
     return (
-        f"healthd baseline: {path}: not written, because some parts could not be read: {omissions}; --force omits them"
+        f"healthd baseline: {path}: not written, because some parts could not be read: {omissions}; --force skips them"
     )
 
 
 def _baseline_file(loaded: Loaded) -> str:
-    """Return the baseline's path. For another root or a fake machine, the user must name a file."""
+    """Return the path of the baseline file. With another root or a fake machine, the user must name a file."""
     from healthd.agent.settings.config import Settings
 
     settings = loaded.settings
     if not settings.baseline_file:
         raise Stop('healthd baseline: baseline_file is ""; name a file with --baseline')
     if (settings.root != "/" or settings.nvml.fake) and settings.baseline_file == Settings().baseline_file:
-        raise Stop("healthd baseline: the hardware is not this machine's; name a file with --baseline")
+        raise Stop("healthd baseline: this is not this machine's hardware; name a file with --baseline")
     return settings.baseline_file
 
 
 def _previous_baseline(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
-    """Return the tables of the file; None if it does not exist, or is invalid and will be replaced. Raises
-    ConfigError.
+    """Return the tables in the file, or None if it does not exist, or is invalid and will be replaced.
+
+    Raises ConfigError.
     """
     from healthd.agent.settings.config import ConfigError
     from healthd.agent.settings.effective import resolve_settings
@@ -132,9 +135,9 @@ def _baseline_heading(node: str) -> str:
 
     time_text = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return f"""\
-Hardware of {node}, written by healthd {__version__} on {time_text}: healthd baseline --write.
-The checks compare the node with this file: a part that is missing or smaller drains it. Remove parts that may change.
-After a change of hardware or software: healthd baseline --diff, then healthd baseline --write --force."""
+Hardware of {node}, written by healthd {__version__} (healthd baseline --write) on {time_text}.
+The checks compare the node with this file and drain it if a part is missing or smaller. Remove parts that may change.
+After a hardware or software change, run healthd baseline --diff, then healthd baseline --write --force."""
 
 
 def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool, checks: Mapping[str, Check]) -> None:
@@ -145,10 +148,10 @@ def _write_baseline(path: str, text: str, changes: Sequence[Change], force: bool
 
     resolve_settings(
         parse_toml(text, path), path, {}, checks
-    )  # never write a file that would keep the daemon from starting
+    )  # never write a file that would prevent the daemon from starting
     if os.path.exists(path) and changes and not force:
         write_output(f"{render.drift(path, changes, page())}\n")
-        raise Stop(f"healthd baseline: {path}: exists and differs; --force replaces it", REFUSED)
+        raise Stop(f"healthd baseline: {path}: already exists and differs; --force replaces it", REFUSED)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         replace_file(path, text, mode=0o644, durable=True)
@@ -160,12 +163,12 @@ COMMANDS = {
     "baseline": Command(
         _baseline_arguments,
         _baseline,
-        "Print this node's hardware as a settings file that the checks compare with later: GPUs, ports and their "
-        "rates, disks, memory, CPUs, mounts, device nodes, services. Parts that look broken are left out, with the "
-        "reason.\n"
+        "Print this node's hardware as a settings file that the checks later compare with: GPUs, ports and their "
+        "rates, disks, memory, CPUs, mounts, device nodes and services. Parts that appear broken are left out, with "
+        "the reason.\n"
         "Parts that cannot be read keep their old lines in the file. If there are no old lines, nothing is written "
         "without --force.\n"
-        "Exit status: 0 done, or no change; 1 something changed, or refused; 3 something could not be read; 64 usage "
+        "Exit status: 0 done or no change; 1 something changed, or refused; 3 something could not be read; 64 usage "
         "error.",
         "  healthd baseline                        # print it first\n"
         "  healthd baseline --write && systemctl reload healthd\n"

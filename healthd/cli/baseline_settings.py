@@ -1,7 +1,7 @@
-"""`healthd baseline`: this node's hardware as a settings file that the checks then enforce, and changes since then.
+"""`healthd baseline`: this node's hardware as a settings file that the checks enforce, and later changes to it.
 
-The worker reads the values, check by check, with deadlines; this module makes a file from its replies. Pure except
-`read_baseline`.
+The worker reads the values check by check, with deadlines. This module builds a file from the worker's replies. Pure
+except for `read_baseline`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from healthd.common.model import Entry, LeftOut, Outcome, RunName
 from healthd.common.text import printable, strip_error_class
 
 CHECK_SECONDS = 10.0
-GPU_SECONDS = 120.0  # an unused driver takes seconds per GPU to open
+GPU_SECONDS = 120.0  # an idle driver takes seconds to open each GPU
 INSTANCE_SECONDS = 5.0
-INSTANCES_SECONDS = 60.0  # for all instances: without their file server many mounts hang
-SIZE_TOLERANCE = 0.03  # relative tolerance of a size in bytes: the kernel reserves a different amount after each update
+INSTANCES_SECONDS = 60.0  # for all instances: many mounts hang if their file server is down
+SIZE_TOLERANCE = 0.03  # relative tolerance for a size in bytes: each kernel update reserves a different amount
 COLUMN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """Hardware of the node, and omitted parts."""
+    """The node's hardware, and the omitted parts."""
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -40,9 +40,9 @@ class Present:
 
 
 def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerClient) -> Present:
-    """Read the values with the worker. Ends within the deadlines even if checks hang."""
+    """Read the values through the worker. Return within the deadlines even if checks hang."""
     found: list[Entry | LeftOut] = []
-    unanswered: dict[str, str] = {}  # resource -> why it is not read again
+    unanswered: dict[str, str] = {}  # maps each resource to the reason why it is not read again
     for name in baseline_checks(checks):
         resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
         if resource != "nvml":
@@ -67,7 +67,7 @@ def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerCli
 
 
 def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], client: WorkerClient) -> Iterator[LeftOut]:
-    """Yield instances (mounts) in which the check itself finds a problem, or which do not answer."""
+    """Yield the instances (mounts) in which the check itself finds a problem, or which do not answer."""
     tables: dict[RunName, dict[str, Any]] = {}
     for entry in entries:
         if checks[entry.check].per:
@@ -98,7 +98,7 @@ def _why(error: str, seconds: float) -> str:
 
 
 def as_toml(present: Present, checks: Mapping[str, Check], heading: str) -> str:
-    """Return the file. Omitted parts are comments at their position."""
+    """Return the text of the file. Omitted parts appear as comments in their places."""
     lines = [*(f"# {line}" for line in heading.splitlines())]
     for check, (settings, _) in baseline_checks(checks).items():
         entries = [entry for entry in present.entries if entry.check == check]
@@ -147,7 +147,7 @@ def _named_tables(check: str, entries: list[Entry], left_out: list[LeftOut]) -> 
 
 
 def as_json(present: Present, kept_entries: Iterable[Entry], changes: Iterable[Change]) -> dict[str, Any]:
-    """Return the document of `healthd baseline --json` (docs/json.md), without the location of the file."""
+    """Return the document for `healthd baseline --json` (docs/json.md), without the path of the file."""
     left_out = [
         {name: getattr(omission, name) for name in ("check", "instance", "setting", "key", "why", "unseen")}
         for omission in present.left_out
@@ -165,12 +165,12 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def describe_kept(entry: Entry) -> str:
-    """Return a value that stays in the file unchanged, as text with its setting."""
+    """Describe a value that stays in the file unchanged, with its setting."""
     return _single_line(f"kept: {_name(_setting_key(entry))} = {_display(_setting_key(entry), entry.value)}")
 
 
 def describe_left_out(omission: LeftOut) -> str:
-    """Return an omitted part, as text with its table."""
+    """Describe an omitted part, with its table."""
     table_name = " ".join(
         word for word in (omission.check, omission.instance, omission.key or omission.setting) if word
     )
@@ -200,7 +200,7 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a TOML string: like JSON's, but TOML requires more escapes."""
+    """Return a TOML string. It is like a JSON string, but TOML requires more escapes."""
     whole = text.encode("utf-8", "replace").decode()
     return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -209,7 +209,7 @@ def _text(text: str) -> str:
 
 
 class Change(NamedTuple):
-    """`setting`: as in the file. `was`, `now`: "" for nothing. `unknown`: it could not be read."""
+    """`setting`: as in the file. `was`, `now`: "" if absent. `unknown`: True if the part could not be read."""
 
     setting: str
     was: str
@@ -221,9 +221,7 @@ SettingKey = tuple[str, str, str, str]  # check, instance, setting, key
 
 
 def find_changes(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> list[Change]:
-    """Return the changes from a baseline's [checks] (valid ones) to the present hardware, only in generated
-    settings.
-    """
+    """Return how the present hardware differs from a baseline's valid [checks] tables, in generated settings only."""
     previous, current = dict(_flat(tables, checks)), {_setting_key(entry): entry.value for entry in present.entries}
     changes = []
     for key in sorted({*previous, *current}):
@@ -238,7 +236,7 @@ def find_changes(tables: Mapping[str, Any], present: Present, checks: Mapping[st
 
 
 def manual_settings(tables: Mapping[str, Any], checks: Mapping[str, Check]) -> list[Change]:
-    """Return the settings that a person added to a baseline: writing the file again loses them."""
+    """Return the settings that a person added to a baseline. They are lost when the file is written again."""
     return [
         Change(_name(key), _display(key, value), "") for key, value in sorted(_flat(tables, checks, in_baseline=False))
     ]
@@ -280,7 +278,7 @@ def _is_same(key: SettingKey, previous: Any, current: Any) -> bool:
 
 
 def _missing_reason(setting_key: SettingKey, left_out: Iterable[LeftOut]) -> tuple[str, bool]:
-    """Return (why a part is missing, True if it could not be read)."""
+    """Return why a part is missing, and True if the reason is that it could not be read."""
     check, instance, setting, key = setting_key
     for omission in left_out:
         is_whole_check = not omission.setting and not omission.instance
@@ -291,7 +289,9 @@ def _missing_reason(setting_key: SettingKey, left_out: Iterable[LeftOut]) -> tup
 
 
 class MergedBaseline(NamedTuple):
-    """Values that could not be read stay in the file unchanged. `lost`: parts that the file did not have either."""
+    """A new baseline. `entries`: values that could not be read and stay in the file unchanged. `lost`: unreadable parts
+    that the file did not contain either.
+    """
 
     present: Present
     entries: tuple[Entry, ...]
@@ -299,9 +299,9 @@ class MergedBaseline(NamedTuple):
 
 
 def merge_baseline(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> MergedBaseline:
-    """Return the present hardware, and values of the old baseline that could not be read now.
+    """Return the present hardware, plus values from the old baseline that could not be read now.
 
-    Without them, a baseline from a node whose driver does not answer would declare a node without GPUs as correct.
+    Without the old values, a baseline taken while the driver does not answer would accept a node without GPUs.
     """
     present_keys = {_setting_key(entry) for entry in present.entries}
     kept_entries: list[Entry] = []

@@ -1,4 +1,4 @@
-"""`healthd check` and `healthd record`: one round of the checks, without a daemon."""
+"""`healthd check` and `healthd record`: run one round of checks without a daemon."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, Any]
 
-WORKER_SECONDS = 1.0  # how long an idle worker may take to end
+WORKER_SECONDS = 1.0  # how long an idle worker may take to exit
 WORKER_OUTPUT_BYTES = 64 << 10
 SLURM_SECONDS = 10.0  # for Slurm's record of this node
-DAEMON_SECONDS = 2.0  # for the answer of the daemon, or of a file server with the kernel log
+DAEMON_SECONDS = 2.0  # for an answer from the daemon, or from a file server that has the kernel log
 HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best to worst
 
 
@@ -36,10 +36,10 @@ HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best
 def _check_arguments(parser: Parser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all enabled checks)")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
-    parser.add_argument("--replay", metavar="FILE", help="evaluate a recording of healthd record")
+    parser.add_argument("--replay", metavar="FILE", help="evaluate a recording made by healthd record")
     flags.add_target_flags(parser)
     parser.add_argument(
-        "--runtime-dir", metavar="DIR", help="runtime directory of the daemon, for checks that only read the kernel log"
+        "--runtime-dir", metavar="DIR", help="the daemon's runtime directory, for checks that only read the kernel log"
     )
 
 
@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace) -> int:
         daemon_report = (
             query_daemon(event_checks, runtime_dir)
             if runtime_dir is not None
-            else no_daemon_report(event_checks, "a recording and another machine's files have no running daemon")
+            else no_daemon_report(event_checks, "there is no running daemon for a recording or another machine's files")
         )
         document = merge_daemon_report(document, daemon_report)
     status = HEALTH_STATUS[document["health"]]
@@ -74,10 +74,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _limits(settings: Settings) -> tuple[str, ...]:
-    """Return the limits of the daemon on this machine.
+    """Return the daemon's limits on this machine.
 
-    Checks that read the kernel log or the journal themselves report their own. In the modes that need Slurm, a running
-    daemon is queried, else slurmctld.
+    Checks that read the kernel log or the journal themselves report their own limits. In a mode that needs Slurm, query
+    a running daemon, or slurmctld if no daemon is running.
     """
     from healthd.agent.conditions.impairments import limits, needs_slurm
 
@@ -93,7 +93,7 @@ def _limits(settings: Settings) -> tuple[str, ...]:
 
 
 def _daemon_limits(settings: Settings) -> tuple[str, ...] | None:
-    """Return the limits in the status of a daemon with these settings. None: no daemon answers, or another mode."""
+    """Return the limits that a daemon with these settings reports, or None if no daemon answers or its mode differs."""
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
@@ -108,7 +108,7 @@ def _daemon_limits(settings: Settings) -> tuple[str, ...] | None:
 
 
 def _log_problem(source: str) -> str:
-    """Return why a followed kernel log file cannot be read; "" = it can. Does not hang on a file server."""
+    """Return why the kernel log file cannot be read, or "" if it can. Does not hang when a file server is down."""
     from healthd.agent.settings.limits import KERNEL_LOGS
     from healthd.host.program import run_program
 
@@ -122,7 +122,7 @@ def _log_problem(source: str) -> str:
 
 
 def _slurm_problem(node_name: str) -> str:
-    """Return why the daemon could not use Slurm here, "" if it could."""
+    """Return why the daemon could not use Slurm here, or "" if it could."""
     import shutil
 
     from healthd.agent.conditions.impairments import missing_programs
@@ -136,7 +136,7 @@ def _slurm_problem(node_name: str) -> str:
 def _load_target(
     args: argparse.Namespace, command: str, use_daemon: bool = False
 ) -> tuple[Loaded, dict[str, Check], KernelLogReader | None]:
-    """Return the settings and checks for this machine, and its kernel log."""
+    """Return this machine's settings, checks and kernel log."""
     from healthd.agent.scheduler import one_round
 
     with settings_errors_as_usage():
@@ -151,10 +151,10 @@ def _load_target(
 
 
 def _daemon_defaults(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
-    """Return the defaults at the daemon's runtime_dir, if the settings are invalid and only built-in event checks are
-    selected.
+    """Return the default settings with the daemon's runtime_dir, or None if they cannot be used.
 
-    The daemon's own results do not depend on the current file.
+    They can be used if the settings are invalid and only built-in event checks are selected: the daemon's own results
+    do not depend on the current file.
     """
 
     from healthd.agent.settings import layers, registry
@@ -216,9 +216,9 @@ def _select_checks(
     use_daemon: bool = False,
     command: str = "check",
 ) -> Loaded:
-    """Return the settings with only these checks. Raises Stop if there is nothing to run.
+    """Return the settings with only these checks enabled. Raises Stop if there is nothing to run.
 
-    `use_daemon`: the daemon of this machine is queried for the results of checks that only read the kernel log.
+    `use_daemon`: this machine's daemon is queried for the results of checks that only read the kernel log.
     """
 
     from healthd.agent.scheduler.one_round import names_to_run
@@ -230,19 +230,19 @@ def _select_checks(
             raise Stop(f'healthd {command}: no check is called "{name}"{hint}')
         if not any(check == name for check, _ in loaded.checks):
             raise Stop(f"healthd {command}: {name}: {_not_run_reason(checks[name])}")
-    # The others run only by their names, here or when they were recorded.
+    # The other checks run only if they are named, here or when they were recorded.
     selected = names or [name for name, check in checks.items() if not check.when or name in recorded]
     configs = {key: config for key, config in loaded.checks.items() if key[0] in selected}
     chosen = replace(loaded, checks=configs)
     if not names_to_run(chosen, checks, kernel_log) and not (use_daemon and names and loaded.settings.root == "/"):
-        explanation = "the checks only read the kernel log, and there is none here"
+        explanation = "the checks only read the kernel log, and no kernel log is available here"
         raise Stop(f"healthd check: nothing to run: {explanation if configs else 'no check is enabled'}")
     return chosen
 
 
 def _not_run_reason(check: Check) -> str:
     if check.per:
-        return f"nothing to check: the settings have no enabled table [checks.{check.name}.NAME]"
+        return f"nothing to check: no [checks.{check.name}.NAME] table is enabled in the settings"
     return "is disabled in the settings (enabled = false)"
 
 
@@ -250,7 +250,7 @@ def _not_run_reason(check: Check) -> str:
 
 
 def query_daemon(names: Sequence[str], runtime_dir: str) -> Document:
-    """Return the daemon's open conditions of these checks. `problem`: why there are none, one sentence."""
+    """Return the daemon's open conditions for these checks. `problem`: a sentence that says why there are none."""
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
@@ -267,7 +267,7 @@ def query_daemon(names: Sequence[str], runtime_dir: str) -> Document:
     except (DaemonUnreachable, RefusedByDaemon) as error:
         return no_daemon_report(names, str(error))
     except (KeyError, TypeError):
-        return no_daemon_report(names, "the daemon has another version, and this version cannot read its answer")
+        return no_daemon_report(names, "the daemon runs a different version, whose answer this version cannot read")
 
 
 def no_daemon_report(names: Sequence[str], problem: str) -> Document:
@@ -275,7 +275,7 @@ def no_daemon_report(names: Sequence[str], problem: str) -> Document:
 
 
 def merge_daemon_report(document: Document, daemon_report: Document) -> dict[str, Any]:
-    """Return the document of the round with the daemon's report. Without a daemon these checks are unknown."""
+    """Return the round's document with the daemon's report added. Without a daemon, these checks are unknown."""
     unknown = [f"{name} only reads the kernel log: {daemon_report['problem']}" for name in daemon_report["checks"]]
     health = [
         document["health"],
@@ -291,7 +291,7 @@ def merge_daemon_report(document: Document, daemon_report: Document) -> dict[str
 
 
 def _health(conditions: Sequence[Document]) -> str:
-    """Return the health for these conditions, as in agent/conditions/verdict.py."""
+    """Return the health that results from these conditions, as in agent/conditions/verdict.py."""
     acting = {c["severity"] for c in conditions if c["state"] == "open" and not c.get("observed")}
     if "critical" in acting:
         return "unhealthy"
@@ -304,9 +304,7 @@ def _health(conditions: Sequence[Document]) -> str:
 
 
 def _record_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="output file, mode 0600 (default: NODE-TIME.rec in this directory)"
-    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help="output file, mode 0600 (default: ./NODE-TIME.rec)")
     parser.add_argument("names", metavar="NAME", nargs="*", help="only these checks (default: all enabled checks)")
     parser.add_argument("--force", action="store_true", help="replace an existing FILE")
     flags.add_target_flags(parser)
@@ -343,14 +341,14 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def _default_name(node_name: str) -> str:
-    """Return "gpu-042-20261122T224501Z.rec": node and time (UTC)."""
+    """Return a name made from the node and the UTC time, like "gpu-042-20261122T224501Z.rec"."""
     import time
 
     return f"{node_name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.rec"
 
 
 def _require_writable(path: str, force: bool) -> None:
-    """Raise Stop before any check runs if the recording may not be written there."""
+    """Raise Stop, before any check runs, if the recording cannot be written to `path`."""
     if not path:
         raise Stop("healthd record: the file name is empty")
     if os.path.lexists(path):
@@ -369,9 +367,9 @@ def _require_writable(path: str, force: bool) -> None:
 
 @contextmanager
 def worker_client(setup: Setup, checks: Mapping[str, Check]) -> Iterator[WorkerClient]:
-    """Yield a WorkerClient for these checks; its workers are forks of this process if possible (docs/adr/0032).
+    """Yield a WorkerClient for these checks. Its workers are forks of this process if possible (docs/adr/0032).
 
-    Their standard error is printed at the end.
+    The workers' standard error is printed at the end.
     """
     import time
     from functools import partial
@@ -379,9 +377,9 @@ def worker_client(setup: Setup, checks: Mapping[str, Check]) -> Iterator[WorkerC
     from healthd.agent.worker import forked
     from healthd.agent.worker.client import WorkerClient
 
-    # Some builds of Python have no memfd_create (python-build-standalone, conda): their C library was older than it.
+    # Some Python builds (python-build-standalone, conda) have no memfd_create: they were built with an older C library.
     with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as output:
-        # A hanging worker outlives this process, and must not keep the reader of our standard error waiting.
+        # A hanging worker outlives this process. It must not keep our standard error open, or its reader would wait.
         with _standard_error_to(output):
             begin = partial(forked.start, checks) if forked.can_fork() else None
             client = WorkerClient(setup, "", time.monotonic, start_process=begin)
@@ -402,7 +400,7 @@ def _nameless_file() -> IO[bytes]:
 
 @contextmanager
 def _standard_error_to(file: IO[bytes]) -> Iterator[None]:
-    """Redirect standard error of this process and its children into the file."""
+    """Redirect the standard error of this process and its children to the file."""
     saved = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:
@@ -417,8 +415,8 @@ COMMANDS = {
         _check_arguments,
         _check,
         "Run the checks once. This needs no daemon and changes nothing. Findings are reported without confirmation.\n"
-        "In mode drain or act, the result is at best a warning if Slurm's state of the node cannot be read.\n"
-        "For a NAME that only reads the kernel log, the running daemon is queried.\n"
+        "In mode drain or act, the result is at least a warning if the node's state in Slurm cannot be read.\n"
+        "If NAME is a check that only reads the kernel log, healthd queries the running daemon.\n"
         "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown or no answer from the daemon, 64 usage "
         "error.",
         "  healthd check\n  healthd check gpu_ecc gpu_nvlink\n  healthd check --json | jq -r '.conditions[].message'\n"
@@ -427,12 +425,12 @@ COMMANDS = {
     "record": Command(
         _record_arguments,
         _record,
-        "Run the checks once and save everything that they read in FILE: files, NVML answers, program output, "
-        "relevant lines of the kernel log. healthd check --replay FILE evaluates the recording on any machine, "
-        "with the recorded settings or with those of --config.\n"
-        "The file contains the node's name, serial numbers of its parts, and process names, but no environment "
-        "variables and no user files.\n"
-        "Exit status: 0 written, whatever was found; 1 not written; 64 usage error.",
+        "Run the checks once and save everything they read in FILE: files, NVML answers, program output and "
+        "relevant kernel log lines. healthd check --replay FILE evaluates the recording on any machine, "
+        "with the recorded settings or those in --config.\n"
+        "The file contains the node's name, its parts' serial numbers and process names, but no environment "
+        "variables or user files.\n"
+        "Exit status: 0 written, regardless of the findings; 1 not written; 64 usage error.",
         "  healthd record\n  healthd record gpu-042.rec\n  healthd record --force hang.rec mount gpu_access\n",
     ),
 }

@@ -1,8 +1,8 @@
-"""`healthd completion SHELL`, and the completions for TAB: argcomplete calls healthd, which uses its own parsers.
+"""`healthd completion SHELL`, and the completions for TAB, for which argcomplete calls healthd and its parsers.
 
-At each TAB the shell's script runs `healthd` with _ARGCOMPLETE=1, and the line in COMP_LINE and COMP_POINT. `main` then
-calls `complete`, which imports only the family of the typed command. argcomplete (the extra healthd[completion]) splits
-and quotes words as the shell does. Its scripts discard standard output and standard error.
+At each TAB the shell's script runs `healthd` with _ARGCOMPLETE=1 and the line in COMP_LINE and COMP_POINT. `main` then
+calls `complete`, which imports only the typed command's family. argcomplete (the extra healthd[completion]) splits and
+quotes words as the shell does. Its scripts discard standard output and standard error.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from healthd.common.text import regex
 
 SHELLS = ("bash", "zsh", "fish")
 DURATIONS = ("30m", "2h", "8h", "1d", "7d")
-DAEMON_SECONDS = 1.0  # maximum wait of a TAB for the daemon
+DAEMON_SECONDS = 1.0  # how long a TAB waits for the daemon at most
 _FILES, _FOLDERS = {"FILE", "FILE.sql", "PATH"}, {"DIR", "DB"}  # metavars
-_WORD = regex(r"[a-z][a-z-]*")  # a word of a metavar that is a value, as in "kmsg|journal|PATH|off"
+_WORD = regex(r"[a-z][a-z-]*")  # a word in a metavar that is a value, as in "kmsg|journal|PATH|off"
 _PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")
 
 
 class Typed(NamedTuple):
-    """A line up to the cursor: its complete command or group of commands ("" = none), and the text after it."""
+    """A line up to the cursor: its complete command or command group ("" if none), and the text after it."""
 
     command: str
     remainder: str
 
 
 def complete() -> int:
-    """Print the completions of the line in COMP_LINE for the shell's script, and exit. Raises Stop."""
+    """Print the completions for the line in COMP_LINE for the shell's script, and exit. Raises Stop."""
     argcomplete = _argcomplete()
     typed = split(os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])])
     line = f"healthd{typed.remainder}"
@@ -45,9 +45,10 @@ def complete() -> int:
 
 
 def _after_program(line: str) -> str:
-    """Return the text after the word "healthd", in the last command of the line that has it; empty if none has.
+    """Return the text after the word "healthd" in the last command that contains it, or "" if no command does.
 
-    zsh passes "cd /tmp && sudo healthd ack" whole."""
+    zsh passes the whole line, such as "cd /tmp && sudo healthd ack".
+    """
     programs = list(_PROGRAM.finditer(line))
     if not programs:
         return ""
@@ -72,7 +73,7 @@ def split(line: str) -> Typed:
 
 
 def parser(name: str) -> Parser:
-    """Return the parser that completes a command, or the commands of a group."""
+    """Return the parser that completes a command, or the commands in a group."""
     from healthd.cli.main import FAMILIES, command
 
     completion_parser = Parser(name, "", "")
@@ -96,7 +97,7 @@ def _completer(command: str, action: argparse.Action) -> Any:
 
 
 def values(command: str, action: argparse.Action, prefix: str, args: argparse.Namespace) -> list[str]:
-    """Return the completions for an option's value or a positional argument. `args`: the words before it."""
+    """Return the completions for an option's value or a positional argument. `args`: the parsed words before it."""
     names = (action.metavar,) if isinstance(action.metavar, str) else action.metavar or (action.dest.upper(),)
     placeholders = "|".join(names).split("|")
     found = [*_value_choices(command, action, args), *filter(_WORD.fullmatch, placeholders)]
@@ -135,7 +136,7 @@ def _value_choices(command: str, action: argparse.Action, args: argparse.Namespa
 
 
 def _subcommands(group: str) -> Iterable[str]:
-    """Return the next words of the commands that begin with the words of `group`."""
+    """Return the next words of the commands that begin with the words in `group`."""
     from healthd.cli.main import FAMILIES
 
     start = f"{group} ".lstrip()
@@ -164,7 +165,7 @@ def _open_parts(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _conditions(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the daemon's open conditions (docs/json.md); none if it does not answer."""
+    """Return the daemon's open conditions (docs/json.md), or an empty list if it does not answer."""
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
@@ -181,7 +182,7 @@ def _argcomplete() -> ModuleType:
         import argcomplete
     except ImportError:
         raise Stop(
-            "healthd completion: argcomplete is missing (extra completion): pip install argcomplete", UNKNOWN
+            "healthd completion: argcomplete is not installed (extra completion): pip install argcomplete", UNKNOWN
         ) from None
     return argcomplete
 
@@ -190,7 +191,7 @@ def _argcomplete() -> ModuleType:
 
 
 def _arguments(parser: Parser) -> None:
-    parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="shell to print the script for")
+    parser.add_argument("shell", metavar="|".join(SHELLS), choices=SHELLS, help="shell for which to print the script")
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -202,8 +203,8 @@ COMMANDS = {
     "completion": Command(
         _arguments,
         _completion,
-        "Print the shell script that completes commands, options, check names and codes.\n"
-        "It needs argcomplete: pip install argcomplete. The Debian packages include it and install the scripts.",
+        "Print a shell script that completes commands, options, check names and codes.\n"
+        "The script needs argcomplete: pip install argcomplete. The Debian packages include it and the scripts.",
         "  . <(healthd completion bash)      # in this shell\n"
         "  mkdir -p /usr/local/share/bash-completion/completions    # all users, as root\n"
         "  healthd completion bash > /usr/local/share/bash-completion/completions/healthd\n"

@@ -9,7 +9,7 @@ from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, settings_errors_as_usage
 from healthd.cli.terminal import USAGE_ERROR, Stop, as_json, page, write_error, write_output
 
-TIMEOUT_SECONDS = 5.0  # for testing one file, which may be on a file server
+TIMEOUT_SECONDS = 5.0  # for testing one file that may be on a file server
 
 
 def _config_check_arguments(parser: Parser) -> None:
@@ -20,7 +20,7 @@ def _config_check_arguments(parser: Parser) -> None:
         *("--node", "--node-name"),
         metavar="NAME",
         dest="node_name",
-        help="as this node reads it: with its [[node]] sections",
+        help="check the file as this node reads it, with its [[node]] sections",
     )
 
 
@@ -33,7 +33,7 @@ def _config_check(args: argparse.Namespace) -> int:
 
     file, _ = flags.settings_file(args)
     if file == flags.DEFAULT_FILE and not os.path.lexists(file):
-        raise Stop(f"healthd: {file} does not exist: all settings are at their defaults; name a file to check another")
+        raise Stop(f"healthd: {file} does not exist, so all settings are at their defaults; name a file to check it")
     with settings_errors_as_usage():
         table = read_file(file, required=True)
         mistakes_found = find_mistakes(table, file, registry.find_checks(config.checks_dir(table)))
@@ -57,7 +57,7 @@ def _config_check(args: argparse.Namespace) -> int:
         try:
             problem = WebFiles(path).problem()
         except WebConfigError as error:
-            problem = f"the metrics page would not start: {error}"
+            problem = f"the metrics page cannot start: {error}"
         if problem:
             write_error(f"{args.config}: warning: metrics.web_config: {problem}")
     counted = registry.count_summary(checks, loaded)
@@ -65,7 +65,7 @@ def _config_check(args: argparse.Namespace) -> int:
 
 
 def _program_problem(program: str) -> str:
-    """Return why a program cannot be started here; "" = it exists. The file server of the program may not answer."""
+    """Return why a program cannot be started here, or "" if it exists. Its file server may not answer."""
     from healthd.host.program import run_program
 
     try:
@@ -76,7 +76,7 @@ def _program_problem(program: str) -> str:
 
 
 def _config_show_arguments(parser: Parser) -> None:
-    parser.add_argument("--changed", action="store_true", help="only settings that are not at their default")
+    parser.add_argument("--changed", action="store_true", help="only settings that differ from their defaults")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.add_daemon_flags(parser)
 
@@ -99,7 +99,7 @@ COMMANDS = {
     "config check": Command(
         _config_check_arguments,
         _config_check,
-        "Print every error in a settings file, one per line.\n"
+        "Print all errors in a settings file, one per line.\n"
         "Exit status: 0 no errors (warnings are printed), 64 errors.",
         "  healthd config check\n"
         "  healthd config check new.toml && healthd reload\n"
@@ -108,7 +108,7 @@ COMMANDS = {
     "config show": Command(
         _config_show_arguments,
         _config_show,
-        "Print every setting in force and its source.",
+        "Print all settings in effect and their sources.",
         "  healthd config show --changed\n  healthd config show --changed --node-name gpu-042\n",
     ),
 }

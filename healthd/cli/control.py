@@ -16,9 +16,9 @@ from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import HEALTH_STATUS, REFUSED, UNKNOWN, Stop, as_json, page, write_output
 from healthd.common.paths import RUNTIME_DIR
 
-RELOAD_PATIENCE_SECONDS = 120.0  # each new file of the site is first tested in another process
+RELOAD_PATIENCE_SECONDS = 120.0  # each new site file is first tested in another process
 NEXT_COMMANDS = "systemctl status healthd; journalctl -u healthd -n 20"
-SHORTEST_PERIOD_SECONDS = 0.5  # of --watch: each refresh costs the daemon some milliseconds
+SHORTEST_PERIOD_SECONDS = 0.5  # for --watch: each refresh costs the daemon a few milliseconds
 
 
 def _send(
@@ -55,7 +55,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Show the status until Ctrl-C. If the daemon stops answering, its last status stays below the error."""
+    """Show the status until Ctrl-C. If the daemon stops answering, keep its last status below the error."""
     from healthd.cli.watch import Refresh, watch
     from healthd.common.page import ago
 
@@ -85,7 +85,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _render_status(args: argparse.Namespace, document: dict[str, Any]) -> tuple[str, int]:
-    """Return the text of a status, and the exit status. Raises Stop."""
+    """Return a status as text, and the exit status. Raises Stop."""
     from healthd.agent.reporting import render
 
     options = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in ("config", "runtime_dir")]
@@ -98,7 +98,7 @@ def _render_status(args: argparse.Namespace, document: dict[str, Any]) -> tuple[
 
         daemon_version = document.get("version", "unknown") if isinstance(document, dict) else "unknown"
         raise Stop(
-            f"healthd: the daemon (version {daemon_version}) answered something that this version ({__version__}) "
+            f"healthd: the daemon (version {daemon_version}) sent an answer that this version ({__version__}) "
             f"cannot show: {type(error).__name__} {error}",
             UNKNOWN,
         ) from None
@@ -106,7 +106,7 @@ def _render_status(args: argparse.Namespace, document: dict[str, Any]) -> tuple[
 
 
 def _command_runner(request: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[argparse.Namespace], int]:
-    """Return the function of a command that sends one request and prints the daemon's answer."""
+    """Return a command function that sends one request and prints the daemon's answer."""
     return lambda args: write_output(_send(args, request(args))["done"] + "\n")
 
 
@@ -153,7 +153,7 @@ def _reload(args: argparse.Namespace) -> int:
     default = os.environ.get("RUNTIME_DIRECTORY", RUNTIME_DIR)  # systemd.exec(5)
     try:
         directory = flags.runtime_dir(args, default)
-    except Stop:  # the daemon reports errors in the file, also in its status and metrics
+    except Stop:  # the daemon reports errors in the file, including in its status and metrics
         directory = default
     answer = _send(args, protocol.simple_request(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
     return write_output(answer["done"] + "\n")
@@ -163,46 +163,46 @@ COMMANDS = {
     "status": Command(
         _status_arguments,
         _status,
-        "Show the node's health, open conditions with the next command to run, the last round of checks and the state "
-        "in Slurm.\n"
+        "Show the node's health, open conditions with the next command to run, the last round of checks and the node's "
+        "state in Slurm.\n"
         "Exit status: 0 healthy, 1 warning, 2 degraded or critical, 3 unknown or not running, 64 usage error; "
-        "with --watch that of the last refresh.",
+        "with --watch, the status of the last refresh.",
         "  healthd status\n  healthd status --watch\n"
         "  healthd status --json | jq '.conditions[] | {code, subject, job}'\n",
     ),
     "ack": Command(
         _ack_arguments,
         _command_runner(lambda args: protocol.ack(args.code, args.part, _seconds(args, "ack"), args.why)),
-        "Acknowledge a condition: healthd does not drain for it until the time is over, and lifts a drain that it made "
-        "for this condition alone. Status shows who acknowledged it and why. The condition has its full effect again "
-        "after that time, if it gets worse, or after healthd unack. A new ack replaces the old one.",
+        "Acknowledge a condition: healthd does not drain the node for it during this time, and lifts a drain that it "
+        "made for this condition alone. healthd status shows who acknowledged it and why. The condition takes full "
+        "effect again after this time, if it gets worse, or after healthd unack. A new ack replaces the old one.",
         '  healthd ack ib_link/down mlx5_3/1 --for 2h --why "cable is on its way"\n',
     ),
     "unack": Command(
         _unack_arguments,
         _command_runner(lambda args: protocol.unack(args.code, args.part)),
-        "End an acknowledgement early. The condition has its full effect again: if it is degraded or critical, the "
-        "node drains.",
+        "End an acknowledgement early. The condition takes full effect again: if it is degraded or critical, the "
+        "node is drained.",
         "  healthd unack ib_link/down mlx5_3/1\n",
     ),
     "repaired": Command(
         _repaired_arguments,
         _command_runner(lambda args: protocol.repaired(args.code, args.part, args.why)),
-        "Report a repair. healthd clears the condition, runs all checks, and resumes the node in Slurm once every "
-        "check has passed.",
+        "Report a repair. healthd clears the condition, runs all checks, and resumes the node in Slurm once all "
+        "checks have passed.",
         '  healthd repaired gpu_xid/79 0000:1b:00.0 --why "reseated, ticket 12"\n',
     ),
     "pause": Command(
         _pause_arguments,
         _command_runner(lambda args: protocol.pause(_seconds(args, "pause"), args.why)),
         "Change nothing in Slurm for a while. Checks continue. Conditions that open during the pause take effect only "
-        "if a check still finds them afterwards.",
+        "if a check still finds them when the pause ends.",
         '  healthd pause --for 30m --why "driver upgrade"\n',
     ),
     "reload": Command(
         flags.add_client_flags,
         _reload,
-        "Read the settings and the site's checks again, as `systemctl reload healthd` does. If they have an error, the "
+        "Reload the settings and the site's checks, as `systemctl reload healthd` does. If they contain an error, the "
         "daemon keeps the old ones, and the exit status is 1.",
         "  healthd config check /etc/healthd/healthd.toml && healthd reload\n",
     ),
@@ -217,9 +217,9 @@ COMMANDS = {
             lambda args: protocol.pause(_seconds(args, "failslow pause"), args.why, protocol.FAILSLOW_PAUSE)
         ),
         "Report no new slow jobs on this node for a while, for example during a benchmark or a debugging session. Slow "
-        "jobs that are already reported stay until they end. Faults and their effect in Slurm do not change. The "
-        "pause survives a restart of the daemon, but not a reboot.",
-        '  healthd failslow pause --for 2h --why "a benchmark that throttles"\n',
+        "jobs that are already reported stay until they end. Faults and their effects in Slurm do not change. The "
+        "pause survives a daemon restart, but not a reboot.",
+        '  healthd failslow pause --for 2h --why "benchmark that throttles"\n',
     ),
     "failslow unpause": Command(
         flags.add_client_flags,

@@ -1,4 +1,4 @@
-"""Daemons that run on this machine, for an error message when none of them answered."""
+"""Daemons that run on this machine, for the error message when no daemon answered."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.common.duration import duration
 
-MAX_LISTED, MAX_WIDTH = 3, 80  # processes; characters of each command line
+MAX_LISTED, MAX_WIDTH = 3, 80  # processes; characters per command line
 
 if TYPE_CHECKING:
     import psutil
 
 
 def find_daemons() -> list[psutil.Process]:
-    """Return the processes that are a `healthd run`, with their attributes in `.info`; unreadable ones are None there.
+    """Return all `healthd run` processes with their attributes in `.info`, where an unreadable attribute is None.
 
     This inspects every process.
     """
@@ -29,7 +29,7 @@ def find_daemons() -> list[psutil.Process]:
 
 
 def running_processes(pids: Iterable[int]) -> list[psutil.Process]:
-    """Return those of these processes that still exist."""
+    """Return the processes that still exist."""
     import psutil
 
     processes = []
@@ -40,7 +40,7 @@ def running_processes(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def describe_daemons() -> str:
-    """Return the running daemons as text, "" if none is visible.
+    """Return the running daemons as text, or "" if none are visible.
 
     This inspects every process, so call it only after a timeout.
     """
@@ -48,7 +48,7 @@ def describe_daemons() -> str:
 
 
 def describe(processes: Sequence[Mapping[str, Any]]) -> str:
-    """Return at most three: "process 812 (root, for 3 min, sleeping): healthd run --runtime-dir /tmp/h"."""
+    """Describe at most three processes: "process 812 (root, for 3 min, sleeping): healthd run --runtime-dir /tmp/h"."""
     descriptions = []
     for info in processes[:MAX_LISTED]:
         since = duration(max(0, int(time.time() - (info["create_time"] or time.time()))))
@@ -59,7 +59,7 @@ def describe(processes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def daemon_command(words: Sequence[str]) -> str:
-    """Return "healthd run ..." for a daemon's command line, "" for any other."""
+    """Return "healthd run ..." for a daemon's command line, or "" for any other."""
     for index in range(len(words) - 1):
         if words[index + 1] == "run" and os.path.basename(words[index]) == "healthd":
             return " ".join(["healthd", *words[index + 1 :]])

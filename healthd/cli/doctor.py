@@ -1,4 +1,4 @@
-"""`healthd doctor`: functions of healthd that work on this node, and fixes for the others."""
+"""`healthd doctor`: show what works on this node, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.config import Loaded
     from healthd.agent.settings.registry import Check
 
-SECONDS = 15.0  # for the queries of one area
+SECONDS = 15.0  # for the queries in one area
 SLURM_SECONDS = 60.0  # ... and for Slurm's commands, one after another
 PATIENCE_SECONDS = 5.0
 
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 5.0
 def _arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
-        "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
+        "--runtime-dir", metavar="DIR", help="the daemon's runtime directory (default: from the settings)"
     )
     flags.add_target_flags(parser)
 
@@ -58,8 +58,8 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 class _Node(NamedTuple):
-    """Inputs of the areas. status: the running daemon's document, None for the reason `why_not`. pids: all `healthd
-    run`.
+    """Inputs for the areas. `status`: the running daemon's document, or None for the reason in `why_not`. `pids`: all
+    `healthd run` processes.
     """
 
     loaded: Loaded
@@ -71,9 +71,9 @@ class _Node(NamedTuple):
 
 
 def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
-    """Return the node's settings and running daemons.
+    """Return the node's settings and running daemons, and the output lines for the settings.
 
-    Each file may be on a mount that does not answer, so it is first accessed in a process that may hang.
+    A file may be on a mount that does not answer, so each file is first accessed in a separate process that may hang.
     """
     from healthd.agent.doctor import parallel, visibility
     from healthd.cli import daemons
@@ -90,9 +90,9 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
     if isinstance(can_load, parallel.Unanswered):
         hang = _hanging_files(args)
         loaded, checks = _default_settings()
-        message = f"{', '.join(hang) or _file(args)}: {can_load.why}: the next lines are for the defaults"
+        message = f"{', '.join(hang) or _file(args)}: {can_load.why}; the next lines assume the default settings"
         settings_line, is_valid = replace(can_load, why=message).line("settings"), False
-        if hang == [_file(args)]:  # so the daemon's directory is not known either
+        if hang == [_file(args)]:  # so the daemon's directory is unknown too
             directory = functools.partial(_path_or_default, args.runtime_dir, RUNTIME_DIR)
             (daemon,) = parallel.call_all([(SECONDS, lambda: _daemon_status(directory))])
     else:
@@ -109,13 +109,16 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
         lines.append(around.line("devices"))
         around = visibility.Environment(ipmi_device=False, ipmitool=False, is_root=os.geteuid() == 0)
     if not is_valid and status and status.get("mode") in {mode.value for mode in Mode}:
-        # The daemon keeps its earlier settings: their mode decides whether it needs Slurm.
+        # The daemon still uses its earlier settings, so their mode determines whether it needs Slurm.
         loaded = replace(loaded, settings=replace(loaded.settings, mode=Mode(status["mode"])))
     return _Node(loaded, checks, status, why_not, pids, around), lines
 
 
 def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Line, bool]:
-    """Return the settings, and True if they are valid. If not, the defaults are used for the other areas."""
+    """Return the settings, the checks, the output line, and True if the settings are valid.
+
+    If they are invalid, return the defaults for the other areas.
+    """
     from healthd.agent.doctor.result import failed_line, limited_line, ok_line
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.config import ConfigError
@@ -129,7 +132,7 @@ def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Li
         flags.require_scenario(loaded)
     except ConfigError as error:
         message = failed_line(
-            "settings", f"{error}: the next lines are for the defaults", f"healthd config check {file}"
+            "settings", f"{error}; the next lines assume the default settings", f"healthd config check {file}"
         )
         checks = registry.built_in_checks()
         try:
@@ -146,12 +149,13 @@ def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Li
         return loaded, checks, limited_line("settings", late[0], f"healthd config check {file}"), True
     mode = loaded.settings.mode.value
     if args.config is None and not os.path.exists(file):
-        return loaded, checks, ok_line("settings", f"no {file}: all settings at their defaults, mode {mode}"), True
-    return loaded, checks, ok_line("settings", f"{file} has no errors: mode {mode}"), True
+        sentence = f"{file} does not exist: all settings are at their defaults, mode {mode}"
+        return loaded, checks, ok_line("settings", sentence), True
+    return loaded, checks, ok_line("settings", f"{file} has no errors; mode {mode}"), True
 
 
 def _default_settings() -> tuple[Loaded, Mapping[str, Check]]:
-    """Return the built-in defaults without reading any file of the site."""
+    """Return the built-in defaults without reading any of the site's files."""
     from healthd.agent.settings import layers, registry
     from healthd.agent.settings.effective import resolve_settings
 
@@ -161,7 +165,7 @@ def _default_settings() -> tuple[Loaded, Mapping[str, Check]]:
 
 
 def _hanging_files(args: argparse.Namespace) -> list[str]:
-    """Return the files of the site that do not answer, each with its setting."""
+    """Return the site's files on mounts that do not answer, each with its setting."""
     from healthd.agent.doctor import parallel
     from healthd.agent.settings import config
     from healthd.agent.settings.settings_file import read_file
@@ -196,7 +200,7 @@ def _path_or_default(path: str | None, default: str) -> str:
 
 
 def _runtime_dir_text(args: argparse.Namespace, loaded: Loaded) -> str:
-    """Return the queried runtime directory as text."""
+    """Describe the queried runtime directory."""
     return f"{_path_or_default(args.runtime_dir, loaded.settings.runtime_dir)} (runtime_dir)"
 
 
@@ -226,7 +230,7 @@ def _around(root: str) -> Environment:
 
 
 def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
-    """Return the lines of every area, and the results of the checks from a separate worker."""
+    """Return the lines for every area, plus check results from a separate worker."""
     from healthd.agent.doctor import parallel, service, slurm
     from healthd.cli.daemons import running_processes
 
@@ -246,7 +250,7 @@ def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
 
 
 def _visibility_lines(node: _Node) -> list[Line]:
-    """Return the results of one round of the enabled checks, each within its own deadline."""
+    """Return the results from one round of the enabled checks, each within its own deadline."""
     from healthd.agent.doctor import visibility
     from healthd.agent.scheduler import one_round
     from healthd.agent.worker.process import worker_setup
@@ -259,7 +263,7 @@ def _visibility_lines(node: _Node) -> list[Line]:
 
 
 def round_settings(loaded: Loaded, checks: Mapping[str, Check]) -> Loaded:
-    """Return the settings without the checks that run only on a drained, idle node, as in `healthd check`."""
+    """Return the settings without the checks that run only on a drained, idle node, as `healthd check` does."""
     return replace(loaded, checks={run: config for run, config in loaded.checks.items() if not checks[run.check].when})
 
 
@@ -274,8 +278,8 @@ COMMANDS = {
     "doctor": Command(
         _arguments,
         _doctor,
-        "Show which functions of healthd work on this node, which do not, and the command that fixes each problem. It "
-        "changes nothing and needs no daemon; run it as root for complete results.\n"
+        "Show what works on this node and what does not, with the command that fixes each problem. This "
+        "changes nothing and needs no daemon. Run it as root for complete results.\n"
         "Exit status: 0 everything works, 1 something is limited, 2 something that healthd needs does not work, 64 "
         "usage error.",
         "  healthd doctor\n  healthd doctor --json | jq -r '.lines[] | select(.state==\"failed\") | .message'\n",

@@ -1,4 +1,4 @@
-"""`healthd events`: print the event streams of nodes."""
+"""`healthd events`: print nodes' event streams."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _events_arguments(parser: Parser) -> None:
         "place", metavar="FILE|DIR", nargs="*", help="event streams to read instead of this node's; -: standard input"
     )
     parser.add_argument(
-        "--since", metavar="TIME", help="start: 2d, 30m, 2026-11-22 or 2026-11-22T13:00, also with Z or +01:00"
+        "--since", metavar="TIME", help="start: 2d, 30m, 2026-11-22 or 2026-11-22T13:00, optionally with Z or +01:00"
     )
     parser.add_argument("--until", metavar="TIME", help="end, in the same format")
-    parser.add_argument("--code", metavar="GLOB", help="only events with matching codes: gpu_xid/*")
+    parser.add_argument("--code", metavar="GLOB", help="only events whose code matches, such as gpu_xid/*")
     parser.add_argument("--json", action="store_true", help="print the original lines (docs/events.md)")
-    parser.add_argument("--follow", action="store_true", help="continue with new events until Ctrl-C")
+    parser.add_argument("--follow", action="store_true", help="keep printing new events until Ctrl-C")
     parser.add_argument(
-        "--state-dir", metavar="DIR", help="directory of this node's stream (default: as in the settings)"
+        "--state-dir", metavar="DIR", help="directory with this node's stream (default: from the settings)"
     )
     flags.add_config_flag(parser)
 
@@ -60,7 +60,7 @@ def _events(args: argparse.Namespace) -> int:
         reported.report_new(tally)
         return (until is None or time.time() <= until) and _is_output_open()
 
-    waits = args.follow and any(map(os.path.isdir, places))  # a stream may be created there
+    waits = args.follow and any(map(os.path.isdir, places))  # a stream may be created in the directory later
     if args.follow and (streams or waits):
         events = merge.follow(places, cursor, tally, wait, selection)
     else:
@@ -78,7 +78,7 @@ def _events(args: argparse.Namespace) -> int:
 
 
 def _parse_time(text: str | None, flag: str, now: float) -> float | None:
-    """Return the epoch seconds of a duration before now or of a date; without a zone it is local time."""
+    """Return epoch seconds for a duration before now, or for a date. A date without a time zone is local time."""
     if text is None:
         return None
     ago = parse_duration(text)
@@ -91,9 +91,9 @@ def _parse_time(text: str | None, flag: str, now: float) -> float | None:
 
 
 class _Selection:
-    """Selected events, and gaps that may be in the selected time.
+    """Selects events, and the gaps that may lie in the selected period.
 
-    For gaps it records the numbers of each stream before, in and after that time.
+    To judge gaps, it records each stream's line numbers before, in and after the period.
     """
 
     def __init__(self, since: float | None, until: float | None, code: str | None) -> None:
@@ -105,7 +105,7 @@ class _Selection:
         self.after: dict[tuple[str, ...], int] = {}
 
     def __call__(self, event: StreamEvent) -> bool:
-        """Return True if the event is selected. An event without a known time is."""
+        """Return True if the event is selected. An event whose time is unknown is selected."""
         if event.at is not None and event.key is not None and event.seq is not None:
             self._record(event.key[1:], event.seq, event.at)
         return (event.at is None or self.since <= event.at <= self.until) and _has_code(event, self.code)
@@ -120,9 +120,9 @@ class _Selection:
             self.within[stream] = min(seq, first), max(seq, last)
 
     def may_contain(self, gap: StreamGap) -> bool:
-        """Return True if the gap may contain lines of the selected time.
+        """Return True if the gap may contain lines from the selected period.
 
-        After a change of the clock, early lines may come after late ones.
+        After a clock change, early lines may come after later ones.
         """
         stream = gap.key[1:]
         first, last = self.within.get(stream, (math.inf, -math.inf))
@@ -137,7 +137,7 @@ def _has_code(event: StreamEvent, pattern: str | None) -> bool:
 
 
 def _line(event: StreamEvent) -> str:
-    """Return the original line; one that is not ASCII, and so not written by healthd, is escaped."""
+    """Return the original line. A line that is not ASCII was not written by healthd and is escaped."""
     import json
 
     text = event.line.decode("ascii") if event.line.isascii() else json.dumps(event.fields, separators=(",", ":"))
@@ -145,17 +145,17 @@ def _line(event: StreamEvent) -> str:
 
 
 def _or_none(lines: Iterator[str], tally: Tally) -> Iterator[str]:
-    """Yield the lines, or "no event" if there is none and all streams could be read."""
+    """Yield the lines, or "no events" if there are none and all streams could be read."""
     first = next(lines, None)
     if first is not None:
         yield first
     elif not tally.problems:
-        yield "no event\n"
+        yield "no events\n"
     yield from lines
 
 
 def _is_output_open() -> bool:
-    """Wait a moment. Return False if the reader of standard output is gone."""
+    """Wait a moment. Return False if the reader of standard output has gone."""
     import select
 
     poll = select.poll()
@@ -172,7 +172,7 @@ def _report_problems(tally: Tally, cursor: Cursor, reported: _ReportedProblems, 
         write_error(f"healthd events: written by a newer healthd, shown unchanged: {names}")
     if tally.unread:
         more = f"; {tally.unread - 1:,} more such lines" if tally.unread > 1 else ""
-        # A kill leaves a truncated line: the daemon writes the line again, so its number is present.
+        # A kill leaves a truncated line. The daemon writes that line again, so its number is present.
         harmless = "" if tally.stray or gaps else "; no event is missing"
         status = write_error(f"healthd events: {tally.examples[0]}{more}{harmless}", OK if harmless else REFUSED)
     for gap in gaps[:_MAX_SENTENCES]:
@@ -185,7 +185,7 @@ def _report_problems(tally: Tally, cursor: Cursor, reported: _ReportedProblems, 
 
 
 class _ReportedProblems:
-    """Reported read errors: each sentence once, as soon as it is known, at most _MAX_SENTENCES."""
+    """Reports each read error once, as soon as it occurs, up to _MAX_SENTENCES."""
 
     def __init__(self) -> None:
         self.sentences: set[str] = set()
@@ -210,10 +210,10 @@ COMMANDS = {
     "events": Command(
         _events_arguments,
         _events,
-        "Show what happened on this node: findings, decisions, actions, and times when healthd did not run. DIR is one "
-        "node's stream, or a directory with one subdirectory per node. Rotated and gzipped files are included; "
-        "duplicates are dropped.\n"
-        "Exit status: 0 done, 1 events of the period are missing or unreadable, 3 a file or directory cannot be read, "
+        "Show what happened on this node: findings, decisions, actions and times when healthd did not run. DIR is one "
+        "node's stream, or a directory with one subdirectory per node. Rotated and gzipped files are included. "
+        "Duplicates are dropped.\n"
+        "Exit status: 0 done, 1 events in the period are missing or unreadable, 3 a file or directory cannot be read, "
         "64 usage error.",
         "  healthd events --since 2d\n"
         "  healthd events --code 'gpu_*' --since 2026-11-01 --until 2026-11-08\n"

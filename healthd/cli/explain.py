@@ -1,4 +1,4 @@
-"""`healthd explain`: meaning of a code and what to do. `healthd list`: the checks and their codes."""
+"""`healthd explain`: what a code means and what to do. `healthd list`: the checks and their codes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MAX_QUERY_LENGTH = 80  # characters of an unknown query in the error message
 
 def _explain_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "words", nargs="+", metavar="WORDS", help="a code, an Xid, a kernel log line, a Reason, or a check"
+        "words", nargs="+", metavar="WORDS", help="a code, an Xid, a kernel log line, a Reason or a check"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
-        "--config", metavar="FILE", help=f"settings of this node (default: {DEFAULT_FILE}, if it exists)"
+        "--config", metavar="FILE", help=f"this node's settings (default: {DEFAULT_FILE}, if it exists)"
     )
 
 
@@ -35,17 +35,16 @@ def _explain(args: argparse.Namespace) -> int:
 
     words = " ".join(args.words).strip()
     if not words:
-        raise Stop(
-            "healthd explain: name a code, an Xid, a line of the kernel log or a Reason; healthd list shows the checks"
-        )
+        raise Stop("healthd explain: name a code, an Xid, a kernel log line or a Reason; healthd list shows the checks")
     document = _code_document(words, args) or _query_document(words, args)
     return write_output(as_json(document) if args.json else explanation.text(document, page()))
 
 
 def _code_document(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the document of a code in healthd's format, using only its check: importing all takes twice as long.
+    """Return the document for a code in healthd's format. Only its check is imported: all checks take twice as long.
 
-    None for other queries, for a site with its own checks, and for invalid settings, whose message needs all checks.
+    Return None for other queries, for a site with its own checks, and for invalid settings (their message needs all
+    checks).
     """
     from healthd.agent.reporting import explanation
     from healthd.agent.settings import registry
@@ -77,7 +76,7 @@ def _query_document(words: str, args: argparse.Namespace) -> dict[str, Any]:
     loaded, problem = None, ""
     try:
         loaded, checks = load_settings(args)
-    except ConfigError as error:  # the engineer on call needs the texts all the same
+    except ConfigError as error:  # the engineer on call still needs the texts
         checks, problem = registry.built_in_checks(), str(error)
     if loaded is not None:
         from healthd.agent.kernel_log.parse import use_patterns
@@ -103,11 +102,12 @@ def _query_document(words: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
-    """Return the daemon with these settings, if it answers within a second. It keeps its earlier settings after an
-    error.
+    """Return the state of the daemon with these settings, or None if it does not answer within a second.
+
+    The daemon still uses its earlier settings if the file has an error.
     """
     if loaded and not os.path.exists(loaded.settings.runtime_dir):
-        return None  # no daemon ran since the boot: skip loading the client
+        return None  # no daemon has run since boot, so do not load the client
 
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
@@ -128,7 +128,7 @@ def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running 
         AttributeError,
         TypeError,
         ValueError,
-    ):  # or a daemon of another version
+    ):  # or the daemon runs another version
         return None
 
 
@@ -147,7 +147,7 @@ def _unknown_query(words: str, near: Sequence[str], problem: str) -> str:
 def _correlate(
     loaded: Loaded | None, checks: Mapping[str, Check]
 ) -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """Return a function that returns the findings of all checks in kernel events, before site settings change them.
+    """Return a function that returns all checks' findings for kernel events, before overrides by the site are applied.
 
     It uses this node's settings.
     """
@@ -169,7 +169,7 @@ def _correlate(
 
 
 def _list_arguments(parser: Parser) -> None:
-    parser.add_argument("--codes", action="store_true", help="list the codes of findings instead")
+    parser.add_argument("--codes", action="store_true", help="list the finding codes instead")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.add_config_flag(parser)
 
@@ -194,7 +194,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
-    """Yield each code, in the order of names (docs/json.md)."""
+    """Yield each code, sorted by name (docs/json.md)."""
     from healthd.agent.reporting.explanation import finding_ending
     from healthd.agent.reporting.fault_timeline import possible_findings
     from healthd.agent.settings import registry
@@ -211,7 +211,7 @@ def codes_json(checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
 
 
 def checks_json(loaded: Loaded, checks: Mapping[str, Check]) -> Iterator[dict[str, Any]]:
-    """Yield each check; one with tables of its own once per table (docs/json.md)."""
+    """Yield each check (docs/json.md). A check with its own tables is yielded once per table."""
     for name, check in checks.items():
         tables = {**loaded.disabled, **loaded.checks}
         mine = {run: config for run, config in tables.items() if run.check == name}
@@ -249,10 +249,10 @@ COMMANDS = {
     "explain": Command(
         _explain_arguments,
         _explain,
-        "Explain a code: its meaning, why it matters, what healthd does with this node's settings, what clears it, and "
-        "what to do.\n"
-        "WORDS: a code from healthd status; 79, xid 79 or sxid 12028; a kernel log line; the Reason of a drained node, "
-        "written by healthd or not, also as truncated by sinfo -R. The name of a check lists its codes. "
+        "Explain a code: what it means, why it matters, what healthd does with this node's settings, what clears it "
+        "and what to do.\n"
+        "WORDS: a code from healthd status; 79, xid 79 or sxid 12028; a kernel log line; a drained node's Reason, "
+        "written by healthd or not, even if truncated by sinfo -R. A check's name lists its codes. "
         "nvlink5/149:4 is sub-code 4 of Xid 149.",
         "  healthd explain gpu_xid/79\n"
         "  healthd explain xid 79\n"
@@ -263,7 +263,7 @@ COMMANDS = {
     "list": Command(
         _list_arguments,
         _list,
-        "List the checks: what each one covers, its interval and its timeout.",
+        "List the checks, what each one covers, its interval and its timeout.",
         "  healthd list\n  healthd list --codes\n"
         "  healthd list --json | jq -r '.checks[] | select(.state == \"on\").check'\n",
     ),

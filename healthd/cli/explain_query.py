@@ -1,7 +1,7 @@
-"""Interprets the words of `healthd explain WORDS`: a code, a check, an Xid's number, a kernel log line, a Reason.
+"""Interprets the words in `healthd explain WORDS`: a code, a check, an Xid number, a kernel log line or a Reason.
 
-Truncated text, and text with too much around it, is accepted if it can mean only one thing. If it can mean several, all
-are listed.
+Truncated text, and text with extra words around it, is accepted if it can mean only one thing. If it can mean several,
+all of them are listed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "list[Finding]"]
 MAX_SUGGESTIONS = 3
-NO_RULE = "healthd has no rule for this line of the kernel log: it is not one of the faults that healthd detects."
+NO_RULE = "healthd has no rule for this kernel log line: it is not one of the faults that healthd detects."
 SINFO_SHOWS = 20 - len(PREFIX)  # characters after the prefix: sinfo -R's format is %20E
 
 
 class Code(NamedTuple):
-    """A code. `line`: the finding for a kernel line, None for other queries."""
+    """A code. `line`: the finding for a kernel line, or None for other queries."""
 
     code: str
     part: str = ""
@@ -44,28 +44,28 @@ class ForeignReasonQuery(NamedTuple):
 
 
 class AmbiguousQuery(NamedTuple):
-    """The words may mean any of these codes; `why`, as a sentence."""
+    """The words may mean any of these codes. `why`: the reason, as a sentence."""
 
     codes: tuple[str, ...]
     why: str
 
 
 class HarmlessLine(NamedTuple):
-    """A line of the kernel log that is no fault; `message`: a sentence."""
+    """A kernel log line that is not a fault. `message`: one sentence."""
 
     message: str
 
 
 class Unknown(NamedTuple):
-    """`near`: the most similar codes and names."""
+    """Words that mean nothing here. `near`: the most similar codes and names."""
 
     near: tuple[str, ...]
 
 
 Query = Code | CheckQuery | ForeignReasonQuery | AmbiguousQuery | HarmlessLine | Unknown
 
-# A Reason as Slurm's commands print it: "Reason=TEXT [root@2026-11-22T10:00:00]" (scontrol), or with the columns of
-# sinfo -R behind it (user, time stamp, nodes). What is blank before it is left to strip().
+# A Reason as Slurm's commands print it: "Reason=TEXT [root@2026-11-22T10:00:00]" (scontrol), or followed by the columns
+# of sinfo -R (user, time stamp, nodes). strip() removes leading blanks.
 _STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
 _REASON_SUFFIX = regex(
     rf"\[[^\[\]]{{1,80}}@(?:{_STAMP}|Unknown)\]\s*$|\s[\w.-]{{1,40}}\s{{1,40}}{_STAMP}\s{{1,40}}\S{{1,500}}\s*$"
@@ -76,8 +76,8 @@ _SXID = regex(r"sxid[\s:#=(_]{0,3}(\d{1,6})(?!\d)\)?", 2)
 _NUMBER = regex(r"(\d{1,6})(?:[.:](\d{1,3}))?")
 _ZEROS = regex(r"/0{1,20}(?=\d)")
 _NO_REASON = ("", "none", "(null)", "n/a")  # sinfo -R, scontrol and squeue print these without a Reason
-# Beginnings of kernel lines without a time stamp (dmesg -t, journalctl -o cat), in addition to healthd.scan.quoted:
-# "mce: ", "EDAC sbridge: ", "XFS (sda1): ". nvidia-smi is a program.
+# How kernel lines without a time stamp (dmesg -t, journalctl -o cat) begin, in addition to healthd.scan.quoted:
+# "mce: ", "EDAC sbridge: ", "XFS (sda1): ". nvidia-smi is excluded because it is a program.
 _AS_THE_KERNELS = regex(
     r"(?:kernel|NVRM|nvidia(?!-smi)[a-z_-]{0,20}\d{0,3}|mlx[45]_\w{1,10}|EXT[234]-fs|XFS|BTRFS|LNet|LustreError|Lustre"
     r"|pcieport|pci|nvme\w{0,10}|EDAC|mce|ACPI|DMAR|AMD-Vi|usb|scsi|sd"
@@ -87,7 +87,7 @@ _AS_THE_KERNELS = regex(
 
 
 def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query:
-    """Interpret a query. `correlate`: the findings of the checks in kernel events, with this node's settings."""
+    """Interpret a query. `correlate`: returns the checks' findings for kernel events, with this node's settings."""
     words = words.strip()
     return (
         _check_or_code(words, checks)
@@ -101,7 +101,7 @@ def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -
 
 
 def _check_or_code(words: str, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code or check, also in capitals, and with zeros before a number: "GPU_XID/079"."""
+    """Match a code or check, even in capitals or with leading zeros: "GPU_XID/079"."""
     for name in (_ZEROS.sub("/", words), words, _ZEROS.sub("/", words.lower()), words.lower()):
         if name in checks:
             return CheckQuery(name)
@@ -111,7 +111,7 @@ def _check_or_code(words: str, checks: Mapping[str, Check]) -> Query | None:
 
 
 def _number(words: str) -> Query | None:
-    """Match "79", "Xid 79", "149:4", "sxid 12028"."""
+    """Match "79", "Xid 79", "149:4" or "sxid 12028"."""
     if found := _SXID.fullmatch(words):
         return Code(f"sxid/{int(found[1])}")
     if found := _XID.fullmatch(words):
@@ -129,7 +129,7 @@ def _xid_code(number: int, sub_code: str | None) -> Code:
 
 
 def _reason(words: str, checks: Mapping[str, Check]) -> Query | None:
-    """Match a Reason of healthd, also truncated by `sinfo -R`, which shows 20 characters."""
+    """Match a Reason written by healthd, even if truncated by `sinfo -R`, which shows 20 characters."""
     text = _REASON_SUFFIX.sub("", regex(r"^Reason\s?=\s?").sub("", words)).strip().strip('"')
     if text.lower() in _NO_REASON:
         return ForeignReasonQuery(foreign_reasons.NO_REASON)
@@ -144,7 +144,7 @@ def _reason(words: str, checks: Mapping[str, Check]) -> Query | None:
 
 
 def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code that may be truncated; not if a word follows."""
+    """Match a code that may be truncated, unless another word follows."""
     matching = tuple(name for name in registry.all_codes(checks) if name.startswith(code))
     is_whole = registry.explain(checks, code) is not None
     if is_whole and (goes_on or len(code) < SINFO_SHOWS or matching in ((), (code,))):
@@ -159,9 +159,7 @@ def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Qu
 
 
 def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query | None:
-    """Match kernel lines: the worst of several lines or findings. A line with the kernel's prefix and no rule is no
-    fault.
-    """
+    """Match kernel lines and return the worst finding. A line with a kernel prefix that matches no rule is harmless."""
     import time
 
     from healthd.scan.events import events
@@ -180,12 +178,12 @@ def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) 
     if registry.explain(checks, worst.code) is not None:
         return Code(worst.code, found.subject if found else event.pci, found)
     return HarmlessLine(
-        f"healthd has a rule for this line ({worst.code}), but no check reports it: it is only recorded."
+        f"healthd has a rule for this line ({worst.code}), but no check reports it. It is only recorded."
     )
 
 
 def _is_kernels(line: bytes, stripped: Stripped | None) -> bool:
-    """Return True if the line has a prefix of the kernel log, so it cannot be a Reason."""
+    """Return True if the line has a kernel log prefix, so that it cannot be a Reason."""
     return stripped is not None and (stripped.uptime is not None or b" kernel: " in line)
 
 
@@ -196,7 +194,7 @@ def _findings(event: KernelEvent, code: str, correlate: Correlate) -> list[Findi
 
 
 def _code_within(words: str, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code inside a line of `healthd status`, an alert or a log: "critical  gpu_xid/79 0000:61:00.0"."""
+    """Match a code inside a line from `healthd status`, an alert or a log: "critical  gpu_xid/79 0000:61:00.0"."""
     tokens = words.split()
     for index, word in enumerate(tokens):
         token = word.strip("\"',;()[]{}.").rstrip(":")
@@ -212,9 +210,9 @@ def _code_within(words: str, checks: Mapping[str, Check]) -> Query | None:
 
 
 def _foreign_reason(words: str, checks: Mapping[str, Check]) -> Query | None:
-    """Match several unknown words: a person's Reason, or a kernel line without a time stamp.
+    """Match several unknown words: a Reason written by a person, or a kernel line without a time stamp.
 
-    A single word is a misspelt code.
+    A single unknown word is treated as a misspelt code.
     """
     text = _REASON_SUFFIX.sub("", words).removeprefix("Reason=").strip()
     if text.startswith(PREFIX) and (code := text.removeprefix(PREFIX).split()[:1]):

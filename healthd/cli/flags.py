@@ -1,4 +1,4 @@
-"""Flags of commands, and the settings from flags and file."""
+"""Command-line flags, and settings from the flags and the settings file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
-# As in config.py, which is too slow for a client to import.
+# The same values as in config.py, which takes too long to import in a client.
 
-# flag -> the setting that it overrides
+# Maps each flag to the setting that it overrides.
 SETTINGS = {
     "--root": "root",
     "--fake-nvml": "nvml.fake",
@@ -38,7 +38,7 @@ NAMES_OR_PATHS = ("--fake-nvml", "--profile")
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises Stop for a usage error. `--help` is an ordinary flag: main.py prints the text."""
+    """Argument parser that raises Stop for a usage error. `--help` is an ordinary flag; main.py prints the text."""
 
     def __init__(self, name: str, description: str, examples: str) -> None:
         self._columns = 80  # otherwise argparse queries the terminal for each added flag
@@ -55,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-h", "--help", action="store_true", help="print this help")
 
     def format_help(self) -> str:
-        """Return the help. Each line of the description is a paragraph, as wide as the terminal."""
+        """Return the help. Each line of the description becomes a paragraph, wrapped to the terminal's width."""
         import shutil
         import textwrap
 
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Command(NamedTuple):
-    """A command. `run` returns the exit status."""
+    """A command of the CLI. `run` returns the exit status."""
 
     flags: Callable[[Parser], None]
     run: Callable[[argparse.Namespace], int]
@@ -101,36 +101,38 @@ def add_config_flag(parser: Parser) -> None:
 def add_target_flags(parser: Parser) -> None:
     """Add the flags that select the inspected machine."""
     add_config_flag(parser)
-    parser.add_argument("--root", metavar="DIR", help="read /proc, /sys and the mounts below DIR")
+    parser.add_argument("--root", metavar="DIR", help="read /proc, /sys and the mounts under DIR")
     parser.add_argument(
-        "--fake-nvml", metavar="MACHINE|FILE", help="simulate a machine like dgx-h100, or a scenario file"
+        "--fake-nvml", metavar="MACHINE|FILE", help="simulate a machine (such as dgx-h100) or a scenario file"
     )
     parser.add_argument("--profile", metavar="NAME|FILE", help="expected hardware: auto (default), none, dgx-h100, ...")
-    parser.add_argument("--baseline", metavar="FILE", help='baseline of this node ("": none)')
+    parser.add_argument("--baseline", metavar="FILE", help='baseline file for this node ("": none)')
 
 
 def add_daemon_flags(parser: Parser) -> None:
     """Add all flags of the daemon."""
     add_target_flags(parser)
-    parser.add_argument("--state-dir", metavar="DIR", help="directory of the event stream and the copy of the ledger")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="directory of socket, verdict file and live ledger")
+    parser.add_argument("--state-dir", metavar="DIR", help="directory for the event stream and the ledger copy")
+    parser.add_argument(
+        "--runtime-dir", metavar="DIR", help="directory for the socket, the verdict file and the live ledger"
+    )
     parser.add_argument(
         "--kernel-log",
         metavar="kmsg|journal|PATH|off",
-        help="source of kernel messages; PATH: a file or FIFO to follow",
+        help="where to read kernel messages; PATH: a file or FIFO to follow",
     )
     parser.add_argument(
         "--mode", metavar="observe|drain|act", help="what healthd may change in Slurm (default: observe)"
     )
     parser.add_argument("--node-name", metavar="NAME", help="NodeName in Slurm (default: the host name)")
-    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, help="interval of the checks")
-    parser.add_argument("--listen", metavar="ADDR:PORT|off", help="address of the metrics page")
+    parser.add_argument("--interval", metavar="SECONDS", type=_seconds, help="interval between checks")
+    parser.add_argument("--listen", metavar="ADDR:PORT|off", help="address for the metrics page")
 
 
 def add_client_flags(parser: Parser) -> None:
     """Add the flags that locate the running daemon."""
     parser.add_argument(
-        "--runtime-dir", metavar="DIR", help="runtime directory of the daemon (default: as in the settings)"
+        "--runtime-dir", metavar="DIR", help="the daemon's runtime directory (default: from the settings)"
     )
     parser.add_argument("--config", metavar="FILE", help=f"settings file (default: {DEFAULT_FILE}, if it exists)")
 
@@ -143,7 +145,7 @@ def _seconds(text: str) -> float:
 
 
 def parse_duration(text: str) -> float | None:
-    """Return the seconds of "90s", "30m", "1.5h", "1h30m", "2d"; None for other text and for zero."""
+    """Return the seconds in a duration like "90s", "30m", "1.5h", "1h30m" or "2d"; None for other text and for zero."""
     if not regex(r"([0-9]{1,9}(\.[0-9]{1,9})?[smhd])+").fullmatch(text):
         return None
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -154,10 +156,10 @@ def parse_duration(text: str) -> float | None:
 
 
 def settings_file(args: argparse.Namespace) -> tuple[str, bool]:
-    """Return the path of the settings, and True if the user named it, so that the file must exist."""
+    """Return the path of the settings file, and True if it must exist because the user named it."""
     path: str | None = getattr(args, "config", None)
     if path == "":
-        raise Stop("healthd: --config must name a file, got an empty name")
+        raise Stop("healthd: --config needs a file name, got an empty string")
     return path or DEFAULT_FILE, path is not None
 
 
@@ -166,8 +168,8 @@ def load_settings(
 ) -> tuple[Loaded, dict[str, Check]]:
     """Return the effective settings and all checks.
 
-    `lower_layers`: returns other layers below the file than the usual ones. `checks_dir`: the directory of the site's
-    checks, instead of the one in the file. Raises ConfigError, one sentence.
+    `lower_layers`: function that returns the layers below the file, if not the usual ones. `checks_dir`: directory of
+    the site's checks, instead of the directory in the file. Raises ConfigError with one sentence.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_named_files, resolve_settings
@@ -182,10 +184,10 @@ def load_settings(
 
 
 def load_settings_for(args: argparse.Namespace, checks: dict[str, Check]) -> Loaded | None:
-    """Return the settings for these built-in checks without importing the others.
+    """Return the settings for these built-in checks without importing the others; None if the site has its own checks.
 
-    Only checks that a layer of the settings names are added. None if the site has its own checks. Raises ConfigError
-    where load_settings() does; its message knows only these checks.
+    Checks that a settings layer names are added to `checks`. Raises ConfigError where load_settings() does; its message
+    can suggest only these checks.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_named_files, resolve_settings
@@ -209,7 +211,7 @@ def load_settings_for(args: argparse.Namespace, checks: dict[str, Check]) -> Loa
 
 
 def _section_checks(table: Mapping[str, Any]) -> list[Any]:
-    """Return [node.checks.*] of each [[node]] section."""
+    """Return the [node.checks.*] tables from each [[node]] section."""
     sections = table.get("node", [])
     return [section.get("checks", {}) for section in sections] if isinstance(sections, list) else []
 
@@ -217,10 +219,10 @@ def _section_checks(table: Mapping[str, Any]) -> list[Any]:
 def load_settings_at(
     args: argparse.Namespace, node: str, lower_layers: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
 ) -> tuple[Loaded | None, dict[str, Check]]:
-    """Return the named settings file for another `node`, on top of that node's profile and baseline, and the checks of
-    this node.
+    """Return the settings in the named file for another `node`, and this node's checks.
 
-    The settings are None if no file was named. Raises ConfigError.
+    The layers below the file are the other node's profile and baseline. The settings are None if no file was named.
+    Raises ConfigError.
     """
     from healthd.agent.settings import config, registry
     from healthd.agent.settings.effective import resolve_settings
@@ -236,10 +238,10 @@ def load_settings_at(
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
-    """Return setting -> (flag, value) of the given flags.
+    """Return a dict that maps each setting overridden by a given flag to (flag, value).
 
-    A relative path becomes absolute, because the worker that reads it has another current directory. (A fake machine, a
-    profile or a kernel log may be a name instead.)
+    A relative path becomes absolute, because the worker that reads it has a different current directory. (A fake
+    machine, a profile or a kernel log may be a name instead.)
     """
     from healthd.agent.settings.limits import KERNEL_LOGS
 
@@ -254,16 +256,16 @@ def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
 
 
 def runtime_dir(args: argparse.Namespace, default: str = RUNTIME_DIR) -> str:
-    """Return the directory of the daemon's socket. Raises Stop.
+    """Return the directory with the daemon's socket. Raises Stop.
 
-    Other errors in the file are ignored, because the daemon may run with its earlier settings. If the file cannot be
-    read, this prints a note and returns the default.
+    Errors in other settings are ignored, because the daemon may still run with its earlier settings. If the file cannot
+    be read, print a note and return the default.
     """
     return _directory(args, "runtime_dir", default)
 
 
 def state_dir(args: argparse.Namespace) -> str:
-    """Return the directory of the daemon's state; errors are handled as in `runtime_dir`."""
+    """Return the daemon's state directory. Errors are handled as in `runtime_dir`."""
     return _directory(args, "state_dir", STATE_DIR)
 
 
@@ -281,9 +283,9 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
         try:
             table = read_file(file, required=True)
         except config.ConfigError as error:
-            if required and _is_missing(file):  # a typo: the user may mean another daemon than the default one
+            if required and _is_missing(file):  # a typo: the user may mean another daemon than the default
                 raise
-            write_error(f"healthd: note: the settings have an error ({error}); assuming {name} {default}")
+            write_error(f"healthd: note: the settings contain an error ({error}); using {name} {default}")
             return default
         return config.read_directory(table, file, name)
 
@@ -294,7 +296,7 @@ def _is_missing(file: str) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        pass  # it exists, but is not accessible
+        pass  # the file exists, but is not accessible
     return False
 
 
@@ -309,7 +311,7 @@ def settings_errors_as_usage() -> Iterator[None]:
 
 
 def require_scenario(loaded: Loaded) -> None:
-    """Raise ConfigError for an invalid scenario file, which would otherwise fail every GPU check."""
+    """Raise ConfigError for an invalid scenario file. Otherwise every GPU check would fail."""
     if loaded.settings.nvml.fake:
         from healthd.agent.settings.config import ConfigError
         from healthd.common.codec import ConvertError

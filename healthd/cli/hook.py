@@ -1,7 +1,7 @@
 """Commands called by Slurm: `healthd hook epilog` and `healthd hook healthcheck`.
 
-They are small and bounded, because they start on every node of a job in the same second. The prolog is plain sh
-(packaging/slurm/prolog): it has no time for an interpreter.
+They are small and bounded, because they start on all nodes of a job in the same second. The prolog is plain sh
+(packaging/slurm/prolog), because it has no time to start an interpreter.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from healthd.common.text import is_decimal
 MAX_WAIT_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.25
-# A validation in the epilog: its minimum, the time to end its programs, and the time for this process to exit.
+# For a validation in the epilog: its minimum time, the time to end its programs, and the time to exit this process.
 MIN_SECONDS, ENDING_SECONDS, EXIT_SECONDS = 2.0, 4.0, 0.5
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HEALTHCHECK_SECONDS = 10.0  # slurmd would kill it after 60 s, and may start the next one before that
-# A verdict is valid for three rounds, and an interval is at most a week (limits.Period); its end is in epoch seconds.
+HEALTHCHECK_SECONDS = 10.0  # slurmd kills it after 60 s, and may start the next one before that
+# A verdict is valid for three rounds, and an interval is at most a week (limits.Period). It expires at epoch seconds.
 MAX_VERDICT_SECONDS, EPOCH_DIGITS = 3 * 7 * 86400.0, 11
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # exit statuses of healthcheck
 
 
 def end_after(seconds: float) -> None:
-    """End this process after `seconds`, wherever it waits, with status 0: a slow hook must not fail a node."""
+    """End this process after `seconds` with status 0, wherever it waits, so that a slow hook does not fail a node."""
 
     def end(_number: int, _frame: object) -> NoReturn:
         os._exit(0)
@@ -44,7 +44,7 @@ def end_after(seconds: float) -> None:
 
 
 def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
-    """Report the end of `job` to the daemon, and wait for its checks. Return the result as one sentence."""
+    """Report the end of `job` to the daemon and wait for its checks. Return the result as one sentence."""
     began = time.monotonic()
     deadline = began + wait_seconds
     pause = FIRST_PAUSE_SECONDS
@@ -72,7 +72,8 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
 def _run_programs(programs: object, deadline: float, runtime_dir: str, job: str) -> str:
     """Run the programs that the daemon requests after the last job (a validation), and report the job end again.
 
-    They must end ENDING_SECONDS before the deadline, for ending their own programs; then the daemon checks the result.
+    The programs get SIGTERM ENDING_SECONDS before the deadline, so that they can end their own programs. Then the
+    daemon checks the result.
     """
     results = []
     for item in programs if isinstance(programs, list) else []:
@@ -90,7 +91,7 @@ def _run_programs(programs: object, deadline: float, runtime_dir: str, job: str)
 
 
 def _run_program(argv: tuple[str, ...], deadline: float) -> str:
-    """Run one program. At the deadline it gets SIGTERM, and is not waited for."""
+    """Run one program. At the deadline, send SIGTERM without waiting for its end."""
     import subprocess
 
     program = subprocess.Popen(
@@ -106,7 +107,7 @@ def _run_program(argv: tuple[str, ...], deadline: float) -> str:
         status = program.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
         program.terminate()
-        program.returncode = 0  # it ends by itself; suppresses the warning of subprocess
+        program.returncode = 0  # it ends by itself; this suppresses subprocess's warning
         return "the validation took too long"
     return f"validated (status {status})"
 
@@ -114,7 +115,7 @@ def _run_program(argv: tuple[str, ...], deadline: float) -> str:
 def is_trusted_request(daemon_uid: int, own_uid: int) -> bool:
     """Return True if commands from a daemon with `daemon_uid` may be run by a process with `own_uid`.
 
-    They gain no rights if the daemon is root's, or has the same user.
+    The commands gain no rights if the daemon runs as root or as the same user.
     """
     return daemon_uid in (0, own_uid)
 
@@ -124,10 +125,10 @@ def _query(runtime_dir: str, request: dict[str, Any], deadline: float) -> Answer
 
 
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
-    """Return (status, sentence) from the verdict file alone: no socket, no check, no Slurm.
+    """Return (status, sentence), using only the verdict file: no socket, no check, no Slurm.
 
-    slurmd may start the next one while this one hangs. A lock cannot prevent that: every user may read the verdict, so
-    every user could hold the lock.
+    slurmd may start the next process while this one hangs. A lock cannot prevent that: every user may read the verdict,
+    so every user could take the lock.
     """
     path = os.path.join(runtime_dir, VERDICT_FILE)
     try:
@@ -137,9 +138,9 @@ def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
         return NO_VERDICT, f"no verdict: {path}: {error.strerror}"
     word, expires, why = (*text.decode("ascii", "replace").strip().split(" ", 2), "", "", "")[:3]
     if not is_decimal(expires[:EPOCH_DIGITS]) or (ends := int(expires[:EPOCH_DIGITS])) <= now:
-        return NO_VERDICT, "the verdict is too old: healthd is not running, or hangs"
+        return NO_VERDICT, "the verdict has expired: healthd is not running, or it hangs"
     if len(expires) > EPOCH_DIGITS or ends > now + MAX_VERDICT_SECONDS:
-        return NO_VERDICT, f"no verdict: {path} expires too far in the future to be from a daemon"
+        return NO_VERDICT, f"no verdict: {path} expires too far in the future, so no daemon wrote it"
     return (DRAINED if word == "drain" else USABLE), f"{word}: {why}"
 
 
@@ -161,7 +162,7 @@ def _hook_epilog(args: argparse.Namespace) -> int:
 
 
 def _wait_seconds(text: str) -> float:
-    """Return --wait in seconds. For an invalid value return the default, so that a typo does not fail the epilog."""
+    """Return --wait in seconds. Use the default for an invalid value, so that a typo does not fail the epilog."""
     with suppress(ValueError):
         if 0.0 <= (seconds := float(text)) <= MAX_WAIT_SECONDS:
             return seconds
@@ -179,11 +180,11 @@ COMMANDS = {
     "hook epilog": Command(
         _hook_epilog_arguments,
         _hook_epilog,
-        "Check the GPUs after a job and wait for the result, for Slurm's epilog. Exit status: always 0.",
+        "Check the GPUs after a job and wait for the result (for Slurm's Epilog). Exit status: always 0.",
     ),
     "hook healthcheck": Command(
         flags.add_client_flags,
         _hook_healthcheck,
-        "Print the daemon's decision, for HealthCheckProgram. Exit status: 0 usable, 2 drained, 3 no daemon.",
+        "Print the daemon's decision (for HealthCheckProgram). Exit status: 0 usable, 2 drained, 3 no daemon.",
     ),
 }

@@ -1,5 +1,6 @@
-"""Entry point of `healthd COMMAND ...`. Each command imports only the module of its family, which imports the rest
-late.
+"""Entry point of `healthd COMMAND ...`.
+
+Each command imports only its family's module, which imports everything else when it is needed.
 
 Exit status: 0 done or healthy, 1 warning or refused, 2 degraded or critical, 3 unknown or no answer, 64 usage error.
 """
@@ -25,39 +26,39 @@ usage: healthd COMMAND [...]        healthd COMMAND --help for its options
 inspect
   check [NAME ...]            run the checks once, without the daemon
   record [FILE]               run the checks and save everything they read
-  scan FILE|-                 find faults in a kernel log of any machine
+  scan FILE|-                 find faults in a kernel log from any machine
   status                      show open conditions, decisions and Slurm state
   events [FILE|DIR ...]       show what healthd found and did on this node
-  explain CODE                explain a code: meaning, importance, what to do
+  explain CODE                explain a code: what it means and what to do
   list                        list the checks and their intervals
-  failslow FILE|DIR           find the worker that slows a job
+  failslow FILE|DIR           find the worker that slows down a job
   failslow period FILE        find the duration of an iteration
-  failslow plan FILE|DIR      find which remedy is worth its cost, and when
-  failslow split              divide micro-batches by the speed of each group
+  failslow plan FILE|DIR      find out which remedy is worth its cost, and when
+  failslow split              divide micro-batches by each group's speed
   validate                    measure this node's GPUs, links and ports
 
 control the running daemon
   ack CODE [PART] --for 2h --why TEXT
                               acknowledge a condition: no drain until it expires
-  unack CODE [PART]           end an acknowledgement before its time
-  repaired CODE [PART]        report a repair: check again, resume if all passes
+  unack CODE [PART]           end an acknowledgement early
+  repaired CODE [PART]        report a repair: check again, resume if all pass
   pause --for 30m --why TEXT  change nothing in Slurm for a while
   unpause                     end the pause
   failslow pause --for 2h --why TEXT
                               report no new slow jobs for a while
   failslow unpause            report slow jobs again
-  reload                      read the settings again
+  reload                      reload the settings
 
 called by Slurm
   hook epilog                 check the GPUs after a job
-  hook healthcheck            print the decision, for HealthCheckProgram
+  hook healthcheck            print the decision for HealthCheckProgram
 
 set up
   run                         run the daemon in the foreground
-  config check [FILE]         print every error in the settings
-  config show                 print every setting and its source
-  baseline                    record this node's hardware, for the checks
-  doctor                      show what works here, what does not, and the fix
+  config check [FILE]         print all errors in the settings
+  config show                 print all settings and their sources
+  baseline                    record this node's hardware for the checks
+  doctor                      show what works here, what does not, and fixes
   completion bash|zsh|fish    print the completion script for your shell
 
 fleet, on the central host (extra "fleet": docs/deploy.md)
@@ -65,10 +66,10 @@ fleet, on the central host (extra "fleet": docs/deploy.md)
   fleet prune                 delete data older than a date
   fleet status                show drained and broken nodes, from Prometheus;
                               needs no extra
-  fleet query [NAME|FILE.sql] query the store: jobs by state, faults seen with
+  fleet query [NAME|FILE.sql] query the store: jobs by state, faults seen near
                               failures, unobserved periods, ...
   fleet states                show how jobs ended and how GPU time was used
-  fleet goodput               show the work lost when nodes failed
+  fleet goodput               show the work lost to node failures
   fleet availability          show how long nodes were up or out of service
   fleet nccl DIR              find the rank that blocks a stuck job
   fleet attribution           show likely causes of failed jobs
@@ -78,18 +79,18 @@ fleet, on the central host (extra "fleet": docs/deploy.md)
   fleet report --out DIR      write all answers to one page
   fleet alarms                show completed jobs that saw a failing check
   fleet checks                show which check detects a fault first, and the
-                              time until the drain
-  fleet links                 show flaps, errors and lost speed of links
-  fleet failslow              show the cost of slow jobs, by node
+                              time until the node is drained
+  fleet links                 show link flaps, errors and lost speed
+  fleet failslow              show the cost of slow jobs by node
   fleet compare A B           compare two periods or partitions
 
 examples
   healthd check                        # exit status: 0 healthy, 1 warning,
   healthd check --json | jq .health    #   2 degraded or critical, 3 unknown
-  healthd check --fake-nvml dgx-h100   # without a GPU: a fake DGX H100
-  healthd check --replay gpu-042.rec   # evaluate a recording of another node
-  healthd scan /var/log/kern.log.1.gz  # incidents, first cause on top
-  healthd events --since 2d            # findings and actions of two days
+  healthd check --fake-nvml dgx-h100   # simulate a DGX H100; needs no GPU
+  healthd check --replay gpu-042.rec   # evaluate a recording from another node
+  healthd scan /var/log/kern.log.1.gz  # incidents in chronological order
+  healthd events --since 2d            # findings and actions since two days ago
   healthd explain gpu_xid/79
   healthd failslow job.csv --series worker --value step_time
   healthd repaired gpu_xid/79 0000:1b:00.0
@@ -97,7 +98,7 @@ examples
 
 settings: /etc/healthd/healthd.toml         manual: man healthd, docs/
 """
-# command -> the module of its family, with a table COMMANDS.
+# Maps each command to its family's module, which has a COMMANDS table.
 FAMILIES = {
     "run": "run",
     "check": "check",
@@ -149,9 +150,9 @@ FAMILIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status. An error is one sentence on standard error.
+    """Run a command and return the exit status. An error is printed as one sentence on standard error.
 
-    None: the arguments of this process, which ends afterwards.
+    With `argv` None, use this process's arguments, and assume that the process exits afterwards.
     """
     if argv is not None:
         return _main(argv)
@@ -175,7 +176,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _version() -> str:
-    """Return the version, followed by the version of the distribution's package if healthd was installed from one."""
+    """Return the version. If healthd was installed from a distribution package, add the package version."""
     from healthd import __version__
 
     try:
@@ -211,7 +212,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def command(name: str) -> Command:
-    """Return a command; imports its family."""
+    """Import the command's family and return the command."""
     commands: dict[str, Command] = import_module(f"healthd.cli.{FAMILIES[name]}").COMMANDS
     return commands[name]
 
@@ -220,16 +221,16 @@ def _hint(name: str) -> str:
     from healthd.common.codec import spelling_hint
 
     if name.startswith("-"):
-        return "; write the command first, then its options"
+        return "; put the command before its options"
     first = name.partition(" ")[0]
     if first in GROUPS:
         return spelling_hint(name, (family for family in FAMILIES if family.startswith(f"{first} ")))
     hint = spelling_hint(name, {*FAMILIES, *GROUPS})
-    return hint if "mean" in hint else "; healthd --help shows all"
+    return hint if "mean" in hint else "; healthd --help lists all commands"
 
 
 def _group_help(first: str) -> str:
-    """Return the help of a group: each command with its summary, and its first example, in 80 columns."""
+    """Return the help for a group, in 80 columns: each command's summary and first example."""
     import textwrap
 
     subcommands = {name: command(name) for name in FAMILIES if name.startswith(f"{first} ")}

@@ -1,4 +1,4 @@
-"""Conversion of a round to its recording, and of a recording to a round with its settings."""
+"""Conversion of a round of checks into a recording, and of a recording into the settings and answers to replay it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.host.host import Host
 
 
 def record(loaded: Loaded, found: RoundResult, notes: Mapping[RunName, Notes]) -> Recording:
-    """Return the recording of a round. `notes`: the queries of each run."""
+    """Return a recording of the round. `notes`: the queries that each run made."""
     settings = loaded.settings
     log = found.kernel_log
     return Recording(
@@ -41,7 +41,7 @@ def record(loaded: Loaded, found: RoundResult, notes: Mapping[RunName, Notes]) -
 
 
 def _baseline_rows(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield (check, instance, the settings from the baseline)."""
+    """Yield (check, instance, names of the settings that come from the baseline)."""
     for (check, instance), config in loaded.checks.items():
         paths = {f.name: setting_path(check, instance, f.name) for f in fields_of(type(config))}
         names = [name for name, path in paths.items() if loaded.origins.get(path) == loaded.settings.baseline_file]
@@ -50,9 +50,9 @@ def _baseline_rows(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]
 
 
 def lower_layers(recording: Recording, settings: Settings, available: Mapping[str, Check]) -> list[Layer]:
-    """Return the layers below the recorded node's settings: the values that a profile guessed, and its baseline.
+    """Return the layers below the recorded node's settings: values guessed by a profile, and the node's baseline.
 
-    They are used below other settings too, unless these disable them or name another profile.
+    They are also used below other settings, unless those settings disable them or name another profile.
     """
     found = []
     if settings.profile == "auto":
@@ -68,9 +68,7 @@ def lower_layers(recording: Recording, settings: Settings, available: Mapping[st
 def _tables(
     recording: Recording, chosen: Iterable[tuple[str, str, Sequence[str]]], available: Mapping[str, Check]
 ) -> dict[str, Any]:
-    """Return these settings of these runs, as in a settings file. Settings that this version does not have are
-    omitted.
-    """
+    """Return the named settings for the named runs, as in a settings file. Omit settings that this version lacks."""
     recorded = {(check, instance): table for check, instance, table in recording.checks}
     tables: dict[str, Any] = {}
     for check, instance, names in chosen:
@@ -86,12 +84,12 @@ def _tables(
 
 
 def _all_settings(config: CheckConfig) -> dict[str, Any]:
-    """Return all settings, also those at their default: another version may have other defaults."""
+    """Return all settings, including those at their defaults: another version may have different defaults."""
     return {f.name: dump(getattr(config, f.name)) for f in fields_of(type(config))}
 
 
 def _with_notes(runs: Iterable[RecordedRun], notes: Mapping[RunName, Notes]) -> Iterator[RecordedRun]:
-    """Yield runs with the queries in the first run of each name: those of another run with this name are equal."""
+    """Yield the runs. Only the first run with each name gets the queries, because the others make the same queries."""
     remaining = dict(notes)
     for run in runs:
         noted = remaining.pop(run.name, Notes({}))
@@ -99,7 +97,7 @@ def _with_notes(runs: Iterable[RecordedRun], notes: Mapping[RunName, Notes]) -> 
 
 
 def count_answers(recording: Recording) -> tuple[int, list[str]]:
-    """Return the number of answers in a recording, and a sentence for each query in which a run hung or died."""
+    """Return the number of answers in a recording, and a sentence for each query during which a run hung or died."""
     unanswered = [
         f"{run.check} {run.instance}".rstrip() + f" had no answer to: {run.unanswered}"
         for run in recording.runs
@@ -133,20 +131,20 @@ def _config(check: str, instance: str, table: dict[str, Any], available: Mapping
 
 
 def at_that_node(loaded: Loaded, recording: Recording) -> Loaded:
-    """Return these settings for the node of the recording."""
+    """Return these settings, for the node in the recording."""
     settings = replace(loaded.settings, node_name=recording.node, root=recording.root)
     return replace(loaded, settings=settings)
 
 
 def recorded_kernel_log(recording: Recording) -> KernelLogReader | None:
-    """Return a function that returns the recorded lines or raises the recorded OSError; None if no log was read.
+    """Return a function that returns the recorded lines or raises the recorded OSError. None if no log was read.
 
     Raises RecordingError.
     """
     if recording.kernel_error is not None:
         error = unpack(recording.kernel_error)
         if not isinstance(error, OSError):
-            raise RecordingError("the recording has an invalid error of the kernel log")
+            raise RecordingError("the recording has an invalid kernel log error")
         return lambda: _raise(error)
     if recording.kernel_lines is None:
         return None

@@ -25,9 +25,9 @@ COMMANDS = {
     "run": Command(
         flags.add_daemon_flags,
         _run,
-        "Run the daemon in the foreground until SIGTERM. SIGHUP reads the settings again. Flags override the file.",
+        "Run the daemon in the foreground until SIGTERM. SIGHUP reloads the settings. Flags override the file.",
         "  healthd run                        # as systemd does\n"
-        "  # a second daemon beside it, to try things out:\n"
+        "  # a second daemon alongside it, to try things out:\n"
         "  healthd run --fake-nvml dgx-h100 --kernel-log /tmp/log --listen off \\\n"
         "              --runtime-dir /tmp/h --state-dir /tmp/h/state\n",
     ),

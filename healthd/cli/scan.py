@@ -1,4 +1,4 @@
-"""`healthd scan`: find faults in a kernel log of any machine."""
+"""`healthd scan`: find faults in a kernel log from any machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 
 def _scan_arguments(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="log file, also .gz, .xz or .bz2; -: standard input")
+    parser.add_argument("file", metavar="FILE", help="log file, may be .gz, .xz or .bz2; -: standard input")
     parser.add_argument("--json", action="store_true", help="print one JSON object per event and line (docs/json.md)")
     parser.add_argument(
         "--config",
         metavar="FILE",
         help=f"settings with [kernel_log.patterns] (default: {DEFAULT_FILE}, if it exists)",
     )
-    parser.add_argument(
-        "--unknown", action="store_true", help="list the lines of known drivers that no rule recognises"
-    )
+    parser.add_argument("--unknown", action="store_true", help="list lines from known drivers that no rule recognises")
 
 
 def _scan(args: argparse.Namespace) -> int:
@@ -41,8 +39,8 @@ def _scan(args: argparse.Namespace) -> int:
     from healthd.scan.lines import Tally
     from healthd.scan.messages import messages
 
-    # Only waiting events have reference cycles, which end with them. A search of a million messages for other cycles
-    # would take a tenth of the time.
+    # Only waiting events have reference cycles, and these cycles end with the events. Searching a million messages for
+    # other cycles would take a tenth of the time.
     gc.freeze()
     gc.set_threshold(100_000)
     _use_patterns(args.config)
@@ -78,10 +76,10 @@ def _scan(args: argparse.Namespace) -> int:
 
 
 def _use_patterns(path: str | None) -> None:
-    """Use the site's patterns as the daemon does.
+    """Use the site's patterns, as the daemon does.
 
-    If the default file cannot be read, print a note: scan is for logs of any machine, and for users who may not read
-    this machine's settings.
+    If the default file cannot be read, only print a note: scan accepts logs from any machine, and its users may not be
+    allowed to read this machine's settings.
     """
     import os
 
@@ -97,15 +95,15 @@ def _use_patterns(path: str | None) -> None:
         except ConfigError as error:
             if path is not None:
                 raise
-            write_error(f"healthd scan: note: without the site's patterns: {error}")
+            write_error(f"healthd scan: note: scanning without the site's patterns: {error}")
             return
     use_patterns(patterns)
 
 
 def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
-    """Yield the lines of known drivers that no rule recognises as JSON: each text, or one object per driver.
+    """Yield lines from known drivers that no rule recognises, as JSON: one object per text, or one per driver.
 
-    The counts are complete only when all events have been read.
+    The counts are complete only after all events have been read.
     """
     from healthd.scan.findings import unrecognised_line
 
@@ -118,7 +116,7 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
 
 
 def _until_damaged(blocks: Iterator[Block], problem: list[str]) -> Iterator[Block]:
-    """Yield the blocks up to an error, which is added to `problem`."""
+    """Yield the blocks up to the first error, which is appended to `problem`."""
     from healthd.scan.log_file import LogError
 
     try:
@@ -136,7 +134,7 @@ def _no_kernel_log(tally: Tally) -> str:
 
 
 def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """Return one function for all built-in checks that evaluate kernel events, with their default settings."""
+    """Return a function that evaluates kernel events with all built-in checks at their default settings."""
     from healthd.agent.conditions import intake
     from healthd.agent.settings import registry
     from healthd.common.guard import KERNEL_LOG, drop
@@ -159,9 +157,10 @@ COMMANDS = {
     "scan": Command(
         _scan_arguments,
         _scan,
-        "Find faults in the kernel log of any machine. Formats: dmesg, syslog, journalctl (also -o json), a dump of "
-        "/dev/kmsg, a serial console, pdsh. Incidents are in order of time, the first cause on top. The machine's "
-        "configuration is unknown, so faults that depend on it (is this the root file system?) are only warnings.\n"
+        "Find faults in a kernel log from any machine. Formats: dmesg, syslog, journalctl (also -o json), a dump of "
+        "/dev/kmsg, a serial console, pdsh. Incidents are in chronological order, and each begins with its first "
+        "cause. The machine's configuration is unknown, so faults that depend on it (is this the root file system?) "
+        "are only warnings.\n"
         "Exit status: 0 no fault, 1 warning, 2 degraded or critical, 3 not a kernel log or unreadable, 64 usage error.",
         "  healthd scan /var/log/kern.log.2.gz\n"
         "  ssh node17 dmesg -T | healthd scan -\n"

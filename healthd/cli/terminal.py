@@ -1,4 +1,4 @@
-"""Output of a command: text on standard output, one sentence on standard error, an exit status."""
+"""A command's output: text on standard output, one sentence on standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthd.common.text import is_decimal, regex
 if TYPE_CHECKING:
     from healthd.common.page import Page
 
-# C0 and C1 without tab and line feed, and ESC unless it begins a colour: ECMA-48, "8.3.117 SGR".
+# C0 and C1 controls except tab and line feed, and ESC unless it starts a colour sequence (ECMA-48, "8.3.117 SGR").
 CONTROL_CHARACTERS = regex(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]{1,16}m)")
 
 OK, REFUSED, UNKNOWN, USAGE_ERROR, INTERRUPTED = 0, 1, 3, 64, 130
@@ -23,7 +23,7 @@ HEALTH_STATUS = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unk
 
 
 class Stop(HealthdError):
-    """End of the command, with one sentence for the user and the exit status."""
+    """Ends the command with one sentence for the user and an exit status."""
 
     def __init__(self, sentence: str, status: int = USAGE_ERROR) -> None:
         super().__init__(sentence)
@@ -33,16 +33,16 @@ class Stop(HealthdError):
 def prepare() -> None:
     """Prepare the standard streams.
 
-    With LANG=C print a question mark rather than a traceback. A closed standard stream becomes /dev/null, so that no
-    socket gets its number.
+    With LANG=C, characters that cannot be encoded are printed as question marks and do not cause a traceback. A closed
+    standard stream is replaced by /dev/null, so that no socket gets its number.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number: this one
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this stream's
             os.set_inheritable(opened, True)
-    if sys.stderr is None:  # it was closed; otherwise errors would be printed to standard output
+    if sys.stderr is None:  # closed; otherwise errors would be printed on standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- open until this process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -50,14 +50,14 @@ def prepare() -> None:
 
 
 def write_output(text: str, status: int = OK) -> int:
-    """Write to standard output, and return `status`. Without a reader, end silently."""
+    """Write to standard output and return `status`. Ignore a reader that is gone."""
     if sys.stdout is not None:
         _write(text)
     return status
 
 
 def write_stream(texts: Iterable[str]) -> None:
-    """Write the texts as they come; end when the reader is gone."""
+    """Write each text as soon as it is available. Stop when the reader is gone."""
     for text in texts:
         if not _write(text):
             return
@@ -70,7 +70,7 @@ def _write(text: str) -> bool:
         sys.stdout.flush()
         return True
     except OSError as error:
-        # Discard the rest of the buffer; otherwise the interpreter reports an error at its exit.
+        # Discard the rest of the buffer; otherwise the interpreter reports an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise Stop(f"healthd: standard output cannot be written: {error.strerror}", UNKNOWN) from None
@@ -78,33 +78,33 @@ def _write(text: str) -> bool:
 
 
 def harmless(text: str) -> str:
-    """Return the text without control sequences, except line ends, tabs and the colours of render.py.
+    """Return the text without control characters, except line feeds, tabs and render.py's colours.
 
-    External text is made printable where it is rendered; this protects against a forgotten case.
+    External text is made printable where it is rendered; this guards against a place that forgets to.
     """
     return CONTROL_CHARACTERS.sub("?", text)
 
 
 def write_error(sentence: str, status: int = OK) -> int:
-    """Write one line to standard error, and return `status`."""
+    """Write one line to standard error and return `status`."""
     from healthd.common.page import plain
 
-    with suppress(OSError):  # without a reader, the exit status is sufficient
+    with suppress(OSError):  # without a reader, the exit status is enough
         print(plain(sentence), file=sys.stderr, flush=True)
     return status
 
 
 def usage(text: str) -> int:
-    """Write the usage to standard error after a call without required arguments. Return USAGE_ERROR."""
+    """Write the usage to standard error when required arguments are missing. Return USAGE_ERROR."""
     with suppress(OSError):
         print(text, end="", file=sys.stderr, flush=True)
     return USAGE_ERROR
 
 
 def page() -> Page:
-    """Return the page of standard output.
+    """Return the page settings for standard output.
 
-    It is as wide as the terminal, where long rows are folded; in colour on a terminal, unless NO_COLOR is set
+    On a terminal, the page has the terminal's width, wraps long rows and is in colour, unless NO_COLOR is set
     (no-color.org).
     """
     from healthd.common.page import Page
@@ -115,13 +115,13 @@ def page() -> Page:
 
 
 def _columns() -> int:
-    """Return the width, like shutil.get_terminal_size((100, 24)), which would import bz2 and lzma."""
+    """Return the terminal width, like shutil.get_terminal_size((100, 24)) but without importing bz2 and lzma."""
     columns = os.environ.get("COLUMNS", "")
     if is_decimal(columns) and int(columns) > 0:
         return int(columns)
     try:
         return os.get_terminal_size(sys.__stdout__.fileno()).columns or 100  # type: ignore[union-attr]
-    except (AttributeError, ValueError, OSError):  # it is closed, or no terminal
+    except (AttributeError, ValueError, OSError):  # closed, or not a terminal
         return 100
 
 
@@ -131,13 +131,13 @@ def as_json(document: Any) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-PIECES_PER_BATCH = 10_000  # of JSON, a few characters each
+PIECES_PER_BATCH = 10_000  # pieces of JSON, a few characters each
 
 
 def json_pieces(document: Any) -> Iterator[str]:
-    """Yield the document as JSON in pieces, so that a large one is never whole in memory.
+    """Yield the document as JSON in pieces, so that the whole text of a large document is never in memory.
 
-    A number without a JSON form (NaN, an infinity) becomes null, in the document too.
+    A number that JSON cannot represent (NaN, infinity) becomes null. This also changes `document`.
     """
     import json
     from itertools import islice
@@ -149,7 +149,7 @@ def json_pieces(document: Any) -> Iterator[str]:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that are not finite by None in dicts and lists."""
+    """Replace numbers that are not finite with None, in dicts and lists."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, tuple):

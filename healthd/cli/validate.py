@@ -30,23 +30,23 @@ WHY = {"manual", "before_resume", "epilog", "nodes"}
 def _flags(parser: Parser) -> None:
     parser.add_argument("--quick", action="store_true", help="gemm, memory, pcie, p2p and cpu only, within 30 s")
     parser.add_argument("--seconds", metavar="N", help="time limit (default: 900, with --quick 30)")
-    parser.add_argument("--only", metavar="A,B", help="only these of gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu")
-    parser.add_argument("--force", action="store_true", help="run even if a job is on the node; both become slow")
+    parser.add_argument("--only", metavar="A,B", help="run only these: gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu")
+    parser.add_argument("--force", action="store_true", help="run even if a job is on the node; both will be slow")
     parser.add_argument("--why", choices=sorted(WHY), default="manual", help=argparse.SUPPRESS)
     parser.add_argument("--show", action="store_true", help="measure nothing; show the last result")
     parser.add_argument(
-        "--nodes", metavar="A,B", help="validate these nodes and the links between them, in a maintenance reservation"
+        "--nodes", metavar="A,B", help="validate these nodes and the links between them in a maintenance reservation"
     )
-    parser.add_argument("--pair", metavar="PASS", help=argparse.SUPPRESS)  # what --nodes runs on each node
-    parser.add_argument("--plan", metavar="N", help="only print the passes between N parts: sender and receiver")
-    parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="shape of the plan (default: ring)")
+    parser.add_argument("--pair", metavar="PASS", help=argparse.SUPPRESS)  # --nodes runs this on each node
+    parser.add_argument("--plan", metavar="N", help="only print the passes between N parts, as sender>receiver")
+    parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="shape for --plan (default: ring)")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.add_config_flag(parser)
-    parser.add_argument("--root", metavar="DIR", help="read /proc and /sys below DIR")
+    parser.add_argument("--root", metavar="DIR", help="read /proc and /sys under DIR")
     parser.add_argument("--profile", metavar="NAME|FILE", help="expected hardware: auto (default), none, dgx-h100, ...")
     parser.add_argument("--node-name", metavar="NAME", help="NodeName in Slurm (default: the host name)")
-    parser.add_argument("--state-dir", metavar="DIR", help="directory of the result and the history")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="directory of the lock")
+    parser.add_argument("--state-dir", metavar="DIR", help="directory for the result and the history")
+    parser.add_argument("--runtime-dir", metavar="DIR", help="directory for the lock")
 
 
 def _validate(args: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _measure_nodes(args: argparse.Namespace) -> int:
-    """Validate several nodes from a host with Slurm's commands. Each node saves its own result; none is saved here."""
+    """Validate several nodes from a host with Slurm's commands. Each node saves its own result; this host does not."""
     from healthd.common.slurm.hostlist import HostListError, expand
     from healthd.common.slurm.lemon_command import is_node_name
     from healthd.validation import across_nodes as several
@@ -82,7 +82,7 @@ def _measure_nodes(args: argparse.Namespace) -> int:
     if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
         raise Stop(f'healthd validate: --nodes must be different node names, got "{args.nodes}"; example: n[1-4]')
     if os.geteuid() != 0:
-        raise Stop("healthd validate: --nodes creates a reservation and writes root's files: run it as root")
+        raise Stop("healthd validate: --nodes creates a reservation and writes files owned by root; run it as root")
     options = (*(("--quick",) if args.quick else ()), *(("--only", args.only) if args.only is not None else ()))
     passes = tuple(tuple((names[a], names[b]) for a, b in pairs) for pairs in ring(len(names)))
     request = ReservationRequest(
@@ -133,7 +133,8 @@ def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
     if jobs and not args.force:
         job_list = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise Stop(
-            f"healthd validate: job {job_list} runs on this node, and both would be slow; --force runs anyway", UNKNOWN
+            f"healthd validate: job {job_list} is running on this node, and both would be slow; --force runs anyway",
+            UNKNOWN,
         )
     stop = end_on_signals()
     adopt_orphans()
@@ -154,7 +155,7 @@ def _print_validation(validation: Validation, as_document: bool) -> int:
 
 
 def _last_validation(state_dir: str) -> Validation:
-    """Return the last validation of this node. Raises Stop."""
+    """Return this node's last validation. Raises Stop."""
     from healthd.common import ownership
     from healthd.validation import document
 
@@ -162,7 +163,7 @@ def _last_validation(state_dir: str) -> Validation:
     try:
         return document.parse(ownership.read(path).decode("utf-8", "replace"))
     except FileNotFoundError:
-        raise Stop(f"healthd validate: this node has no result yet ({path}); run healthd validate", UNKNOWN) from None
+        raise Stop(f"healthd validate: no result for this node yet ({path}); run healthd validate", UNKNOWN) from None
     except OSError as error:
         raise Stop(f"healthd validate: {path}: {error.strerror or error}", UNKNOWN) from None
     except document.NotAValidation as error:
@@ -170,7 +171,7 @@ def _last_validation(state_dir: str) -> Validation:
 
 
 def _config(loaded: Loaded) -> CheckConfig | None:
-    """Return [checks.validation]."""
+    """Return the [checks.validation] settings."""
     configs = {**loaded.disabled, **loaded.checks}
     return next((config for name, config in configs.items() if str(name.check) == "validation"), None)
 
@@ -208,9 +209,9 @@ def _seconds(args: argparse.Namespace) -> float:
 
 @contextmanager
 def _alone(runtime_dir: str) -> Iterator[None]:
-    """Run one validation at a time.
+    """Ensure that only one validation runs at a time.
 
-    A user who may not write the lock runs without one, so a job's prolog cannot end the validation: print a note.
+    A user who may not write the lock file runs without it, so a job's prolog cannot end the validation. Print a note.
     """
     from healthd.validation import run
 
@@ -222,7 +223,7 @@ def _alone(runtime_dir: str) -> Iterator[None]:
     except OSError as error:
         if not run.is_permission_error(error):
             raise Stop(f"healthd validate: {runtime_dir}: {error.strerror or error}", UNKNOWN) from None
-        write_error("healthd validate: not running as root: a job that starts does not end this validation")
+        write_error("healthd validate: not running as root, so a starting job cannot end this validation")
         yield
         return
     try:
@@ -239,7 +240,7 @@ def _save(state_dir: str, validation: Validation, past: dict[tuple[str, str, str
     except OSError as error:
         why = "not as root" if run.is_permission_error(error) and os.geteuid() != 0 else (error.strerror or str(error))
         write_error(
-            f"healthd validate: the result is not saved in {state_dir}: {why}; the daemon cannot see it", REFUSED
+            f"healthd validate: the result was not saved in {state_dir}: {why}; the daemon cannot use it", REFUSED
         )
 
 
@@ -258,7 +259,7 @@ Result = Mapping[str, Any]
 
 
 def text(document: Mapping[str, Any], page: Page) -> str:
-    """Return the text of a document of `healthd validate --json`."""
+    """Return a `healthd validate --json` document as text."""
     return "\n".join(_lines(document, page)) + "\n"
 
 
@@ -278,7 +279,7 @@ def _lines(document: Mapping[str, Any], page: Page) -> Iterator[str]:
     began = datetime.fromtimestamp(document["began"], timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     yield page.heading(f"{head}; {', '.join([*counts, took])}, {began}")
     if document["stopped_by"]:
-        yield f"Stopped by {document['stopped_by']}: results until then are valid, the rest is unknown."
+        yield f"Stopped by {document['stopped_by']}. Results up to that time are valid; the rest is unknown."
     for word in ("failed", "slow"):
         if by_verdict[word]:
             yield ""
@@ -316,7 +317,7 @@ def _sentence(result: Result) -> str:
 
 
 def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each test and tool: all good parts together."""
+    """Yield a row for each test and tool, with all good parts combined."""
     from statistics import median
 
     from healthd.validation.measurement import number
@@ -333,7 +334,7 @@ def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
 
 
 def _passed_tests(results: Sequence[Result]) -> dict[str, list[str]]:
-    """Return tool -> its tests that only pass or fail, each with the number of its parts."""
+    """Return a dict that maps each tool to its pass-or-fail tests, each with its number of parts."""
     counts: dict[str, dict[str, int]] = {}
     for result in results:
         if result["value"] is None:
@@ -367,7 +368,7 @@ def _plan(count_text: str, shape: str) -> dict[str, Any]:
 
 
 def _plan_text(document: dict[str, Any]) -> str:
-    """Return one line per pass: "pass 1: 0>1 2>3"."""
+    """Return one line per pass, such as "pass 1: 0>1 2>3"."""
     passes = document["passes"]
     lines = [f"pass {n}: " + " ".join(f"{a}>{b}" for a, b in pairs) for n, pairs in enumerate(passes, 1)]
     return "\n".join(lines or ["a single part has no partner"]) + "\n"
@@ -377,8 +378,8 @@ COMMANDS = {
     "validate": Command(
         _flags,
         _validate,
-        "Measure what this node's GPUs, links and ports can do now, with the installed tools. Results are compared "
-        "with floors, peers and earlier results. It needs the node for itself.\n"
+        "Measure the current performance of this node's GPUs, links and ports with the installed tools. Results are "
+        "compared with floors, peers and earlier results. No job should run on the node meanwhile.\n"
         "Exit status: 0 all results are good, 1 something is slow, 2 something failed, 3 nothing could be measured or "
         "a job is running, 64 usage error.",
         "  healthd validate --quick\n  healthd validate --show\n"

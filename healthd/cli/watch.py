@@ -1,7 +1,8 @@
-"""`healthd status --watch`: refresh the text on a separate screen.
+"""`healthd status --watch`: refresh the status on a separate screen.
 
-On a terminal it uses the alternate screen, as less and top do: each text is drawn over the previous one and cut at the
-last row. Otherwise (a pipe, TERM=dumb) the texts are printed one after another. A refresh is one request to the daemon.
+On a terminal it uses the alternate screen, as less and top do. Each text is drawn over the previous one and truncated
+at the last row. Otherwise (a pipe, TERM=dumb) the texts are printed one after another. A refresh is one request to the
+daemon.
 """
 
 from __future__ import annotations
@@ -19,24 +20,23 @@ from healthd.cli.terminal import harmless
 from healthd.common.text import regex
 from healthd.host.wakeup import poll, signals
 
-# xterm's control sequences (ctlseqs): ?1049 the alternate screen, ?25 the cursor, H home, K to the line's end, J below.
+# xterm control sequences (ctlseqs): ?1049 alternate screen, ?25 cursor, H home, K erase to end of line, J erase below.
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 _HOME, _END_OF_LINE, _BELOW = "\033[H", "\033[K", "\033[J"
 _COLOUR = regex(r"\x1b\[[0-9;]*m")
 
 
 class Refresh(NamedTuple):
-    """One refresh. `text` is called when it is displayed, because the size of the terminal may have changed."""
+    """One refresh. `text` is called only when it is displayed, because the terminal size may have changed."""
 
     status: int
     text: Callable[[], str]
 
 
 def watch(refresh: Callable[[], Refresh], period_seconds: float, title: str, plain: bool) -> int:
-    """Display `refresh()` in each period, until a signal or until the reader is gone. Return the exit status of the
-    last refresh.
+    """Display `refresh()` every `period_seconds` until a signal arrives or the reader is gone.
 
-    `plain`: for programs, one text after another without a title.
+    `plain`: print one text after another without a title, for programs. Return the last refresh's exit status.
     """
     screen = not plain and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     current = Refresh(0, str)
@@ -67,8 +67,8 @@ def watch(refresh: Callable[[], Refresh], period_seconds: float, title: str, pla
 
 
 def frame(title: str, text: str, columns: int, rows: int) -> str:
-    """Return the text for drawing over another one: the lines that fit, and the number of the others."""
-    room, visible = max(rows, 3) - 2, []  # the title, and the line with the number of hidden lines
+    """Return the text to draw over the previous one: the lines that fit, and how many more there are."""
+    room, visible = max(rows, 3) - 2, []  # without the title and the line with the number of hidden lines
     lines = harmless(text).rstrip("\n").split("\n")
     for line in lines:
         room -= max(1, -(-len(_COLOUR.sub("", line)) // max(columns, 1)))
@@ -94,7 +94,7 @@ def _screen(alternate: bool) -> Iterator[None]:
 
 @contextmanager
 def _woken() -> Iterator[int]:
-    """Yield a descriptor that gets a byte after a resize or Ctrl-Z. Signals that end a program raise
+    """Yield a descriptor that receives a byte after a resize or Ctrl-Z. Signals that terminate a program raise
     KeyboardInterrupt.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

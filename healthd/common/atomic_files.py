@@ -1,4 +1,4 @@
-"""Atomic writes to folders that only healthd and root may change (ownership.py)."""
+"""Atomic writes to folders that only healthd and root can change (ownership.py)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bool = False) -> None:
     """Replace `path` with `content` atomically.
 
-    `durable`: the file also survives a power cut, and an identical file is not written again. The daemon never uses it.
-    Raises ownership.Untrusted, OSError.
+    `durable`: the file also survives a power cut, and an identical file is not written again. The daemon never uses
+    it. Raises ownership.Untrusted or OSError.
     """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     with ownership.open_parent(path) as (folder, name):
@@ -28,7 +28,7 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
         descriptor = _create(folder, temporary, mode)
         try:
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, mode)  # regardless of the umask: other users read the verdict and the metrics
+                os.fchmod(descriptor, mode)  # despite the umask: other users read the verdict and the metrics
                 file.write(data)
                 file.flush()
                 if durable:
@@ -43,14 +43,14 @@ def open_own_file(path: str, folder: int | None = None) -> int:
     """Open one of healthd's regular files for writing, without truncating it. Create it with mode 0600 if it is
     missing.
 
-    A FIFO, socket or device at this path is removed and replaced. Raises OSError, also for a symbolic link or a folder.
+    A FIFO, socket or device at this path is removed and replaced. Raises OSError, even for a symbolic link or a folder.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     for is_last_try in (False, True):
         try:
             descriptor = os.open(path, flags, 0o600, dir_fd=folder)
         except OSError as error:
-            if is_last_try or error.errno != errno.ENXIO:  # a FIFO that nothing reads, or a socket
+            if is_last_try or error.errno != errno.ENXIO:  # a FIFO without a reader, or a socket
                 raise
         else:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -63,9 +63,9 @@ def open_own_file(path: str, folder: int | None = None) -> int:
 def overwrite_file(path: str, content: str) -> None:
     """Write `content` over the start of an existing regular file, in one call and without truncating it.
 
-    On a full file system the file keeps the blocks that it has. Blanks cover the rest of a longer text. Up to 4 KiB fit
-    into the first block of any such file. A concurrent reader may see a mix of both texts. Raises ownership.Untrusted,
-    OSError.
+    On a full file system, the file keeps the blocks that it has. Blanks overwrite the rest of a longer text. Any such
+    file has room for 4 KiB in its first block. A concurrent reader may see a mix of both texts. Raises
+    ownership.Untrusted or OSError.
     """
     with ownership.open_parent(path) as (folder, name):
         descriptor = os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -99,7 +99,7 @@ def _is_current(folder: int, name: str, data: bytes, mode: int) -> bool:
 
 
 def _create(folder: int, name: str, mode: int) -> int:
-    """Create a file and open it for writing. Never follow a link; replace the leftover of a killed writer with
+    """Create a file and open it for writing. Never follow a link. Replace a leftover from a killed writer that had
     our pid.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -111,7 +111,7 @@ def _create(folder: int, name: str, mode: int) -> int:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove NAME.PID.new files of writers that were killed in `replace_file` (no process PID exists)."""
+    """Remove NAME.PID.new files that killed writers left in `replace_file` (no process PID exists)."""
     with ownership.open_folder(directory) as folder:
         for name in os.listdir(folder):
             found = regex(r".+\.(\d+)\.new").fullmatch(name)

@@ -1,8 +1,8 @@
-"""Strict conversion between plain data (TOML, JSON) and Structs or dataclasses. No coercion; every error names its
+"""Strict conversion between plain data (TOML, JSON) and Structs or dataclasses. No coercion. Every error names the
 place.
 
-msgspec (values.py) stops at the first error and allows unknown keys in a dataclass. People edit settings, so this
-module walks the fields itself: it reports all errors of a table at once, and suggests a name for a misspelt key.
+msgspec (values.py) stops at the first error and allows unknown keys in a dataclass. Settings are written by hand, so
+this module walks the fields itself: it reports all errors in a table at once, and suggests a name for a misspelt key.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class ConvertError(HealthdError, ValueError):
-    """An invalid value: one sentence that names the place and the problem.
+    """An invalid value. The message is one sentence with the place and the problem.
 
-    mistakes: all mistakes that were found, this one first. Only a table can have more than one.
+    mistakes: all mistakes that were found, starting with this one. Only a table can have more than one.
     """
 
     def __init__(self, sentence: str, mistakes: Sequence[str] = ()) -> None:
@@ -37,8 +37,8 @@ class ConvertError(HealthdError, ValueError):
 class Rule(Value, frozen=True):
     """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)].
 
-    problem: returns the problem of a value of the type ("must be 0 to 64, got -1"), or "".
-    minimum, maximum: the limits of a number.
+    problem: returns what is wrong with a value of the type ("must be 0 to 64, got -1"), or "".
+    minimum, maximum: the limits for a number.
     """
 
     problem: Callable[[Any], str]
@@ -54,7 +54,7 @@ _FACTORY = type(_WithFactory.__struct_defaults__[0])  # msgspec has no public na
 
 
 class Field(NamedTuple):
-    """A field of a Struct or a dataclass. `default`: NODEFAULT if there is none, or if each value gets a new one."""
+    """A field of a Struct or dataclass. `default`: NODEFAULT if there is none, or if each value gets a new one."""
 
     name: str
     default: Any
@@ -62,7 +62,7 @@ class Field(NamedTuple):
 
 
 def fields_of(kind: Any) -> tuple[Field, ...]:
-    """Return the fields of a Struct or a dataclass; () for any other type."""
+    """Return the fields of a Struct or dataclass, or () for any other type."""
     return _fields_of(kind)
 
 
@@ -78,7 +78,7 @@ def _fields_of(kind: Any) -> tuple[Field, ...]:
         )
     if not _is_dataclass(kind):
         return ()
-    from dataclasses import MISSING, fields  # with inspect, which it imports, 0.8 MiB: only for a site's check
+    from dataclasses import MISSING, fields  # takes 0.8 MiB (it imports inspect), so import it only for a site's check
 
     return tuple(
         Field(
@@ -94,18 +94,18 @@ def _is_dataclass(kind: type) -> bool:
     return hasattr(kind, "__dataclass_fields__")
 
 
-MAX_LISTED = 100  # names; a longer list does not help
+MAX_LISTED = 100  # names; a longer list is no help
 
 
 def spelling_hint(word: str, candidates: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: '; did you mean "timeout_seconds"?', or all candidates if they are few."""
+    """Return a hint for a misspelt name: '; did you mean "timeout_seconds"?', or all candidates if there are few."""
     import difflib
 
     names = sorted(candidates)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.62)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known here: {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else ""
+    return f"; valid names: {', '.join(names)}" if 0 < len(names) <= MAX_LISTED else ""
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:
@@ -172,11 +172,11 @@ def _ruled_loader(kind: Any) -> Loader:
 
 
 def _table_loader(cls: Any) -> Loader:
-    """Return the loader of a Struct or a dataclass. It raises one ConvertError for all mistakes in a table."""
+    """Return the loader for a Struct or dataclass. It raises one ConvertError with all mistakes in a table."""
     hints = {f.name: type_hints(cls)[f.name] for f in fields_of(cls)}
 
     def load_table(data: Any, where: str) -> Any:
-        loaders = {name: _loader(hint) for name, hint in hints.items()}  # late: a class may contain itself
+        loaders = {name: _loader(hint) for name, hint in hints.items()}  # late, because a class may contain itself
         values, mistakes = {}, []
         for key, value in _table(data, where).items():
             if key not in loaders:
@@ -188,7 +188,7 @@ def _table_loader(cls: Any) -> Loader:
                 mistakes += error.mistakes
         if missing := [f.name for f in fields_of(cls) if f.required and f.name not in data]:
             mistakes.append(f"{where or 'top level'}: missing {', '.join(missing)}")
-        mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # a misspelt name first
+        mistakes.sort(key=lambda mistake: ": unknown setting " not in mistake)  # misspelt names first
         raise_mistakes(mistakes)
         return cls(**values)
 
@@ -204,7 +204,7 @@ def _tuple_loader(kind: Any) -> Loader:
     def load_tuple(data: Any, where: str) -> Any:
         items = _list(data, where)
         if len(items) != len(loaders):
-            raise ConvertError(f"{where}: must have {len(loaders)} items, has {len(items)}")
+            raise ConvertError(f"{where}: must have {len(loaders)} items, but has {len(items)}")
         pairs = zip(loaders, items, strict=True)
         return tuple(_load_each((load_item, value, f"{where}[{i}]") for i, (load_item, value) in enumerate(pairs)))
 
@@ -230,7 +230,7 @@ def _dict_loader(item: Any) -> Loader:
 
 
 def _load_each(items: Iterable[tuple[Loader, Any, str]]) -> list[Any]:
-    """Load each item with its loader, from its data and place. Raises one ConvertError for all invalid items."""
+    """Load each item with its loader, from its data and place. Raises one ConvertError with all invalid items."""
     values: list[Any] = []
     mistakes: list[str] = []
     for load_item, data, where in items:
@@ -255,7 +255,7 @@ def _enum_loader(kind: type[enum.Enum]) -> Loader:
         if isinstance(data, str) and data in members:
             return members[data]
         hint = spelling_hint(data, members) if isinstance(data, str) else ""
-        raise ConvertError(f"{where}: {show(data)} is none of {', '.join(members)}{hint if 'mean' in hint else ''}")
+        raise ConvertError(f"{where}: {show(data)} is not one of {', '.join(members)}{hint if 'mean' in hint else ''}")
 
     return load_enum
 
@@ -285,7 +285,7 @@ def _plain_loader(kind: Any) -> Loader:
 
 
 def _number_hint(where: str) -> str:
-    """Return how to write the number of a setting, from the unit at the end of its name."""
+    """Return how to write a setting's number, based on the unit at the end of the setting's name."""
     name = where.rpartition(".")[2]
     if name.endswith("_seconds"):
         return "a plain number of seconds, like 300"
@@ -295,9 +295,9 @@ def _number_hint(where: str) -> str:
 
 
 def _require_text(data: str, where: str) -> None:
-    r"""Raise ConvertError for a lone UTF-16 surrogate, which JSON can contain (\ud800) and nothing can write.
+    r"""Raise ConvertError for a lone UTF-16 surrogate, which JSON can contain (\ud800) but which cannot be encoded.
 
-    The surrogates that os.fsdecode makes from a path's bytes that are not UTF-8 are allowed: they can be written back.
+    The surrogates that os.fsdecode makes from non-UTF-8 bytes in a path are allowed, because they can be written back.
     """
     try:
         data.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The pause of slow-job detection on this node: a file in the runtime directory, written by the daemon.
+"""The pause of slow-job detection on this node: a file that the daemon writes in the runtime directory.
 
 The pause expires by itself and survives a restart of healthd. A reboot ends it, because the directory is on tmpfs.
 """
@@ -25,9 +25,9 @@ class DetectionPause(Value, frozen=True):
 
 
 def active_pause(runtime_dir: str, now: float) -> DetectionPause | None:
-    """Return the pause in force. None: no pause, an expired one, or an invalid file."""
+    """Return the pause in force, or None if there is no pause, it has expired, or the file is invalid."""
     path = os.path.join(runtime_dir, FILE)
-    if not os.path.lexists(path):  # the usual case: verifying each step of the path costs a hundred times as much
+    if not os.path.lexists(path):  # the usual case; verifying each step of the path takes a hundred times as long
         return None
     try:
         pause = parse(ownership.read(path))
@@ -37,7 +37,7 @@ def active_pause(runtime_dir: str, now: float) -> DetectionPause | None:
 
 
 def parse(content: bytes) -> DetectionPause | None:
-    """Parse the file. Pure. Returns None for content that `write_pause` does not write, and for a pause over
+    """Parse the file. Pure. Return None for content that `write_pause` does not write, and for a pause longer than
     MAX_SECONDS.
     """
     try:
@@ -48,12 +48,12 @@ def parse(content: bytes) -> DetectionPause | None:
 
 
 def write_pause(runtime_dir: str, pause: DetectionPause) -> None:
-    """Write the pause. Raises ownership.Untrusted, OSError."""
+    """Write the pause. Raises ownership.Untrusted or OSError."""
     replace_file(os.path.join(runtime_dir, FILE), encode(pause), mode=0o644)
 
 
 def remove_pause(runtime_dir: str) -> bool:
-    """Remove the pause and return True if there was one. Raises ownership.Untrusted, OSError."""
+    """Remove the pause and return True if there was one. Raises ownership.Untrusted or OSError."""
     with ownership.open_parent(os.path.join(runtime_dir, FILE)) as (folder, name):
         try:
             os.unlink(name, dir_fd=folder)

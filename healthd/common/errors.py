@@ -1,4 +1,4 @@
-"""Base class of healthd's errors: each message is one sentence for the user.
+"""Base class for healthd's errors. Each message is one sentence for the user.
 
 Python's own errors (OSError) are passed on unchanged.
 """
@@ -7,4 +7,4 @@ from __future__ import annotations
 
 
 class HealthdError(Exception):
-    """Root of healthd's errors."""
+    """Base class for healthd's errors."""

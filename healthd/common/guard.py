@@ -1,7 +1,7 @@
-"""Guards that keep one bad input from ending the daemon.
+"""Guards that keep one bad input from stopping the daemon.
 
 The reader of an input (a request, a kernel line, the worker's reply, Slurm's output, a file) rejects bad data with a
-sentence. A guard around each reader catches the exceptions that its author did not expect: the input is dropped,
+sentence. A guard around each reader catches the exceptions that its author did not expect. The input is then dropped,
 counted and shown in the status, and the traceback is logged once.
 """
 
@@ -28,7 +28,7 @@ MAX_LOGGED_LOCATIONS = 200  # maximum number of code locations that are logged, 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Since the start of this process: inputs dropped by each boundary, and time and reason of the last drop.
+# Since the start of this process: how many inputs each boundary dropped, and when and why it last dropped one.
 dropped: Counter[str] = Counter()
 _last_drops: dict[str, tuple[float, str]] = {}
 _logged_locations: set[tuple[str, str, str, int]] = set()
@@ -44,7 +44,7 @@ def log() -> logging.Logger:
 def drop(boundary: str, error: Exception, item: object = "") -> None:
     """Count a dropped input and show it in the status. Log the traceback once for each code location.
 
-    `item`: the input, for the log.
+    `item`: the input, for the log message.
     """
     import traceback
 
@@ -56,7 +56,7 @@ def drop(boundary: str, error: Exception, item: object = "") -> None:
         _logged_locations.add(location)
         context = f" with {_display(item)}" if item else ""
         log().error(
-            "%s: input dropped, because healthd failed%s: %s", boundary, context, describe_error(error), exc_info=error
+            "%s: input dropped after an internal error%s: %s", boundary, context, describe_error(error), exc_info=error
         )
 
 
@@ -65,12 +65,12 @@ def dropping_errors(boundary: str, item: object = "") -> Iterator[None]:
     """Drop the input if the body raises: `with guard.dropping_errors(SOCKET, request):`."""
     try:
         yield
-    except Exception as error:  # not BaseException: a signal or an exit ends the program
+    except Exception as error:  # not BaseException, because a signal or an exit must end the program
         drop(boundary, error, item)
 
 
 def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
-    """Decorate a parser whose first argument is external text. If it raises, it returns None, as for unknown text."""
+    """Decorate a parser whose first argument is external text. If it raises, return None, as for unknown text."""
 
     def decorate(read: Callable[P, R | None]) -> Callable[P, R | None]:
         @functools.wraps(read)
@@ -92,11 +92,11 @@ def problems(now: float) -> Iterator[str]:
         if now - when < DISPLAY_SECONDS:
             count = dropped[boundary]
             inputs = "1 input was" if count == 1 else f"{count} inputs were"
-            yield f"{boundary}: {inputs} dropped because healthd failed, the last one by {why}; see healthd's log"
+            yield f"{boundary}: {inputs} dropped after an internal error, most recently {why}; see healthd's log"
 
 
 def describe_error(error: BaseException) -> str:
-    """Return "ValueError: not a number": one line of bounded length, whatever the input contained."""
+    """Return "ValueError: not a number": one line of limited length, whatever the input contained."""
     try:
         text = printable(str(error)[:200])
     except Exception:  # an exception from a library may fail in its own __str__

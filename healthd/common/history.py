@@ -1,8 +1,8 @@
-"""Earlier readings of a check: the last value of each observation and the growth of counters, across restarts. Pure.
+"""A check's earlier readings: each observation's last value and the growth of counters, across restarts. Pure.
 
-The absolute value of a counter means little (it may have been high for years), so rules evaluate its growth. The store
-keeps the last reading of each observation and each increment of a counter with its time. Counters of a healthy node
-never grow, so the store stays small. `update` makes the next store from the last one and the readings of a run.
+A counter's absolute value means little (it may have been high for years), so rules evaluate its growth. The store keeps
+each observation's last reading, and each increment of a counter with its time. A healthy node's counters never grow, so
+the store stays small. `update` makes the next store from the previous one and a run's readings.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from healthd.common import values
 from healthd.common.model import Observation, ObservationKind
 from healthd.common.values import DecodeError, Value
 
-KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule of the catalogue asks for is 24 h
+KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule uses is 24 h
 MAX_INCREMENTS = 64  # older increments are merged, so that a counter that grows in every round stays bounded
 
 
@@ -38,7 +38,7 @@ class Series(NamedTuple):
 
 
 def key(reading: Observation) -> str:
-    """Return the name of an observation in the store: "link_downed_total{port=mlx5_0/1}"."""
+    """Return an observation's name in the store: "link_downed_total{port=mlx5_0/1}"."""
     return _key(reading.name, reading.labels)
 
 
@@ -52,9 +52,9 @@ def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
 def increment(series: Series, reading: Observation, boot_id: str) -> float:
     """Return how much the counter grew from the last reading to this one.
 
-    In another boot: 0, because errors that link training counts at boot are no fault of the running node. A smaller
-    value in the same boot: the counter wrapped if it was near the end of its width. Otherwise it was reset (driver
-    reload, re-enumerated device), and its whole value is new.
+    After a reboot this is 0, because errors that link training counts at boot are not a fault of the running node. If
+    the value became smaller in the same boot, the counter wrapped if it was near the end of its width. Otherwise it was
+    reset (driver reload, re-enumerated device), and its whole value is new.
     """
     if series.boot_id != boot_id:
         return 0.0
@@ -67,12 +67,12 @@ def increment(series: Series, reading: Observation, boot_id: str) -> float:
 
 
 def is_saturated(reading: Observation) -> bool:
-    """Return True if the counter is at the end of its width, where InfiniBand counters stop (255, 65535)."""
+    """Return True if the counter has reached the end of its width, where InfiniBand counters stop (255, 65535)."""
     return reading.bits is not None and reading.bits < 64 and reading.value >= 2.0**reading.bits - 1
 
 
 class History:
-    """Earlier readings of one check, passed to its run()."""
+    """One check's earlier readings, which are passed to its run()."""
 
     def __init__(self, store: dict[str, Series], now: float, boot_id: str) -> None:
         self._store = store
@@ -82,10 +82,10 @@ class History:
     def growth(self, reading: Observation, within_seconds: float) -> float | None:
         """Return the growth in the `within_seconds` before this reading.
 
-        0.0 for the first reading and after a boot; None if the counter is saturated.
+        The growth is 0.0 for the first reading and after a boot, and None if the counter is saturated.
         """
         if not reading.value and not within_seconds:
-            return 0.0  # a counter at zero has not grown: most counters of a healthy node
+            return 0.0  # a counter at zero has not grown; most of a healthy node's counters are at zero
         if is_saturated(reading):
             return None
         series = self._store.get(key(reading))
@@ -97,7 +97,7 @@ class History:
     def last(self, reading: Observation, any_boot: bool = False, within_seconds: float = math.inf) -> Reading | None:
         """Return the previous reading of a counter or gauge in this boot, or with `any_boot` in any recorded boot.
 
-        None if there is none, or if it is older than `within_seconds`.
+        Return None if there is none, or if it is older than `within_seconds`.
         """
         series = self._store.get(key(reading))
         if series is None or (series.boot_id != self._boot_id and not any_boot):
@@ -105,8 +105,8 @@ class History:
         return Reading(series.value, series.time) if self._now - series.time <= within_seconds else None
 
     def rate(self, reading: Observation) -> float | None:
-        """Return the growth per second since the previous reading; None without a previous reading or for a saturated
-        counter.
+        """Return the growth per second since the previous reading, or None if there is no previous reading or the
+        counter is saturated.
         """
         last = self.last(reading)
         if last is None or is_saturated(reading) or self._now <= last.time:
@@ -131,7 +131,7 @@ def update(
             if 0 < amount < math.inf:
                 increments = (*increments, (now, amount))
             if len(increments) > MAX_INCREMENTS:
-                # Merge the two oldest at the later time: a window counts them slightly too long, never too short.
+                # Merge the two oldest at the later time, so a window counts them slightly too long, never too short.
                 increments = ((increments[1][0], increments[0][1] + increments[1][1]), *increments[2:])
         new[name] = Series(reading.value, now, boot_id, increments)
     return new
@@ -145,7 +145,7 @@ def encode(store: dict[str, Series]) -> str:
 
 
 def decode(text: str) -> dict[str, Series]:
-    """Return the store; an empty one for an empty text. Raises DecodeError."""
+    """Return the store. An empty text gives an empty store. Raises DecodeError."""
     try:
         return values.decode(dict[str, Series], text) if text else {}
     except DecodeError as error:
@@ -153,7 +153,7 @@ def decode(text: str) -> dict[str, Series]:
 
 
 def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
-    """Return the store after a repair, without the earlier growth of `subject` (the value of a label; "" = all)."""
+    """Return the store after a repair, without the earlier growth for `subject` (a label's value; "" = all)."""
     return {
         name: series._replace(increments=())
         if f"={subject}," in name or f"={subject}}}" in name or not subject
@@ -163,7 +163,7 @@ def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
 
 
 def shift_times(store: dict[str, Series], shift: Callable[[float], float]) -> dict[str, Series]:
-    """Return the store after the clock was set: the same readings at shifted times."""
+    """Return the store after the clock was set, with the same readings at shifted times."""
     return {
         name: series._replace(
             time=shift(series.time), increments=tuple((shift(when), amount) for when, amount in series.increments)

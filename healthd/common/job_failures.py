@@ -1,7 +1,7 @@
-"""Effect of a fault on a job that ended near it. Each check declares it: `CAUSES`, `ENDS_JOB` and `PERMANENT`.
+"""Effect of a fault on a job that ended at about the same time. Each check declares `CAUSES`, `ENDS_JOB`, `PERMANENT`.
 
-`healthd fleet attribution` and the answers that count hardware failures use it. scripts/fleet_codes.py writes it into a
-table, since those commands do not import the checks.
+`healthd fleet attribution` and the answers that count hardware failures use them. scripts/fleet_codes.py writes them
+to a table, because those commands do not import the checks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class FailureCause(str, Enum):
-    """Part of the system whose fault ended a job. healthd/fleet/answers/causes.py has the domain and rank of each."""
+    """Part of the system whose fault ended a job. healthd/fleet/answers/causes.py has each one's domain and rank."""
 
     PCIE = "pcie"
     IB_LINK = "ib_link"
@@ -35,12 +35,11 @@ class FailureCause(str, Enum):
 class EndsJob(str, Enum):
     """When a fault ends a job.
 
-    ALWAYS       the usual severity of the code drains or requeues, and jobs die of it, even if the site's settings
-    lower it
-                 to a warning
+    ALWAYS       the code's usual severity drains or requeues, and jobs die of the fault, even if the site's settings
+                 lower the severity to a warning
     IF_ISOLATES  if the condition is degraded or critical: the default
     IF_NAMED     if the condition names the job (Xid 94: "only the process that used the memory was stopped")
-    NEVER        the fault slows or delays jobs, or is bookkeeping
+    NEVER        the fault only slows or delays jobs, or is bookkeeping
     """
 
     ALWAYS = "always"

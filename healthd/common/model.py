@@ -1,9 +1,9 @@
-"""Vocabulary of healthd: frozen values without behaviour.
+"""healthd's data model: frozen values without behaviour.
 
 fault on the node -> Finding -> Condition -> Verdict -> Decision -> Slurm drains -> repaired -> Slurm resumes
 
-Times are seconds since the epoch (`Moment` in fields that the ledger keeps), durations are seconds. PCI addresses have
-the kernel's form in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
+Times are seconds since the epoch (`Moment` in fields that the ledger keeps), durations are in seconds. PCI addresses
+are written as in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Severity(enum.IntEnum):
 
 
 class Health(enum.Enum):
-    """Health of the node. Precedence, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
+    """Health of the node. Order, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
 
     A fault that drains takes precedence over a check that failed to run. A check that failed to run takes precedence
     over warnings and over healthy.
@@ -59,16 +59,16 @@ class Outcome(enum.Enum):
     COMPLETED = "completed"
     FAILED = "failed"  # raised, crashed, or returned an invalid reply
     TIMED_OUT = "timed_out"  # its deadline passed
-    STUCK = "stuck"  # not started, because a hanging worker still uses the same resource
+    STUCK = "stuck"  # not started, because a hung worker still uses the same resource
 
 
 class Clears(enum.Enum):
     """Event that ends a condition."""
 
     PASS = "pass"  # `clear_after` completed runs in a row without the finding
-    WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair; a shared cause: at any time
+    WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair; shared causes: at any time
     GPU_RESET = "gpu_reset"  # evidence of a GPU reset, or of a reboot
-    REBOOT = "reboot"  # another boot id
+    REBOOT = "reboot"  # a different boot id
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
 
 
@@ -78,17 +78,17 @@ class Ending(enum.Enum):
     PASS = "pass"  # completed runs without the finding
     WINDOW = "window"  # no repeat in its window
     RESET = "reset"  # evidence of a reset of the part (a check's `Repair`)
-    REBOOT = "reboot"  # another boot id, or evidence of a reboot
+    REBOOT = "reboot"  # a different boot id, or evidence of a reboot
     REPAIRED = "repaired"  # `healthd repaired`
     RECOVERED = "recovered"  # a kernel line reports that the fault is over
-    RENAMED = "renamed"  # the part has a new name, and a condition with that name replaces this one
+    RENAMED = "renamed"  # the part has a new name, and a condition under that name replaces this one
     UNCHECKED = "unchecked"  # its check no longer runs: not configured, or only on an idle node
 
 
 class Remedy(enum.Enum):
-    """Action of an engineer on a condition (commands: agent/reporting/next_steps.py)."""
+    """Action that an engineer takes for a condition (commands: agent/reporting/next_steps.py)."""
 
-    NOTHING = "nothing"  # no action tonight: the condition ends by itself
+    NOTHING = "nothing"  # no action tonight, because the condition ends by itself
     CHECK = "check"  # fix the cause; the check then passes
     GPU_RESET = "gpu_reset"
     REBOOT = "reboot"
@@ -99,8 +99,8 @@ class Remedy(enum.Enum):
 class Ends(Value, frozen=True):
     """Event that ends a finding.
 
-    window: the setting of the check for the time without a repeat that also ends it, or that is the only ending if
-    `clears` is WINDOW; "" = none.
+    window: the check's setting for the time without a repeat, or "". That time also ends the finding. It is the only
+    ending if `clears` is WINDOW.
     """
 
     clears: Clears
@@ -115,7 +115,7 @@ class ObservationKind(enum.Enum):
 class Observation(Value, frozen=True):
     """A number that a check read.
 
-    The name is that of a Prometheus metric without the `healthd_` prefix (base units; counters end in `_total`). `bits`
+    The name is a Prometheus metric's without the `healthd_` prefix (base units; counters end in `_total`). `bits`
     is the width at which a counter wraps or saturates (None: 64-bit or unknown).
     """
 
@@ -127,7 +127,7 @@ class Observation(Value, frozen=True):
 
 
 class Meaning(NamedTuple):
-    """Description of an observation with unit and range: the HELP text of its metric. `labels`: the names of all its
+    """Description of an observation with unit and range: the HELP text for its metric. `labels`: the names of all its
     labels.
     """
 
@@ -136,16 +136,16 @@ class Meaning(NamedTuple):
 
 
 class Worsens(Value, frozen=True):
-    """Escalation: a finding that lasts `after_seconds` has this severity instead."""
+    """Escalation: a finding that lasts for `after_seconds` gets this severity instead."""
 
     after_seconds: float
     severity: Severity
 
 
 class Slowness(Value, frozen=True):
-    """A measured slowdown, in numbers, so that its cost can be computed from the events of all nodes.
+    """A measured slowdown in numbers, so that its cost can be computed from all nodes' events.
 
-    slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; the largest of several jobs
+    slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; for several jobs, the largest
     onset     the first slow iteration (epoch seconds)
     jobs      the slow Slurm jobs on this node, as the kernel's cgroups name them
     """
@@ -156,14 +156,14 @@ class Slowness(Value, frozen=True):
 
 
 class FoundSeverity(Value, frozen=True):
-    """Severity that a check reported, before the site's settings changed it."""
+    """The severity that a check reported, before the site's settings changed it."""
 
     severity: Severity
     worsens: Worsens | None = None
 
 
 class Program(NamedTuple):
-    """A command that a check requires before a drained node is resumed: `arguments` of `healthd`, killed after
+    """A command that a check requires before a drained node is resumed: `healthd` with these `arguments`, killed after
     `seconds`.
     """
 
@@ -182,7 +182,7 @@ class RunName(NamedTuple):
 
 
 class ConditionKey(NamedTuple):
-    """Key of a condition: a code and the part ("" = the node)."""
+    """Key of a condition: a code and a part ("" = the node)."""
 
     code: str
     subject: str
@@ -195,24 +195,24 @@ class Finding(Value, frozen=True):
     """A problem with one part.
 
     code      stable, begins with the check's name: "gpu_xid/79"
-    subject   the part, named so that every source can name it: a PCI address, a mount point, "mlx5_0/1"; "" = the
+    subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" for the
               node
     confirm_seconds   how long the problem must last before it counts
-    confirmed_by      codes of conditions from the kernel log: if one of them is open on the same part ("" = on any
-                      part) since minutes ago, and was not known before, this finding counts at once
-    window_seconds    for WINDOW: the time without a repeat. With GPU_RESET, REBOOT or OPERATOR it is the alternative
+    confirmed_by      codes of conditions from the kernel log: if one has been open on the same part ("" = on any part)
+                      for a few minutes, and was not known before, this finding counts at once
+    window_seconds    for WINDOW: the time without a repeat. With GPU_RESET, REBOOT or OPERATOR it is an alternative
                       ending ("reset, or 24 h without a repeat"); 0 = no such ending
     evidence  the observed state ("failure flag 1"): an acknowledged fault stays acknowledged until this text changes.
-              "" = nothing to compare, so every failing run counts again
+              "" = nothing to compare, so every failed run counts again
     events    sequence numbers of the kernel events behind the finding (correlate only)
-    shared_cause   one external cause can produce it on every node at once (file server, driver mismatch)
-    expects   the setting of the check with the expected value ("expected"), "" = none. If a profile of the machine's
+    shared_cause   one external cause can produce the finding on every node at once (file server, driver mismatch)
+    expects   the check's setting with the expected value ("expected"), or "". If a profile of the machine's
               type guessed that setting, the finding warns and never drains
     relapse_seconds   if the finding returns within this time after it cleared, only an operator clears it; 0 = never,
                       except for REBOOT
-    recovered   the newest event reports the end of the problem ("nfs: server X OK"). It ends a condition that needs
+    recovered   the newest event reports the end of the problem ("nfs: server X OK"). This ends a condition that needs
                 no reset, reboot or operator, and never opens one (correlate only)
-    log_sets_severity   the kernel logs each occurrence with more detail than this count has: if such lines arrived
+    log_sets_severity   the kernel logs each occurrence with more detail than this count. If such lines have arrived
                         since the last run that reported the finding, their severity is used
     found_severity   the severity before the site's settings changed it (absorb.as_configured)
     slowness  the measured slowdown, for slowness only
@@ -239,16 +239,16 @@ class Finding(Value, frozen=True):
 
     @property
     def key(self) -> ConditionKey:
-        """Key of the condition that this finding opens."""
+        """The key of the condition that this finding opens."""
         return ConditionKey(self.code, self.subject)
 
 
 class NothingToCheck(Value, frozen=True):
-    """Result of a check that has nothing to check on this node. The run completes, and is not listed among those that
+    """Result of a check that has nothing to check on this node. The run completes, but is not listed among those that
     passed.
 
       reason  a noun phrase: "no NVIDIA GPU"
-      fix     a command that gives it something to check: "healthd baseline --write"; "" = no action needed
+      fix     a command that gives it something to check: "healthd baseline --write", or "" if no action is needed
     """
 
     reason: str
@@ -261,11 +261,11 @@ NOT_IN_BASELINE = NothingToCheck("not in the settings or the baseline", "healthd
 
 
 class Repair(Value, frozen=True):
-    """Evidence that a part was reset. It ends conditions that wait for `clears` and were not seen after `before`.
+    """Evidence that a part was reset. It ends conditions that wait for `clears` and have not been seen since `before`.
 
-    `before` is the time of the earlier reading that the evidence compares with (epoch seconds; the start of its run, as
-    in Condition.last_level_seen). So an event between the reset and the reading that shows it is never cleared by
-    mistake.
+    `before` is the time of the earlier reading that the evidence is compared with (epoch seconds; the start of its run,
+    as in Condition.last_level_seen). An event between the reset and the reading that shows it is therefore never
+    cleared by mistake.
     """
 
     clears: Clears
@@ -278,13 +278,13 @@ class KernelEvent(Value, frozen=True):
     """Content of one kernel line, or of several lines about one fault.
 
     kind      xid, sxid, pcie_aer, mlx5, ... (agent/kernel_log/rules/ has them)
-    code      the number within the kind ("79"), "" = none
+    code      the code within the kind ("79"), or ""
     pci       the address in sysfs form, "" if the line has none
-    time      time of the first line; `last_time` of the last one; `lines`: number of coalesced lines
+    time      time of the first line; `last_time`: time of the last line; `lines`: number of coalesced lines
     sequence  assigned by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
     history   the line was in the log before healthd first read it: recorded, without any effect
-    observed  users can forge lines of its source (a followed file): displayed, without any effect
-    fields    all other parsed values: (("link", "28"), ("fatal", "true"))
+    observed  users can forge lines in the event's source (a followed file): displayed, without any effect
+    fields    all other parsed values, such as (("link", "28"), ("fatal", "true"))
     uptime    seconds from the boot to the first line; None if the source does not have it
     """
 
@@ -312,8 +312,8 @@ class KernelEvent(Value, frozen=True):
 class CheckResult(Value, frozen=True):
     """Result of one run of one check.
 
-    instance              "" or the named instance ("/data" of mount, the name of an exec)
-    dropped_observations  observations beyond the maximum, which are not kept
+    instance              "" or the named instance ("/data" for mount, a name for exec)
+    dropped_observations  number of observations beyond the maximum, which are not kept
     nothing_to_check      why the run had nothing to check; None if it had something
     """
 
@@ -335,32 +335,32 @@ class CheckResult(Value, frozen=True):
 
 
 class WorsensBy(Value, frozen=True):
-    """Setting of the check with the time after which its finding worsens, and the new severity."""
+    """The check's setting for the time after which its finding worsens, and the new severity."""
 
     setting: str
     severity: Severity
 
 
 class Explain(Value, frozen=True):
-    """Texts of `healthd explain CODE`, for the engineer who is woken by it.
+    """Texts for `healthd explain CODE`, written for an engineer who is woken up by an alert.
 
-    meaning: the observation; matters: the effect on jobs; todo: the actions of an engineer. healthd's own reaction and
-    the ending follow from `severity` and `clears`, and from properties that the findings of this code share:
+    meaning: what was observed; matters: the effect on jobs; todo: what an engineer must do. healthd's own reaction and
+    the ending follow from `severity` and `clears`, and from properties that all findings with this code share:
 
-      severity   the worst severity of the findings
-      also       other severities of the findings; the texts say which
-      chosen_by  the setting of the check with the severity, "" = none
-      confirm    the setting with the confirmation time, "" = counts at once
-      at_once    some findings count at once all the same
+      severity   the findings' worst severity
+      also       other severities of the findings; the texts explain which finding has which
+      chosen_by  the check's setting for the severity, or ""
+      confirm    the setting for the confirmation time, or "" if it counts at once
+      at_once    some findings nevertheless count at once
       worsens    a finding that lasts gets worse
-      shared     other nodes may have the same cause (Finding.shared_cause); None: only some findings
-      expects    the setting with the expected value (Finding.expects), "" = none
-      needs      the setting without which this is not checked, "" = none
-      window     the setting with the time without a repeat that ends it (Finding.window_seconds), "" = none
-      milder     the ending of findings in `also` that only warn; None: the same
-      recorded   the ending of findings in `also` that are only recorded (INFO); None: the same as `milder`
-      remedy     the action of an engineer; None: follows from `clears` (agent/reporting/endings.py)
-      line_decides   the kernel line names the remedy: without the line no command is printed
+      shared     other nodes may have the same cause (Finding.shared_cause); None: only for some findings
+      expects    the setting with the expected value (Finding.expects), or ""
+      needs      the setting without which this is not checked, or ""
+      window     the setting for the time without a repeat that ends it (Finding.window_seconds), or ""
+      milder     the ending for findings in `also` that only warn; None: the same
+      recorded   the ending for findings in `also` that are only recorded (INFO); None: the same as `milder`
+      remedy     what an engineer must do; None: follows from `clears` (agent/reporting/endings.py)
+      line_decides   the kernel line names the remedy; without the line, no command is printed
     """
 
     severity: Severity
@@ -384,14 +384,14 @@ class Explain(Value, frozen=True):
 
 
 class ConditionState(enum.Enum):
-    PENDING = "pending"  # not yet confirmed: shorter than its confirm_seconds
+    PENDING = "pending"  # not yet confirmed: has lasted less than its confirm_seconds
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"  # open, but accepted by an operator: it triggers nothing
     CLEARED = "cleared"
 
 
 class Ack(Value, frozen=True):
-    """Acknowledgement by `healthd ack`, in force from `requested_at` to `until`. `severity`: the worst one that it
+    """Acknowledgement by `healthd ack`, in force from `requested_at` to `until`. `severity`: the worst severity that it
     covers.
     """
 
@@ -402,7 +402,7 @@ class Ack(Value, frozen=True):
     requested_at: Moment = 0.0
 
 
-# Kernel events on which a check raised, with the exception. None: it raised only on several events together.
+# Kernel events on which a check raised, with the exception. None: it only raised on several events together.
 Failures = tuple[tuple[KernelEvent | None, Exception], ...]
 
 
@@ -410,26 +410,26 @@ class Condition(Value, frozen=True):
     """A recorded problem in the ledger.
 
     severity         the current severity: as reported, capped by settings, and worsened
-    found_severity   the reported and worsened severity, without the site's settings; None: equal to `severity`
-    expects          the setting of the check with the expected value, "" = none
+    found_severity   the reported and worsened severity, before the site's settings; None: equal to `severity`
+    expects          the check's setting with the expected value, or ""
     first_seen       first finding; `persists_since` restarts after a clean run
-    critical_at      when it became open and CRITICAL (0 = never): jobs that started later are not its victims
-    count            kernel events, or completed runs with the finding
-    last_level_seen  start of the last run with the finding, for a check that reads the state itself (0 = never): the
-                     time of its readings in its history
-    last_event       time of the last kernel event behind it (0 = never)
-    acknowledged_at  when an operator resumed the node (0 = never): only later evidence gives the condition effect
-                     again
+    critical_at      when it became open and CRITICAL (0 if never); jobs that started later were not hit
+    count            number of kernel events, or of completed runs with the finding
+    last_level_seen  start of the last run with the finding, for a check that reads the state itself (0 if never); its
+                     readings have this time in the check's history
+    last_event       time of the last kernel event on which it is based (0 if never)
+    acknowledged_at  when an operator resumed the node (0 if never); after that, the condition takes effect only on new
+                     evidence
     ack              acknowledgement with a time limit: until then the condition stays acknowledged, regardless of new
                      evidence, unless its severity rises
-    clean_runs       completed runs in a row without the finding
-    quiet_seconds    time without a repeat that counted towards its window
-    repaired         a reset or a reboot came after the last evidence: its window also runs without load
-    history          it rests only on lines that the log had before healthd's first start
-    observed         it rests only on lines of a source that users can forge: it never drains and never delays a
+    clean_runs       number of completed runs in a row without the finding
+    quiet_seconds    time without a repeat that has counted towards its window
+    repaired         a reset or a reboot followed the last evidence, so its window also runs without load
+    history          it is based only on lines that were logged before healthd's first start
+    observed         it is based only on lines from a source that users can forge; it never drains and never delays a
                      resume
     boot_id          the boot in which it was last seen
-    ending           how it ended (None: still open); `cleared_by` is the same as text, with the user or the evidence
+    ending           how it ended (None: still open); `cleared_by` says the same as text, with the user or the evidence
     job              Slurm job that caused it, if known
     slowness         the last measured slowdown; None for conditions that are not slowness
     """
@@ -479,19 +479,19 @@ class Condition(Value, frozen=True):
 
     @property
     def run(self) -> RunName:
-        """Name of the run that reported it."""
+        """The name of the run that reported it."""
         return RunName(self.check, self.instance)
 
 
 class Verdict(Value, frozen=True):
-    """Health of the node and the reasons, for all parts that publish or decide.
+    """The node's health and the reasons, for everything that publishes it or decides by it.
 
-    causes        open conditions of DEGRADED or CRITICAL that may drain, worst first
-    fault_time    when the newest CRITICAL cause last happened (jobs that started later are not its victims); 0 = none
-    unknown       why the node cannot be called healthy: one sentence for each check that failed to run
+    causes        open DEGRADED or CRITICAL conditions that may drain, worst first
+    fault_time    when the newest CRITICAL cause last happened (jobs that started later were not hit), or 0
+    unknown       why the node cannot be reported as healthy: one sentence for each check that failed to run
     may_resume    every check that a resume requires completed clean, and no unacknowledged condition >= DEGRADED is
                   open
-    before_resume a program on the idle node that a resume also waits for, as text; "" = none
+    before_resume text about a program on the idle node for which a resume also waits, or ""
     """
 
     health: Health
@@ -516,7 +516,7 @@ class Resume(Value, frozen=True):
 
 
 class Leave(Value, frozen=True):
-    """Decision to change nothing. `would`: the action in `mode = "act"` and without a pause, "" = none."""
+    """Decision to change nothing. `would`: what healthd would do in `mode = "act"` without a pause, or ""."""
 
     why: str
     would: str = ""
@@ -526,9 +526,9 @@ Decision: TypeAlias = "Drain | Resume | Leave"
 
 
 class Gpu(Value, frozen=True):
-    """A GPU as NVML numbers it, for display: faults are keyed by the PCI address.
+    """A GPU with NVML's number, which is only displayed: faults are keyed by the PCI address.
 
-    `minor`: its device node is /dev/nvidiaMINOR (None: not known). `mig`: UUIDs of its MIG devices, in NVML's order.
+    `minor`: the device node is /dev/nvidiaMINOR (None if unknown). `mig`: UUIDs of its MIG devices, in NVML's order.
     """
 
     pci: str
@@ -555,7 +555,7 @@ class PciDevice(Value, frozen=True):
 class Disk(Value, frozen=True):
     """A disk or an NVMe controller by its kernel name ("nvme0n1", "nvme0", "sda").
 
-    `pci`: its own PCI device or the one above it, "" = none; `ids`: serial number and wwid from sysfs.
+    `pci`: its own PCI device or the one above it, or ""; `ids`: serial number and wwid from sysfs.
     """
 
     name: str
@@ -564,9 +564,9 @@ class Disk(Value, frozen=True):
 
 
 class LocalMount(Value, frozen=True):
-    """First mount of a local file system.
+    """The first mount of a local file system.
 
-    `device`: kernel name ("dm-0", "nvme0n1p1"); `disks`: the disks below it; `redundant`: disks that another copy or
+    `device`: kernel name ("dm-0", "nvme0n1p1"); `disks`: the disks below it; `redundant`: disks that a further copy or
     path can replace.
     """
 
@@ -578,7 +578,7 @@ class LocalMount(Value, frozen=True):
 
 
 class Inventory(Value, frozen=True):
-    """Hardware of this node, passed to correlate() and displayed."""
+    """This node's hardware, for correlate() and for display."""
 
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[PciDevice, ...] = ()
@@ -594,15 +594,15 @@ class Inventory(Value, frozen=True):
 
 
 class NodeState(Value, frozen=True):
-    """This node in Slurm.
+    """This node as Slurm shows it.
 
-    flags        State split at "+", upper case ({"IDLE", "DRAIN"})
-    reason_time  0 = none
-    partitions   partitions of the node
-    gpu_count    number of gres/gpu; None: not known
-    single_type_gpu_count    the same; also None if the GPUs have several types
+    flags        State in upper case, split at "+" ({"IDLE", "DRAIN"})
+    reason_time  Slurm's time stamp for the Reason, or 0
+    partitions   the node's partitions
+    gpu_count    number of gres/gpu, or None if unknown
+    single_type_gpu_count    the same, but None if the GPUs have several types
     drained_by_own_prolog    Slurm drained the node because healthd's own prolog refused a job
-    unread_rows  rows of sinfo for this node that could not be read; `partitions` may then be incomplete
+    unread_rows  number of sinfo rows for this node that could not be read; `partitions` may then be incomplete
     """
 
     name: str
@@ -620,9 +620,9 @@ class NodeState(Value, frozen=True):
 class UnaffectedJob(Value, frozen=True):
     """A running job that no GPU fault has hit so far. It continues, and Slurm is not queried again.
 
-    id     the number of its processes; `name`: the argument for a requeue
+    id     the number that its processes have; `name`: the argument for a requeue
     start  start of this run, epoch seconds
-    allocated_gpus  the GPUs of this node that Slurm allocated to it (gres.AllocatedGpus)
+    allocated_gpus  this node's GPUs that Slurm allocated to it (gres.AllocatedGpus)
     """
 
     id: str
@@ -640,18 +640,18 @@ class SentRequeue(Value, frozen=True):
     time: Moment
 
 
-MAX_HOLD_SECONDS = 3600.0  # between two tries of a drain that the fleet limit delays
+MAX_HOLD_SECONDS = 3600.0  # maximum time between two attempts to set a drain that the fleet limit delays
 
 
 class FleetHold(Value, frozen=True):
     """A decided drain that waits because of the fleet limit (fleet_limit.py).
 
-    since         start of the wait
-    until         next try
-    times         tries in a row that the limit delayed; 0 = the first wait, before any count
+    since         when the wait started
+    until         when to try next
+    times         number of attempts in a row that the limit prevented; 0 = the first wait, before any count
     own_hardware  the limit for faults of the node's own hardware applies
-    partition     the partition with the least room at the last count; then its nodes, the nodes that healthd keeps
-                  drained, and the limit
+    partition     the partition with the least room at the last count; followed by its number of nodes, how many of them
+                  healthd keeps drained, and the limit
     """
 
     since: Moment
@@ -665,7 +665,7 @@ class FleetHold(Value, frozen=True):
 
 
 class PartitionCount(Value, frozen=True):
-    """Size of a partition and number of its nodes that healthd keeps drained."""
+    """A partition's size, and how many of its nodes healthd keeps drained."""
 
     name: str
     nodes: Whole
@@ -680,15 +680,15 @@ class FleetCount(Value, frozen=True):
 
 
 class EndedDrain(Value, frozen=True):
-    """A drain of healthd that has ended, or whose Reason was replaced by another one of healthd.
+    """A drain by healthd that has ended, or whose Reason healthd replaced.
 
     reason       healthd's text
     node_reason  the Reason on the node, without the text that Slurm appends
-    reason_time  Slurm's time stamp of that Reason; 0 = not known
+    reason_time  Slurm's time stamp for that Reason, or 0 if unknown
     ended_at     when the drain ended
     is_saved     the node was read again late enough that slurmctld can no longer lose the end of the drain
-    controller   the slurmctld that answered when healthd ended or replaced the drain; "" = ended by others, or saved;
-                 policy.UNKNOWN_CONTROLLER = could not be read
+    controller   the slurmctld that answered when healthd ended or replaced the drain; "" if others ended it or it is
+                 saved; policy.UNKNOWN_CONTROLLER if it could not be read
     """
 
     reason: str
@@ -700,11 +700,11 @@ class EndedDrain(Value, frozen=True):
 
 
 class UnsavedChange(Value, frozen=True):
-    """A change of the node by healthd that slurmctld may not have saved yet.
+    """A change that healthd made to the node and that slurmctld may not have saved yet.
 
     sent_at     when it was sent, epoch seconds
-    controller  the slurmctld that answered right before it (output.parse_controller); policy.UNKNOWN_CONTROLLER =
-                could not be read
+    controller  the slurmctld that answered right before the change (output.parse_controller);
+                policy.UNKNOWN_CONTROLLER if it could not be read
     """
 
     sent_at: PastMoment
@@ -712,7 +712,7 @@ class UnsavedChange(Value, frozen=True):
 
 
 class ResumedDrain(Value, frozen=True):
-    """A drain that healthd lifted: start of the drain and time of the resume (epoch seconds)."""
+    """A drain that healthd lifted: when the drain started and when the node was resumed (epoch seconds)."""
 
     drained_at: Moment
     resumed_at: Moment
@@ -720,40 +720,40 @@ class ResumedDrain(Value, frozen=True):
 
 
 class DrainRecord(Value, frozen=True):
-    """healthd's own drains of this node in Slurm. The ledger keeps this record across restarts.
+    """healthd's own drains of this node. The ledger keeps this record across restarts.
 
-    reason        healthd's text as last read on the drained node, "" = no drain of healthd
-    pending_reason  healthd's text that was sent (or is about to be sent) and not yet read back, "" = none. It is
-                    recorded before the command, so that a drain by a daemon that was killed is still recognised
+    reason        healthd's text as last read on the drained node, or "" if there is none
+    pending_reason  healthd's text that was sent (or is about to be sent) but not read back yet, or "". It is
+                    recorded before the command, so that a drain is recognised even if the daemon was killed
     pending_since   when `pending_reason` was sent
-    overriding_reason  an operator's Reason that replaced healthd's, "" = none
-    adopted_reason  a Reason in healthd's format that this ledger does not have (an earlier healthd's), "" = none
-    confirmed_at  when the node was last read as drained by reason, overriding_reason or adopted_reason (0 = never)
+    overriding_reason  an operator's Reason that replaced healthd's, or ""
+    adopted_reason  a Reason in healthd's format that is not in this ledger (an earlier healthd's), or ""
+    confirmed_at  when the node was last read as drained by reason, overriding_reason or adopted_reason (0 if never)
     boot_id       this machine's boot at that reading
     reboot_pending  a reboot or a power change was pending in Slurm at that reading
-    resume_sent_at  when healthd sent a resume whose effect was not yet read back (0 = none): a drain that disappears
-                    after that was not ended by an operator
+    resume_sent_at  when healthd sent a resume whose effect was not read back yet (0 if none); if a drain disappears
+                    after that, no operator ended it
     hold          a drain that the fleet limit delays
-    awaits_count  the drain was not yet counted after it was set: it is taken back if the fleet limit is exceeded
+    awaits_count  the drain was not counted yet after it was set; it is taken back if the fleet limit is exceeded
     ended_drain   healthd's last drain, after it ended
-    reason_time   Slurm's time stamp of `reason`, as last read; 0 = not known
-    earlier_drains  drains before `reason` and `ended_drain`, oldest first: a slurmctld that returns from an older
-                    state restores one of them
-    drained_at    start of healthd's drain in force (0 = none)
+    reason_time   Slurm's time stamp for `reason`, as last read, or 0 if unknown
+    earlier_drains  drains before `reason` and `ended_drain`, oldest first; if slurmctld returns with an older state, it
+                    restores one of them
+    drained_at    when healthd's current drain started (0 if none)
     own_hardware  a fault of the node's own hardware was among its causes
-    clean_seconds  how long the drain has been kept only because of flapping, at the last reading; an open fault
-                   resets it
+    clean_seconds  how long the drain had been kept only because of flapping, at the last reading; an open fault resets
+                   it
     clean_since   start of the current clean period, not yet in clean_seconds (0 = not clean at the last reading)
     resumed_drains  the last drains that healthd lifted, oldest first, until an operator repairs or resumes the node
                     (flapping.py)
-    unaffected_jobs  jobs that the faults did not hit, while a CRITICAL one is open
-    prolog_drain_time  Slurm's time stamp of the drain after healthd's own prolog refused a job; 0 = none
-    unsaved_change  healthd's last change of the node, until slurmctld has certainly saved it: a backup slurmctld that
+    unaffected_jobs  jobs that the faults did not hit, while a CRITICAL fault is open
+    prolog_drain_time  Slurm's time stamp for the drain after healthd's own prolog refused a job, or 0
+    unsaved_change  healthd's last change to the node, until slurmctld has certainly saved it: a backup slurmctld that
                     takes over before that does not have it
-    stored_count  the last complete count of the fleet that can replace one that fails (fleet_limit.py)
-    count_failing_since  since when a drain is desired or set and the fleet cannot be counted (0 = it can, or need not
-                         be)
-    count_failed_at  when the last count failed, 0 = none since a complete one
+    stored_count  the last complete count of the fleet, which can replace a failed one (fleet_limit.py)
+    count_failing_since  since when a drain is desired or set but the fleet cannot be counted (0 = it can be counted, or
+                         need not be)
+    count_failed_at  when the last count failed, or 0 if none has failed since a complete one
     """
 
     reason: str = ""
@@ -784,11 +784,11 @@ class DrainRecord(Value, frozen=True):
     count_failed_at: PastMoment = 0.0
 
 
-# --- hardware of a node, for its baseline
+# --- a node's hardware, for its baseline
 
 
 class Baseline(NamedTuple):
-    """Settings of a check that `healthd baseline` writes, in this order. `place`: rank of the table, lowest first."""
+    """A check's settings that `healthd baseline` writes, in this order. `place`: the table's rank, lowest first."""
 
     settings: tuple[str, ...]
     place: int = 100
@@ -798,7 +798,7 @@ class Entry(Value, frozen=True):
     """One setting of a baseline, one `key` of a setting that is a table, or one item (`key`) of a setting that is a
     list.
 
-    `note`: a description for people.
+    `note`: a description for the reader.
     """
 
     check: str
@@ -833,11 +833,11 @@ class LeftOut(Value, frozen=True):
 
 
 class KernelLogStatus(Value, frozen=True):
-    """Status of the kernel log.
+    """Status of the kernel log source.
 
-    alive: the source is open and read. lost: lines that were overwritten before they were read. malformed: data that
-    was no record, or lines that were too long. rotations: how often the file was replaced or truncated. observed: users
-    can forge lines of the source, so they are displayed without any effect.
+    alive: the source is open and is being read. lost: number of lines that were overwritten before they were read.
+    malformed: data that was not a record, or lines that were too long. rotations: how often the file was replaced or
+    truncated. observed: users can forge the source's lines, so they are displayed without any effect.
     """
 
     source: str
@@ -855,10 +855,10 @@ class KernelLogStatus(Value, frozen=True):
 
 
 class SourceStatus(Value, frozen=True):
-    """Status of one source: kernel_log, journal (which fills gaps of the ring buffer), device_removals.
+    """Status of one source: kernel_log, journal (which fills gaps in the ring buffer), device_removals.
 
-    up: it is open, and the last read succeeded. last_read: time of the last successful read, 0 = never. restarts: how
-    often it was reopened, or a reopening failed; overruns: how often something was lost.
+    up: open, and the last read succeeded. last_read: time of the last successful read, or 0. restarts: how
+    often it was reopened, or could not be reopened; overruns: how often something was lost.
     """
 
     source: str
@@ -875,7 +875,7 @@ class SourceStatus(Value, frozen=True):
 class StreamStatus(Value, frozen=True):
     """Status of the event stream.
 
-    waiting: lines not yet on disk; dropped: lines that did not fit beside those; failures: failed writes; journal_lost:
+    waiting: lines not yet on disk; dropped: lines that did not fit in addition; failures: failed writes; journal_lost:
     lines that the journal did not accept; problem: why nothing can be written, in one sentence.
     """
 
@@ -887,7 +887,7 @@ class StreamStatus(Value, frozen=True):
 
 
 class SlurmStatus(Value, frozen=True):
-    """State of the node in Slurm, as last read. problem: why it could not be read or changed, in one sentence."""
+    """The node's state in Slurm, as last read. problem: why it could not be read or changed, in one sentence."""
 
     node: NodeState | None = None
     owner: str = ""

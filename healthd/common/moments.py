@@ -1,4 +1,4 @@
-"""Moments: epoch seconds by this machine's clock, and a function that changes all moments of a value. Pure."""
+"""Moments: epoch seconds on this machine's clock, and a function that changes all moments in a value. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from healthd.common.values import type_hints
 MOMENT = "moment"
 PAST = "past"
 
-# 0.0 = never. Durations, monotonic times and time stamps by another machine's clock (slurmctld's) are plain floats.
+# 0.0 = never. Durations, monotonic times and time stamps from another machine's clock (slurmctld's) are plain floats.
 Moment = Annotated[float, MOMENT]
-# A moment that must be in the past. If it is in the future, the clock was ahead when it was recorded.
+# A moment that must lie in the past. If it lies in the future, the clock was ahead when it was recorded.
 PastMoment = Annotated[float, MOMENT, PAST]
 
 Changes = Mapping[type, Callable[[Any], Any]]
 
 
 def change_moments(value: Any, mark: str, change: Callable[[float], float], overrides: Changes) -> Any:
-    """Return `value` with each field of that mark changed, also in nested Structs, tuples and tables.
+    """Return `value` with each field that has this mark changed, even in nested Structs, tuples and tables.
 
-    A value of a type in `overrides` is changed by that function instead.
+    If `overrides` has a function for a value's type, that function is used instead.
     """
     kind = type(value)
     if kind in overrides:

@@ -26,10 +26,10 @@ _FOREIGN_FOLDERS = (
 
 
 class Mount(NamedTuple):
-    """One mount.
+    """One mounted file system.
 
     `device`: "98:0", the same for all mounts of a file system. `read_only`: a user mounted it read-only. `options`:
-    those of the file system itself; "ro" among them may come from the kernel. `source`: "/dev/sda3".
+    the file system's own options, where "ro" may come from the kernel. `source`: "/dev/sda3".
     """
 
     point: str
@@ -52,7 +52,7 @@ class Mount(NamedTuple):
         return "read-only" if by_kernel else ""
 
 
-@functools.lru_cache(maxsize=1024)  # five checks and mounts read the same lines in each round
+@functools.lru_cache(maxsize=1024)  # five checks and mounts parse the same lines in each round
 def parse(line: str) -> Mount:
     """Parse one line of mountinfo. Raises ValueError."""
     fields = line.split(" ")
@@ -68,14 +68,14 @@ def parse(line: str) -> Mount:
 
 
 def _unescape(text: str) -> str:
-    r"""Decode \040, \011, \012 and \134, with which the kernel writes blank, tab, newline and backslash."""
+    r"""Decode \040, \011, \012 and \134, which the kernel writes for blank, tab, newline and backslash."""
     return regex(r"\\([0-7]{3})").sub(lambda match: chr(int(match[1], 8)), text)
 
 
 def parse_all(text: str | None) -> tuple[list[Mount], str]:
-    """Return all mounts in the kernel's order, and the problem of the first invalid line ("" = none).
+    """Return all mounts in the kernel's order, and the problem with the first invalid line ("" if none).
 
-    None (a captured tree without this file) gives no mounts.
+    For None (a captured tree without this file), return no mounts.
     """
     if text is None:
         return [], ""
@@ -96,12 +96,12 @@ def is_host_file_system(mount: Mount) -> bool:
 
 
 def is_loop_device(mount: Mount) -> bool:
-    """Return True if the mount is on a loop device: the image of a test, an installer, a snapshot."""
+    """Return True if the mount is on a loop device: the image of a test, an installer or a snapshot."""
     return mount.device.startswith("7:") or mount.source.startswith("/dev/loop")
 
 
 def find_mount(mounts: Sequence[Mount], path: str) -> Mount | None:
-    """Return the mount of a path: the one with the longest mount point, and the last of several there."""
+    """Return the mount that contains a path: the one with the longest mount point, or the last of several."""
     found = None
     for mount in mounts:
         if _is_above(mount, path) and (found is None or len(mount.point) >= len(found.point)):
@@ -110,7 +110,7 @@ def find_mount(mounts: Sequence[Mount], path: str) -> Mount | None:
 
 
 def is_local(mounts: Sequence[Mount], path: str) -> bool:
-    """Return True if a path can be read without waiting for a file server: all mounts on the path have local types.
+    """Return True if a path can be read without waiting for a file server, because all mounts on it have local types.
 
     A root directory on the network counts as local, because nothing works without it.
     """

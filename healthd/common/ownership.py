@@ -1,10 +1,10 @@
-"""Ownership rule for all files that healthd reads as settings or code, runs, or writes.
+"""Ownership rule for all files that healthd runs, writes, or reads as settings or code.
 
-The file must belong to root or to the user that healthd runs as, and no other user may change it. The same holds for
-each folder above it, up to "/", and for each symbolic link on the path, which this module follows itself. The caller
-gets a descriptor of the verified file and uses that, because the name may point to another file a moment later.
+The file must belong to root or to the user that healthd runs as, and no other user may be able to change it. The same
+applies to each folder above it, up to "/", and to each symbolic link on the path, which this module follows itself. The
+caller gets a descriptor for the verified file and uses that, because the name may refer to another file a moment later.
 
-- Group root counts as root, unless an ACL names others: their rights hide in the group's mode bits (acl(5)).
+- Group root counts as root, unless an ACL names other users, whose rights hide in the group's mode bits (acl(5)).
 - In a sticky folder (/tmp) only root can replace files that root owns (unlink(2)), so the path may pass through it.
 - The server of a FUSE mount can claim any owner for its files, so they belong to the user who mounted it.
 """
@@ -29,7 +29,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Untrusted(HealthdError, PermissionError):
-    """A user other than root could have changed the file: which step of the path, and who.
+    """A user other than root could have changed the file. The message names the step of the path and the user.
 
     `path`: the real path of that step, which may be a folder above the requested file.
     """
@@ -42,14 +42,14 @@ class Untrusted(HealthdError, PermissionError):
         return str(self.strerror)
 
     def with_context(self, path: str, setting: str = "") -> Untrusted:
-        """Return the error with the requested path and its setting."""
+        """Return the error with the requested path and the setting that names it."""
         setting_note = f" ({setting})" if setting else ""
         return Untrusted(f"{path}{setting_note}: refused: {self}", self.path)
 
 
 @contextmanager
 def open_file(path: str) -> Iterator[int]:
-    """Open a regular file for reading. Raises Untrusted, OSError."""
+    """Open a regular file for reading. Raises Untrusted or OSError."""
     # Non-blocking, because a FIFO may never have a writer.
     descriptor = _open_trusted(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -61,13 +61,13 @@ def open_file(path: str) -> Iterator[int]:
 
 
 def read(path: str) -> bytes:
-    """Return a file's content. Raises Untrusted, OSError."""
+    """Return a file's content. Raises Untrusted or OSError."""
     with open_file(path) as descriptor:
         return read_all(descriptor)
 
 
 def read_all(descriptor: int) -> bytes:
-    """Return the whole content. Raises OSError, also for more than `MAX_BYTES`."""
+    """Return the whole content. Raises OSError, even for more than `MAX_BYTES`."""
     data = bytearray()
     while piece := os.read(descriptor, 1 << 20):
         data += piece
@@ -78,7 +78,7 @@ def read_all(descriptor: int) -> bytes:
 
 @contextmanager
 def open_folder(path: str, make_mode: int | None = None) -> Iterator[int]:
-    """Open a folder in which only we create files. `make_mode`: create missing folders. Raises Untrusted, OSError."""
+    """Open a folder where only healthd creates files. `make_mode`: create missing folders. Raises OSError."""
     descriptor = _open_trusted(path, os.O_RDONLY | os.O_DIRECTORY, make_mode, allow_sticky=False)
     try:
         yield descriptor
@@ -88,9 +88,9 @@ def open_folder(path: str, make_mode: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def open_parent(path: str) -> Iterator[tuple[int, str]]:
-    """Open the folder of a file that is written by replacing its name, and return it with that name.
+    """Open the folder of a file that will be written by replacing its name, and return it with that name.
 
-    A symbolic link of that name is replaced, not followed. Raises Untrusted, OSError.
+    If the name is a symbolic link, it is replaced, not followed. Raises Untrusted or OSError.
     """
     parent, name = os.path.split(path)
     if name in ("", ".", ".."):
@@ -103,10 +103,10 @@ def open_parent(path: str) -> Iterator[tuple[int, str]]:
 
 
 def stat_program(path: str) -> os.stat_result:
-    """Return the stat of a program that is about to run. Raises Untrusted, OSError.
+    """Return the stat of a program that is about to run. Raises Untrusted or OSError.
 
-    It is run by name, not through a descriptor: otherwise a script would see "/proc/self/fd/7" as its own name, and the
-    process would be called "7". By the rule above only root, or we, can change the name in between.
+    It is run by name, not through a descriptor. Otherwise a script would see "/proc/self/fd/7" as its own name, and the
+    process would be called "7". By the rule above, only root or healthd can change the name in between.
     """
     descriptor = _open_trusted(path, os.O_PATH)
     try:
@@ -123,7 +123,7 @@ def _open_trusted(
 ) -> int:
     """Verify each step of `path` and return the descriptor of the last one.
 
-    Raises Untrusted; an OSError names `path`, or `error_path`.
+    Raises Untrusted, or an OSError that names `path` or `error_path`.
     """
     # Read the mount table at most once per walk, and only for a file system without a disk.
     require = partial(_require, fuse_users=functools.cache(lambda: _fuse_users()))
@@ -171,7 +171,7 @@ def _walk(path: str, flags: int, make_mode: int | None, require: Callable[[int, 
 
 
 def _steps(path: str) -> list[str]:
-    """Return the names in a path. ".." stays, because its target depends on the step before it."""
+    """Return the names in a path. ".." is kept, because its target depends on the step before it."""
     return [name for name in path.split("/") if name not in ("", ".")]
 
 
@@ -203,7 +203,7 @@ def _link_target(
 def _require(
     descriptor: int, path: str, fuse_users: Callable[[], Mapping[int, int]], allow_sticky: bool = True
 ) -> None:
-    """Raise Untrusted if other users can change the file of this descriptor."""
+    """Raise Untrusted if other users can change the file behind this descriptor."""
     status = os.fstat(descriptor)
     # File systems without a disk have the major number 0.
     mounted_by = fuse_users().get(status.st_dev) if os.major(status.st_dev) == 0 else None
@@ -219,14 +219,14 @@ def untrusted_reason(
     has_acl: Callable[[], bool] = lambda: False,
     allow_sticky: bool = True,
 ) -> str:
-    """Return who else could change a file, folder or link; "" if nobody can.
+    """Return who else could change a file, folder or link, or "" if nobody can.
 
-    `mounted_by`: the user of its FUSE mount, None if it is in none. `allow_sticky`: accept a sticky folder on the path.
+    `mounted_by`: the user who mounted its FUSE mount, or None. `allow_sticky`: accept a sticky folder on the path.
     """
     if status.st_uid not in trusted:
         return f"belongs to user {status.st_uid}; it must belong to root"
     if mounted_by is not None and mounted_by not in trusted:
-        return f"is in a FUSE mount of user {mounted_by}"
+        return f"is in a FUSE mount by user {mounted_by}"
     if stat.S_ISLNK(status.st_mode):
         return ""  # a link's mode is meaningless, and its target cannot be changed
     mode = stat.S_IMODE(status.st_mode)
@@ -252,13 +252,13 @@ def _has_acl(descriptor: int) -> bool:
 
 
 def _fuse_users() -> dict[int, int]:
-    """Return device number -> user who mounted it, for each FUSE mount. Raises OSError."""
+    """Return a dict that maps each FUSE mount's device number to the user who mounted it. Raises OSError."""
     with open(mountinfo.MOUNTINFO, encoding="utf-8", errors="replace") as file:
         return dict(found for line in file for found in parse_fuse_user(line.rstrip("\n")))
 
 
 def parse_fuse_user(line: str) -> Iterator[tuple[int, int]]:
-    """Yield the device number and the user_id= of a line of mountinfo, if it is a FUSE mount."""
+    """Yield the device number and the user_id= in a mountinfo line, if it is a FUSE mount."""
     if " - fuse" not in line:
         return
     mount = mountinfo.parse(line)

@@ -34,10 +34,10 @@ _COLOURS = {
 
 
 class Page(NamedTuple):
-    """Layout of the output.
+    """Layout of terminal output.
 
-    `width` in columns; `colour`: a terminal with colours; `fold`: wrap a long table row below its last column (not in a
-    pipe, where a row is a line).
+    `width` in columns; `colour`: a terminal with colours; `fold`: wrap a long table row under its last column (not in a
+    pipe, where each row is one line).
     """
 
     width: int = 100
@@ -45,7 +45,7 @@ class Page(NamedTuple):
     fold: bool = False
 
     def paint(self, text: str, style: str = "") -> str:
-        """Return the text in the colour of `style` ("critical"), by default in that of the text itself."""
+        """Return the text in the colour of `style` ("critical"), by default the colour for the text itself."""
         code = _COLOURS.get(style or text.strip(), "")
         return f"\033[{code}m{text}\033[0m" if self.colour and code and text else text
 
@@ -69,7 +69,7 @@ class Page(NamedTuple):
         return [f"{indent}- {first.removeprefix(indent)}", *(f"  {line}" for line in more_lines)]
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-        """Format a table. Columns are as wide as their widest cell (a very wide cell moves only its own row); words
+        """Format a table. Columns are as wide as their widest cell (a very wide cell only shifts its own row). Words
         that have a colour are painted.
         """
         rows = [[plain(cell) for cell in row] for row in rows]
@@ -107,7 +107,7 @@ def plain(text: object) -> str:
 
 
 def ago(time_point: float, now: float) -> str:
-    """Return "3 min ago"; the local time if older than a day; "never" for 0."""
+    """Return "3 min ago", the local time if it is older than a day, or "never" for 0."""
     if not time_point:
         return "never"
     seconds = now - time_point
@@ -128,5 +128,5 @@ def time_ahead(time_point: float, now: float) -> str:
 
 
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
-    """Format a count: 1 -> "1 failure", 2345 -> "2,345 failures". plural_noun: if it is not the noun with an s."""
+    """Format a count: 1 -> "1 failure", 2345 -> "2,345 failures". plural_noun: an irregular plural."""
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"

@@ -1,4 +1,4 @@
-"""Default directories of the daemon, and names of files in them that other programs open."""
+"""The daemon's default directories, and the names of files in them that other programs open."""
 
 from __future__ import annotations
 

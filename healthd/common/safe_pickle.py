@@ -1,9 +1,9 @@
-"""Safe reader for pickles with plain data: dicts, lists, tuples, text, numbers. No class is loaded or called.
+"""Safe reader for pickles that contain plain data: dicts, lists, tuples, text, numbers. No class is loaded or called.
 
-The opcodes are validated first: only those with which PyTorch (torch/csrc/jit/serialization/pickler.cpp) and Python
+The opcodes are validated first. Only those with which PyTorch (torch/csrc/jit/serialization/pickler.cpp) and Python
 write plain data are allowed (Python's pickletools describes each). Any other opcode is rejected before Python's
-unpickler sees the file, so no class or function is ever named. The memo and the number of containers are bounded,
-because a small file could make them large.
+unpickler sees the file, so no class or function is ever looked up. The sizes of the memo and of the containers are
+limited, because a small file could make them large.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from healthd.common.errors import HealthdError
 
-MAX_CONTAINERS = 8_000_000  # lists, dicts, tuples (40 bytes or more from one byte) and entries of the memo
+MAX_CONTAINERS = 8_000_000  # lists, dicts, tuples (40 bytes or more from one byte) and memo entries
 _CONTAINER_OPCODES = b"]}tl\x85\x86\x87\x94"
 
 # Opcodes with arguments of fixed length. The memo is an array in memory; at most 2^20 entries are allowed.
@@ -33,14 +33,14 @@ _FIXED = re.compile(
     rb"){1,1000}",
     re.DOTALL,
 )
-# Opcodes that name a class or function, call one, or set attributes of an object.
+# Opcodes that name a class or function, call one, or set an object's attributes.
 _UNSAFE_OPCODES = frozenset(b"ciobRPQ\x81\x82\x83\x84\x92\x93\x97\x98")
-_LENGTH_SIZES = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # number of bytes of the length before a text
+_LENGTH_SIZES = {ord("X"): 4, 0x8C: 1, 0x8D: 8}  # number of bytes in the length before a text
 _STOP = ord(".")
 
 
 class UnsafePickle(HealthdError):
-    """A pickle with more than plain data, or a damaged one. The message follows the file's name."""
+    """A pickle is damaged or contains more than plain data. The message follows the file's name."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -51,7 +51,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain(data: bytes) -> Any:
-    """Load the plain data of a pickle. Raises UnsafePickle."""
+    """Load the plain data from a pickle. Raises UnsafePickle."""
     validate(data)
     try:
         return _PlainUnpickler(io.BytesIO(data), fix_imports=False, encoding="utf-8", errors="strict").load()
@@ -62,10 +62,10 @@ def load_plain(data: bytes) -> Any:
 
 
 def validate(data: bytes) -> None:
-    """Raise UnsafePickle for a pickle with more than plain data, a truncated one, or one that would use too much
+    """Raise UnsafePickle for a pickle that contains more than plain data, is truncated, or would use too much
     memory.
     """
-    # This also counts bytes in text and numbers. Only beyond the limit are the opcodes counted exactly.
+    # This also counts bytes in text and numbers. The opcodes are counted exactly only beyond the limit.
     counting = _containers(data) > MAX_CONTAINERS
     offset, end, containers = 0, len(data), 0
     while offset < end:

@@ -1,7 +1,7 @@
-r"""External text: a kernel line, the output of a program, a file.
+r"""External text: a kernel line, a program's output, a file.
 
-Text that a user may have written is matched as ASCII. In Python's default mode "\d" and int() accept the digits of
-every script, "\s" and "\w" accept blanks and letters of every script, and "(?i)k" accepts the kelvin sign.
+Text that a user may have written is matched as ASCII. In Python's default mode, "\d" and int() accept the digits of
+every script, "\s" and "\w" accept blanks and letters in every script, and "(?i)k" accepts the kelvin sign.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LazyPattern:
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self.compiled, name)
-        setattr(self, name, found)  # later accesses cost as much as with a compiled pattern
+        setattr(self, name, found)  # later accesses are as fast as with a compiled pattern
         return found
 
 
@@ -49,9 +49,9 @@ def regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def compile_patterns() -> int:
-    """Compile all pending patterns, and from now on each one when it is created. Return how many were pending.
+    """Compile all pending patterns, and from now on each pattern when it is created. Return how many were pending.
 
-    The daemon does this at its start, so that no kernel line waits for it. Raises re.error.
+    The daemon does this when it starts, so that no kernel line has to wait for it. Raises re.error.
     """
     global _compile_eagerly
     _compile_eagerly = True
@@ -73,7 +73,7 @@ def compile_patterns_eagerly() -> Iterator[None]:
 
 
 def is_decimal(text: str) -> bool:
-    """Return True if the text consists of digits 0 to 9 only."""
+    """Return True if the text consists only of the digits 0 to 9."""
     return text.isascii() and text.isdecimal()
 
 
@@ -85,9 +85,9 @@ _CLASS = regex(
 
 
 def strip_error_class(error: str) -> str:
-    """Return "TimeoutError: /bin/sh: did not end" without Python's class name, if the rest is sufficient.
+    """Return "TimeoutError: /bin/sh: did not end" without the name of Python's class, if the rest is sufficient.
 
-    A name alone, and classes that hint at a bug in a program (KeyError), stay.
+    A name without text, and classes that hint at a bug in a program (KeyError), are kept.
     """
     return _CLASS.sub("", error, count=1) if _CLASS.match(error) else error
 
@@ -98,7 +98,7 @@ def printable(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return an external field for logs and mails: its text if it has only digits and date punctuation, else its
+    """Return an external field for logs and mails: its text if it has only digits and date punctuation, otherwise its
     length.
 
     The field may be a secret in the wrong column.

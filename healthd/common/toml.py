@@ -1,4 +1,4 @@
-"""TOML, the format of the settings and of scenario files."""
+"""TOML, the format of settings files and scenario files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DUPLICATE_TABLE = regex(r"Cannot declare \((.{1,400}?),?\) twice(.*)", 16)  # r
 
 
 def _message(problem: str) -> str:
-    """Return tomllib's sentence with the name of a table as written in the file."""
+    """Return tomllib's message, with a table's name as written in the file."""
     found = _DUPLICATE_TABLE.match(problem)
     if found is None:
         return problem
@@ -37,7 +37,7 @@ def parse(text: str | bytes) -> dict[str, Any]:
         import tomli as tomllib
     try:
         table: dict[str, Any] = tomllib.loads(text if isinstance(text, str) else text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: for a number with thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError is raised for a number with thousands of digits
         raise ConvertError(_message(str(error))) from None
     pending: list[tuple[Any, int]] = [(table, 0)]
     while pending:

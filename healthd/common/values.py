@@ -23,16 +23,16 @@ from healthd.common.errors import HealthdError
 
 T = TypeVar("T")
 
-# An int of 64 bits. Python reads numbers with thousands of digits, which do not fit into a float.
+# A 64-bit int. Python also reads numbers with thousands of digits, which do not fit into a float.
 Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base class. mypy requires that a subclass repeats `frozen=True`."""
+    """Base class for immutable values. mypy requires subclasses to repeat `frozen=True`."""
 
 
 class DecodeError(HealthdError, ValueError):
-    """Text that is not the JSON of the expected type, in one sentence."""
+    """Raised if a text is not JSON for the expected type. The message is one sentence."""
 
 
 def _plain(value: object) -> str | float | int:
@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 def encode(value: Any) -> bytes:
     """Return the JSON of a value. Raises ValueError or TypeError if it has none.
 
-    Text may contain bytes that are not UTF-8, as lone surrogates (os.fsdecode): a path, or a Reason in Slurm.
+    Text such as a path or a Reason in Slurm may contain bytes that are not UTF-8, as lone surrogates (os.fsdecode).
     """
     try:
         return _encode(value)
@@ -58,7 +58,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(kind: type[T], text: str | bytes) -> T:
-    """Return the value of this type that `encode` wrote as `text`. Raises DecodeError."""
+    """Return the value of type `kind` that `encode` wrote as `text`. Raises DecodeError."""
     try:
         return typing.cast(T, _decoder(typing.cast(Any, kind)).decode(text))
     except (ValueError, RecursionError) as error:
@@ -82,7 +82,7 @@ def _has_surrogates(text: str | bytes) -> bool:
 
 
 def type_hints(cls: type) -> dict[str, Any]:
-    """Return the evaluated annotations of a class and its bases, with the metadata of Annotated."""
+    """Return the evaluated annotations of a class and its bases, with the metadata from Annotated."""
     return {name: kind for base in reversed(cls.__mro__) for name, kind in _own_hints(base).items()}
 
 

@@ -1,4 +1,4 @@
-"""State of the event stream on which the next events depend: a field of the ledger."""
+"""State of the event stream that determines the next events. It is a field in the ledger."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class EmittedCondition(Value, frozen=True):
 
     condition     its name in the stream
     worst         its worst severity so far
-    acknowledged  the newest event about it was an acknowledgement
-    count, last   occurrences and time of the last one, as in its newest line
-    at            when that line was decided
+    acknowledged  True if the newest event about it was an acknowledgement
+    count, last   number of occurrences and time of the last one, as in its newest line
+    at            time when that line was created
     """
 
     condition: str
@@ -28,7 +28,7 @@ class EmittedCondition(Value, frozen=True):
 
 
 class EmittedCheck(Value, frozen=True):
-    """A configured run. since: configured without interruption since then; settings: their checksum."""
+    """A configured run. since: start of its uninterrupted configuration. settings: checksum of its settings."""
 
     check: str
     instance: str
@@ -42,11 +42,11 @@ class Emitted(Value, frozen=True):
 
     conditions  open conditions, by key as text
     checks      configured runs
-    cluster     ClusterName of slurm.conf; "" = not known
-    stopped     the newest event about the daemon was `stopped`
+    cluster     ClusterName from slurm.conf, or "" if unknown
+    stopped     True if the newest event about the daemon was `stopped`
     alive_at    time of the last `alive`
-    job_ended   the job end that the next flush is for, as reported by its epilog (epoch seconds; 0 = none)
-    ended_again the newest epilog after that: the flush after the next one is for it
+    job_ended   the job end for the next flush, as reported by its epilog (epoch seconds, or 0)
+    ended_again the newest later epilog, for the flush after the next one
     """
 
     conditions: dict[str, EmittedCondition] = field(default_factory=dict)

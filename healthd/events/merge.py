@@ -1,4 +1,4 @@
-"""Merges several streams by time, with a bounded number of open files, for any number of nodes."""
+"""Merges streams from any number of nodes by time, with a bounded number of open files."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import IO
 from healthd.events.parse import StreamEvent, parse
 from healthd.events.reader import MAX_OPEN_FILES, Cursor, Tally, find, listed, read
 
-_MAX_OPEN = 512  # each has a buffer of 64 KiB
-RETRY_ROUNDS = 60  # rounds after which a stream that could not be read is tried again, although it has not changed
+_MAX_OPEN = 512  # each file has a buffer of 64 KiB
+RETRY_ROUNDS = 60  # rounds after which an unreadable stream is tried again even if it has not changed
 
 
 def merged(
     streams: Iterable[str], cursor: Cursor, tally: Tally, is_wanted: Callable[[StreamEvent], bool] = lambda event: True
 ) -> Iterator[StreamEvent]:
-    """Yield the new events of several streams that `is_wanted` selects, by time.
+    """Yield the new events that `is_wanted` selects from several streams, sorted by time.
 
-    If there are more streams than files may be open, they are merged in groups, each into a nameless file (in TMPDIR),
-    and these files then. Raises OSError if one cannot be written.
+    If there are more streams than files may be open, merge groups of streams into unnamed temporary files (in TMPDIR)
+    first, and then merge these files. Raises OSError if a file cannot be written.
     """
     at_once = max(MAX_OPEN_FILES + 1, min(_MAX_OPEN, _available_files() // 2))
 
@@ -79,7 +79,7 @@ def _write_run(events: Iterable[StreamEvent], stack: ExitStack) -> IO[bytes]:
 
 
 def _read(file: IO[bytes]) -> Iterator[StreamEvent]:
-    """Yield the events of a temporary file. Closes the file at its end."""
+    """Yield the events in a temporary file, then close it."""
     with file:
         for line in file:
             event = parse(line[:-1])
@@ -94,9 +94,9 @@ def follow(
     wait: Callable[[], bool],
     is_wanted: Callable[[StreamEvent], bool] = lambda event: True,
 ) -> Iterator[StreamEvent]:
-    """Yield all new events at these places that `is_wanted` selects, and later ones until `wait` returns False.
+    """Yield all new events at these places that `is_wanted` selects, and later events until `wait` returns False.
 
-    A stream that cannot be read is tried again when it has changed, and after RETRY_ROUNDS.
+    A stream that cannot be read is tried again when it has changed, or after RETRY_ROUNDS.
     """
     previous: dict[str, object] = {}
     rounds = 0
@@ -115,7 +115,7 @@ def follow(
 
 
 def _state(stream: str) -> object:
-    """Return a value that changes when a file of the stream is written or rotated."""
+    """Return a value that changes when one of the stream's files is written or rotated."""
     with suppress(OSError):
         return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in map(os.lstat, listed(stream))]
     return object()

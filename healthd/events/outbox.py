@@ -1,8 +1,8 @@
-"""Lines that are decided and not yet confirmed on disk. Pure.
+"""Event lines that are not yet confirmed to be on disk. Pure.
 
-The outbox is a field of the ledger: a kill -9 loses no line, because each rendered line stays there until its write is
-acknowledged. It is bounded. Lines that do not fit are counted, and a `dropped` event reports them as soon as there is
-room again.
+The outbox is a field in the ledger. A kill -9 loses no lines, because each rendered line stays in the outbox until its
+write is acknowledged. The outbox is bounded. Lines that do not fit are counted, and a `dropped` event reports them as
+soon as there is room again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_BYTES = 512 << 10  # including newlines
 class Outbox(Value, frozen=True):
     """Pending lines.
 
-    next_seq   number of the next line of this stream; a line that does not fit takes a number too
-    lines      not yet acknowledged, oldest first, without newlines
-    dropped    lines that did not fit and are not reported yet, including those of earlier streams
+    next_seq   number for the next line in this stream; a line that does not fit also takes a number
+    lines      lines that are not yet acknowledged, oldest first, without newlines
+    dropped    number of lines that did not fit and are not reported yet, including lines from earlier streams
     dropped_from, dropped_to
-               first and last number of such lines of this stream: the last assigned numbers, without a gap; 0: none
+               first and last number of such lines in this stream (the last assigned numbers, without a gap), or 0
     """
 
     stream_id: str = ""
@@ -38,8 +38,8 @@ class Outbox(Value, frozen=True):
 
 
 def new_stream(previous: Outbox, stream_id: str) -> Outbox:
-    """Begin a new stream. Pending lines of the previous one are still written; of its dropped lines only the count
-    remains.
+    """Begin a new stream. The previous stream's pending lines are still written. For its dropped lines, only the count
+    is kept.
     """
     return Outbox(stream_id, lines=previous.lines, dropped=previous.dropped)
 
@@ -60,7 +60,7 @@ def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mo
         return True
 
     def append_dropped() -> bool:
-        """Append the event about dropped lines, if there are any. Return False if it does not fit either."""
+        """Append the event about dropped lines if there are any. Return False if it does not fit."""
         nonlocal dropped, first, last
         if dropped and not append(_dropped(dropped, first, last)):
             return False
@@ -82,20 +82,20 @@ def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mo
 
 
 def acknowledge(outbox: Outbox, lines: Iterable[str]) -> Outbox:
-    """Return the outbox without these lines, which are on disk."""
+    """Return the outbox without these lines, which are now on disk."""
     acknowledged = set(lines)
     return replace(outbox, lines=tuple(line for line in outbox.lines if line not in acknowledged))
 
 
 def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
-    """Return the outbox up to the last of these lines. Later lines are dropped, including reports of dropped lines."""
+    """Return the outbox up to the last of these lines. Later lines are dropped, even reports about dropped lines."""
     durable_lines = set(durable)
     keep_count = next((at for at in range(len(outbox.lines), 0, -1) if outbox.lines[at - 1] in durable_lines), 0)
     removed = [json.loads(line) for line in outbox.lines[keep_count:]]
     if not removed:
         return outbox
     dropped_events = [line for line in removed if line["event"] == "dropped"]
-    first = next(  # lines of earlier streams come before all lines of this one
+    first = next(  # lines from earlier streams come before all lines from this stream
         (line.get("from_seq") or line["seq"] for line in removed if line["stream_id"] == outbox.stream_id),
         outbox.dropped_from,
     )
@@ -109,7 +109,7 @@ def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
 
 
 def _dropped(count: int, first: int, last: int) -> Event:
-    """Return the `dropped` event. `count` includes earlier streams, whose numbers are meaningless in this one."""
+    """Return the `dropped` event. `count` includes earlier streams, whose line numbers are meaningless here."""
     own_count = last - first + 1 if first else 0
     earlier = {"earlier": count - own_count} if count > own_count else {}
     return Event("dropped", {"count": own_count, "from_seq": first, "to_seq": last, **earlier})

@@ -1,7 +1,7 @@
-"""Parser for one line of an event stream. Pure.
+"""Parser for one line in an event stream. Pure.
 
-docs/events.md defines a line. Lines of a newer healthd (another schema, an unknown event) are kept unchanged. A damaged
-line is reported with a reason, and no data is taken from it.
+docs/events.md defines a line. Lines from a newer healthd (another schema, an unknown event) are kept unchanged. A
+damaged line is reported with a reason, and no data is taken from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TIME = regex(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{
 
 
 class Key(NamedTuple):
-    """Key of a stream, in which lines are numbered from its beginning."""
+    """Identifies a stream. Lines are numbered from the beginning of the stream."""
 
     cluster: str
     node: str
@@ -28,9 +28,9 @@ class Key(NamedTuple):
 class StreamEvent(NamedTuple):
     """An event.
 
-    line: as read, without newline. fields: the same as plain data. key, seq: None if another schema has none. at: epoch
-    seconds, None if another schema has no time. unknown: what this version does not know ("schema 2", "event melted"),
-    "" for an event of docs/events.md.
+    line: as read, without newline. fields: the line's data. key, seq: None if another schema lacks them. at: epoch
+    seconds, or None if another schema has no time. unknown: the part that this version does not know ("schema 2",
+    "event melted"), or "" for an event defined in docs/events.md.
     """
 
     line: bytes
@@ -42,7 +42,7 @@ class StreamEvent(NamedTuple):
 
 
 class InvalidLine(NamedTuple):
-    """A line that is no event. `why` is the end of a sentence: "is not UTF-8"."""
+    """A line that is not an event. `why` ends a sentence about the line, such as "is not UTF-8"."""
 
     why: str
 
@@ -74,7 +74,7 @@ def parse(line: bytes) -> StreamEvent | InvalidLine:
 
 
 def seconds(text: object) -> float | None:
-    """Return the epoch seconds of "2026-11-22T12:11:20.123Z"; None for other text and for times before 1970."""
+    """Return the epoch seconds for a time like "2026-11-22T12:11:20.123Z"; None for other text and before 1970."""
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None
@@ -82,14 +82,12 @@ def seconds(text: object) -> float | None:
         whole = datetime.fromisoformat(match[1]).replace(tzinfo=timezone.utc).timestamp()
     except ValueError:  # an invalid date, such as February 31
         return None
-    # A fraction of the last second of 9999 may round up to the year 10000.
+    # A fraction in the last second of 9999 may round up to the year 10000.
     return min(whole + float(match[2] or 0), LATEST) if whole >= 0 else None
 
 
 def dropped_range(event: StreamEvent) -> tuple[int, int] | None:
-    """Return the first and last number of lines that the node itself reports as dropped; None if the event
-    names none.
-    """
+    """Return the first and last number of the lines that the node reports as dropped, or None if there are none."""
     if event.unknown or event.fields["event"] != "dropped":
         return None
     first, last = _seq(event.fields.get("from_seq")), _seq(event.fields.get("to_seq"))

@@ -1,9 +1,10 @@
-"""Reader of event streams in files, of one or many nodes: every event once, regardless of repeated or rotated lines.
+"""Reads event streams from files, for one or many nodes. Each event appears once, even after repeats and rotation.
 
-A stream's files are `events.jsonl` and rotated ones (events.jsonl.1, events.jsonl-20261122.gz) in one folder; a folder
-of such folders has many streams. The files of a folder are opened before the first one is read, so a file that is
-rotated meanwhile is read to its end; if there are more than MAX_OPEN_FILES, only the newest, because the others are
-archives. Memory grows with streams (a new one at each boot) and with gaps (events/sequence.py), not with lines.
+A stream's files are `events.jsonl` and rotated files (events.jsonl.1, events.jsonl-20261122.gz) in one folder. A folder
+of such folders has many streams. All files in a folder are opened before the first is read, so a file that is rotated
+meanwhile is still read completely. If there are more than MAX_OPEN_FILES, only the newest are opened in advance,
+because the others are archives. Memory grows with the number of streams (a new one at each boot) and gaps
+(events/sequence.py), not with the number of lines.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ MAX_EXAMPLES = 20
 MAX_UNKNOWN = 100
 MAX_OPEN_FILES = 32
 _STREAM_FILE = regex(r"events\.jsonl([.-][0-9][0-9.-]{0,39})?(\.gz)?")
-TOO_LONG = f"is longer than {MAX_LINE >> 20} MiB: it is no event"
+TOO_LONG = f"is longer than {MAX_LINE >> 20} MiB, so it is not an event"
 _HEAD, _BEFORE, _FIRST_LINES = 512, 64, 20
 _GZIP = b"\x1f\x8b"
 _OTHER_FORMATS = {b"\xfd7zXZ\x00": "xzcat", b"BZh": "bzcat", b"\x28\xb5\x2f\xfd": "zstdcat"}
-_TRIES = 5  # maximum number of listings of a folder while its files are rotated
+_TRIES = 5  # maximum number of times a folder is listed while its files are being rotated
 
 
 class LineProblem(NamedTuple):
-    """A line of a file. `why`: the end of a sentence."""
+    """A line that cannot be used. `why`: ends a sentence about the line."""
 
     path: str
     number: int
@@ -53,15 +54,15 @@ class LineProblem(NamedTuple):
 
 @dataclass
 class Tally:
-    """Counts of a reading.
+    """Counts from reading streams.
 
     repeats     lines that were read before
-    unread      lines that are no event; `examples`: the first of them
-    unknown     kept lines of a newer healthd: {"schema 2": 3}
+    unread      lines that are not events; `examples`: the first such lines
+    unknown     kept lines from a newer healthd, such as {"schema 2": 3}
     unfinished  files that ended in the middle of a line
-    problems    files that cannot be read, or not to their end, a sentence each; `failed`: their streams
+    problems    a sentence for each file that cannot be read completely; `failed`: the streams of these files
     stray       unread lines without a later event in their stream, so that a gap would not be visible
-    since, until (epoch seconds): problems at other times are not counted
+    since, until   epoch seconds; problems at other times are not counted
     """
 
     since: float = -math.inf
@@ -91,7 +92,7 @@ class Tally:
 
 @dataclass
 class _InvalidLines:
-    """Unread lines of a stream, until its next event shows their time. `before`: time of the previous event."""
+    """A stream's unread lines, until the next event shows their time. `before`: time of the previous event."""
 
     before: float = -math.inf
     count: int = 0
@@ -122,10 +123,10 @@ class _InvalidLines:
 
 
 class Mark(NamedTuple):
-    """Position up to which a file was read: the end of a line.
+    """Position up to which a file was read, which is the end of a line.
 
-    number: of the next line, from 1. before: the number of bytes before the position and their hash, to recognise
-    another file with the same name; not the bytes, because they name people.
+    number: number of the next line, from 1. before: the number and hash of the bytes before the position, to recognise
+    another file with the same name. The bytes themselves are not kept, because they name people.
     """
 
     position: int
@@ -135,11 +136,11 @@ class Mark(NamedTuple):
 
 @dataclass
 class Cursor:
-    """Lines that were read before.
+    """Records the lines that were read before.
 
-    sequences: makes each event appear once. marks (hash of a file's beginning -> position) save reading a file again: a
-    file keeps its mark when it is renamed or copied, and without a mark nothing is lost. key: for the hashes of the
-    marks, at most 64 bytes, so that nobody can test guesses against a mark.
+    sequences: ensures that each event appears once. marks: maps the hash of a file's beginning to a position, so that
+    the file is not read again. A file keeps its mark when it is renamed or copied, and without a mark nothing is lost.
+    key: key for the hashes in the marks, at most 64 bytes, so that guesses cannot be tested against a mark.
     """
 
     sequences: ReadSequences = field(default_factory=ReadSequences)
@@ -151,8 +152,8 @@ _BEGIN = Mark(0, 1, b"")
 
 
 class Line(NamedTuple):
-    """number: from 1. end: offset of the next line. why: it is not kept, the end of a sentence. ended: by a newline, so
-    that nothing will be appended to it.
+    """A line in a file. number: from 1. end: offset of the next line. why: why the line is not kept, as the end of a
+    sentence. ended: True if the line ends with a newline, so that nothing will be appended to it.
     """
 
     number: int
@@ -166,7 +167,7 @@ class Line(NamedTuple):
 
 
 def find(paths: Iterable[str], tally: Tally) -> list[str]:
-    """Return the streams at these paths: folders whose files are one stream, or named files. Errors go to `tally`."""
+    """Return the streams at these paths: folders with one stream each, or named files. Record errors in `tally`."""
     found: dict[str, None] = {}
     for path in paths:
         try:
@@ -192,9 +193,7 @@ def _folders(top: str, tally: Tally) -> Iterator[str]:
 
 
 def listed(stream: str) -> list[str]:
-    """Return the files of a stream; for a folder that cannot be listed the folder itself, which then cannot be read
-    either.
-    """
+    """Return a stream's files. If its folder cannot be listed, return the folder: reading it reports the error."""
     try:
         return [os.path.join(stream, name) for name in sorted(os.listdir(stream)) if _STREAM_FILE.fullmatch(name)]
     except OSError:
@@ -205,9 +204,9 @@ def listed(stream: str) -> list[str]:
 
 
 def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[StreamEvent]:
-    """Yield the events of one stream that the cursor does not have, in the order of the files.
+    """Yield a stream's events that the cursor does not contain, in file order.
 
-    A line that was written late appears late.
+    A line that was written late also appears late.
     """
     invalid = _InvalidLines()
     with ExitStack() as stack:
@@ -227,10 +226,9 @@ def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[StreamEvent]:
 
 
 def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.BufferedReader | None]]:
-    """Open the files of a stream, the newest MAX_OPEN_FILES at the same time, until the folder did not change
-    meanwhile.
+    """Open a stream's files, the newest MAX_OPEN_FILES at the same time. Repeat if the folder changed meanwhile.
 
-    If files are rotated too fast, the current ones are used: the next reading has the rest.
+    If files are rotated too fast, use the files opened last. The rest is read next time.
     """
     tries = _TRIES
     while True:
@@ -269,7 +267,7 @@ def _is_same_file(path: str, file: io.BufferedReader | None) -> bool:
 
 
 def _in_order(files: Sequence[tuple[str, io.BufferedReader | None]]) -> list[tuple[str, io.BufferedReader | None]]:
-    """Sort files, oldest first: by the number of their first event, not by name; streams by their first known time."""
+    """Sort files, oldest first, by the number of their first event (not by name). Sort streams by first known time."""
     first_events = [_first_event(path, file) if len(files) > 1 else None for path, file in files]
     first_times: dict[Key, float] = {}
     for event in first_events:
@@ -284,7 +282,7 @@ def _in_order(files: Sequence[tuple[str, io.BufferedReader | None]]) -> list[tup
 
 
 def _first_event(path: str, file: io.BufferedReader | None) -> StreamEvent | None:
-    """Return the first event among the first lines."""
+    """Return the first event in the first lines of a file."""
     try:
         with ExitStack() as files:
             head = (file or _open(path, files)).peek(BLOCK)
@@ -298,12 +296,12 @@ def _first_event(path: str, file: io.BufferedReader | None) -> StreamEvent | Non
 
 
 def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader:
-    """Open a file, decompressed; `stack` closes it. Raises OSError.
+    """Open a file for reading decompressed data. `stack` closes it. Raises OSError.
 
-    In a folder it must be a regular file: a user who may write there could create a link to an endless device. `named`:
-    the user named the file, so it may be a FIFO.
+    A file found in a folder must be a regular file, because a user who may write there could create a link to an
+    endless device. `named`: the user named the file, so it may be a FIFO.
     """
-    # Non-blocking, because a FIFO may never have a writer.
+    # Non-blocking, because a FIFO may never get a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if named else os.O_NOFOLLOW)
     try:
         descriptor = os.dup(0) if path == "-" else os.open(path, flags)
@@ -312,7 +310,7 @@ def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader
     stack.callback(os.close, descriptor)
     os.set_blocking(descriptor, True)
     mode = os.fstat(descriptor).st_mode
-    if not named and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a directory gives its own error below
+    if not named and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a directory causes its own error below
         raise OSError(errno.EINVAL, "not a regular file")
     file: io.BufferedReader = io.BufferedReader(io.FileIO(descriptor, closefd=False), BLOCK)
     stack.enter_context(file)
@@ -328,7 +326,7 @@ def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader
 def _events(
     path: str, file: io.BufferedReader, cursor: Cursor, tally: Tally, invalid: _InvalidLines
 ) -> Iterator[StreamEvent]:
-    """Yield the new events of one file, and set its mark."""
+    """Yield the new events in one file, and set its mark."""
     head = file.peek(_HEAD)[:_HEAD]
     name = sha256(head).hexdigest() if len(head) == _HEAD and path != "-" else ""
     mark = cursor.marks.get(name, _BEGIN)
@@ -358,7 +356,7 @@ def _events(
                 yield event
     finally:
         if name:
-            cursor.marks.pop(name, None)  # the order of the marks is that of the readings
+            cursor.marks.pop(name, None)  # marks are kept in the order in which files were read
             cursor.marks[name] = mark
 
 
@@ -367,7 +365,7 @@ def _hash_tail(text: bytes, key: bytes) -> bytes:
 
 
 def _matches_mark(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
-    """Return True, with the file at the mark, if it is still the marked file."""
+    """Return True and leave the file positioned at the mark if it is still the marked file."""
     size = mark.before[0] if mark.before else 0
     if 0 < size <= mark.position:
         file.seek(mark.position - size)
@@ -378,9 +376,9 @@ def _matches_mark(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
 
 
 def lines(file: IO[bytes], begin: Mark, block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Line]:
-    """Yield the lines of a file from `begin` on, without empty ones.
+    """Yield a file's lines from `begin`, except empty lines.
 
-    A line longer than `max_line` is not kept. Zero bytes before a line are left by a file system after a crash, and are
+    A line longer than `max_line` is not kept. Zero bytes before a line, which a file system leaves after a crash, are
     skipped.
     """
     number, end, remainder, skipped, why = begin.number, begin.position, b"", 0, ""

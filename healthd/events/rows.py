@@ -1,6 +1,6 @@
-"""Events of a stream (docs/events.md) as rows for people, in the order of the stream. Pure.
+"""Formats a stream's events (docs/events.md) as rows for people, in the order of the stream. Pure.
 
-Fields may be missing or have any type; they are then omitted without an error.
+A field that is missing or has an unexpected type is omitted without an error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MAX_NODE_WIDTH = 24
 
 
 def rows(events: Iterable[StreamEvent], page: Page, nodes: bool = False, at_once: bool = False) -> Iterator[str]:
-    """Yield lines with newlines: a heading for each day, in local time, and a row for each event.
+    """Yield lines with newlines: a heading for each day in local time, and a row for each event.
 
-    `nodes`: include the node. `at_once`: do not wait for the next event to join rows.
+    `nodes`: include the node's name. `at_once`: yield each row immediately and do not wait for events to combine.
     """
     day, width = "", 8
     for group in ((event,) for event in events) if at_once else _group_checks(events):
@@ -45,7 +45,7 @@ def rows(events: Iterable[StreamEvent], page: Page, nodes: bool = False, at_once
 
 
 def _group_checks(events: Iterable[StreamEvent]) -> Iterator[tuple[StreamEvent, ...]]:
-    """Yield single events, or joined ones: at a start, equal events of several checks."""
+    """Yield groups of events. When healthd starts, equal events for several checks form one group."""
 
     def same(event: StreamEvent) -> tuple[Any, ...]:
         f = event.fields
@@ -99,7 +99,7 @@ def event_text(event: StreamEvent) -> str:
         numbers = f" ({_text(f, 'from_seq')} to {_text(f, 'to_seq')})"
         own_count, earlier = (_number(f, name) for name in ("count", "earlier"))
         own_text = [plural(own_count, "event") + numbers] if own_count or not earlier else []
-        earlier_text = [f"{plural(earlier, 'event')} of an earlier stream"] if earlier else []
+        earlier_text = [f"{plural(earlier, 'event')} from an earlier stream"] if earlier else []
         return f"{' and '.join([*own_text, *earlier_text])} were dropped because the stream could not be written"
     if kind in ("drain", "resume", "requeue"):
         job = f" job {_text(f, 'job')}" if f.get("job") else ""
@@ -122,9 +122,7 @@ def _since(f: Fields) -> str:
 
 
 def _condition(f: Fields) -> str:
-    """Return the text of a condition. Message and jobs are shown when it opens, not when it is cleared or
-    acknowledged.
-    """
+    """Return a condition as text. Show the message and jobs when it opens, not when it is cleared or acknowledged."""
     is_over = f.get("event") in ("acknowledged", "cleared")
     jobs = [] if is_over else [str(job) for job in _list(f, "jobs")]
     count = _number(f, "count")
@@ -183,9 +181,7 @@ def _time(f: Fields, name: str) -> str:
 
 
 def _local(at: float) -> datetime:
-    """Return local time, or UTC if local time has no valid date (the last hours of 9999, a clock a day or more from
-    UTC).
-    """
+    """Return local time, or UTC if no local date is valid (the last hours of 9999, an offset of a day or more)."""
     when = datetime.fromtimestamp(at, timezone.utc)
     try:
         return when.astimezone()

@@ -1,7 +1,7 @@
 """Schema of the stream: its events, their fields, and how an event becomes a line of JSON. Pure.
 
-docs/events.md is the contract with readers, docs/events.schema.json the same for programs; a test compares all three. A
-new field must be optional; any other change needs a new SCHEMA.
+docs/events.md is the contract with readers, and docs/events.schema.json is the same contract for programs. A test
+compares all three. A new field must be optional. Any other change needs a new SCHEMA.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from healthd.common.text import printable
 from healthd.common.values import Value
 
 SCHEMA = 1
-MAX_BYTES = 16 << 10  # of a line, with its newline
-MAX_ENTRIES = 64  # of a list; `NAME_more` counts the omitted ones
-MAX_NAMES_BYTES = 12 << 10  # of a list of names; names are never truncated, nor removed for other fields
-MAX_TEXT = 4096  # characters of a text; fewer if the line would be longer than MAX_BYTES
+MAX_BYTES = 16 << 10  # per line, including the newline
+MAX_ENTRIES = 64  # per list; `NAME_more` counts the omitted entries
+MAX_NAMES_BYTES = 12 << 10  # per list of names; names are never truncated, nor removed to make room for other fields
+MAX_TEXT = 4096  # characters per text; fewer if the line would be longer than MAX_BYTES
 LATEST = 253402300799.0  # the last second of the year 9999
 
 
 class Event(Value, frozen=True):
-    """One of EVENTS and its fields. A time is seconds since the epoch here, and text in the line."""
+    """One of EVENTS, with its fields. A time is in epoch seconds here, and text in the line."""
 
     name: str
     fields: Mapping[str, Any]
 
 
 class Source(Value, frozen=True):
-    """Origin of the stream. `stream_id`: 16 random hexadecimal digits from the beginning of the stream."""
+    """Origin of the stream. `stream_id`: 16 random hexadecimal digits, chosen when the stream begins."""
 
     cluster: str
     node: str
@@ -99,7 +99,7 @@ HEAD = ("schema", "cluster", "node", "boot_id", "stream_id", "seq", "time", "mon
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
 STATES = ("open", "acknowledged")
-# Allowed values of fields with a fixed set.
+# Allowed values for fields with a fixed set of values.
 ALLOWED_VALUES = {
     "severity": SEVERITIES,
     "was": (*SEVERITIES, "acknowledged"),
@@ -111,7 +111,7 @@ ALLOWED_VALUES = {
 
 
 class EventFields(Value, frozen=True):
-    """Fields of an event besides HEAD. `stages`: allowed values of its `stage`."""
+    """An event's fields in addition to HEAD. `stages`: allowed values for `stage`."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -147,15 +147,15 @@ EVENTS = {
     "dropped": EventFields(("count", "from_seq", "to_seq"), ("earlier",)),
 }
 CONDITION_EVENTS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")
-# Fields of each open condition in `alive`.
+# Fields for each open condition in `alive`.
 ALIVE_CONDITION_FIELDS = ("condition", "check", "instance", "code", "subject", "severity", "state")
 
 
 def render(source: Source, seq: int, time: float, mono: float, event: Event) -> str:
-    """Return the event as one line of printable ASCII, without newline; at most MAX_BYTES with it.
+    """Return the event as one line of printable ASCII without a newline, at most MAX_BYTES including a newline.
 
-    `time`: seconds since the epoch, `mono`: since the boot. If the line would be longer, texts and lists are truncated,
-    but no names: a check that is not listed did not run.
+    `time`: seconds since the epoch. `mono`: seconds since boot. If the line would be longer, texts and lists are
+    truncated, but names are not, because a check that is not listed did not run.
     """
     fields = {
         "schema": SCHEMA,
@@ -193,7 +193,7 @@ def _line(fields: Mapping[str, Any], texts: int, entries: int) -> str:
 
 
 def _fitting_names(names: Iterable[str]) -> list[str]:
-    """Return the names that fit."""
+    """Return the names that fit into MAX_NAMES_BYTES."""
     listed, room = [], MAX_NAMES_BYTES
     for name in map(printable, names):
         if (size := len(json.dumps(name)) + 1) <= room:
@@ -213,6 +213,6 @@ def _plain(kind: str, value: Any, texts: int) -> Any:
 
 
 def format_time(time: float) -> str:
-    """Format a time as RFC 3339 in UTC with milliseconds: "2026-11-22T12:11:20.123Z"."""
+    """Format a time as RFC 3339 in UTC with milliseconds, such as "2026-11-22T12:11:20.123Z"."""
     moment = datetime.fromtimestamp(min(max(time, 0.0), LATEST), timezone.utc)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

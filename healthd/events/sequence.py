@@ -1,7 +1,7 @@
-"""Lines of each stream that were read, to detect repeats and gaps. Pure.
+"""Records which lines of each stream were read, to detect repeats and gaps. Pure.
 
-A writer that was killed, and every lossless transport, writes some lines twice. A line is identified by (cluster, node,
-stream_id, seq). Memory grows with the streams and with their gaps, not with the lines.
+A killed writer, and any lossless transport, writes some lines twice. A line is identified by (cluster, node, stream_id,
+seq). Memory grows with the number of streams and gaps, not with the number of lines.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from healthd.events.parse import Key
 
 
 class Runs:
-    """Integers as ranges without gaps: [(1, 5), (8, 8)]."""
+    """Set of integers stored as ranges without gaps, such as [(1, 5), (8, 8)]."""
 
     __slots__ = ("_first", "_last")
 
@@ -33,16 +33,16 @@ class Runs:
         return at >= 0 and number <= self._last[at]
 
     def add(self, first: int, last: int) -> None:
-        """Add every number from `first` to `last`, both included."""
-        begin = bisect_left(self._last, first - 1)  # the first range that it touches ...
-        end = bisect_right(self._first, last + 1)  # ... and the one after the last
+        """Add all numbers from `first` to `last`, inclusive."""
+        begin = bisect_left(self._last, first - 1)  # the first range that touches the new one ...
+        end = bisect_right(self._first, last + 1)  # ... and the range after the last one that does
         if begin < end:
             first, last = min(first, self._first[begin]), max(last, self._last[end - 1])
         self._first[begin:end] = [first]
         self._last[begin:end] = [last]
 
     def without(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of numbers from `first` to `last` that are not included."""
+        """Yield the ranges of numbers from `first` to `last` that are not in the set."""
         for at in range(bisect_left(self._last, first), bisect_right(self._first, last)):
             if first < self._first[at]:
                 yield first, self._first[at] - 1
@@ -51,12 +51,12 @@ class Runs:
             yield first, last
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """Return the ranges of numbers between the included ones."""
+        """Return the ranges of missing numbers between the ranges in the set."""
         return ((last + 1, first - 1) for last, first in zip(self._last, self._first[1:], strict=False))
 
 
 class StreamGap(NamedTuple):
-    """Missing lines between two present ones."""
+    """Missing lines between two existing lines."""
 
     key: Key
     first: int
@@ -64,8 +64,7 @@ class StreamGap(NamedTuple):
 
 
 class ReadSequences:
-    """Lines that were read. `runs`: the numbers of the lines of each stream; `dropped`: those that the node reports as
-    dropped.
+    """Line numbers that were read. `runs`: for each stream. `dropped`: those that the node reports as dropped.
 
     Both can be saved and continued later.
     """
@@ -75,7 +74,7 @@ class ReadSequences:
         self.dropped: dict[Key, Runs] = {}
 
     def is_new(self, key: Key, seq: int) -> bool:
-        """Record this line and return True if it was not read before."""
+        """Record this line. Return True if it was not read before."""
         runs = self.runs.setdefault(key, Runs())
         if seq in runs:
             return False
@@ -87,10 +86,10 @@ class ReadSequences:
         self.dropped.setdefault(key, Runs()).add(first, last)
 
     def gaps(self) -> Iterator[StreamGap]:
-        """Yield lines that are lost or not yet delivered: missing inside a stream, and not dropped by the node.
+        """Yield lines that are lost or not yet delivered: missing inside a stream, but not dropped by the node.
 
-        Lines before the first one are no gap: their file was rotated away. A stream_id belongs to one node, so a new
-        name of its cluster makes no gap either.
+        Missing lines before the first one are not a gap, because their file was rotated away. A stream_id belongs to
+        one node, so a new cluster name does not cause a gap either.
         """
         names: dict[tuple[str, ...], Key] = {}
         runs: defaultdict[tuple[str, ...], Runs] = defaultdict(Runs)

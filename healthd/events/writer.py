@@ -1,10 +1,10 @@
-"""Writer of the event stream in the worker: files and, for sites that collect it, entries of the journal.
+"""Writes the event stream in the worker: files and, for sites that collect it there, journal entries.
 
-The files are STATE_DIR/events.jsonl, and older ones as events.jsonl.1 to .3. Only the worker writes, because a disk or
-journald may hang.
+The newest file is STATE_DIR/events.jsonl, and older files are events.jsonl.1 to .3. Only the worker writes, because a
+disk or journald may hang.
 
-A line is acknowledged when it is on disk. The fragment of a line after a kill or on a full disk is ended with a
-newline, so that it damages no other line.
+A line is acknowledged when it is on disk. A partial line, left by a kill or a full disk, is ended with a newline so
+that it does not damage another line.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from healthd.host import journald
 
 NAME = "events.jsonl"
 FILES = 4
-MAX_BYTES = 16 << 20  # of a file; only a single longer line may exceed it
+MAX_BYTES = 16 << 20  # per file; only a single longer line may exceed it
 TAIL_BYTES = 1 << 20  # more than the maximum size of an outbox
-# Entries in the journal.
+# Journal entries.
 IDENTIFIER = "healthd-events"
-PATIENCE_SECONDS = 2.0  # for all lines of a call together
+PATIENCE_SECONDS = 2.0  # for all lines in a call together
 INFO = 6  # as in syslog(3)
 ENABLED = "check_enabled"
 
 
 def append(state_dir: str, lines: Sequence[str], may_repeat: bool) -> None:
-    """Append these lines durably, all or none.
+    """Append either all or none of these lines durably.
 
-    `may_repeat`: they may have been written before, and lines that are already at the end are skipped. Raises
-    ownership.Untrusted, OSError that names the file.
+    `may_repeat`: the lines may have been written before, so skip lines that are already at the end of the stream.
+    Raises ownership.Untrusted, and OSError with the name of the file.
     """
     with ownership.open_folder(state_dir, make_mode=0o700) as folder, _naming(state_dir):
         descriptor = _open(folder)
@@ -61,7 +61,7 @@ def append(state_dir: str, lines: Sequence[str], may_repeat: bool) -> None:
 
 @contextmanager
 def _naming(state_dir: str) -> Iterator[None]:
-    """Add the path to an OSError: a call by descriptor has none, a call in a folder only the last part."""
+    """Add the full path to an OSError. A call with a descriptor has no path, and a call in a folder only a name."""
     try:
         yield
     except OSError as error:
@@ -70,7 +70,7 @@ def _naming(state_dir: str) -> Iterator[None]:
 
 
 def name(number: int) -> str:
-    """Return the name of a file; 0 is the newest."""
+    """Return the name of a stream file. 0 is the newest."""
     return f"{NAME}.{number}" if number else NAME
 
 
@@ -80,7 +80,7 @@ def _open(folder: int) -> int:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "Is not a file", NAME)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the worker of a daemon that was killed may still write
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a killed daemon's worker may still be writing
     except BaseException:
         os.close(descriptor)
         raise
@@ -88,13 +88,15 @@ def _open(folder: int) -> int:
 
 
 def _recent_lines(folder: int, descriptor: int) -> frozenset[bytes]:
-    """Return the lines at the end of the stream, also from the previous file."""
+    """Return the lines at the end of the stream, including lines from the previous file."""
     text = _end(descriptor, TAIL_BYTES)
     if len(text) < TAIL_BYTES:
         with suppress(FileNotFoundError):
             previous = os.open(name(1), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
-                if stat.S_ISREG(os.fstat(previous).st_mode):  # otherwise it has no line of ours, and _rotate reports it
+                if stat.S_ISREG(
+                    os.fstat(previous).st_mode
+                ):  # otherwise it has no healthd lines, and _rotate reports it
                     text = _end(previous, TAIL_BYTES - len(text)) + b"\n" + text
             finally:
                 os.close(previous)
@@ -111,7 +113,7 @@ def _end(descriptor: int, limit: int) -> bytes:
 
 
 def _rotate(folder: int) -> None:
-    """Rename each file to the next number, up to the first unused one: a kill in between loses no file."""
+    """Rename each file to the next number, up to the first unused number, so that a kill in between loses no file."""
     free = next((n for n in range(1, FILES) if not _exists(folder, name(n))), FILES - 1)
     for number in reversed(range(free)):
         with suppress(FileNotFoundError):
@@ -119,7 +121,7 @@ def _rotate(folder: int) -> None:
 
 
 def _exists(folder: int, path: str) -> bool:
-    """Return True if the file exists. Raises OSError if it is a folder, which no file can replace."""
+    """Return True if the file exists. Raises OSError if it is a folder, which a file cannot replace."""
     try:
         mode = os.lstat(path, dir_fd=folder).st_mode
     except FileNotFoundError:
@@ -130,7 +132,7 @@ def _exists(folder: int, path: str) -> bool:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write all data to disk, or nothing."""
+    """Write either all data or nothing to disk."""
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         data = b"\n" + data
@@ -149,9 +151,9 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
-    """Send each line as an entry. Successive check_enabled lines, of which a start has dozens, are one entry.
+    """Send each line as a journal entry. Return how many lines journald did not accept.
 
-    Returns how many lines journald did not accept.
+    Successive check_enabled lines, of which there are dozens when healthd starts, become one entry.
     """
     until, lost = time.monotonic() + PATIENCE_SECONDS, 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -168,20 +170,20 @@ def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
 
 
 def _enabled(group: list[dict[str, Any]]) -> dict[str, object]:
-    """Return one entry for several check_enabled lines. Their fields are in the stream's file."""
+    """Return one entry for several check_enabled lines, whose fields are only in the stream's file."""
     names = ", ".join(f"{line.get('check')} {line.get('instance') or ''}".strip() for line in group)
     message = f"{ENABLED}: {len(group)} checks: {names}"
     return {"MESSAGE": message, "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, "HEALTHD_EVENT": ENABLED}
 
 
 def _entry(line: Mapping[str, Any]) -> dict[str, object]:
-    """Return the fields of a line's entry: HEALTHD_ and the field's name; texts unchanged, ids separated by blanks."""
+    """Return a line's entry. Its fields are named HEALTHD_NAME; texts are unchanged, ids are separated by blanks."""
     fields = {f"HEALTHD_{name.upper()}": _text(value) for name, value in line.items()}
     return {"MESSAGE": _summary(line), "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}
 
 
 def _summary(line: Mapping[str, Any]) -> str:
-    """Return the message of a line: "opened gpu_xid/79 0000:1b:00.0: Xid 79: ..."."""
+    """Return the message for a line, such as "opened gpu_xid/79 0000:1b:00.0: Xid 79: ..."."""
     subject = " ".join(
         str(line[name]) for name in ("event", "stage", "check", "code", "subject", "job") if line.get(name)
     )

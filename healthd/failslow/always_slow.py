@@ -1,22 +1,24 @@
 """Series that were slower than their peers from the first sample to the last. Pure functions.
 
-The detector compares a series with its own past. It cannot detect slowness that was present from the start. Peers with
-the same work can show it:
+The detector compares a series with its own past, so it cannot detect slowness that was present from the start. Peers
+with the same work can show such slowness. Compared are:
 
-- Ranks of one declared group (a pipeline stage): at least MIN_PEERS ranks. The rank takes LIMIT times the median of the
-  others, and the difference is at least MIN_STANDARD_ERRORS deviations of the others.
-- Ranks that report their own time and no group: only a single rank that takes SINGLE_LIMIT times as long as any other,
-  while the others agree within SIMILAR_LIMIT. Stages and a rank with extra work differ by less, or are not alone.
+- Ranks of one declared group (a pipeline stage) with at least MIN_PEERS ranks. A slow rank takes LIMIT times the median
+  of the others, and the difference is at least MIN_STANDARD_ERRORS deviations of the others.
+- Ranks that report their own time but no group. Only a single rank is named that takes SINGLE_LIMIT times as long as
+  any other, while the others agree within SIMILAR_LIMIT. Stages, or a rank with extra work, differ by less or are not
+  alone.
 
 Workers without a declared group that do not wait for each other are not compared: they may have different GPUs or
-shards. In the public trace of Alibaba they differ by a factor of four. A group also does not count as compared if its
-slowest member takes more than LIMIT times as long as the fastest one and no member is named (half of a group is slow,
+shards. In Alibaba's public trace, they differ by a factor of four. Nor does a group count as compared if its
+slowest member takes more than LIMIT times as long as the fastest and no member is named (half of a group is slow,
 or times are spread evenly).
 
 The compared time is each series' own time: the value without waiting, or its busy time. For workers that report
-neither, it is the value. In a synchronous job the value shows nothing, because it is the same for all ranks.
+neither, it is the value. In a synchronous job, the value shows nothing, because it is the same for all ranks.
 
-"Throughout" means in the first of up to PARTS parts of the time that all series cover, and in all but one of the parts.
+The time that all series cover is divided into up to PARTS parts. "Throughout" means in the first part and in all but
+one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from healthd.failslow.outliers import MIN_PEERS, MIN_STANDARD_ERRORS
 
 LIMIT = 1.2
 SINGLE_LIMIT, SIMILAR_LIMIT = 1.5, 1.15
-PARTS, MIN_PART_SAMPLES = 8, 5  # number of parts; samples of each part
+PARTS, MIN_PART_SAMPLES = 8, 5  # number of parts; samples in each part
 MIN_SAMPLES = 20  # per series, as in readers/table.py
 MIN_SPREAD = 0.02
 
@@ -44,8 +46,8 @@ MIN_SPREAD = 0.02
 class Comparison(NamedTuple):
     """Result of the comparison with peers.
 
-    slow: the series that are slower throughout. compared_count: how many series had peers to compare with. skipped: how
-    many series were not compared, by reason. Series that are too short are not included, because their reader reports
+    slow: the series that are slower throughout. compared_count: number of series that had peers. skipped: number of
+    series not compared, by reason. Series that are too short are not included, because their reader reports
     them.
     """
 
@@ -54,19 +56,19 @@ class Comparison(NamedTuple):
     skipped: dict[str, int]
 
 
-NO_PEERS = "their group has fewer than four series of 20 samples or more"
+NO_PEERS = "their group has fewer than four series with 20 or more samples"
 NO_GROUP = "no groups of peers with the same work are declared (--group)"
 NO_OVERLAP = "their samples have different times or regimes"
-ONLY_ITERATIONS = "only whole iterations are reported, which are equally long for all ranks that wait for each other"
+ONLY_ITERATIONS = "only whole iterations are reported, which take equally long on all ranks that wait for each other"
 
 
 class _Role(NamedTuple):
     members: tuple[int, ...]
-    is_declared: bool  # the file names the group
+    is_declared: bool  # True if the file names the group
 
 
 class _MixedGroup(NamedTuple):
-    """A group whose members differ by more than LIMIT although no member is named. ratio: slowest over fastest."""
+    """A group whose members differ by more than LIMIT although none is named. ratio: slowest divided by fastest."""
 
     ratio: float
     group: str
@@ -109,22 +111,22 @@ def compare_with_peers(series: Sequence[Series]) -> Comparison:
 
 
 def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
-    """Return the time of the slowest member divided by that of the fastest, each the median of its parts."""
+    """Return the slowest member's time divided by the fastest's, using the median of each member's parts."""
     times: list[float] = [statistics.median(part_times) for part_times in zip(*parts, strict=True)]
     return max(times) / min(times)
 
 
 def _mixed_reason(mixed: Sequence[_MixedGroup]) -> str:
-    """Return the reason why these groups are not compared, with the name and the ratio of the worst group."""
+    """Return why these groups are not compared, with the name and ratio of the worst group."""
     worst = max(mixed, key=lambda group: group.ratio)
     name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
     more = len(mixed) - 1
     remainder = f" ({plural(more, 'more group')} by a smaller factor)" if more else ""
-    return f"{name} differ by {worst.ratio:.1f} x{remainder}; it is unknown which of these ranks are slow"
+    return f"{name} differ by a factor of {worst.ratio:.1f}{remainder}; it is unknown which of these ranks are slow"
 
 
 def _roles(series: Sequence[Series], candidates: Sequence[int], skipped: Counter[str]) -> list[_Role]:
-    """Return the declared groups, and the gangs of ranks that report their own time and no group."""
+    """Return the declared groups, and the gangs of ranks that report their own time but no group."""
     groups: dict[str, list[int]] = defaultdict(list)
     for member in candidates:
         groups[series[member].group].append(member)
@@ -156,7 +158,7 @@ def _common_measure(own: Sequence[tuple[str, Sequence[float]]]) -> str:
 
 
 def _are_synchronous(series: Sequence[Series], members: Sequence[int]) -> bool:
-    """Return True if the ranks may wait for each other: their iterations are equally long within one percent."""
+    """Return True if the ranks may wait for each other: their iterations take equally long to within one percent."""
     levels = [statistics.median(series[member].value) for member in members]
     return max(levels) <= 1.01 * min(levels)
 
@@ -194,7 +196,7 @@ def _slow_members(
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Return the median of sorted values without one value. Sorting the others for each rank would take minutes."""
+    """Return the median of sorted values without one of them. Sorting the rest for each rank would take minutes."""
     removed, count = bisect_left(ordered, value), len(ordered) - 1
     low, high = (ordered[at + (at >= removed)] for at in ((count - 1) // 2, count // 2))
     return (low + high) / 2
@@ -213,9 +215,9 @@ def _slow_in(part: Sequence[float], is_declared: bool) -> set[int]:
 
 
 def _parts(members: Sequence[Series], times: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the median of each series for each part of the time.
+    """Return each series's median in each part of the time.
 
-    Omit a part in which a series has too few samples of the most frequent regime of all series.
+    Omit a part if a series has too few samples there in the regime that is most frequent over all series.
     """
     count = min(PARTS, min(len(series.value) for series in members) // MIN_PART_SAMPLES)
     edges = [_edges(series, members, count) for series in members]
@@ -241,10 +243,10 @@ def _parts(members: Sequence[Series], times: Sequence[Sequence[float]]) -> list[
 
 
 def _edges(series: Series, members: Sequence[Series], count: int) -> list[int]:
-    """Return where the parts of `series` begin and the last one ends, or [] if the series have no time in common.
+    """Return where the parts of `series` begin and the last part ends, or [] if the series have no time in common.
 
-    Split by the index, into parts with equally many samples of the first series: an index may have gaps that all series
-    share. If a job restarted, split by position.
+    Split by the index, into parts with equally many samples of the first series, because an index may have gaps that
+    all series share. If a job restarted, split by position.
     """
     length = len(series.value)
     if any(len(member.starts) > 1 for member in members):

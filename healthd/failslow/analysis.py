@@ -1,4 +1,4 @@
-"""Analysis of series: where each one is slow, and which components are suspects. Entry point of the package."""
+"""Analysis of series: where each is slow, and which components are suspects. Entry point of the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from healthd.failslow.detect import detect
 from healthd.failslow.model import Diagnosis, Evidence, Point, Series
 from healthd.failslow.peers import compare_peers
 
-NUMPY_MIN_SAMPLES = 20_000  # with fewer, importing numpy takes longer than it saves
+NUMPY_MIN_SAMPLES = 20_000  # with fewer samples, importing numpy takes longer than it saves
 
 
 def find_points(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
@@ -26,12 +26,12 @@ def find_points(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
 
 
 def diagnose(series: Sequence[Series], evidence: Sequence[Evidence] = ()) -> Diagnosis:
-    """Analyse these series.
+    """Analyse the series.
 
-    If nothing is found, the notes say how many series were not compared with peers, and why.
+    If nothing is found, the notes report how many series were not compared with peers, and why.
 
     Args:
-        evidence: conditions of the nodes, as root recorded them.
+        evidence: conditions on the nodes, as recorded by root.
     """
     found = compare_peers(series, find_points(series), evidence)
     comparison = compare_with_peers(series)

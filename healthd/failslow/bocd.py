@@ -1,14 +1,14 @@
 """Bayesian online change-point detection: the distribution of the length of the current run of samples.
 
 R. P. Adams and D. J. C. MacKay, "Bayesian online changepoint detection" (arXiv 0710.3742), with a constant hazard: a
-run ends at each sample with probability 1 / HAZARD_SAMPLES. Samples of a run are Normal with unknown mean and variance
-(conjugate prior: normal-inverse-gamma). The predictive distribution of a run is therefore a Student's t.
+run ends at each sample with probability 1 / HAZARD_SAMPLES. Samples in a run are Normal with unknown mean and variance
+(conjugate prior: normal-inverse-gamma). The predictive distribution of a run is therefore Student's t.
 
-FALCON (arXiv 2410.12588) detects a change by P(r_t = 0) > 0.9. With a constant hazard this never happens: at every
-sample, the share 1 / HAZARD_SAMPLES of the probability goes to r_t = 0, whatever the sample is. A change moves
+FALCON (arXiv 2410.12588) detects a change by P(r_t = 0) > 0.9. With a constant hazard, this never happens: at every
+sample, the share 1 / HAZARD_SAMPLES of the probability goes to r_t = 0, whatever the sample. A change moves
 probability to short runs a few samples later. The rule here is therefore P(r_t <= RECENT) > MIN_PROBABILITY.
 
-The memory is constant: runs of RUNS - 1 samples and more are one run, which gradually forgets older samples.
+Memory use is constant: runs of RUNS - 1 or more samples are one run, which gradually forgets older samples.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ RUNS = 40
 RECENT = 5
 MIN_PROBABILITY = 0.9
 
-# Prior of a run, for the logarithm of times: noise of 5 %, with the weight of 2 PRIOR_ALPHA samples. The mean may
-# differ from the last one by about 40 %.
+# Prior of a run for the logarithm of times: 5 % noise, with the weight of 2 PRIOR_ALPHA samples. The mean may
+# differ from the last run's mean by about 40 %.
 PRIOR_NOISE = 0.05
 PRIOR_ALPHA = 3.0
 PRIOR_BETA = PRIOR_ALPHA * PRIOR_NOISE**2
@@ -31,7 +31,7 @@ PRIOR_KAPPA = (PRIOR_NOISE / 0.4) ** 2
 
 ALPHAS = tuple(PRIOR_ALPHA + run / 2 for run in range(RUNS))
 KAPPAS = tuple(PRIOR_KAPPA + run for run in range(RUNS))
-# Student's t of a run with alpha, beta, kappa: FACTORS / sqrt(beta) * (1 + d^2 SHAPES / beta)^-POWERS.
+# Student's t for a run with alpha, beta, kappa: FACTORS / sqrt(beta) * (1 + d^2 SHAPES / beta)^-POWERS.
 SHAPES = tuple(kappa / (2 * (kappa + 1)) for kappa in KAPPAS)
 POWERS = tuple(alpha + 0.5 for alpha in ALPHAS)
 FACTORS = tuple(
@@ -48,8 +48,8 @@ CONTINUE_PROBABILITY = 1 - 1 / HAZARD_SAMPLES
 class RunLengths:
     """Distribution of run lengths.
 
-    `probabilities[r]`, `means[r]` and `betas[r]` belong to a run of r samples; the last entry to RUNS - 1 samples or
-    more.
+    `probabilities[r]`, `means[r]` and `betas[r]` belong to a run of r samples; the last entry belongs to RUNS - 1
+    samples or more.
     """
 
     probabilities: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ class RunLengths:
             probabilities.append(probability * factor / sqrt(beta) * (beta / grown) ** power)
             means.append(mean + off * step)
             betas.append(grown)
-        # Both last entries now belong to the longest run. It takes the values of the likelier one.
+        # The last two entries now both belong to the longest run, which takes the values of the likelier one.
         longest_beta = betas.pop() * BETA_KEPT_SHARE
         mean, probability = means.pop(), probabilities.pop()
         if probability >= probabilities[-1]:
@@ -93,10 +93,10 @@ class RunLengths:
 
 
 def recent_run_length(probabilities: Sequence[float]) -> int:
-    """Return the likeliest length of a new run, or 0 if new runs are together too unlikely.
+    """Return the likeliest length of a new run, or 0 if new runs together are too unlikely.
 
     Args:
-        probabilities: of runs of 0 to RECENT samples.
+        probabilities: probabilities of runs of 0 to RECENT samples.
     """
     if sum(probabilities) <= MIN_PROBABILITY:
         return 0

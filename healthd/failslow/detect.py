@@ -1,21 +1,21 @@
-"""Detector for the onset and the relief of slowness in a series of times. Constant memory, one sample at a time.
+"""Detector for the onset and relief of slowness in a series of times. It uses constant memory and one sample at a time.
 
 FALCON (arXiv 2410.12588, section 4) finds a change point (healthd/failslow/bocd.py) and keeps it if the means before
-and after differ by 10 %. In a job that fluctuates, this reports most fluctuations, and it misses slowness that develops
-in steps below 10 %. This detector therefore compares samples with the level of their regime (level.py), which is
-learned once. A sample is the logarithm of a time minus that level: 0.095 is 10 % slower.
+and after differ by 10 %. In a job that fluctuates, this reports most fluctuations. It also misses slowness that
+develops in steps below 10 %. This detector therefore compares samples with the level of their regime (level.py), which
+is learned once. A sample is the logarithm of a time minus that level: 0.095 is 10 % slower.
 
-- It tests the samples since a change point, for fast changes, and the last 20 to 160 samples, for slow ones.
-- The samples are slow if their mean is above 10 %, and above 7 % by more than chance explains. The chance covers the
+- It tests the samples since a change point for fast changes, and the last 20 to 160 samples for slow ones.
+- The samples are slow if their mean is above 10 %, and above 7 % by more than chance explains. Chance covers the
   noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the samples and
-  the last ones must also be slow: a few long pauses are not slowness. For fewer than 20 samples, three quarters must be
-  at least half as slow as their mean: two disturbances close together are not slowness either.
+  the last samples must also be slow, because a few long pauses are not slowness. For fewer than 20 samples, three
+  quarters must be at least half as slow as their mean, because two disturbances close together are not slowness either.
 - The slowness must have lasted for ten samples.
 - The onset is where the samples, fitted by an ascending sequence (isotonic regression), cross 10 %. The relief is where
   a descending fit falls below it.
 
-Only samples up to the alarm decide: a later sample never moves an onset. docs/fail-slow.md, "How good it is", gives the
-rates of false alarms and misses.
+The onset depends only on samples up to the alarm, so later samples never move it. docs/fail-slow.md, "How good it is",
+gives the rates of false alarms and misses.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ from healthd.failslow.model import Kind, Point
 
 MIN_SLOW_SAMPLES = 10  # samples
 LAST_SAMPLES = 3  # the last samples must also be slow
-SMOOTHING_RADIUS = 3  # samples on each side, to locate the onset
+SMOOTHING_RADIUS = 3  # samples on each side, used to locate the onset
 FOLLOWED_SAMPLES = 40  # samples for which a change point is followed
 HISTORY_SAMPLES = 160  # samples
 WINDOWS = (20, 28, 40, 56, 80, 112, HISTORY_SAMPLES)
 SIGMAS = 3.0  # standard errors by which a mean must exceed the tolerated limit
-RARE_SIGMAS = 6.0  # and the level: each sample of each series can cause a false alarm
-ONSET_SHARE = 0.95  # the level at an onset is as often measured below the limit as above
-WARM_UP = 60  # maximum number of samples after a start in which times may still fall
+RARE_SIGMAS = 6.0  # and the level, because each sample of each series can cause a false alarm
+ONSET_SHARE = 0.95  # the level at an onset is measured below the limit as often as above
+WARM_UP = 60  # maximum number of samples after a start during which times may still fall
 WARM_UP_DROP = 0.02
-BLOCK, BLOCKS = 20, 24  # samples per block; blocks from which the drift is estimated
-BLOCK_TRIM = 2  # longest and shortest samples of a block that do not count as drift
+BLOCK, BLOCKS = 20, 24  # samples per block; number of blocks used to estimate the drift
+BLOCK_TRIM = 2  # longest and shortest samples in a block that do not count as drift
 MIN_DRIFT, MAX_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; a longer mean drifts less
-DRIFT_PER_BLOCK = 0.002  # maximum, because few blocks give a poor estimate
+DRIFT_PER_BLOCK = 0.002  # maximum, because a few blocks give a poor estimate
 MAX_LOG_RATIO = 50.0  # logarithm; higher values are clipped so that no sum overflows
 ESTABLISHED_SAMPLES = 200  # samples after which a level counts as established
-SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slowness that may be normal for the job
-EXCEEDS_USUAL = 1.5  # factor by which a slowness must exceed earlier ones in length or height
-MAX_REGIMES = 64  # with more, nearly every sample has its own name, and nothing can be learned
+SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slow period that may be normal for the job
+EXCEEDS_USUAL = 1.5  # factor by which a slow period must exceed earlier ones in length or height
+MAX_REGIMES = 64  # with more, nearly every sample has its own regime, and nothing can be learned
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of the logarithm. slow: for the mean. tolerated: must be exceeded with certainty."""
+    """Limits on the logarithm. slow: limit for the mean. tolerated: limit that must be exceeded with certainty."""
 
     slow: float
     tolerated: float
 
 
 # FALCON 2.2, step 4: less than 10 % is jitter. Communication varies more than compute (FALCON, table 2: CoV 0.29 for
-# RDMA latency, 0.01 for a copy within a GPU), and Greyhound's detector calls a group degraded from 1.2 x on.
+# RDMA latency, 0.01 for a copy within a GPU), and Greyhound's detector calls a group degraded from 1.2 x.
 LIMITS = {
     Kind.ITERATION: Limits(math.log(1.10), math.log(1.07)),
     Kind.BUSY: Limits(math.log(1.10), math.log(1.07)),
@@ -78,7 +78,7 @@ def detect(
 ) -> tuple[Point, ...]:
     """Return all points of one series, oldest first.
 
-    The result is that of a Detector that gets the samples one by one.
+    The result equals that of a Detector that receives the samples one by one.
     """
     return run_detector(value, None, regimes, starts, kind)
 
@@ -108,18 +108,18 @@ def run_detector(
 
 @dataclass(slots=True)
 class Detector:
-    """Detector for one series. points: all points found so far; the last one may be ongoing."""
+    """Detector for one series. points: all points found so far; the last may be ongoing."""
 
     kind: Kind = Kind.ITERATION
     points: list[Point] = field(default_factory=list)
     _limits: Limits = field(init=False)
     _position: int = -1
     _levels: dict[str, Level] = field(default_factory=dict)
-    _earlier_levels: list[Level] = field(default_factory=list)  # established, slower levels that the job had before
+    _earlier_levels: list[Level] = field(default_factory=list)  # established, slower levels from earlier in the job
     _run_lengths: RunLengths = field(default_factory=RunLengths)
     _last_two: tuple[float, float] | None = None
-    _starting: list[float] | None = None  # samples since a start, until times no longer fall
-    # The last samples minus their level; the same, clipped at MAX_DISTANCE; their positions.
+    _starting: list[float] | None = None  # samples since a start, kept until times no longer fall
+    # The last samples minus their level, the same samples clipped at MAX_DISTANCE, and their positions.
     _off: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
     _clipped: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
     _positions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
@@ -130,7 +130,9 @@ class Detector:
     _noise: float = MIN_NOISE
     _drift: float = MIN_DRIFT
     _slowness: Slowness | None = None
-    _short_slownesses: list[tuple[int, float]] = field(default_factory=list)  # the last short slownesses: samples, mean
+    _short_slownesses: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # the last short slow periods: samples, mean
 
     def __post_init__(self) -> None:
         self._limits = LIMITS[self.kind]
@@ -138,10 +140,10 @@ class Detector:
     def add(self, value: float, regime: str = "", restarted: bool = False, run_length: int | None = None) -> None:
         """Add one time.
 
-        A value that is not a time (0, NaN) takes a position and is otherwise ignored.
+        A value that is not a time (0, NaN) takes up a position and is otherwise ignored.
 
         Args:
-            restarted: the job restarted before this sample.
+            restarted: True if the job restarted before this sample.
         """
         self._position += 1
         if restarted:
@@ -191,22 +193,23 @@ class Detector:
             self._check_for_speedup(regime, level)
 
     def set_limits(self, limits: Limits) -> None:
-        """Apply these limits from the next sample on. Points found before do not change."""
+        """Apply these limits from the next sample on. Points already found do not change."""
         self._limits = limits
 
     @property
     def slow(self) -> Point | None:
-        """The ongoing slowness, or None."""
+        """The ongoing slow period, or None."""
         return None if self._slowness is None else self.points[-1]
 
     def baseline(self, regime: str = "") -> float:
-        """Return the healthy time in this regime, in the unit of the samples. 0 while it is not known."""
+        """Return the healthy time in this regime, in the unit of the samples. Return 0 while it is unknown."""
         level = self._levels.get(regime)
         return math.exp(level.mean) if level is not None and level.is_known else 0.0
 
     def recent_ratio(self) -> float | None:
-        """Return the mean of the last MIN_SLOW_SAMPLES samples over the healthy time (1.3: 30 % slower), or None for
-        fewer.
+        """Return the mean of the last MIN_SLOW_SAMPLES samples divided by the healthy time, or None for fewer.
+
+        1.3 is 30 % slower.
         """
         if len(self._off) < MIN_SLOW_SAMPLES:
             return None
@@ -214,7 +217,7 @@ class Detector:
         return math.exp(min(sum(last) / MIN_SLOW_SAMPLES, MAX_LOG_RATIO))
 
     def _smoothed(self, sample: float) -> float:
-        """Return the median of this sample and the two before it: a single outlier is not a change."""
+        """Return the median of this sample and the two before it, since a single outlier is not a change."""
         before, last = self._last_two or (sample, sample)
         self._last_two = (last, sample)
         return sorted((before, last, sample))[1]
@@ -257,7 +260,7 @@ class Detector:
     def _measure(self, level: Level) -> None:
         """Update the noise of samples and the drift of blocks.
 
-        The newest two blocks are excluded, because they may belong to a slowness that is not detected yet. Older blocks
+        The newest two blocks are excluded, because they may belong to slowness that is not detected yet. Older blocks
         may belong to a ramp or to small steps, which must not count as drift. The drift is therefore the median step
         from one block to the next, converted to the deviation of a normal distribution (its median is 0.6745
         deviations).
@@ -325,7 +328,7 @@ class Detector:
             ),
             None,
         )
-        if earlier_level is not None:  # the job was as slow for a long time before it became faster
+        if earlier_level is not None:  # the job was this slow for a long time before it became faster
             self._earlier_levels.remove(earlier_level)
             self._change_level(regime, earlier_level)
             return
@@ -344,10 +347,10 @@ class Detector:
         self._block.clear()
 
     def _usual_length(self, mean: float) -> float:
-        """Return how many samples may be as slow as `mean` without a report, because that has happened repeatedly.
+        """Return how many samples as slow as `mean` go unreported because such periods have happened repeatedly.
 
-        Examples are an evaluation every hundred iterations, or a job that fluctuates. The first two are reported.
-        """
+        Examples are an evaluation every hundred iterations, or a job that fluctuates. The first two periods are
+        reported."""
         lengths = [length for length, height in self._short_slownesses if mean < EXCEEDS_USUAL * height]
         return EXCEEDS_USUAL * max(lengths) if len(lengths) >= 2 else 0.0
 
@@ -404,7 +407,7 @@ class Detector:
 
 @dataclass(slots=True)
 class Slowness:
-    """Height of a slowness since its onset. rest_level: mean of the samples before the onset, if below their level."""
+    """Height of a slow period since its onset. rest_level: mean of the samples before the onset, if below the level."""
 
     rest_level: float
     _total: float = 0.0
@@ -413,7 +416,7 @@ class Slowness:
     _last: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
 
     def add(self, sample: float) -> None:
-        """Add a sample. A pause within the slowness counts no more than other samples."""
+        """Add a sample. A pause during the slow period weighs no more than any other sample."""
         if self._count >= MIN_SLOW_SAMPLES:
             sample = min(sample, self._total / self._count + MAX_DISTANCE)
         ratio = math.exp(min(sample - self.rest_level, MAX_LOG_RATIO))
@@ -426,10 +429,11 @@ class Slowness:
         return self._total / self._count
 
     def slowdown(self, without: int = 0) -> float:
-        """Return the slowdown: 0.65 is 65 % slower.
+        """Return the slowdown. 0.65 is 65 % slower.
 
         Args:
-            without: number of last samples to exclude, at most HISTORY_SAMPLES. Ignored if these are all samples.
+            without: number of trailing samples to exclude, at most HISTORY_SAMPLES. Ignored if that would exclude all
+            samples.
         """
         count = self._count - without
         if count <= 0 or without > len(self._last):
@@ -440,13 +444,13 @@ class Slowness:
 def median_filter(samples: Sequence[float]) -> list[float]:
     """Return the median of each sample and its SMOOTHING_RADIUS neighbours on each side.
 
-    This removes pauses shorter than the radius and does not move steps.
+    This removes pauses shorter than the radius without moving steps.
     """
     return [median(samples[max(0, at - SMOOTHING_RADIUS) : at + SMOOTHING_RADIUS + 1]) for at in range(len(samples))]
 
 
 def isotonic_fit(samples: Iterable[float]) -> list[float]:
-    """Return the nearest sequence by least squares that never falls: pool adjacent violators (Ayer et al. 1955)."""
+    """Return the least-squares fit that never falls, by pooling adjacent violators (Ayer et al. 1955)."""
     pools: list[tuple[float, int]] = []
     for sample in samples:
         total, count = sample, 1

@@ -1,5 +1,5 @@
 """The detector for many series at once. numpy computes the run lengths of all series together (bocd.py) and excludes
-series without a slowness. detect.py then tests the other series sample by sample.
+series without slowness. detect.py then tests the other series sample by sample.
 
 Needs the extra healthd[failslow]. A test checks that it finds the same points as detect.py.
 """
@@ -18,11 +18,11 @@ from healthd.failslow.detect import LIMITS, MIN_SLOW_SAMPLES, run_detector
 from healthd.failslow.level import BATCH, MAX_DISTANCE
 from healthd.failslow.model import Kind, Point
 
-MAX_BATCH_SERIES = 2048  # series: each array of runs has 640 KiB
+MAX_BATCH_SERIES = 2048  # series; each array of runs takes 640 KiB
 MAX_BATCH_SAMPLES = 1 << 21  # per batch: 16 MiB
-PIECE = 8192  # samples of one piece of a long series; the pieces are computed together
+PIECE = 8192  # samples per piece of a long series; the pieces are computed together
 ROUNDING = 1e-9
-OVERLAP = 1024  # samples by which pieces overlap; after them run lengths do not depend on where a piece begins
+OVERLAP = 1024  # samples by which pieces overlap; after them, run lengths do not depend on where a piece begins
 
 
 def detect(
@@ -31,11 +31,11 @@ def detect(
     starts: Sequence[Sequence[int]],
     kind: Kind = Kind.ITERATION,
 ) -> list[tuple[Point, ...]]:
-    """Return what `detect.detect` returns for each series. Series of similar length form one batch."""
+    """Return the result of `detect.detect` for each series. Series of similar length form a batch."""
     points: list[tuple[Point, ...]] = [()] * len(values)
     batch: list[int] = []
     for series_index in sorted(range(len(values)), key=lambda series_index: -len(values[series_index])):
-        # With regimes, run lengths need times minus the level of the regime, which only the detector knows.
+        # With regimes, run lengths need times minus the regime's level, which only the detector knows.
         if regimes[series_index] is not None or not len(values[series_index]):
             points[series_index] = run_detector(
                 values[series_index], None, regimes[series_index], starts[series_index], kind
@@ -62,7 +62,7 @@ def _detect_batch(
     """Detect the points of one batch and store them in `points`.
 
     Args:
-        batch: indices of series with samples, the longest first.
+        batch: indices of series with samples, longest first.
     """
     samples = np.empty((len(batch), len(values[batch[0]])))
     counts = []
@@ -84,7 +84,7 @@ def _detect_batch(
 
 
 def run_lengths_in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
-    """Return the same as `recent_run_lengths`. A long series is cut: one series takes as long as a hundred."""
+    """Return the same as `recent_run_lengths`. Long series are split, because one series takes as long as a hundred."""
     count, length = samples.shape
     if length <= PIECE + OVERLAP:
         return recent_run_lengths(samples)
@@ -102,7 +102,7 @@ def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def recent_run_lengths(samples: NDArray[np.float64]) -> NDArray[np.int8]:
-    """Return what RunLengths.add returns for each sample. samples: series x samples, logarithms of times."""
+    """Return the result of RunLengths.add for each sample. samples: series x samples, logarithms of times."""
     count, length = samples.shape
     lengths = np.zeros((count, length), np.int8)
     factors, shapes, powers, steps = (
@@ -144,13 +144,13 @@ def recent_run_lengths(samples: NDArray[np.float64]) -> NDArray[np.int8]:
 
 
 def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -> NDArray[np.bool_]:
-    """Return True for each series that certainly has no point. Most healthy series then need no test of each sample.
+    """Return True for each series that certainly has no point. Most healthy series then need no test sample by sample.
 
-    detect.py reports a slowness only if the mean of MIN_SLOW_SAMPLES consecutive samples exceeds the level by a limit.
+    detect.py reports slowness only if the mean of MIN_SLOW_SAMPLES consecutive samples exceeds the level by a limit.
     The level is the mean of whole batches of BATCH consecutive samples (level.py), in which each sample is clipped at
     MAX_DISTANCE from the others. It is therefore at least the lowest mean of BATCH samples. If the highest mean and the
-    lowest differ by less than the limit, there is no point at any level. This is valid without restarts, after which a
-    batch may have a gap, and without regimes.
+    lowest mean differ by less than the limit, there is no point at any level. This holds only without restarts, after
+    which a batch may have a gap, and without regimes.
 
     Args:
         samples: series x samples, logarithms of times. Only the first `counts` samples of each series are valid.
@@ -169,7 +169,7 @@ def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: 
 
 
 def _means(samples: NDArray[np.float64], length: int) -> NDArray[np.float64]:
-    """Return the mean of each `length` consecutive samples."""
+    """Return the mean of every `length` consecutive samples."""
     count = samples.shape[1] - length + 1
     means: NDArray[np.float64] = samples[:, :count].copy()
     for at in range(1, length):

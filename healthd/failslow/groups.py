@@ -1,21 +1,21 @@
-"""Grouping of series without declared groups: the gangs of a file, and the peers of one role in each gang. Pure
+"""Grouping of series without declared groups: the gangs in a file, and the peers of one role in each gang. Pure
 functions.
 
 A gang is synchronous: each iteration ends for all of its ranks with the same collective, so their iteration times move
-together. Two series belong to one gang if the signs of their changes from sample to sample agree in MIN_AGREEMENT of
-the first COMPARED_SIGNS that both have. For noise of a normal distribution, this is a correlation of 0.7 (agreement =
-1/2 + asin(rho) / pi). A gang of fewer than SMALL_GANG ranks must agree in SMALL_GANG_AGREEMENT: among many series whose
-load sometimes varies together, two can agree in MIN_AGREEMENT by chance. If there is one gang, series that report
-waiting for other ranks also belong to it.
+together. Two series belong to one gang if the signs of their sample-to-sample changes agree in MIN_AGREEMENT of
+the first COMPARED_SIGNS that both have. For normally distributed noise, this is a correlation of 0.7 (agreement =
+1/2 + asin(rho) / pi). A gang of fewer than SMALL_GANG ranks must agree in SMALL_GANG_AGREEMENT, since among many series
+whose load sometimes varies together, two can agree in MIN_AGREEMENT by chance. If there is only one gang, series that
+report waiting for other ranks also belong to it.
 
 All other series form one pool: workers that do not wait for each other (parameter server), or series whose measurements
 are too coarse.
 
-Peers have one role: the same declared group, or about the same level at rest. Without declared groups, members are
+Peers have one role: the same declared group, or about the same healthy level. Without declared groups, members are
 sorted by level, and a role ends where the next level is more than LEVEL_GAP times the previous one. Levels stand for
 stage and volume (FALCON, arXiv 2410.12588, compares groups of identical role and volume).
 
-Limits: several jobs without synchronisation in one file are only separated by their levels. Two gangs with the same
+Limits: several jobs without synchronisation in one file are separated only by their levels. Two gangs with the same
 rhythm become one. Stages of about the same level become one role. `--group` separates them.
 """
 
@@ -34,11 +34,11 @@ MIN_SIGNS = 48
 MIN_AGREEMENT = 0.75
 SMALL_GANG, SMALL_GANG_AGREEMENT = 4, 0.85
 LEVEL_GAP = 1.5
-MAX_GANGS = 256  # compared with each series, so that 100,000 series take seconds
+MAX_GANGS = 256  # gangs compared with each series, so that 100,000 series take only seconds
 
 
 class Pool(NamedTuple):
-    """Series that belong together. members: their indices, ascending. synchronous: they move together."""
+    """Series that belong together. members: their indices, ascending. synchronous: True if they move together."""
 
     members: tuple[int, ...]
     synchronous: bool
@@ -80,7 +80,7 @@ def find_roles(
     """Return the members grouped by role; each member is in one group.
 
     Args:
-        level: returns the time of a member at rest, or None. A member without a level stays with the lowest.
+        level: returns a member's healthy time, or None. A member without a level stays with the lowest.
     """
     by_group: dict[str, list[int]] = defaultdict(list)
     for member in members:

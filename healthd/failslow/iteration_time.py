@@ -1,13 +1,13 @@
-"""The typical duration of an iteration, from the positions of iterations in a stream and the times of operations. Pure
+"""The typical duration of an iteration, from the positions of iterations in a stream and the operations' times. Pure
 functions.
 
 It is the median of the durations, with two corrections:
 
 - A mark can be anywhere in the iteration. The time from mark to mark then covers the end of one iteration and the
-  beginning of the next: a mixture that is nearer to the mean than either. For 40 iterations that differ by a tenth,
-  median and mean differ by 1 %. The loop is therefore evaluated from other phases too: an iteration begins at the phase
-  where consecutive durations differ most.
-- An iteration with a pause (a checkpoint) only shows the pause. It does not count.
+  beginning of the next, a mixture that is nearer to the mean than either. For 40 iterations that differ by a tenth,
+  median and mean differ by 1 %. The loop is therefore also evaluated from other phases. An iteration begins at the
+  phase where consecutive durations differ most.
+- An iteration with a pause (a checkpoint) shows only the pause and does not count.
 
 The error estimate covers three things: missing iterations, which may all lie on one side of the median; the phases next
 to the chosen one; and the clock tick, because each duration may be wrong by one tick.
@@ -21,12 +21,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-PHASES = 32  # of a loop; a mixture of 1 and 31 parts is negligible
-FINE_PHASES = 16  # from this number of phases on, neighbours give about the same result
+PHASES = 32  # phases of a loop; a mixture of 1 and 31 parts is negligible
+FINE_PHASES = 16  # with this many phases or more, neighbours give about the same result
 PAUSE_RATIO = 2.0  # factor above or below the median
 TICK_SAMPLES = 100_000  # times from which the clock tick is estimated
 
-Position = float  # in the stream: 2.5 is half-way between operations 2 and 3
+Position = float  # position in the stream; 2.5 is half-way between operations 2 and 3
 
 
 class Chain(NamedTuple):
@@ -40,7 +40,7 @@ class Chain(NamedTuple):
 
 
 class IterationTime(NamedTuple):
-    """seconds: duration of an iteration. relative_error: its possible error as a share of seconds."""
+    """seconds: duration of an iteration. relative_error: possible error as a share of seconds."""
 
     seconds: float
     relative_error: float
@@ -64,7 +64,7 @@ def estimate_iteration_time(times: Sequence[float], chains: Sequence[Chain], ope
     """
     count = min(operations, PHASES)
     differences = [_mean_difference(_phase(times, chains, number / count, operations)) for number in range(count)]
-    # A single operation varies: three phases together are more reliable than one.
+    # A single operation varies, so three phases together are more reliable than one.
     around = [[(number + shift) % count for shift in (-1, 0, 1)] for number in range(count)]
     best = max(around, key=lambda candidate: sum(differences[number] for number in candidate))
     best_phases = [_phase(times, chains, number / count, operations) for number in best]
@@ -105,9 +105,9 @@ def _mean_difference(phase: _Phase) -> float:
 
 
 def _relative_error(phase: _Phase, seconds: float, chains: int) -> float:
-    """Return how far the true median may be, as a share of `seconds`.
+    """Return how far the true median may deviate, as a share of `seconds`.
 
-    At each chain one iteration is incomplete. Each missing iteration is below or above the median by chance: many are
+    Each chain has one incomplete iteration. Each missing iteration is below or above the median by chance, so many are
     very unlikely to be all on one side.
     """
     ascending, unseen = sorted(phase.seconds), chains + phase.paused
@@ -117,7 +117,7 @@ def _relative_error(phase: _Phase, seconds: float, chains: int) -> float:
 
 
 def _durations(times: Sequence[float], chain: Chain, phase: float, operations: int) -> Iterator[float]:
-    """Yield the durations of the iterations that begin `phase` (a share of an iteration) after each mark."""
+    """Yield the durations of the iterations that begin `phase` after each mark. `phase` is a share of an iteration."""
     marks = chain.marks
     positions = [begin + phase * (end - begin) for begin, end in pairwise(marks)]
     if (1 - phase) * operations <= chain.before:

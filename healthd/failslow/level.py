@@ -15,10 +15,10 @@ BATCH = 10  # samples that are accepted or set aside together
 MIN_SAMPLES = 20  # needed for a level
 MAX_SAMPLES = 200  # used for a level
 FIXED_AFTER = 2 * MAX_SAMPLES  # samples after which the level is fixed, even if fewer were accepted
-WARM_UP_SAMPLES = 60  # samples in which a warm-up is searched
+WARM_UP_SAMPLES = 60  # samples searched for a warm-up
 MAX_DISTANCE = math.log(1.6)  # distances are clipped here, so that a pause counts as one sample
 MIN_NOISE = 0.005
-MIN_BATCH_DISTANCE = 0.03  # distance that a batch may always have from the others
+MIN_BATCH_DISTANCE = 0.03  # distance from the others that a batch may always have
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Level:
     """Level of a regime.
 
     mean: mean of the clipped samples. noise: their standard deviation. Both are valid only if `is_known`.
-    samples_since: samples of the regime since the level is known.
+    samples_since: samples in the regime since the level became known.
     """
 
     mean: float = 0.0
@@ -47,10 +47,10 @@ class Level:
         return len(self._accepted) >= MAX_SAMPLES or self.samples_since >= FIXED_AFTER
 
     def learn(self, sample: float) -> float:
-        """Add one sample. Return by how much the level moved.
+        """Add one sample. Return the change in the level.
 
         A batch that is far from the others is set aside. If the job returns to the level within three batches, it
-        fluctuates, and these batches count. Otherwise they were the begin of another regime.
+        fluctuates, and these batches count. Otherwise they were the start of another regime.
         """
         self._batch.append(sample)
         if len(self._batch) < BATCH:
@@ -83,8 +83,9 @@ class Level:
         return self.mean - before
 
     def _forget_warm_up(self) -> None:
-        """Drop the first batches if they are clearly above all that follow: first iterations compile, tune and fill
-        caches.
+        """Drop the first batches if they are clearly above all that follow.
+
+        First iterations compile, tune and fill caches.
         """
         accepted = self._accepted
         if len(accepted) > WARM_UP_SAMPLES or self.samples_since > 2 * WARM_UP_SAMPLES:

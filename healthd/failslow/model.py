@@ -10,15 +10,15 @@ from healthd.failslow.times import TimeStyle
 
 
 class Cause(enum.Enum):
-    """Kind of slowness: FALCON (arXiv 2410.12588), table 1 and 2.2, and slowness caused by the job itself."""
+    """Kind of slowness: from FALCON (arXiv 2410.12588, table 1 and section 2.2), or caused by the job itself."""
 
-    COMPUTE = "compute"  # of a worker; GPU or CPU is unknown
+    COMPUTE = "compute"  # on a worker; GPU or CPU is unknown
     COMPUTE_GPU = "compute_gpu"
     COMPUTE_CPU = "compute_cpu"
-    COMMUNICATION = "communication"  # within a node or between nodes is unknown
+    COMMUNICATION = "communication"  # unknown whether within a node or between nodes
     COMMUNICATION_INTRA_NODE = "communication_intra_node"
     COMMUNICATION_INTER_NODE = "communication_inter_node"
-    IMBALANCE = "imbalance"  # of the job: a pipeline stage, longer sequences, data loading
+    IMBALANCE = "imbalance"  # in the job: a pipeline stage, longer sequences, data loading
     UNKNOWN = "unknown"
 
 
@@ -29,23 +29,23 @@ class Confidence(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What a series of times measures. Communication varies more than compute: papers give thresholds by kind."""
+    """Quantity that a series measures. Communication varies more than compute, so papers give thresholds by kind."""
 
     ITERATION = "iteration"  # whole iterations, the default
     BUSY = "busy"  # a rank's own compute
-    TRANSFER = "transfer"  # communication of a rank or a group, without waiting for others
+    TRANSFER = "transfer"  # communication of a rank or group, without waiting for others
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
     """Samples of one worker, rank or job, oldest first and cleaned: every value is > 0 and finite.
 
-    index: position of each sample in the index column (iterations, seconds), ascending within an attempt; without an
-    index column 0, 1, 2, ... busy, wait, transfer: seconds (or the unit of value) of the same samples, None if not
-    reported, NaN for a missing sample. regimes: a name for each sample (batch size, sequence length), None if not
-    reported; each name is a regime. starts: positions at which the job started, always including 0; a warm-up follows.
-    rows: position of each sample among the rows of the series, if rows without a value were left out; None if both are
-    equal. times: the index is seconds since 1970, and was text of this style in the file.
+    index: position of each sample in the index column (iterations, seconds), ascending within an attempt. Without an
+    index column, it is 0, 1, 2, ... busy, wait, transfer: seconds (or the unit of value) for the same samples, None if
+    not reported, NaN for a missing sample. regimes: a name for each sample (batch size, sequence length), None if not
+    reported. Each name is a regime. starts: positions at which the job started, always including 0. A warm-up follows.
+    rows: position of each sample among the series's rows if rows without a value were left out, None if both are
+    equal. times: set if the index is seconds since 1970; the style in which the file writes them.
     """
 
     name: str  # "6"
@@ -65,7 +65,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One slowness of one series. Indices are positions in its samples, from 0.
+    """One slow period in one series. Indices are positions in its samples, from 0.
 
     slowdown: 0.65 is 65 % slower than the regime's baseline. confidence: 0 to 1. alarm_index: the sample at which it
     was detected. onset_index and alarm_index never change once a point is reported; relief_index is None until the
@@ -81,11 +81,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A condition on the node of a series, reported by root. begin, end: as Series.index."""
+    """A condition on a series's node, reported by root. begin, end: as Series.index."""
 
     node: str
     begin: float
-    end: float | None  # None: it is still open
+    end: float | None  # None if still open
     code: str  # "gpu_clocks/hw_thermal"
     text: str  # a sentence without a full stop
 
@@ -94,8 +94,8 @@ class Evidence:
 class Suspect:
     """The component that probably slows a job.
 
-    subject: name of a series, group or node; subject_kind says which ("worker", "rank", "group", "node"). whole_stage:
-    it runs all ranks of at least one role, so that no other rank can take over its work.
+    subject: name of a series, group or node. subject_kind: its kind ("worker", "rank", "group", "node"). whole_stage:
+    True if it runs all ranks of at least one role, so that no other rank can take over its work.
     """
 
     subject: str
@@ -118,13 +118,13 @@ class SlowJob:
     series: tuple[str, ...]  # the slow series
     peers: int  # number of peers
     cause: Cause
-    reason: str  # why there is no suspect: a sentence without a full stop
+    reason: str  # why there is no suspect, as a sentence without a full stop
     whole_stage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SlowThroughout:
-    """A series that was slower than its peers from the first sample on. Its onset is unknown.
+    """A series that was slower than its peers from the first sample. Its onset is unknown.
 
     measure: the compared time: "own" (the value without waiting), "busy" or "iteration". ratio: time / peers_time, both
     in the unit of the values. group: "" if the peers are all ranks that wait for each other.
@@ -145,8 +145,8 @@ class SlowThroughout:
 class Diagnosis:
     """Result of the analysis.
 
-    points: by series, in the given order. compared_count: number of series that had peers with the same work. A series
-    among them that was slow from its first sample would be in slow_throughout.
+    points: points of each series, in the given order. compared_count: number of series that had peers with the same
+    work. A series among them that was slow from its first sample would be in slow_throughout.
     """
 
     points: tuple[tuple[Point, ...], ...]

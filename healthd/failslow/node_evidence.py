@@ -12,7 +12,7 @@ from healthd.failslow.windows import Change
 
 MAX_NAMED = 12
 
-# Prefix of a condition's code (a check's name) -> cause. The first match counts.
+# Cause for each prefix of a condition's code (a check's name). The first match counts.
 _CAUSES = (
     (("gpu_nvlink", "nvlink", "gpu_fabric", "sxid", "gpu_pcie", "pcie", "iommu"), Cause.COMMUNICATION_INTRA_NODE),
     (("ib_", "mlx5", "nic", "eth_link"), Cause.COMMUNICATION_INTER_NODE),
@@ -32,9 +32,9 @@ _FAMILIES = {
 def suspect_by_evidence(
     observed: Observed, step: Step, members: Sequence[int], changes: Mapping[int, Change]
 ) -> Suspect | None:
-    """Return the node as a suspect if it alone, of all nodes of the job, reported a condition that can slow a job.
+    """Return the node as a suspect if it is the job's only node that reported a condition that can slow a job.
 
-    Return None if the times of its ranks contradict that.
+    Return None if its ranks' times contradict that.
     """
     nodes = {observed.series[item].node for item in members} - {""}
     members_by_node: dict[str, list[int]] = defaultdict(list)
@@ -59,7 +59,7 @@ def suspect_by_evidence(
         Confidence.MEDIUM if is_new else Confidence.LOW,
         (
             *agreeing_evidence(observed, step, node_members),
-            "the job became slower at that time; the ranks' times do not show the cause",
+            "the job became slower at that time, but the ranks' times do not show the cause",
         ),
         tuple(sorted(observed.series[item].name for item in node_members)),
         observed.suspect_point(step, node_members),
@@ -77,7 +77,7 @@ def agreeing_evidence(observed: Observed, step: Step, members: Iterable[int]) ->
 
 
 def _evidence_at(observed: Observed, step: Step, member: int) -> list[Evidence]:
-    """Return the conditions on the node that were open at the onset or began before the alarm.
+    """Return the conditions on the node that were open at the onset or that began before the alarm.
 
     Checks detect conditions late.
     """

@@ -1,5 +1,4 @@
-"""Outliers among peers: ranks with a time of their own that rose against its baseline and against the peers. Pure
-functions.
+"""Outliers among peers: ranks whose own time rose against its baseline and against the peers. Pure functions.
 
 peers.py describes the limits and their reasons.
 """
@@ -21,11 +20,14 @@ LIMIT = 1.1
 COMMUNICATION_LIMIT = 1.2
 MIN_STANDARD_ERRORS = 4.0
 MIN_EXPLAINED_SHARE = 0.3
-PAUSE_EXCESS, MAX_FAST_SHARE = 1.3, 0.2  # a higher rise with more samples as fast as before: frequent pauses
+PAUSE_EXCESS, MAX_FAST_SHARE = (
+    1.3,
+    0.2,
+)  # a higher rise with a larger share of samples as fast as before indicates frequent pauses
 
 
 class Outlier(NamedTuple):
-    """An outlier. excess: its change divided by that of its peers. standard_errors: size of the difference."""
+    """An outlier. excess: its change divided by its peers' change. standard_errors: size of the difference."""
 
     member: int
     cause: Cause
@@ -53,9 +55,9 @@ def find_outliers(
     """Return the members whose change is more than `limit` times the median of their role.
 
     Args:
-        lost: by how much an iteration is longer now.
-        candidates: members to test, default all.
-        ranks: size of the role if `role` is a sample of it.
+        lost: increase in the iteration time.
+        candidates: members to test; all by default.
+        ranks: size of the role, if `role` is only a sample.
     """
     peer_changes = {member: changes[member] for member in role if member in changes}
     if len(peer_changes) < MIN_PEERS:
@@ -85,7 +87,7 @@ def find_outliers(
             measure = {Kind.BUSY: "busy", Kind.TRANSFER: "transfer"}.get(kind, "an iteration")
             count = len(peer_changes) - (member in peer_changes)
             sentence = (
-                f"{measure} {format_duration(change.after)} against {format_duration(change.before)} before; "
+                f"{measure} {format_duration(change.after)}, up from {format_duration(change.before)}; "
                 f"{_peers_text(count, ranks or len(role))} {format_duration(peers_time)}"
             )
             cause = _cause(observed, member, role, kind)
@@ -116,9 +118,9 @@ def find_host_outliers(
     candidates: Iterable[int] = (),
     ranks: int = 0,
 ) -> list[Outlier]:
-    """Return the members whose host takes a larger share of an iteration than before and than that of their peers.
+    """Return the members whose host takes a larger share of an iteration than before and than their peers' hosts.
 
-    Arguments as in `find_outliers`.
+    The arguments are those of `find_outliers`.
     """
     peer_changes = {member: host[member] for member in role if member in host and member in values}
     if len(peer_changes) < MIN_PEERS:
@@ -139,8 +141,8 @@ def find_host_outliers(
             )
             count = len(peer_changes) - (member in peer_changes)
             sentence = (
-                f"neither busy, waiting nor transferring {format_duration(change.after)} against "
-                f"{format_duration(change.before)} before; {_peers_text(count, ranks or len(role))} "
+                f"neither busy, waiting nor transferring for {format_duration(change.after)}, up from "
+                f"{format_duration(change.before)}; {_peers_text(count, ranks or len(role))} "
                 f"{format_duration(peers_time)}"
             )
             excess = 1 + above
@@ -166,7 +168,7 @@ def link_cause(observed: Observed, members: Iterable[int]) -> Cause:
 
 
 def with_final_change(observed: Observed, step: Step, found: Outlier) -> Outlier:
-    """Update an outlier that became worse after the samples by which it was found."""
+    """Update an outlier that became worse after the samples in which it was found."""
     max_samples = windows.AFTER_SAMPLES[0]
     if found.channel is None or not observed.is_long_enough(step, found.member, 2 * max_samples):
         return found
@@ -197,7 +199,7 @@ def with_pause_note(found: Outlier) -> Outlier:
 
 
 def _peers_text(compared: int, ranks: int) -> str:
-    """Return "its 7 peers", or how many of them were compared in a large role or if some do not report the time."""
+    """Return "its 7 peers", or how many were compared, in a large role or if some do not report the time."""
     peers = ranks - 1
     return f"its {peers} peers" if compared >= peers else f"the median of {compared} of its {peers} peers"
 

@@ -1,7 +1,7 @@
-"""Content of a plot of fail-slow: which series get a panel, and the points of each line. Pure functions.
+"""Contents of a fail-slow plot: which series get a panel, and the points of each line. Pure functions.
 
-However many samples a series has, its line has at most MAX_COLUMNS points. Each point has the smallest, the median and
-the largest of its samples, so that a single spike among 100,000 samples remains visible.
+A line has at most MAX_COLUMNS points, however many samples the series has. Each point has the smallest, the median and
+the largest of its samples, so a single spike among 100,000 samples remains visible.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from healthd.failslow.model import Cause, Diagnosis, Point, Series, SlowJob, Sus
 
 MAX_PANELS = 24
 MAX_COLUMNS = 320
-MAX_PEERS = 60  # used for a band; of more, an even selection
-MIN_BAND_PEERS = 4  # from this number on peers have a median and a spread; fewer have a line each
-SPREAD = (0.1, 0.9)  # of a band: the quantiles of the peers
+MAX_PEERS = 60  # used for a band; if there are more, an even selection
+MIN_BAND_PEERS = 4  # this many peers or more get a median and a spread; fewer get a line each
+SPREAD = (0.1, 0.9)  # quantiles of the peers, for a band
 MAX_ONSET_DISTANCE = 10  # samples; onsets within this distance count as simultaneous
-MAX_SPAN_TEXTS = 3  # spans of one panel that are described in its caption
+MAX_SPAN_TEXTS = 3  # spans per panel that its caption describes
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Samples at x (as Series.index), or medians of the peers there: low <= middle <= high."""
+    """Samples at x (as Series.index), or medians of the peers there. low <= middle <= high."""
 
     x: float
     low: float
@@ -38,8 +38,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class DrawnSpan:
-    """A Point as drawn. relief: None while it lasts. before, level: duration of a sample before and during the
-    slowness.
+    """A Point as drawn.
+
+    relief: None while the slowness lasts. before, level: duration of a sample before and during the slowness.
     """
 
     onset: float
@@ -55,7 +56,7 @@ class DrawnSpan:
 class Panel:
     """One panel.
 
-    above: number of samples higher than `top`, which a pause of one sample does not raise. peers: their band, or empty.
+    above: number of samples above `top`, which a pause of one sample does not raise. peers: the peers' band, or empty.
     peer_lines: a line for each peer if there are too few for a band. Both are scaled to the level of the line before
     its onset. times: style of x, None for plain numbers.
     """
@@ -66,7 +67,7 @@ class Panel:
     peers: tuple[Column, ...]
     peer_lines: tuple[tuple[Column, ...], ...]
     spans: tuple[DrawnSpan, ...]
-    job_spans: tuple[tuple[float, float], ...]  # begin and end of each time in which the whole job was slow
+    job_spans: tuple[tuple[float, float], ...]  # begin and end of each period in which the whole job was slow
     begin: float
     end: float
     bottom: float
@@ -77,7 +78,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class PanelRequest:
-    """Request for a panel: a series, the drawn measure ("" for the value itself), and the reason."""
+    """Request for a panel: a series, the measure to draw ("" for the value itself) and the reason."""
 
     series_index: int
     measure: str
@@ -106,7 +107,7 @@ def series_label(series: Series) -> str:
 
 
 def span_text(series: Series, point: Point) -> str:
-    """Return the description of a point as in the terminal: "slow from 180 to 195, +65 %, recovered"."""
+    """Return the description of a point as the terminal shows it: "slow from 180 to 195, +65 %, recovered"."""
     onset = index_text(series, point.onset_index)
     if point.relief_index is None:
         return f"slow from {onset} on, {format_percent(point.slowdown)}"
@@ -114,7 +115,7 @@ def span_text(series: Series, point: Point) -> str:
 
 
 def index_text(series: Series, at: int) -> str:
-    """Return the index at a sample as text."""
+    """Return a sample's index as text."""
     return format_number(series.index[min(at, len(series.index) - 1)], series.times)
 
 
@@ -137,7 +138,7 @@ def _panel_requests(series: Sequence[Series], diagnosis: Diagnosis) -> Iterator[
     indices_by_name: dict[str, list[int]] = {}
     for at, item in enumerate(series):
         indices_by_name.setdefault(item.name, []).append(at)
-    onsets: dict[str, list[int]] = {}  # onsets of suspects, by group
+    onsets: dict[str, list[int]] = {}  # suspects' onsets, by group
     for suspect in diagnosis.suspects:
         reason = f"suspect: {suspect.cause.value.replace('_', ' ')}, {suspect.confidence.value} confidence"
         for at in _suspect_indices(indices_by_name, diagnosis, suspect):
@@ -164,15 +165,15 @@ def _suspect_indices(indices_by_name: Mapping[str, Sequence[int]], diagnosis: Di
 
 
 def _began_together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
-    """Return True if all points began with a suspect, as in a gang that waited.
+    """Return True if all points began together with a suspect, as in a gang that waited.
 
-    Such a series is among the peers there.
+    Such a series is among the suspect's peers.
     """
     return all(any(abs(point.onset_index - onset) <= MAX_ONSET_DISTANCE for onset in onsets) for point in points)
 
 
 def _measure(series: Series, cause: Cause) -> str:
-    """Return the rank's own time to draw, which distinguishes it from ranks that waited for it."""
+    """Return the rank's own time to draw, which sets the rank apart from ranks that waited for it."""
     if series.busy is not None and cause in (Cause.COMPUTE, Cause.COMPUTE_GPU, Cause.COMPUTE_CPU):
         return "busy"
     communicates = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTRA_NODE, Cause.COMMUNICATION_INTER_NODE)
@@ -182,7 +183,7 @@ def _measure(series: Series, cause: Cause) -> str:
 def _measure_point(series: Series, measure: str, point: Point) -> Point:
     """Return the same point with the slowdown of this measure.
 
-    The iteration of a gang rises by a smaller percentage.
+    A gang's iteration time rises by a smaller percentage.
     """
     ys = _values(series, measure)
     before = _healthy_level(series, ys, point, _healthy_positions(ys, (point,)))
@@ -191,7 +192,7 @@ def _measure_point(series: Series, measure: str, point: Point) -> Point:
 
 
 def _healthy_requests(series: Sequence[Series]) -> list[PanelRequest]:
-    """Return a request for one series of each group among its peers, because nothing became slow."""
+    """Return a request for one series from each group, shown among its peers, if nothing became slow."""
     first: dict[str, int] = {}
     for at, item in enumerate(series):
         if len(item.value):
@@ -263,7 +264,7 @@ def _ascends(index: Sequence[float]) -> bool:
 
 
 def _x_values(series: Series, uses_index: bool) -> Sequence[float]:
-    """Return the x value of each sample. If the index restarts, this is its position."""
+    """Return the x value of each sample. If the index restarts, this is the sample's position."""
     return series.index if uses_index else range(len(series.value))
 
 
@@ -278,7 +279,7 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float],
 
 
 def _line(xs: Sequence[float], ys: Sequence[float], begin: float, end: float) -> tuple[Column, ...]:
-    """Return the samples between begin and end, or columns if there are many.
+    """Return the samples between begin and end, or columns if there are many samples.
 
     Values that are not finite are left out.
     """
@@ -306,7 +307,7 @@ def _scale_to_level(
 ) -> list[tuple[Column, ...]]:
     """Return the peers' lines, each scaled to the level of this series before its onset.
 
-    The analysis compares each series with itself, and workers may differ by a factor of 4 at rest.
+    The analysis compares each series with itself, and healthy workers may differ by a factor of 4.
     """
 
     def rest_level(columns: Sequence[Column]) -> float:
@@ -328,7 +329,7 @@ def _scale_to_level(
 
 
 def _band(lines: Sequence[Sequence[Column]], begin: float, end: float, count: int) -> tuple[Column, ...]:
-    """Return the median and the spread of the peers, wherever at least half of them have samples."""
+    """Return the peers' median and spread wherever at least half of the peers have samples."""
     columns: dict[float, list[float]] = {}
     for line in lines:
         for x, column in _columns(((point.x, point.middle) for point in line), begin, end, count):
@@ -352,7 +353,7 @@ def _quantile(ascending: Sequence[float], share: float) -> float:
 
 
 def _healthy_positions(ys: Sequence[float], points: Sequence[Point]) -> Sequence[int]:
-    """Return the positions of the samples outside of slow spans, ascending."""
+    """Return the positions of the samples outside slow spans, in ascending order."""
     slow = bytearray(len(ys))
     for point in points:
         span = slice(point.onset_index, point.relief_index)
@@ -378,9 +379,9 @@ def _drawn_span(
 
 
 def _healthy_level(series: Series, ys: Sequence[float], point: Point, healthy: Sequence[int]) -> float:
-    """Return the duration of a healthy sample of this regime before the point.
+    """Return the duration of a healthy sample in this regime before the point.
 
-    Without such samples, it is computed from the slow samples and their slowdown.
+    Without healthy samples, compute it from the slow samples and their slowdown.
     """
     attempt_begin = max(start for start in (0, *series.starts) if start <= point.onset_index)
     regime = series.regimes[point.onset_index] if series.regimes is not None else None
@@ -419,7 +420,7 @@ def _y_range(line: Sequence[Column], peers: Sequence[Column], spans: Sequence[Dr
         during = sorted(column.high for column in line if span.onset <= column.x <= span.end)
         if during and math.isfinite(span.level):
             top = max(top, min(_quantile(during, 0.9), 2 * span.level))
-    # Peers may be far off. The plot of the series must stay readable.
+    # Peers may be far off, but the plot of the series must stay readable.
     middles = [column.middle for column in peers]
     bottom = min([bottom, *(max(middle, bottom - (top - bottom)) for middle in middles)])
     top = max([top, *(min(column.high, top + (top - bottom)) for column in peers)])

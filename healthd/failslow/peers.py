@@ -1,37 +1,40 @@
-"""Comparison with peers: which component causes the slowness, and when no component can be named. Pure functions.
+"""Comparison with peers: finds which component causes slowness, and whether any component can be named. Pure functions.
 
-A collective makes every rank of a gang equally slow. A step of all iteration times therefore only shows that the job is
-slow; workers explain over half of the slowdown in 1.7 % of the straggling jobs (Lin et al., OSDI 2025, arXiv
-2505.05713). A suspect is therefore a component with a time of its own that rose
+A collective makes every rank of a gang equally slow. A step in all iteration times therefore shows only that the job is
+slow. Workers explain over half of the slowdown in 1.7 % of straggling jobs (Lin et al., OSDI 2025, arXiv
+2505.05713). A suspect is therefore a component whose own time rose
 
-  against its own baseline   and   against its peers: by more than a limit times the median of their own changes.
+  against its own baseline   and   against its peers, by more than a limit times the median of the peers' changes.
 
 The limit is 1.1 for compute and for whole iterations (FALCON, arXiv 2410.12588, step 5). It is 1.2 for communication,
 which varies more (FALCON's table 2: a CoV of 0.29 between nodes against 0.01 for a copy within a GPU; its released
-detector uses 1.2). The rise must also exceed MIN_STANDARD_ERRORS standard errors, which include the series' own scatter
-and the spread of the peers. In a gang the time that rose must also make up MIN_EXPLAINED_SHARE of what an iteration
-lost. The median is the upper one of all peers, including the suspect. Half of a role or more is not a minority, and no
-member is named, except if it is one of at least four nodes: the other nodes are then the peers (suspects.py).
+detector uses 1.2). The rise must also exceed MIN_STANDARD_ERRORS standard errors, which include the series's own
+scatter and the spread of the peers. In a gang, the time that rose must also make up MIN_EXPLAINED_SHARE of what an
+iteration lost. The median is the upper one of all peers, including the suspect. Half of a role or more is not a
+minority, so no member is named, unless it is one of at least four nodes. The other nodes are then the peers
+(suspects.py).
 
-An iteration consists of busy (compute), transfer, wait, and the rest, which belongs to the host. A rank that only waits
-is a victim. groups.py defines the peers of one role. In a role of fewer than MIN_PEERS no member is named, and no group
-among fewer groups. Conditions on a node can name a node without peers, if they cover the onset and the times of its
-ranks do not contradict them.
+An iteration consists of busy (compute), transfer, wait, and the rest, which is host time. A rank that only waits
+is a victim. groups.py defines the peers of one role. No member is named in a role of fewer than MIN_PEERS, and no group
+among fewer groups. Conditions on a node can name it without peers, if they cover the onset and the times of the node's
+ranks do not contradict this.
 
-A slowness shorter than MIN_LENGTH samples names no component. The confidence counts four facts: an excess of 1.2
+No component is named for slowness shorter than MIN_LENGTH samples. The confidence counts four facts: an excess of 1.2
 (communication: 1.4); twice the required number of standard errors; seven or more other peers; agreeing conditions on
-the node. Three are high, two medium, with these exceptions:
+the node. Three of these facts give high confidence, two give medium. The exceptions are:
 
-- Three or more ranks at once are not high without conditions on the node, because their common cause is not in the
-  data.
-- A busy time that rises while no iteration becomes slower (the rank has slack) is low, and needs 1.25 and three times
-  the length.
-- A rise by PAUSE_EXCESS or more in which more than MAX_FAST_SHARE of the samples are as fast as before is also low.
-- Conditions on a node alone are medium, and low if they were open during the whole baseline.
+- Three or more ranks at once do not get high confidence without conditions on the node, because the common cause is not
+  in the data.
+- If busy time rises while no iteration becomes slower (the rank has slack), the confidence is low, and the rise must be
+  at least 1.25 and three times as long.
+- A rise by PAUSE_EXCESS or more in which more than MAX_FAST_SHARE of the samples are as fast as before gets low
+  confidence.
+- Conditions on a node alone give medium confidence, or low if they were open during the whole baseline.
 
-Points: a step of most peers of a role that do not wait for each other becomes one slow job, in place of a point in each
-of its series. If WHOLE_SHARE of all series step, they keep their points. Only samples up to the alarm decide this, so
-no later sample removes a point. A verdict uses the first 50 samples of a step, and 200 if these name no component.
+Points: if most peers of a role that do not wait for each other step together, one slow job replaces the points in each
+of their series. If WHOLE_SHARE of all series step, the points are kept. This depends only on samples up to the alarm,
+so later samples never remove a point. A verdict uses the first 50 samples of a step, or 200 if the first 50 name no
+component.
 """
 
 from __future__ import annotations
@@ -68,9 +71,9 @@ from healthd.failslow.suspects import (
 )
 from healthd.failslow.windows import Change, measure_change, position
 
-SLACK_LIMIT = 1.25  # busy alone
+SLACK_LIMIT = 1.25  # for busy time alone
 WHOLE_SHARE = 0.9
-MAX_COMPARED = 64  # maximum number of peers from a large role, evenly chosen
+MAX_COMPARED = 64  # maximum number of peers from a large role, chosen evenly
 
 
 def compare_peers(
@@ -79,7 +82,7 @@ def compare_peers(
     """Compare series with their peers. The order of the series affects only the order of Diagnosis.points.
 
     Args:
-        points: of each series.
+        points: the points of each series.
     """
     comparison = _PeerComparison(Observed(series, points, evidence))
     if not any(points) and not any(item.busy is not None for item in series):
@@ -120,7 +123,9 @@ class _PeerComparison:
                 self._find_later(step, members, role_by_member, suspect_count)
             elif pool.synchronous and is_common:
                 self._add_slow_job(
-                    step, members, "all of its peers step together: a collective makes every rank equally slow"
+                    step,
+                    members,
+                    "all of its peers became slow together, because a collective makes every rank equally slow",
                 )
             else:
                 is_whole = _is_share_slower(ratios.values(), WHOLE_SHARE)
@@ -188,7 +193,7 @@ class _PeerComparison:
     ) -> None:
         """Find ranks that became slow or recovered while the step lasted, by each rank's own time.
 
-        The iteration time does not show this, because it follows the slowest rank.
+        The iteration time does not show this, since it follows the slowest rank.
 
         Args:
             suspects_before: number of suspects before this step.
@@ -222,7 +227,7 @@ class _PeerComparison:
                 self.suspects[at] = replace(item, point=replace(item.point, relief_index=relief))
 
     def _add_joined(self, step: Step, members: Sequence[int], role: Sequence[int]) -> None:
-        """Add a suspect that became slow while others were slow."""
+        """Add a suspect that became slow while others were already slow."""
         member = step.leader
         if not self.observed.is_long_enough(step, member):
             return
@@ -257,7 +262,7 @@ class _PeerComparison:
         host: Mapping[int, Change],
         lost: float,
     ) -> tuple[Cause, str]:
-        """Return the cause if a time rose in a whole role or in half of it, and there is no outlier."""
+        """Return the cause if a time rose in all or half of a role and there is no outlier."""
         largest_increase, cause, reason = (
             MIN_EXPLAINED_SHARE * lost,
             Cause.UNKNOWN,
@@ -265,12 +270,12 @@ class _PeerComparison:
         )
         all_roles = sorted(set(role_by_member.values()))
         for changes, whole_cause, part_cause, texts in (
-            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ": more work for all")),
+            (busy, Cause.IMBALANCE, Cause.COMPUTE, ("busy time rose", ", so all have more work")),
             (
                 host,
                 Cause.IMBALANCE,
                 Cause.COMPUTE_CPU,
-                ("the time that is neither busy, wait nor transfer rose", ": possibly data loading"),
+                ("the time that is neither busy, wait nor transfer rose", ", possibly from data loading"),
             ),
             (transfer, Cause.COMMUNICATION, Cause.COMMUNICATION, ("transfer time rose", "")),
         ):
@@ -301,7 +306,7 @@ class _PeerComparison:
         return "all peers" if role_count == 1 else f"group {name}" if name else f"{len(role)} peers of one role"
 
     def _part_text(self, risen: Sequence[int], members: Sequence[int]) -> str:
-        """Return "on node gpu-0 (4 of 8 ranks)" if these are all ranks of that node, otherwise "in 4 of 8 ranks"."""
+        """Return "on node gpu-0 (4 of 8 ranks)" if these are all ranks on that node, otherwise "in 4 of 8 ranks"."""
         kind = self.observed.series[risen[0]].label
         count = f"{len(risen)} of {len(members)} {f'{kind}s' if kind and '/' not in kind else 'series'}"
         nodes = {self.observed.series[member].node for member in risen}
@@ -326,22 +331,22 @@ class _PeerComparison:
                 slower_count = max(slower_count, count)
         own = {member: point for member, point in role_points.items() if member not in common}
         if own:
-            # Members that were slow before their peers and are not outliers now.
+            # Members that were slow before their peers and are no longer outliers.
             count, joined = self._name_outliers(step, own, role, compared)
             slower_count = max(slower_count, count)
         else:
             joined = {}
         if common or joined:
             together = {**common, **joined}
-            reason = f"{slower_count} of {len(compared)} peers became slower by 5 % or more at about the same time"
+            reason = f"{slower_count} of {len(compared)} peers became at least 5 % slower at about the same time"
             self._add_slow_job(Step(self.observed.first_member(together), together), role, reason)
             if not is_whole:
                 self.shared |= set(common.items())
 
     def _count_common(self, member: int, point: Point, compared: Sequence[int]) -> int:
-        """Return how many peers step, if at least half of them step with this member and it is not an outlier.
+        """Return how many peers step, if at least half step with this member and it is not an outlier.
 
-        Only samples up to the alarm are used. Otherwise return 0.
+        Return 0 otherwise. Only samples up to the alarm are used.
         """
         own_step = Step(member, {member: point})
         changes = {}
@@ -354,7 +359,7 @@ class _PeerComparison:
                 changes[peer] = change
         if member not in changes or sum(peer in changes for peer in compared) < MIN_PEERS:
             return 0
-        # Half of the member's own step counts as a step with it, and so does a change that would be slow by itself.
+        # A peer steps with the member if its change is half of the member's step, or would be slow by itself.
         middle = statistics.median_high(changes[peer].ratio for peer in compared if peer in changes)
         if middle <= max(SLOWER_RATIO, min(LIMIT, 1 + (changes[member].ratio - 1) / 2)):
             return 0
@@ -365,7 +370,7 @@ class _PeerComparison:
     def _name_outliers(
         self, step: Step, own: Mapping[int, Point], role: Sequence[int], compared: Sequence[int]
     ) -> tuple[int, dict[int, Point]]:
-        """Name the outliers. If half of the role steps, return how many do, and the points that belong to the role."""
+        """Name the outliers. If half of the role steps, return how many members do and the points of the role."""
         found: list[Outlier] = []
         waiting: set[int] = set()
         for max_samples in windows.AFTER_SAMPLES:
@@ -401,7 +406,9 @@ class _PeerComparison:
                     waiting.add(slow.member)
         for victim in sorted(waiting, key=lambda member: sort_key(self.observed.series[member])):
             own_step = Step(victim, {victim: own[victim]})
-            self._add_slow_job(own_step, role, "neither its busy nor its transfer time rose: it waits for other ranks")
+            self._add_slow_job(
+                own_step, role, "neither its busy nor its transfer time rose, so it waits for other ranks"
+            )
         if found:
             self.suspects += name_suspects(self.observed, step, role, found)
         count = _count_slower(values[member].ratio for member in compared if member in values)
@@ -446,7 +453,7 @@ class _PeerComparison:
         changes: Mapping[int, Change] | None = None,
         whole_stage: bool = False,
     ) -> None:
-        """Add the node with a matching condition as a suspect, or a slow job without a suspect."""
+        """Add the node with a matching condition as a suspect, or else a slow job without a suspect."""
         node = suspect_by_evidence(self.observed, step, members, changes or {})
         if node is not None:
             self.suspects.append(replace(node, whole_stage=whole_stage))
@@ -469,7 +476,7 @@ class _PeerComparison:
 
 
 def _majority_text(risen: Sequence[int], members: Sequence[int]) -> str:
-    return ": half is not a minority" if len(risen) * 2 == len(members) else ": that is not a minority"
+    return ", and half is not a minority" if len(risen) * 2 == len(members) else ", which is not a minority"
 
 
 def _too_few_text(peers: int) -> str:
@@ -484,7 +491,7 @@ def _sample_role(role: Sequence[int]) -> Sequence[int]:
 
 
 def _is_share_slower(ratios: Iterable[float], share: float) -> bool:
-    """Return True if more than this share became slower."""
+    """Return True if more than this share of the ratios show a slowdown."""
     ratios = list(ratios)
     return bool(ratios) and _count_slower(ratios) > share * len(ratios)
 
@@ -494,7 +501,7 @@ def _count_slower(ratios: Iterable[float]) -> int:
 
 
 def _block_medians(values: Sequence[float]) -> list[float]:
-    """Return the median of each 25 samples, or NaN for a block with a missing sample."""
+    """Return the median of each block of 25 samples, or NaN for a block with a missing sample."""
     found = []
     for at in range(0, len(values) - 24, 25):
         block = values[at : at + 25]
@@ -503,7 +510,7 @@ def _block_medians(values: Sequence[float]) -> list[float]:
 
 
 def _risen_members(own: Mapping[int, Sequence[float]], limit: float) -> list[int]:
-    """Return the members to test: two consecutive blocks rose above the first ones by more than those of the peers."""
+    """Return the members to test: two consecutive blocks rose above the first by more than the peers' blocks."""
     ratios: dict[int, list[float]] = {}
     for member, values in own.items():
         blocks = _block_medians(values)
@@ -524,7 +531,7 @@ def _risen_members(own: Mapping[int, Sequence[float]], limit: float) -> list[int
 
 
 def _own_times(series: Series) -> Sequence[float] | None:
-    """Return each sample without waiting, or None if this is not reported for all samples."""
+    """Return each sample without waiting time, or None if that is not reported for all samples."""
     if series.wait is not None:
         own = [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     else:

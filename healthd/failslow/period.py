@@ -6,21 +6,23 @@ sequence of operations. The duration of an iteration is the time of an operation
 earlier. This rule is sufficient if nothing is lost and an iteration contains no loop. This module differs in these
 points:
 
-- A lost entry shifts all entries after it. With 1 in 100 lost, no long sequence agrees with itself at a fixed lag. Here
-  an operation, or a few consecutive ones, is a *mark*. The distances to its next occurrences are one vote each, and a
-  lost entry spoils only the votes next to it. Most of the stream must lie in distances like the usual one.
-- The content between two marks must be the same, in the same order, from one time to the next. This is measured by the
+- A lost entry shifts all entries after it. With 1 in 100 lost, no long sequence agrees with itself at a fixed lag.
+  Here, an operation, or a few consecutive operations, is a *mark*. The distances to its next occurrences are one vote
+  each, and a lost entry spoils only the votes next to it. Most of the stream must lie between marks at about the usual
+  distance.
+- The operations between two marks must be the same, in the same order, each time. This is measured by the
   agreement of its short runs of operations, which is the ACF of a stream that may have gaps. Operations are compared by
   name; the paper numbers them.
-- The smallest k is that of a layer if layers are loops within an iteration. This module selects the outermost loop. A
+- If layers are loops within an iteration, the smallest k is a layer's. This module selects the outermost loop. A
   longer loop replaces one that may be a layer (a few operations without repetition). It replaces any other loop
-  (micro-batches) if it has fewer than ten of them, or if its additional part takes time (3 % of one loop, beyond
-  chance) or has more than one operation. A single operation at every tenth loop that takes no time is a logged loss.
+  (micro-batches) if it contains fewer than ten of these, or if its additional part takes time (3 % of one loop, beyond
+  chance) or has more than one operation. A single operation that takes no time in every tenth loop is a logged loss
+  value.
 - L >= 20 k remains required for the selected period. A longer period with fewer repetitions makes the choice doubtful,
-  unless it looks like an evaluation or a checkpoint: many loops, followed by a pause longer than one of them.
+  unless it looks like an evaluation or a checkpoint: many loops, followed by a pause longer than one loop.
 
 The choice is also doubtful if the deciding part took less than 10 % of the shorter loop, or if the longer loop contains
-16 loops or more that are not layers. The confidence is then below 0.5, and the other period is reported too.
+16 loops or more that are not layers. The confidence is then below 0.5, and the other period is also reported.
 
 If the mark of an iteration was lost, the iteration begins at the position expected from its neighbours.
 """
@@ -42,42 +44,44 @@ MIN_REPEATS = 5  # repetitions of a loop that can make a choice doubtful
 SEARCHED_OPERATIONS = (
     40_000,
     400_000,
-)  # newest operations: twice the ring of FALCON's hook, then more for long iterations
+)  # newest operations to use: twice the ring of FALCON's hook, then more for long iterations
 MARK_SIZES = (1, 2, 4, 8, 16)  # operations in a mark
-MAX_MARKS_PER_ITERATION = 8  # marks in one iteration, for marks of one or two operations
+MAX_MARKS_PER_ITERATION = 8  # marks per iteration, for marks of one or two operations
 MIN_REGULAR_SHARE = 0.6  # of the stream, between marks at the usual distance
 LOSS_INTERVAL = 25  # one operation in this many may be lost from a loop, and one more from a long loop
 LONG_LOOP = 8  # operations
 MIN_SAME_CONTENT = 0.7  # of the runs of operations in consecutive loops
 CONTENT_RUN = 3
-MAX_COMPARED_LOOPS = 64  # loops whose content is compared
-MIN_ADDED_TIME = 0.03  # of a loop's time: the additional part then belongs to the iteration
+MAX_COMPARED_LOOPS = 64  # loops whose contents are compared
+MIN_ADDED_TIME = 0.03  # of a loop's time; from this share, the additional part belongs to the iteration
 CLEAR_ADDED_TIME = 0.1
 MIN_STANDARD_ERRORS = 3.0  # standard errors
 NEIGHBOURS = 4  # loops on each side for the comparison
 MAX_LAYER = 24  # maximum number of operations
-RARE_LOOPS = 10  # loops: a single operation that takes no time and is at least this rare is not part of an iteration
+RARE_LOOPS = (
+    10  # loops; a single operation that takes no time and occurs at most this often is not part of an iteration
+)
 DOUBTFUL_LOOPS = 16  # loops in an iteration, if they are not layers
 MAX_LOOPS = 128
-PHASE_LOOPS = 1.0  # loops: a longer and rare part is an evaluation or a checkpoint
+PHASE_LOOPS = 1.0  # loops; a longer, rare part is an evaluation or a checkpoint
 DOUBTFUL_CONFIDENCE = 0.45  # maximum confidence
 MAX_FILLED = 3  # consecutive iterations with lost marks; more are another phase
-SIMILAR_DURATION = 1.25  # factor above or below the duration of the neighbours
+SIMILAR_DURATION = 1.25  # factor above or below the neighbours' duration
 MAX_RELATIVE_ERROR = 0.012  # of an iteration's time: the maximum error of FALCON (2.2, step 2)
 
 
 class PeriodNotFound(HealthdError):
-    """A stream without a period. The message is the reason, in words that follow the name of the stream."""
+    """A stream without a period. The message is the reason and follows the stream's name."""
 
 
 class Period(NamedTuple):
     """Result for one stream.
 
-    operations: in one iteration, as observed. iteration_seconds: typical duration (iteration_time.py). relative_error:
-    its possible error as a share. confidence: share of the stream in such iterations, 0 to 1; below 0.5 if the
-    alternative is about as good, or relative_error is above 0.012. begin_seconds: begin of each iteration, by its mark.
-    seconds: duration of each; both have the same length. alternative: operations and seconds of the other possible
-    period.
+    operations: number in one iteration, as observed. iteration_seconds: typical duration (iteration_time.py).
+    relative_error: possible error as a share. confidence: share of the stream in such iterations, 0 to 1; below 0.5 if
+    the alternative is about as good, or relative_error is above 0.012. begin_seconds: start of each iteration, by its
+    mark. seconds: duration of each; both have the same length. alternative: operations and seconds of the other
+    possible period.
     """
 
     operations: int
@@ -92,7 +96,7 @@ class Period(NamedTuple):
 class _Mark(NamedTuple):
     """A run of operations that repeats.
 
-    positions: where it occurs. size: its number of operations. per_iteration: occurrences in an iteration. operations:
+    positions: where it occurs. size: number of operations. per_iteration: occurrences per iteration. operations:
     distance to the same mark in the next iteration. regular_share: share of the stream with that distance.
     """
 
@@ -104,7 +108,7 @@ class _Mark(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One pass through a loop: the positions at which it and the next one begin."""
+    """One pass through a loop: the positions at which this pass and the next begin."""
 
     begin: int
     end: int
@@ -131,7 +135,7 @@ def find_period(operations: Sequence[str], times: Sequence[float]) -> Period:
     """Find the period of a stream. Raises PeriodNotFound.
 
     Args:
-        operations, times: of the same length; times in seconds, ascending.
+        operations, times: sequences of the same length; times in seconds, ascending.
     """
     operations = list(operations)
     if len(operations) < 2 * MIN_PERIODS:
@@ -139,7 +143,7 @@ def find_period(operations: Sequence[str], times: Sequence[float]) -> Period:
             f"has {len(operations):,} operations with a time; a period needs at least {2 * MIN_PERIODS}"
         )
     if len(set(operations[-SEARCHED_OPERATIONS[0] :])) == 1:
-        raise PeriodNotFound("has only one kind of operation, so the begin of an iteration is not visible")
+        raise PeriodNotFound("has only one kind of operation, so the start of an iteration is not visible")
     choice = None
     for limit in SEARCHED_OPERATIONS:
         recent = operations[-limit:]
@@ -157,7 +161,7 @@ def find_period(operations: Sequence[str], times: Sequence[float]) -> Period:
 
 
 def _find_loops(operations: Sequence[str]) -> list[_Mark]:
-    """Return the best mark of each loop, the shortest loop first."""
+    """Return the best mark of each loop, shortest loop first."""
     marks = sorted(_find_marks(operations), key=lambda mark: mark.operations)
     groups: list[list[_Mark]] = []
     for mark in marks:
@@ -176,7 +180,7 @@ def _find_loops(operations: Sequence[str]) -> list[_Mark]:
 def _with_measured_length(mark: _Mark) -> _Mark:
     """Return the mark with the measured length of its loop.
 
-    An operation that comes twice in a row has two distances.
+    An operation that occurs twice in a row has two distances.
     """
     return mark._replace(operations=int(statistics.median(step.end - step.begin for step in _steps(mark))))
 
@@ -201,7 +205,7 @@ def _find_marks(operations: Sequence[str]) -> Iterator[_Mark]:
 def _make_mark(positions: list[int], size: int, per_iteration: int, length: int) -> _Mark | None:
     """Return the mark, or None if its distances differ.
 
-    The usual distance is the one in the middle of the stream, because lost or accidental operations make some distances
+    The usual distance is the middle one in the stream, because lost or accidental operations make some distances
     longer or shorter.
     """
     if len(positions) < MIN_REPEATS * per_iteration:
@@ -220,7 +224,7 @@ def _make_mark(positions: list[int], size: int, per_iteration: int, length: int)
 
 
 def _tolerance(operations: int) -> int:
-    """Return by how many lost operations the length of a loop may differ."""
+    """Return the number of lost operations by which the length of a loop may differ."""
     return operations // LOSS_INTERVAL + (operations >= LONG_LOOP)
 
 
@@ -252,7 +256,7 @@ def _has_same_content(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _is_repetition(operations: Sequence[str], mark: _Mark) -> bool:
-    """Return True if this loop consists of several equal shorter loops."""
+    """Return True if this loop consists of several equal, shorter loops."""
     length = mark.operations
     steps = [step for step in _steps(mark) if step.end - step.begin == length]
     steps = steps[:: len(steps) // MAX_COMPARED_LOOPS + 1]
@@ -356,7 +360,7 @@ def _make_period(operations: Sequence[str], times: Sequence[float], choice: _Cho
 
 
 def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> Iterator[Chain]:
-    """Yield the consecutive iterations from mark to mark. A lost mark is replaced by its expected position."""
+    """Yield the consecutive iterations from mark to mark. Replace a lost mark by its expected position."""
     steps = _steps(mark)
     marks, first = list[float](), 0
     for nth, step in enumerate(steps):
@@ -372,9 +376,9 @@ def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> I
 def _fill_between(
     operations: Sequence[str], times: Sequence[float], before: _Step, after: _Step, length: int
 ) -> list[float]:
-    """Return the begins of the iterations between two steps, including the end of the last one, or [].
+    """Return the starts of the iterations between two steps, including the end of the last iteration, or [].
 
-    The gap must have the number of operations of a few loops, except for lost ones. It must contain the same operations
+    The gap must have as many operations as a few loops, except for lost operations. It must contain the same operations
     as before and take as long as its neighbours. An evaluation does not meet these conditions, although it may call the
     same operations.
     """
@@ -398,7 +402,7 @@ def _fill_between(
 
 
 def _count_matching(operations: Sequence[str], step: _Step, direction: int) -> int:
-    """Return how many operations after a step (before it, if direction is -1) continue an iteration, at most one
+    """Return how many operations after a step (before it, if direction is -1) continue an iteration, up to one
     iteration.
     """
     position, reference = (step.end, step.begin) if direction == 1 else (step.begin - 1, step.end - 1)
@@ -410,7 +414,7 @@ def _count_matching(operations: Sequence[str], step: _Step, direction: int) -> i
 
 
 def _find_everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:
-    """Return the mark with its positions in the whole stream, if it was found in the newest part."""
+    """Return the mark with its positions in the whole stream, for a mark that was found in the newest part."""
     if not offset:
         return mark
     begin = mark.positions[0] + offset

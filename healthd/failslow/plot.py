@@ -1,7 +1,7 @@
-"""`healthd failslow --plot FILE`: the series with onset, relief and peers, as SVG or as a page with a table.
+"""`healthd failslow --plot FILE`: a chart of the series with onset, relief and peers, as SVG or as a page with a table.
 
 Needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. The files contain no scripts
-and fetch nothing. The chart is written as Vega-Lite JSON (https://vega.github.io/vega-lite/docs/), because altair takes
+and fetch nothing. The chart is written as Vega-Lite JSON (https://vega.github.io/vega-lite/docs/) because altair takes
 10 s to build 24 panels that render in 2 s.
 """
 
@@ -24,7 +24,7 @@ from healthd.failslow.model import Diagnosis, Point, Series
 from healthd.failslow.panels import Column, Panel, build_panels, format_percent, index_text, series_label
 
 ENDINGS = (".svg", ".html")
-MAX_ROWS = 1000  # of the table on the page; --json has all
+MAX_ROWS = 1000  # in the table on the page; --json lists all
 
 
 class InvalidPlotPath(HealthdError):
@@ -40,14 +40,14 @@ def file_ending(path: str) -> str:
     for suffix in ENDINGS:
         if path.lower().endswith(suffix):
             return suffix
-    raise InvalidPlotPath(f"{path}: the name of a plot must end in {' or '.join(ENDINGS)}")
+    raise InvalidPlotPath(f"{path}: the file name of a plot must end in {' or '.join(ENDINGS)}")
 
 
 def check_plot(path: str, inputs: Sequence[str]) -> None:
-    """Check before the analysis whether a plot can be drawn and may replace the file at `path`. Raises MissingExtra,
+    """Check, before the analysis, whether a plot can be drawn and may replace the file at `path`. Raises MissingExtra,
     InvalidPlotPath.
 
-    A link is rejected: the link would be replaced, not the file that it points to.
+    A symbolic link is rejected, because the link would be replaced, not its target.
     """
     file_ending(path)
     if importlib.util.find_spec("vl_convert") is None:
@@ -74,7 +74,7 @@ def write_plot(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> Non
 
 
 def headline(series: Sequence[Series], diagnosis: Diagnosis) -> str:
-    """Return the result in one line."""
+    """Return the result as one line."""
     slow = sum(bool(points) for points in diagnosis.points)
     found = [plural(len(diagnosis.suspects), "suspect")] if diagnosis.suspects else []
     found += ["the job is slow"] if diagnosis.slow_jobs else []
@@ -89,25 +89,25 @@ def headline(series: Sequence[Series], diagnosis: Diagnosis) -> str:
 
 
 def hidden_note(hidden: int) -> str:
-    return f"{plural(hidden, 'more panel')} would not be readable here: --json has all points." if hidden else ""
+    return f"{plural(hidden, 'more panel')} would not be readable here; --json lists all points." if hidden else ""
 
 
 PEERS_NOTE = (
-    "Grey: the median of the peers and the middle 80 % of them, scaled to the level of this series before its onset, "
+    "Grey: the peers' median and middle 80 %, scaled to the level of this series before its onset, "
     "because each series is compared with its own past."
 )
 
 
 # --- the chart
 
-WIDTH, HEIGHT = 880, 150  # pixels of one plot
+WIDTH, HEIGHT = 880, 150  # size of one plot in pixels
 MAX_LABELS = 12  # slowdowns written above one plot
-FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a picture is the same on each machine
+FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a chart looks the same on every machine
 SERIES, PEERS, BEFORE, SLOW, JOB = "the series", "its peers", "before", "slow", "the job is slow"
 COLOURS = {SERIES: "#0b5cad", PEERS: "#6b7785", BEFORE: "#1b1f24", SLOW: "#c2410c", JOB: "#b08800"}
 SHAPES = {"onset": "triangle-up", "detected": "diamond", "relief": "triangle-down"}
 DASHES = {"onset": [1, 0], "detected": [1, 3], "relief": [4, 3]}
-# Vega's expression for a label of the time axis: a date at midnight, seconds only where they are not zero.
+# Vega expression for time-axis labels: a date at midnight, and seconds only if they are not zero.
 TIME = (
     "utcFormat(datum.value, utcseconds(datum.value) ? '%H:%M:%S' "
     ": utchours(datum.value) || utcminutes(datum.value) ? '%H:%M' : '%Y-%m-%d')"
@@ -115,7 +115,7 @@ TIME = (
 
 
 def svg(panels: Sequence[Panel], title: str, note: str = "") -> str:
-    """Draw the panels below each other. note: a sentence below the title."""
+    """Draw the panels one below the other. note: a sentence below the title."""
     import vl_convert
 
     text: str = vl_convert.vegalite_to_svg(spec(panels, title, note))
@@ -217,8 +217,9 @@ def _rule(width: float, dash: Sequence[int]) -> dict[str, Any]:
 def _layer(
     kind: str, mark: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], **encoding: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return a layer with the colour of `kind`. An encoding of None removes that of the panel: the mark is as high as
-    the plot.
+    """Return a layer with the colour of `kind`.
+
+    An encoding of None removes the panel's encoding, so the mark is as high as the plot.
     """
     return {"data": {"values": rows}, "mark": mark, "encoding": {"color": _scale_encoding(kind, COLOURS), **encoding}}
 
@@ -238,20 +239,20 @@ def _lines(panel: Panel, lines: Sequence[Sequence[Column]]) -> list[dict[str, An
 
 
 def _extent(panel: Panel, line: Sequence[Column]) -> list[dict[str, Any]]:
-    """Return the area between the smallest and the largest sample, or [] if each column is one sample."""
+    """Return the area between the smallest and largest samples, or [] if each column is a single sample."""
     if all(column.low == column.high for column in line):
         return []
     return [{"x": _axis_value(panel, column.x), "y": column.low, "y2": column.high} for column in line]
 
 
 def _axis_value(panel: Panel, x: float) -> float:
-    """Return `x` as an axis value: times become milliseconds in the time zone of the file."""
+    """Return `x` as an axis value: times become milliseconds in the file's time zone."""
     return x if panel.times is None else 1000 * (x + times.offset(panel.times.zone))
 
 
 # --- the page
 
-# The page may only use its own style (CSP Level 3: https://www.w3.org/TR/CSP3/).
+# The page may use only its own style (CSP Level 3: https://www.w3.org/TR/CSP3/).
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = """
 body { margin: 0 auto; padding: 1rem; max-width: 60rem; background: #fff; color: #1b1f24;
@@ -290,8 +291,8 @@ def _page(series: Sequence[Series], diagnosis: Diagnosis, picture: str) -> str:
 
 
 def _pictures(picture: str) -> Iterator[str]:
-    yield f'<h2>Pictures</h2>\n<p class="soft">{PEERS_NOTE}</p>'
-    yield f'<div class="wide" tabindex="0" role="region" aria-label="Pictures">\n{picture}\n</div>'
+    yield f'<h2>Charts</h2>\n<p class="soft">{PEERS_NOTE}</p>'
+    yield f'<div class="wide" tabindex="0" role="region" aria-label="Charts">\n{picture}\n</div>'
 
 
 def _result_paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
@@ -299,10 +300,10 @@ def _result_paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
         subject = f"{suspect.subject_kind} {suspect.subject}".strip()
         evidence = "".join(f"<li>{_text(sentence)}</li>" for sentence in suspect.evidence)
         cause = suspect.cause.value.replace("_", " ")
-        yield f"<p>Suspect: {cause} of <bdi>{_text(subject)}</bdi>, {suspect.confidence.value} confidence.</p>"
+        yield f"<p>Suspect: {cause} on <bdi>{_text(subject)}</bdi>, {suspect.confidence.value} confidence.</p>"
         yield f"<ul>{evidence}</ul>" if evidence else ""
     for job in diagnosis.slow_jobs:
-        subject = f" of group {job.group}" if job.group else ""
+        subject = f" in group {job.group}" if job.group else ""
         yield (
             f"<p>The job{_text(subject)} is slow, {format_percent(job.point.slowdown)}, without a suspect: "
             f"{_text(job.reason)} ({len(job.series):,} of {job.peers:,} series).</p>"
@@ -311,7 +312,7 @@ def _result_paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
         subject = f"{slow.series_kind} {slow.series}".strip()
         yield (
             f"<p><bdi>{_text(subject)}</bdi> is slower than its {slow.peers:,} peers throughout ({slow.ratio:.2f} x): "
-            "when it became slow is not known.</p>"
+            "the time when it became slow is unknown.</p>"
         )
     if not diagnosis.suspects and not diagnosis.slow_jobs:
         yield "<p>No suspects, and no job is slow as a whole.</p>"
@@ -326,13 +327,14 @@ def _table(series: Sequence[Series], diagnosis: Diagnosis) -> Iterator[str]:
     rows = [(item, point) for item, points in zip(series, diagnosis.points, strict=True) for point in points]
     if not rows:
         return
-    yield '<h2>All that became slow</h2>\n<div class="wide" tabindex="0" role="region" aria-label="Points">\n<table>'
+    yield "<h2>Everything that slowed down</h2>"
+    yield '<div class="wide" tabindex="0" role="region" aria-label="Points">\n<table>'
     yield f"<thead><tr>{''.join(f'<th scope=col>{name}</th>' for name in COLUMNS)}</tr></thead>\n<tbody>"
     for item, point in rows[:MAX_ROWS]:
         yield f"<tr>{''.join(f'<td><bdi>{_text(cell)}</bdi></td>' for cell in _cells(item, point))}</tr>"
     yield "</tbody>\n</table>\n</div>"
     if len(rows) > MAX_ROWS:
-        yield f'<p class="soft">The first {MAX_ROWS:,} of {len(rows):,}; --json has all.</p>'
+        yield f'<p class="soft">The first {MAX_ROWS:,} of {len(rows):,} rows; --json lists all.</p>'
 
 
 def _cells(series: Series, point: Point) -> tuple[str, ...]:

@@ -18,14 +18,14 @@ from healthd.failslow.stream import FailStop
 
 Document = dict[str, Any]
 
-MAX_SHOWN = 20  # of suspects, and of other rows
+MAX_SHOWN = 20  # suspects, and other rows
 MAX_NOTES = 8
 MAX_NAMED = 8
-MAX_DETAILED = 3  # suspects with all details; more suspects have two lines each
+MAX_DETAILED = 3  # suspects with all details; further suspects have two lines each
 MAX_NAME = 40
-UNLIMITED_WIDTH = 1 << 30  # columns: in a pipe each sentence is one line
-MAX_ONSET_DISTANCE = 20  # maximum distance of onsets that are reported together, as in peers.py
-MIN_COMBINED = 4  # from this number on, series are reported together
+UNLIMITED_WIDTH = 1 << 30  # columns; in a pipe, each sentence is one line
+MAX_ONSET_DISTANCE = 20  # maximum distance between onsets that are reported together, as in peers.py
+MIN_COMBINED = 4  # this many series or more are reported together
 MAX_SUBJECT_WIDTH = 24
 _CONFIDENCE_ORDER = [confidence.value for confidence in (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)]
 _CAUSES = {
@@ -35,7 +35,7 @@ _CAUSES = {
     Cause.COMMUNICATION: "communication",
     Cause.COMMUNICATION_INTRA_NODE: "communication within the node",
     Cause.COMMUNICATION_INTER_NODE: "communication between nodes",
-    Cause.IMBALANCE: "imbalance of the job",
+    Cause.IMBALANCE: "imbalance in the job",
     Cause.UNKNOWN: "an unknown cause",
 }
 
@@ -48,12 +48,12 @@ def build_document(
     unread: Sequence[Mapping[str, str]] = (),
     fail_stops: Sequence[FailStop] = (),
 ) -> Document:
-    """Return the content of --json.
+    """Return the document that --json prints.
 
     Args:
-        files: as given.
-        notes: from reading the files.
-        unread: {file, why} of files in a folder that could not be read.
+        files: file names as given.
+        notes: notes from reading the files.
+        unread: {file, why} for each file in a folder that could not be read.
     """
     by_name = {item.name: item for item in series}
     return {
@@ -100,12 +100,12 @@ def _point_document(point: Point, series: Series | None) -> Document:
 
 
 def row_number(series: Series | None, position: int) -> int:
-    """Return the position of a sample among the rows of its series in the file."""
+    """Return the position of a sample among its series's rows in the file."""
     return position if series is None or series.rows is None else int(series.rows[position])
 
 
 def index_value(series: Series | None, position: int) -> float | str:
-    """Return the index of a sample: a number, or a time in the format of the file."""
+    """Return a sample's index: a number, or a time in the file's format."""
     if series is None:
         return position
     value = series.index[position]
@@ -155,7 +155,7 @@ def _slow_job_document(job: SlowJob, by_name: Mapping[str, Series]) -> Document:
 
 
 class _Slow(NamedTuple):
-    """A point and its series. kind: "rank"."""
+    """A point and its series. kind: the label, such as "rank"."""
 
     kind: str
     series: str
@@ -163,7 +163,7 @@ class _Slow(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row of the text. is_brief: at most two lines."""
+    """A row of the text. is_brief: True to print at most two lines."""
 
     subject: str
     text: str
@@ -173,9 +173,9 @@ class _Row(NamedTuple):
 
 
 def format_text(document: Document, page: Page) -> str:
-    """Return the document as text: suspects first, the worst first, then slow jobs and other facts.
+    """Return the document as text: suspects first (worst first), then slow jobs and other facts.
 
-    Series that only waited for a suspect are one line.
+    Series that only waited for a suspect share one line.
     """
     page = page if page.fold else page._replace(width=UNLIMITED_WIDTH)
     lines = page.wrap(_heading(document))
@@ -188,11 +188,11 @@ def format_text(document: Document, page: Page) -> str:
     for row in suspects:
         lines += _render_row(row, subject_width, page)
     if more := len(document["suspects"]) - sum(row.is_suspect for row in suspects):
-        lines += page.wrap(f"and {plural(more, 'suspect')} more: --json has them")
+        lines += page.wrap(f"and {plural(more, 'suspect')} more (see --json)")
     for row in other_rows[:MAX_SHOWN]:
         lines += _render_row(row, subject_width, page)
     if more := len(other_rows) - MAX_SHOWN:
-        lines += page.wrap(f"and {more:,} more: --json has them") if more > 0 else []
+        lines += page.wrap(f"and {more:,} more (see --json)") if more > 0 else []
     lines += _limited_lines([f"note: {note}" for note in document["notes"]], "note", page)
     lines += _limited_lines([f"not read: {item['file']}: {item['why']}" for item in document["unread"]], "file", page)
     return "\n".join(lines) + "\n"
@@ -201,17 +201,17 @@ def format_text(document: Document, page: Page) -> str:
 def _limited_lines(sentences: Sequence[str], noun: str, page: Page) -> list[str]:
     lines = [line for sentence in sentences[:MAX_NOTES] for line in page.wrap(sentence)]
     if more := len(sentences[MAX_NOTES:]):
-        lines += page.wrap(f"and {plural(more, noun)} more: --json has them")
+        lines += page.wrap(f"and {plural(more, noun)} more (see --json)")
     return lines
 
 
 def _heading(document: Document) -> str:
-    """Return "job.csv: 10 series, 3,000 samples; 1 fail-slow". A suspect or slow job counts once per onset."""
+    """Return "job.csv: 10 series, 3,000 samples; 1 fail-slow". Suspects and slow jobs count once per onset."""
     files = document["files"]
     name = files[0] if len(files) == 1 else f"{len(files):,} files"
     suspects = {(item["subject_kind"], item["subject"], _onset(item.get("point"))) for item in document["suspects"]}
     count, stops = len(suspects) + len(_group_slow_jobs(document)), len(document["fail_stop"])
-    # Without peers, slowness from the first sample on is not visible.
+    # Without peers, slowness that was present from the first sample is not visible.
     slow = "nothing is slow" if document["compared"] == len(document["series"]) else "nothing became slow"
     if document["series"] and all(item["samples"] < MIN_SAMPLES for item in document["series"]):
         slow = "too few samples to evaluate"
@@ -232,8 +232,8 @@ def _heading(document: Document) -> str:
 def _suspect_rows(document: Document) -> list[_Row]:
     """Return the rows of the suspects by onset.
 
-    For each onset: suspects, the worst first; then evidence that several of them share; then other series that were
-    slow with them. If there are too many suspects, only the worst are included.
+    Each onset has its suspects, the worst first, then evidence that several suspects share, then other series that were
+    slow at the same time. If there are too many suspects, only the worst are included.
     """
     unassigned = _group_episodes(_remaining_points(document))
     sort_key = partial(
@@ -259,7 +259,7 @@ def _suspect_rows(document: Document) -> list[_Row]:
 
 
 def _suspect_sort_key(suspect: Mapping[str, Any], samples: Mapping[str, int]) -> tuple[int, float]:
-    """Return a sort key: highest confidence first, then largest loss (slowdown times duration).
+    """Return a sort key that puts the highest confidence first, then the largest loss (slowdown times duration).
 
     Args:
         samples: number of samples of each series.
@@ -284,7 +284,7 @@ def _group_by_onset(suspects: Sequence[Mapping[str, Any]]) -> list[list[Mapping[
 
 
 def _shared_evidence(suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the sentences that more than two suspects share, with these suspects."""
+    """Return each sentence that more than two suspects share, with these suspects."""
     suspects_by_sentence: dict[str, list[Mapping[str, Any]]] = {}
     for suspect in suspects:
         for sentence in suspect["evidence"]:
@@ -305,7 +305,7 @@ def _is_simultaneous(slow: Sequence[_Slow], suspects: Iterable[Mapping[str, Any]
 def _waiting_row(slow: Sequence[_Slow], suspects: Sequence[Mapping[str, Any]], series: int) -> _Row:
     """Return a row for series that were slow at the same time as suspects.
 
-    If most series are slow at once, they wait for each other. For independent workers this would be a slow job.
+    If most series are slow at once, they wait for each other. For independent workers, this would be a slow job.
     """
     involved = {name for item in suspects for name in item["series"]} | {item.series for item in slow}
     spans = _episode_text([item.point for item in slow])
@@ -320,7 +320,7 @@ def _suspect_text(suspect: Mapping[str, Any], document: Document) -> tuple[str, 
     if point := suspect.get("point"):
         phrases.append(_span_text(point))
         if not _were_others_slow(suspect, point, document):
-            phrases.append("its peers were not")
+            phrases.append("its peers were not slow")
     cause = _CAUSES[Cause(suspect["cause"])]
     before = f"{'; '.join(phrases)}: " if phrases else ""
     subject = _subject_name(suspect["subject_kind"] if "/" not in suspect["subject_kind"] else "", suspect["subject"])
@@ -335,7 +335,7 @@ def _brief_suspect_text(suspect: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _were_others_slow(suspect: Mapping[str, Any], point: Mapping[str, Any], document: Document) -> bool:
-    """Return True if another series, or the job, was slow at that time."""
+    """Return True if another series or the whole job was slow at that time."""
     own = {suspect["subject"], *suspect["series"]}
     other_points = [
         other_point for series in document["series"] if series["series"] not in own for other_point in series["points"]
@@ -357,7 +357,7 @@ def _overlap(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 
 def _group_slow_jobs(document: Document) -> list[list[Mapping[str, Any]]]:
-    """Group slow jobs with the same content and time (for example three waiting ranks)."""
+    """Group slow jobs with the same contents and time (for example three waiting ranks)."""
     found: list[list[Mapping[str, Any]]] = []
     for job in document["job_slow"]:
         for group in found:
@@ -397,7 +397,7 @@ def _slow_throughout_row(item: Mapping[str, Any]) -> _Row:
         f"slower than its peers throughout ({item['ratio']:.2f} x): {_MEASURES[item['measure']]} "
         f"{format_duration(item['time'])}, its {peers} {format_duration(item['peers_time'])}; the onset is unknown"
     )
-    caution = () if item["group"] else ("no groups are declared: a rank with more work looks the same",)
+    caution = () if item["group"] else ("no groups are declared, and a rank with more work would look the same",)
     return _Row(_subject_name(item["kind"], item["series"]), description, caution)
 
 
@@ -406,7 +406,7 @@ def _slow_throughout_row(item: Mapping[str, Any]) -> _Row:
 
 def _remaining_points(document: Document) -> list[_Slow]:
     points_by_series: dict[str, list[Mapping[str, Any] | None]] = {}
-    suspect_onsets: dict[str, list[int]] = {}  # series that became suspects while they waited for another one
+    suspect_onsets: dict[str, list[int]] = {}  # series that became suspects while they waited for another
     for item in document["suspects"]:
         for name in {item["subject"], *item["series"]}:
             points_by_series.setdefault(name, []).append(item.get("point"))
@@ -424,7 +424,7 @@ def _remaining_points(document: Document) -> list[_Slow]:
 
 
 def _group_episodes(slow: Sequence[_Slow]) -> list[list[_Slow]]:
-    """Group points with about the same onset."""
+    """Group points whose onsets are close together."""
     found: list[list[_Slow]] = []
     for item in sorted(slow, key=lambda item: _onset(item.point)):
         if found and _is_near(found[-1][0].point, item.point):
@@ -435,7 +435,7 @@ def _group_episodes(slow: Sequence[_Slow]) -> list[list[_Slow]]:
 
 
 def _unsuspected_rows(document: Document) -> list[_Row]:
-    """Return a row for each group of series that became slow together, and one for each other series."""
+    """Return a row for each group of series that became slow together, and a row for each other series."""
     rows, alone = [], []
     for episode in _group_episodes(_remaining_points(document)):
         if _is_simultaneous(episode, document["suspects"]):
@@ -472,7 +472,7 @@ def _subject_name(kind: str, name: str) -> str:
 
 
 def _kind_text(kinds: Iterable[str]) -> str:
-    """Return the plural of the kind: "ranks"."""
+    """Return the plural of the kind, such as "ranks"."""
     (kind, *other_kinds) = set(kinds)
     return f"{kind}s" if kind and "/" not in kind and not other_kinds else "series"
 
@@ -495,13 +495,13 @@ def _span_text(point: Mapping[str, Any], slowdown: str = "") -> str:
 
 
 def _episode_text(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return the span of the middle one of several points with about the same onset."""
+    """Return the span of the middle point among several with about the same onset."""
     middle = sorted(points, key=_onset)[(len(points) - 1) // 2]
     return _span_text(middle, _slowdown_text(points))
 
 
 def _slowdown_text(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return "+65 %", or "+65 to +70 %"."""
+    """Return "+65 %" or "+65 to +70 %"."""
     lowest, highest = (f"+{select(point['slowdown'] for point in points) * 100:.0f}" for select in (min, max))
     return f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
 
@@ -517,7 +517,7 @@ def _fail_stop_text(item: Mapping[str, Any]) -> str:
 
 
 def _render_row(row: _Row, subject_width: int, page: Page) -> list[str]:
-    """Return the lines of a row: the subject, and its text in the next column."""
+    """Return a row's lines: the subject, with the text in the next column."""
     label = row.subject.ljust(subject_width)
     painted = page.paint(label, "warning") if row.is_suspect else label
     if row.is_brief:
@@ -529,7 +529,7 @@ def _render_row(row: _Row, subject_width: int, page: Page) -> list[str]:
 
 
 def _render_brief(row: _Row, painted: str, label: str, page: Page) -> list[str]:
-    """Return at most two lines: subject and text, then the evidence as far as it fits."""
+    """Return at most two lines: subject and text, then as much of the evidence as fits."""
     columns = max(page.width, 40)
     first, *other_lines = textwrap.wrap(f"{label}   {plain(row.text)}", columns, break_long_words=False)
     second = " ".join(other_lines) or plain("; ".join(row.details))

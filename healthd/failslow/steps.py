@@ -11,14 +11,14 @@ from healthd.failslow.groups import sort_key
 from healthd.failslow.model import Evidence, Point, Series
 from healthd.failslow.windows import Change, Channel, measure_change, position
 
-MAX_ONSET_DISTANCE = 20  # samples between two onsets of one step; each onset is accurate to 10
-MIN_LENGTH = 10  # samples; a shorter step names no suspect
+MAX_ONSET_DISTANCE = 20  # samples between two onsets in one step; each onset is accurate to 10
+MIN_LENGTH = 10  # samples; no suspect is named for a shorter step
 SLOWER_RATIO = 1.05  # a member that is slower by this factor takes part in a step
 
 
 @dataclass(slots=True)
 class Step:
-    """A simultaneous change. points: by index of the series. max_samples: number of samples to evaluate after the
+    """A simultaneous change. points: points by series index. max_samples: number of samples to evaluate after the
     onset.
     """
 
@@ -29,7 +29,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Input of the comparison. points: of each series. In this module, a member is the index of a series."""
+    """Input of the comparison. points: the points of each series. In this module, a member is the index of a series."""
 
     series: Sequence[Series]
     points: Sequence[Sequence[Point]]
@@ -40,7 +40,7 @@ class Observed:
         return series.busy is not None or series.wait is not None or series.transfer is not None
 
     def steps(self, members: Sequence[int]) -> Iterator[Step]:
-        """Yield the steps. Points whose onsets are at most MAX_ONSET_DISTANCE samples after the first one form one
+        """Yield the steps. Points whose onsets are at most MAX_ONSET_DISTANCE samples after the first form one
         step.
         """
         remaining = sorted(
@@ -68,7 +68,7 @@ class Observed:
             remaining = later
 
     def window(self, step: Step, member: int) -> tuple[int, int]:
-        """Return the begin and the end of the step in this series."""
+        """Return the begin and end of the step in this series."""
         point, series = step.points.get(member), self.series[member]
         leader, leader_point = self.series[step.leader], step.points[step.leader]
         onset = point.onset_index if point else position(leader, leader_point.onset_index, series)
@@ -76,7 +76,7 @@ class Observed:
             return onset, len(series.value) if point.relief_index is None else point.relief_index
         if leader_point.relief_index is None:
             return onset, len(series.value)
-        # The same duration as for the leader, limited to the samples of this series.
+        # Use the leader's duration, limited to the samples in this series.
         return onset, max(position(leader, leader_point.relief_index, series), onset)
 
     def changes(self, step: Step, members: Iterable[int], channel: Channel) -> dict[int, Change]:
@@ -109,7 +109,7 @@ class Observed:
         )
 
     def suspect_point(self, step: Step, members: Sequence[int]) -> Point:
-        """Return the first point of the members in this step, otherwise that of the leader."""
+        """Return the members' first point in this step, or else the leader's point."""
         own = [member for member in members if member in step.points]
         if not own:
             return step.points[step.leader]

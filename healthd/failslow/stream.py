@@ -1,12 +1,12 @@
-"""Operations of ranks: conversion of their streams to iteration times, and detection of ranks that have stopped. Pure
+"""Ranks' operations: conversion of their streams to iteration times, and detection of ranks that have stopped. Pure
 functions.
 
 A hook between a job and NCCL records the type and time of each call (FALCON, arXiv 2410.12588, 2.2 step 1). A rank
 whose last operation stays the same between two observations is a fail-stop (FALCON's released detector, control_plane).
 
 The duration of a collective on a rank includes the wait for the last rank, so it is not the transfer time. If all ranks
-of a group reported the same collective, the smallest of their times belongs to the last rank, which did not wait: this
-is the transfer time. The rest of the other ranks' time is their wait.
+in a group reported the same collective, the smallest time belongs to the last rank, which did not wait. This
+is the transfer time. The rest of the other ranks' time is waiting.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from healthd.failslow.period import Period, PeriodNotFound, find_period
 
 MAX_NOTES = 3
 STOPPED_ITERATIONS = 10
-STOPPED_PAUSES = 3  # times its longest pause so far
+STOPPED_PAUSES = 3  # times the rank's longest pause so far
 STOPPED_SECONDS = 10.0
-STOPPED_SECONDS_DUMPED = 60.0  # for dumps: not all ranks dump at the same time
+STOPPED_SECONDS_DUMPED = 60.0  # for dumps, because not all ranks dump at the same time
 
 
 class StreamError(HealthdError):
@@ -39,9 +39,9 @@ class StreamError(HealthdError):
 class Operation(NamedTuple):
     """One operation.
 
-    time_seconds: since the epoch or any other time; NaN if not reported. size: of its data, as text. sequence: number
-    of the operation, the same on all ranks of its group; -1 if not reported. duration_seconds: NaN if not reported.
-    """
+    time_seconds: since the epoch or any other time; NaN if not reported. size: size of the data, as text. sequence:
+    number of the operation, the same on all ranks in its group; -1 if not reported. duration_seconds: NaN if not
+    reported."""
 
     time_seconds: float
     name: str
@@ -55,8 +55,8 @@ class Operation(NamedTuple):
 class Stream:
     """Operations of one rank.
 
-    operations: in the order of their begin. group_ranks: number of ranks of each group. dumped: written at one time,
-    not continuously. source: the file's name in messages.
+    operations: in order of their start. group_ranks: number of ranks in each group. dumped: True if written at one
+    time, not continuously. source: the file's name in messages.
     """
 
     rank: str
@@ -76,7 +76,7 @@ class FailStop(NamedTuple):
 
 
 class StreamAnalysis(NamedTuple):
-    """Result for all streams of a job. notes: sentences without a full stop."""
+    """Result for all of a job's streams. notes: sentences without a full stop."""
 
     series: tuple[Series, ...]
     fail_stops: tuple[FailStop, ...]
@@ -84,9 +84,9 @@ class StreamAnalysis(NamedTuple):
 
 
 def analyse_streams(streams: Sequence[Stream]) -> StreamAnalysis:
-    """Analyse the streams of a job.
+    """Analyse a job's streams.
 
-    Raises StreamError if they show neither an iteration nor a rank that has stopped.
+    Raises StreamError if the streams show neither an iteration nor a rank that has stopped.
     """
     by_rank: dict[str, list[Stream]] = defaultdict(list)
     for stream in streams:
@@ -116,13 +116,13 @@ def analyse_streams(streams: Sequence[Stream]) -> StreamAnalysis:
 def find_stream_period(stream: Stream) -> Period:
     """Find the period of a stream. Raises StreamError.
 
-    Use the finest name of the operations that repeats: kind, group and size; kind and group; kind; then only the
+    Use the most detailed name of the operations that repeats: kind, group and size; kind and group; kind; then only the
     operations of the busiest group, because the order between groups may change.
     """
     timed = [operation for operation in stream.operations if not math.isnan(operation.time_seconds)]
     if stream.operations and not timed:
         raise StreamError(
-            f"{stream.source}: its records have only the time of the dump, no event_trace_ts, so iterations are not "
+            f"{stream.source}: its records have only the time of the dump and no event_trace_ts, so iterations are not "
             "visible (set NCCL_INSPECTOR_DUMP_VERBOSE=1)"
         )
     timed.sort(key=lambda operation: operation.time_seconds)
@@ -148,7 +148,7 @@ def find_stream_period(stream: Stream) -> Period:
 
 
 def _missing_text(stream: Stream) -> str:
-    """Return a text about operations that are missing by their sequence numbers, or ""."""
+    """Return text on operations that are missing according to their sequence numbers, or ""."""
     sequences: dict[tuple[str, str], list[int]] = defaultdict(list)
     for operation in stream.operations:
         if operation.sequence >= 0:
@@ -156,7 +156,8 @@ def _missing_text(stream: Stream) -> str:
     seen_count = sum(len(set(numbers)) for numbers in sequences.values())
     expected_count = sum(max(numbers) - min(numbers) + 1 for numbers in sequences.values())
     return (
-        f"; {expected_count - seen_count:,} of {expected_count:,} operations are missing by sequence number"
+        f"; {expected_count - seen_count:,} of {expected_count:,} operations are missing according to their sequence "
+        "numbers"
         if expected_count > 1.1 * seen_count
         else ""
     )
@@ -214,7 +215,7 @@ def _stopped_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> I
 def _rank_series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[Series]:
     """Yield a series for each rank with a period.
 
-    The index is the number of the iteration, the same on all ranks for iterations that began at the same time.
+    The index is the iteration number, which is the same on all ranks for iterations that began at the same time.
     """
     min_durations = _min_durations(ranks)
     clock = max((found.begin_seconds for found in periods.values()), key=len, default=())
@@ -239,7 +240,7 @@ def _rank_series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iter
 
 
 def _iteration_numbers(begins: Sequence[float], clock: Sequence[float], iteration_seconds: float) -> list[float]:
-    """Return ascending iteration numbers: that of the clock's nearest iteration, if one is near."""
+    """Return ascending iteration numbers, taken from the clock's nearest iteration if one is near."""
     numbers: list[float] = []
     for begin in begins:
         at = bisect_left(clock, begin - iteration_seconds / 2)
@@ -257,7 +258,7 @@ def _operation_key(operation: Operation) -> _Key:
 
 
 def _min_durations(ranks: Iterable[Stream]) -> dict[_Key, float]:
-    """Return the smallest duration of each operation that all ranks of its group reported."""
+    """Return the smallest duration of each operation that all ranks in its group reported."""
     durations: dict[_Key, dict[str, float]] = defaultdict(dict)
     size: dict[str, int] = {}
     for stream in ranks:
@@ -273,7 +274,7 @@ def _communication(
 ) -> tuple[list[float], list[float]]:
     """Return the duration of each iteration's operations, and their duration without waiting.
 
-    Both are empty if an iteration has no operation that all ranks reported.
+    Both are empty if any iteration has no operation that all ranks reported.
     """
     operation_seconds, transfer = [0.0] * len(begins), [0.0] * len(begins)
     for operation in stream.operations:

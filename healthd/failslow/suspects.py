@@ -1,14 +1,14 @@
-"""Selection of the suspects of a slow step: outlying ranks or their node, groups, and nodes that are slow alone. Pure
+"""Selection of suspects for a slow step: outlying ranks or their node, groups, and nodes that alone are slow. Pure
 functions.
 
-peers.py decides when each rule applies, and describes the limits and the confidence.
+peers.py determines when each rule applies. It describes the limits and the confidence.
 
-Nodes that are slow alone: ranks are compared with peers of one role. This cannot name a node that runs a whole pipeline
-stage (tensor times data parallel ranks = GPUs of a node) or half of one, because the role has no healthy majority. The
+Nodes that alone are slow: ranks are compared with peers of one role. This cannot name a node that runs a whole pipeline
+stage (tensor times data parallel ranks = GPUs per node) or half of one, because the role has no healthy majority. The
 other nodes are then the peers, and each rank is compared with its own earlier time. More work for the job (a larger
 batch, longer sequences) would also have slowed the other stages. Work that moved between stages would have made another
-stage faster. Both rule out the node. A change of the work of one stage alone cannot be distinguished from a slow node.
-A node with a whole stage is therefore a suspect of low confidence. Only the busy time counts there, because only the
+stage faster. Both rule out the node. A change in the work of one stage alone looks the same as a slow node.
+A node with a whole stage is therefore a suspect with low confidence. Only the busy time counts there, because only the
 first stage loads the data.
 """
 
@@ -40,13 +40,13 @@ from healthd.failslow.outliers import (
 from healthd.failslow.steps import SLOWER_RATIO, Observed, Step
 from healthd.failslow.windows import Change
 
-FASTER = 0.97  # a stage with a median change below this has less work than before
+FASTER = 0.97  # a stage whose median change is below this has less work than before
 
 
 def name_suspects(
     observed: Observed, step: Step, members: Sequence[int], found: Sequence[Outlier], slack: bool = False
 ) -> list[Suspect]:
-    """Return the node as the suspect if all outliers are on one of several nodes, otherwise each outlier."""
+    """Return the node as a suspect if all outliers are on one of several nodes, otherwise each outlier."""
     found = [with_pause_note(with_final_change(observed, step, item)) for item in found]
     nodes = {observed.series[item.member].node for item in found}
     all_nodes = {observed.series[item].node for item in members}
@@ -77,9 +77,9 @@ def name_suspects(
         agreeing = agreeing_evidence(observed, step, [item.member])
         sentences = (item.sentence,)
         if is_several:
-            sentences += (f"{slow_count} became slow at about the same time: they may have a common cause",)
+            sentences += (f"{slow_count} became slow at about the same time, possibly from a common cause",)
         if slack:
-            sentences += ("no iteration became slower: it has slack",)
+            sentences += ("no iteration became slower, so it has slack",)
         confidence = _outlier_confidence(observed, step, [item], bool(agreeing), slack)
         if is_several and confidence is Confidence.HIGH and not agreeing:
             confidence = Confidence.MEDIUM
@@ -111,7 +111,7 @@ def _outlier_confidence(
 
 
 def grade_confidence(*counts: bool) -> Confidence:
-    """Return the confidence for the facts listed in peers.py: three are high, two medium."""
+    """Return the confidence from the facts listed in peers.py: high for three facts, medium for two, otherwise low."""
     count = sum(counts)
     return Confidence.HIGH if count >= 3 else Confidence.MEDIUM if count == 2 else Confidence.LOW
 
@@ -122,10 +122,10 @@ def grade_confidence(*counts: bool) -> Confidence:
 def find_slow_groups(
     observed: Observed, step: Step, members: Sequence[int], transfer: Mapping[int, Change], lost: float
 ) -> list[Suspect]:
-    """Return suspects for groups whose transfer is long while it is not in other groups of the same role.
+    """Return suspects for groups whose transfer time is long while other groups of the same role are normal.
 
-    Groups of one role have the same number of ranks and about the same time at rest (the same volume). If the slow
-    groups have exactly one member or node in common, it is the suspect. Otherwise each group is.
+    Groups of one role have the same number of ranks and about the same healthy time (the same volume). If the slow
+    groups have exactly one member or node in common, that is the suspect. Otherwise each slow group is a suspect.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for member in members:
@@ -175,7 +175,7 @@ def _group_suspects(
         current = statistics.median(transfer[member].after for member in groups[name])
         before = statistics.median(transfer[member].before for member in groups[name])
         return (
-            f"group {name} transfers {format_duration(current)} against {format_duration(before)} before; "
+            f"group {name} transfers for {format_duration(current)}, up from {format_duration(before)}; "
             f"{len(ratio_by_group) - len(slow)} other groups of its kind {middle - 1:+.0%}"
         )
 
@@ -229,15 +229,15 @@ def _group_suspects(
     return suspects
 
 
-# --- nodes that are slow alone
+# --- nodes that alone are slow
 
 
 class SlowNode(NamedTuple):
-    """A node that is slow alone.
+    """A node that alone is slow.
 
-    members: its ranks. others: ranks of the other nodes. roles: roles with a member on the node. whole: it runs all
-    members of these roles. node_count: number of nodes of the job. added_time: median added time of its ranks. excess:
-    change of its least slowed rank divided by the median of the other nodes. standard_errors: of that difference.
+    members: its ranks. others: ranks on other nodes. roles: roles with a member on the node. whole: the node runs all
+    members of these roles. node_count: number of nodes in the job. added_time: median added time of its ranks. excess:
+    change of its least slowed rank divided by the median of the other nodes. standard_errors: size of that difference.
     """
 
     node: str
@@ -266,7 +266,7 @@ def find_slow_node(
 
     Args:
         busy, transfer, host, values: change of each rank's time.
-        lost: by how much an iteration became longer.
+        lost: increase in the iteration time.
     """
     for measure, changes, limit in (
         ("busy", busy, LIMIT),
@@ -295,10 +295,11 @@ def node_suspect(observed: Observed, step: Step, found: SlowNode) -> Suspect:
 
 
 def too_few_nodes_text(observed: Observed, found: SlowNode) -> str:
-    """Return why the node is not named among so few nodes: a sentence without a full stop."""
+    """Return why the node is not named among so few nodes, as a sentence without a full stop."""
     return (
         f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of node {found.node}, "
-        f"{_role_share_text(observed, found)}, and in no other rank; {found.node_count} nodes are too few to name one"
+        f"{_role_share_text(observed, found)}, and in no other rank, but {found.node_count} nodes are too few to name "
+        "one"
     )
 
 
@@ -310,7 +311,7 @@ _MEASURE_NAMES = {
 
 
 def _host_changes(host: Mapping[int, Change], values: Mapping[int, Change]) -> dict[int, Change]:
-    """Return the iteration's time with only the host's part changed, because the host's own time may be near zero."""
+    """Return the iteration time with only the host's part changed, because the host's own time may be near zero."""
     return {
         member: Change(values[member].before, values[member].before + change.increase, change.noise, change.fast_share)
         for member, change in host.items()
@@ -364,7 +365,7 @@ def _find_by_measure(
 def _role_medians(
     changes: Mapping[int, Change], role_by_member: Mapping[int, tuple[int, ...]], others: Collection[int]
 ) -> list[float]:
-    """Return the median change of each role, for its ranks on other nodes."""
+    """Return each role's median change among its ranks on other nodes."""
     roles = {role_by_member[member] for member in others}
     return [statistics.median(changes[member].ratio for member in role if member in others) for role in roles]
 
@@ -381,8 +382,8 @@ def slow_node_cause(observed: Observed, found: SlowNode) -> Cause:
 def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
     """Return the confidence.
 
-    A whole stage is low, or medium with conditions on the node. A clear part of a stage is one grade higher.
-    """
+    It is low for a whole stage, or medium with conditions on the node. It is one grade higher for a clear part of a
+    stage."""
     clearly = (
         not found.whole
         and found.excess - 1 >= 2 * (found.limit - 1)
@@ -395,16 +396,16 @@ def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
 def _sentence(found: SlowNode) -> str:
     return (
         f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of the node, by "
-        f"{format_duration(found.added_time)} in the median and {found.excess - 1:.0%} or more against the other "
-        f"nodes, and in none of the {len(found.others)} ranks of the {found.node_count - 1} other nodes"
+        f"{format_duration(found.added_time)} in the median and {found.excess - 1:.0%} or more relative to the other "
+        f"nodes, and in none of the {len(found.others)} ranks on the {found.node_count - 1} other nodes"
     )
 
 
 def _caution(observed: Observed, found: SlowNode) -> str:
     part = _role_share_text(observed, found)
     if found.whole:
-        return f"its ranks are {part}: a change of that work alone would look the same"
-    return f"its ranks are {part}, and the others of the same work did not become slower"
+        return f"its ranks are {part}, so a change in that work alone would look the same"
+    return f"its ranks are {part}, and the other ranks with the same work did not become slower"
 
 
 def _role_share_text(observed: Observed, found: SlowNode) -> str:

@@ -1,4 +1,4 @@
-"""Times as text: ISO 8601 with "T" or a space. Pure functions."""
+"""Parsing and formatting of ISO 8601 times, with "T" or a space. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from healthd.common.text import regex
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:([T ])(\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?(Z|[+-]\d\d:?(?:\d\d)?)?)?")
 _EPOCH = datetime(1970, 1, 1)
-_MICROSECONDS = 6  # precision of a float of seconds since 1970
+_MICROSECONDS = 6  # precision of a float that holds seconds since 1970
 
 
 class TimeStyle(NamedTuple):
@@ -21,7 +21,7 @@ class TimeStyle(NamedTuple):
 
 
 def parse_seconds(text: str) -> float | None:
-    """Return an ISO 8601 date and time as seconds since 1970, UTC without a zone. None for other text."""
+    """Return an ISO 8601 date and time in seconds since 1970 (UTC without a zone), or None for other text."""
     parts = _ISO.fullmatch(text.strip())
     if parts is None:
         return None
@@ -38,10 +38,9 @@ def parse_seconds(text: str) -> float | None:
 
 
 def units_per_second(first: float, last: float) -> float | None:
-    """Return the unit of times since 1970: 1 for seconds, 1000 for ms, and the same for us and ns. None if they are not
-    times.
+    """Return the unit of times since 1970: 1 for seconds, 1000 for ms, and so on for us and ns.
 
-    A time is between 2001 and 2286, so each magnitude has one unit.
+    Return None if they are not times. A time is between 2001 and 2286, so each magnitude has one unit.
     """
     return next((unit for unit in (1.0, 1e3, 1e6, 1e9) if 1e9 * unit <= first <= last < 1e10 * unit), None)
 
@@ -55,7 +54,7 @@ def detect_style(text: str) -> TimeStyle | None:
 
 
 def format_time(since: float, time_style: TimeStyle) -> str:
-    """Return a time in the format of its column, with microseconds at best."""
+    """Return a time in its column's format, with at most microseconds."""
     digits = min(time_style.digits, _MICROSECONDS)
     try:
         micro = round(round(since + offset(time_style.zone), digits) * 1_000_000)

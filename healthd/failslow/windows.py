@@ -1,9 +1,9 @@
 """Times of a series before and after an onset, for each kind of time. Pure functions.
 
-Before: the MAX_BASELINE samples before the onset with the same regime and outside of slow spans, in blocks of BLOCK.
+Before: the MAX_BASELINE samples before the onset in the same regime and outside slow spans, in blocks of BLOCK.
 The result is their lower quartile, so that a ramp or another slow span does not become the baseline. Peers are measured
-in the same way, so the bias cancels in a comparison. After: until the relief, at most AFTER_SAMPLES samples. Means are
-trimmed by a tenth at each end: checkpoints and pauses are not a step, and a step that comes and goes is.
+in the same way, so the bias cancels in a comparison. After: samples until the relief, at most AFTER_SAMPLES. Means are
+trimmed by a tenth at each end, because checkpoints and pauses are not a step, whereas a step that comes and goes is.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import NamedTuple
 from healthd.failslow.model import Point, Series
 
 MAX_BASELINE = 400
-AFTER_SAMPLES = (50, 200)  # samples; the longer window if the first one names no component
+AFTER_SAMPLES = (50, 200)  # samples; the longer window is used if the first names no component
 MIN_SAMPLES = 5  # samples
 BLOCK = 20
-MAX_LOOKBACK = 5000  # samples, in search of the same regime
+MAX_LOOKBACK = 5000  # samples searched for the same regime
 GUARD = 3  # samples before an onset that may belong to it
 
 Channel = Callable[[Series, int], float]  # time of a sample; NaN if missing
 
 
 class Change(NamedTuple):
-    """Change of a time, in the unit of the series.
+    """Change in a time, in the series's unit.
 
-    noise: standard error of after - before, from the scatter before. fast_share: share of the samples after that are
+    noise: standard error of after - before, from the scatter before. fast_share: share of the later samples that are
     nearly as fast as before (within a quarter of the change).
     """
 
@@ -53,7 +53,7 @@ def value(series: Series, at: int) -> float:
 
 
 def busy(series: Series, at: int) -> float:
-    """Return the rank's own compute time. If it is not reported, the time without waiting and transfer."""
+    """Return the rank's own compute time. If it is not reported, return the time without waiting and transfer."""
     if series.busy is not None:
         return series.busy[at]
     if series.wait is None:
@@ -70,7 +70,7 @@ def transfer(series: Series, at: int) -> float:
 
 
 def residual(series: Series, at: int) -> float:
-    """Return the time that is neither busy, wait nor transfer: the host, for example its CPUs and data loading."""
+    """Return the time that is neither busy, wait nor transfer. This is host time, for example CPUs and data loading."""
     if series.busy is None or series.wait is None:
         return math.nan
     accounted = series.busy[at] + series.wait[at] + (series.transfer[at] if series.transfer is not None else 0.0)
@@ -78,7 +78,7 @@ def residual(series: Series, at: int) -> float:
 
 
 def position(source: Series, at: int, target: Series) -> int:
-    """Return where `target` was when `source` was at sample `at`: by index, within the same attempt.
+    """Return where `target` was when `source` was at sample `at`, by index within the same attempt.
 
     The result is len(target.value) if that is after its last sample.
     """
@@ -93,11 +93,11 @@ def position(source: Series, at: int, target: Series) -> int:
 def measure_change(
     series: Series, points: Sequence[Point], onset: int, end: int, channel: Channel, since: int | None = None
 ) -> Change | None:
-    """Return how `channel` changed at `onset`, or None with fewer than MIN_SAMPLES samples on one side.
+    """Return how `channel` changed at `onset`, or None if one side has fewer than MIN_SAMPLES samples.
 
     Args:
         end: end of the samples after the onset.
-        since: use only samples after the onset from here on.
+        since: position from which samples after the onset are used.
     """
     after = range(onset if since is None else since, min(end, len(series.value)))
     regimes = series.regimes
@@ -115,15 +115,15 @@ def measure_change(
     before, after_mean = _baseline(earlier), trimmed_mean(later)
     if channel is not residual and not (before > 0 and after_mean > 0):
         return None
-    # Standard error. It uses the scatter before, because a slowness has its own scatter. Samples are not independent:
-    # at most three blocks of them count.
+    # Standard error. It uses the scatter before, because slow samples have their own scatter. Samples are not
+    # independent, so at most three blocks count.
     noise = 1.25 * robust_deviation(earlier) * math.sqrt(1 / min(len(earlier), 3 * BLOCK) + 1 / len(later))
     fast = before + (after_mean - before) / 4
     return Change(before, after_mean, noise, sum(sample < fast for sample in later) / len(later))
 
 
 def rest_level(series: Series, channel: Channel) -> float | None:
-    """Return the time at rest: the lower quartile of up to 400 samples, evenly chosen."""
+    """Return the healthy time: the lower quartile of up to 400 evenly chosen samples."""
     step = max(1, len(series.value) // 400)
     found = sorted(
         sample
@@ -136,7 +136,7 @@ def rest_level(series: Series, channel: Channel) -> float | None:
 def trimmed_mean(values: Sequence[float]) -> float:
     """Return the mean without a tenth at each end.
 
-    For few values without a quarter, because a pause may be two of ten.
+    With few values, trim a quarter instead, because a pause may be two of ten.
     """
     cut = len(values) // (10 if len(values) >= BLOCK else 4)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])
@@ -151,7 +151,7 @@ def robust_deviation(values: Sequence[float]) -> float:
 def _baseline_samples(
     series: Series, points: Sequence[Point], onset: int, regime: str | None, channel: Channel
 ) -> list[float]:
-    """Return the samples of the baseline, oldest first."""
+    """Return the baseline samples, oldest first."""
     found: list[float] = []
     slow_spans = [(item.onset_index, item.relief_index) for item in points if item.onset_index < onset]
     for at in range(onset - 1 - GUARD, max(-1, onset - MAX_LOOKBACK), -1):

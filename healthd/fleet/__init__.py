@@ -1,4 +1,4 @@
-"""Fleet analysis at the centre: a store of all events and of Slurm's accounting, and its answers.
+"""Fleet analysis on a central machine: a store of all events and Slurm's accounting, and the answers from it.
 
-Needs the extra healthd[fleet]; nodes do not import it.
+Needs the extra healthd[fleet]; nodes do not import this package.
 """

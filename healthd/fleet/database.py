@@ -8,7 +8,7 @@ import duckdb
 
 from healthd.fleet import engine, store
 
-# Errors that files, the disk or the memory limit may cause.
+# Errors that a file, the disk or the memory limit may cause.
 _STORAGE_ERRORS = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutOfMemoryException)
 
 
@@ -23,17 +23,17 @@ class Database(Protocol):
     """A database with the store's tables and `numbers`."""
 
     def table(self, name: str, sql: str) -> None:
-        """Compute the rows of a query once and name them."""
+        """Compute the rows of a query once and store them under a name."""
 
     def view(self, name: str, sql: str) -> None:
-        """Name a query, replacing an existing view of this name."""
+        """Define a view, replacing any existing view with this name."""
 
     def rows(self, sql: str) -> Rows:
         """Run a query and return its rows."""
 
 
 class DuckDb:
-    """A database on a connection of `engine.open_database(files)`. Raises StoreError for a damaged file."""
+    """A database on a connection from `engine.open_database(files)`. Raises StoreError for a damaged file."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, files: engine.Files) -> None:
         self._connection, self._files = connection, files

@@ -1,4 +1,4 @@
-"""Execution of queries: SQL on DuckDB, over the Parquet files of a store.
+"""Execution of SQL queries with DuckDB over a store's Parquet files.
 
 Nothing is fetched, and nothing outside the store is read: extensions are neither installed nor loaded, access to other
 files is disabled, and the settings are locked before a site's SQL runs.
@@ -20,17 +20,17 @@ from healthd.fleet.queries import InvalidQuery, Query, Value
 from healthd.fleet.tables import BIGINT, DOUBLE, TABLES, TEXT
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS, MAX_SECONDS
 
-Files = Mapping[str, Sequence[str]]  # table -> its Parquet files: absolute paths
+Files = Mapping[str, Sequence[str]]  # absolute paths of each table's Parquet files
 
 NUMBER_COUNT = 10_000  # the table `numbers`: n from 0 to 9,999
 FETCH_ROWS = 10_000  # rows
-# The machine may be a head node that also runs slurmctld: half of its cores, at most 4, with 1 GiB each.
+# The machine may be a head node that also runs slurmctld, so use half of its cores, at most 4, with 1 GiB each.
 THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 MEMORY_MIB = 1024 * THREADS
-# DuckDB's limit covers its buffers only. Other memory and Python took another 150 MiB of 1 GiB with 4 million jobs.
+# DuckDB's limit covers only its buffers. Other memory and Python took another 150 MiB of 1 GiB with 4 million jobs.
 # The limit is therefore this share of the process's memory.
 BUFFER_SHARE = 3 / 4
-# Columns with the times of each table. The nodes of a job have the job's times.
+# Columns with times, by table. A job's nodes have the job's times.
 TIME_COLUMNS = {
     "ingests": ("from_time", "to_time - 1"),
     "jobs": ("submit_time", "start_time", "end_time"),
@@ -55,7 +55,7 @@ class QueryParameters:
 
     @property
     def columns(self) -> dict[str, tuple[str, Value]]:
-        """Column -> its type and value."""
+        """Type and value of each column."""
         types = {int: BIGINT, float: DOUBLE, str: TEXT}
         named = {"from_time": self.from_time, "to_time": self.to_time, **self.values}
         return {name: (types[type(value)], value) for name, value in named.items()}
@@ -75,7 +75,7 @@ def run_queries(
     threads: int = THREADS,
     memory_mib: int = MEMORY_MIB,
 ) -> Iterator[QueryResult]:
-    """Run the last of these queries; the others are its dependencies (`queries.with_dependencies`).
+    """Run the last of these queries. The others are its dependencies (`queries.with_dependencies`).
 
     Raises InvalidQuery for SQL that DuckDB rejects, StoreError for a damaged file.
     """
@@ -114,7 +114,7 @@ def open_database(
 def run_on_connection(
     connection: duckdb.DuckDBPyConnection, queries: Sequence[Query], parameters: QueryParameters
 ) -> QueryResult:
-    """Run the last of these queries on an open database. Read its rows before the next call."""
+    """Run the last of these queries on an open database. The caller must read its rows before the next call."""
     columns = parameters.columns
     kinds = ", ".join(f"CAST(? AS {kind}) AS {name}" for name, (kind, _) in columns.items())
     connection.execute(
@@ -133,7 +133,7 @@ def run_on_connection(
 
 
 def covered_period(files: Files) -> tuple[int, int] | None:
-    """Return the period that the store covers, [from, to): of the ingests and of the rows; None without any time.
+    """Return the period [from, to) that the store's ingests and rows cover, or None without any time.
 
     Raises StoreError.
     """

@@ -1,7 +1,7 @@
-"""Figures of the report as data: layers of marks, each with its rows and channels. Pure.
+"""The report's figures as data: layers of marks, each with its rows and channels. Pure.
 
 A figure becomes a Vega-Lite specification (https://vega.github.io/vega-lite/docs/), whose names for marks and channels
-are used here. Colour is never the only difference between marks: a shape, a dash or text distinguishes them too.
+are used here. Colour is never the only difference between marks: a shape, a dash or text also distinguishes them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-# Okabe and Ito's colours, which colour-blind people can distinguish, in an order whose greys differ too.
+# Okabe and Ito's colours, which colour-blind people can tell apart, in an order in which the greys also differ.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
-HEIGHT = 260  # of a figure, CSS pixels
-# Days. Figures by week leave out partial weeks at both ends, whose few jobs would look like a drop or a peak.
+HEIGHT = 260  # height of a figure in CSS pixels
+# Days. Weekly figures leave out partial weeks at both ends, whose few jobs would look like a drop or a peak.
 WHOLE_WEEK = 7
 
 Record = Mapping[str, Any]
@@ -23,7 +23,7 @@ Channel = dict[str, Any]
 
 
 class Layer(NamedTuple):
-    """mark: type and properties. channels: x, y, color, ... -> the field of the records."""
+    """mark: type and properties. channels: the field of the records for each channel (x, y, color, ...)."""
 
     mark: dict[str, Any]
     records: Sequence[Record]
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """description: description for readers who cannot see the figure."""
+    """description: text for readers who cannot see the figure."""
 
     title: str
     description: str
@@ -52,7 +52,7 @@ class Figure:
 
 
 def get_value(row: Record, accessor: Accessor) -> Any:
-    """Return a value of a row. accessor: a key, with dots for nested keys and indices ("interval.0"), or a function."""
+    """Return a value from a row. accessor: a function, or a key with dots for nested keys or indices ("interval.0")."""
     if callable(accessor):
         return accessor(row)
     value: Any = row
@@ -62,7 +62,7 @@ def get_value(row: Record, accessor: Accessor) -> Any:
 
 
 def make_records(rows: Iterable[Record], fields: Mapping[str, Accessor]) -> list[Record]:
-    """Return a record for each row. fields: name in the record -> how to get the value from the row."""
+    """Return a record for each row. fields: accessor for each name in the record."""
     return [{name: get_value(row, accessor) for name, accessor in fields.items()} for row in rows]
 
 
@@ -72,7 +72,7 @@ def layer(
     properties: Mapping[str, Any] | None = None,
     **channels: Channel | list[Channel],
 ) -> Layer:
-    """Return a layer of marks. properties: of the mark, such as its colour or size."""
+    """Return a layer of marks. properties: the mark's properties, such as colour or size."""
     return Layer({"type": mark, **(properties or {})}, records, channels)
 
 
@@ -80,7 +80,7 @@ def layer(
 
 
 def quantity(field: str, title: str = "", form: str = "", **more: Any) -> Channel:
-    """Return a channel for numbers. form: d3-format of the axis."""
+    """Return a channel for numbers. form: the axis's d3-format."""
     return {
         "field": field,
         "type": "quantitative",
@@ -96,7 +96,7 @@ def nominal(field: str, **more: Any) -> Channel:
 
 
 def temporal(field: str) -> Channel:
-    """Return a channel for times, milliseconds since the epoch."""
+    """Return a channel for times in milliseconds since the epoch."""
     return {"field": field, "type": "temporal"}
 
 
@@ -112,9 +112,9 @@ def colours(field: str, names: Sequence[str], title: str | None = None, **more: 
 
 
 def week(records: Iterable[Record]) -> Channel:
-    """Return the axis of `week` in these records, milliseconds since the epoch, with a tick for each week.
+    """Return the axis for `week` in these records (milliseconds since the epoch), with a tick for each week.
 
-    In UTC: a browser would use its own time zone.
+    It is in UTC, because a browser would use its own time zone.
     """
     ticks = [_utc(week) for week in sorted({record["week"] for record in records})]
     axis = {"format": "%-d %b", "values": ticks}
@@ -130,7 +130,7 @@ def _utc(milliseconds: int) -> dict[str, Any]:
 
 
 def bars(records: Sequence[Record], value: Channel, name: str, **channels: Channel) -> Layer:
-    """Return horizontal bars, one for each `name`, in one colour unless `channels` has a color."""
+    """Return horizontal bars, one for each `name`, in one colour unless `channels` has "color"."""
     properties = {} if "color" in channels else {"color": COLOURS[0]}
     return layer("bar", records, properties, x=value, y=category(name), **channels)
 

@@ -1,17 +1,17 @@
-"""Ingest of sources into the store: one after another, in steps.
+"""Ingest of sources into the store, one source after another, in steps.
 
-A source is a file in sources/ with a value SOURCE that all_sources.py lists; the command line gets its option from
-there. Its `ingest(run, files)` reads new data:
+A source is a file in sources/ with a value SOURCE that all_sources.py lists. The command line takes its option from
+SOURCE. Its `ingest(run, files)` reads new data:
 
-    with run.step("the piece's name", from_time, to_time) as step:   # a file, a day: what is committed together
+    with run.step("the piece's name", from_time, to_time) as step:   # a file or a day: the unit of a commit
         step.stage("tickets", rows)            # tuples in the order of the table's columns; or stage_text, stage_sql
         run.read(1)                            # count a row that was read
-        run.unread(path, line, "ends before it starts")  # count a row that cannot be read, with its line number
-        step.cursor(name, text)                # how far it was read; run.cursor(name) returns it the next time
+        run.unread(path, line, "ends before it starts")  # count an unreadable row, with its line number
+        step.cursor(name, text)                # how far the source was read; run.cursor(name) returns it the next time
 
-The block is committed at its end with all its tables, or not at all: a source that is killed resumes after its last
-block. `run.track(items)` shows the progress. Each file is read within `run.guard()`: an unreadable file raises
-IngestError there, which is reported, and the next file is read. An error outside it ends the source.
+At the end of the block, all its tables are committed, or none. A source that is killed resumes after its last
+block. `run.track(items)` shows the progress. Each file is read within `run.guard()`. An unreadable file raises
+IngestError there, which is reported, and the next file is read. An error outside `run.guard()` ends the source.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ MAX_REASON_LENGTH = 200
 
 
 class IngestError(HealthdError):
-    """A source cannot be read, or needs an option that is missing. One sentence that names the file or option."""
+    """A source cannot be read or needs an option that is missing. The message names the file or option."""
 
 
 class UsageError(IngestError):
-    """Wrong use that affects all files: no further file is read."""
+    """A wrong use that affects all files, so no further file is read."""
 
 
 @dataclass(slots=True)
 class Unread:
-    """Rows that cannot be read: their number, and the first ones with file and line. Values are never guessed."""
+    """Rows that cannot be read: their number, and the first rows with file and line. Values are never guessed."""
 
-    rows: Counter[str] = field(default_factory=Counter)  # source -> its rows, including unread ones
+    rows: Counter[str] = field(default_factory=Counter)  # rows of each source, including unread rows
     unread: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Unread:
         self.rows[source] += rows
 
     def add(self, source: str, file: str, line: int, why: str, rows: int = 1) -> None:
-        """Count a row that cannot be read. line: from 1; 0 if there are no lines (JSON, a server's response)."""
+        """Count a row that cannot be read. line: counted from 1; 0 if there are none (JSON, a server's response)."""
         self.rows[source] += rows
         self.unread[source] += rows
         if len(self.examples) < MAX_EXAMPLES:
@@ -81,7 +81,7 @@ class Unread:
             yield f"{source}: {count:,} of {rows:,} rows could not be read ({_share(count, rows)})"
 
     def is_over_limit(self) -> bool:
-        """Return True if more than a few lines of any source cannot be read."""
+        """Return True if more than a few lines of any source were unreadable."""
         return any(count > MAX_UNREAD_SHARE * self.rows[source] for source, count in self.unread.items())
 
 
@@ -94,9 +94,9 @@ def _share(part: int, whole: int) -> str:
 class Source:
     """A source of the store.
 
-    name                in messages, in the table `ingests` and in its cursors: "sacct"
+    name                used in messages, in the table `ingests` and in its cursors: "sacct"
     flag                "--sacct"
-    metavar             the option's argument: "FILE"; "" = none
+    metavar             the option's argument, such as "FILE"; "" if it has none
     allows_several      True if the option takes several arguments
     runs_without_files  True if the option works without files: it then queries Slurm, and `files` is empty
     help                a line of --help
@@ -116,11 +116,11 @@ class Source:
 class Run:
     """Context of a source during an ingest.
 
-    cluster    for rows that do not name theirs; "" = not given
-    zone       for times without a zone; None = not given
-    from_time  whole seconds; rows that ended before are skipped; None: no limit
-    to_time    rows that began at this time or later are skipped; None: until `now`
-    failed     a sentence for each file that could not be read to its end
+    cluster    cluster for rows that do not name one; "" if not given
+    zone       time zone for times without one; None if not given
+    from_time  whole seconds; rows that ended earlier are skipped; None for no limit
+    to_time    rows that began at this time or later are skipped; None for `now`
+    failed     a sentence for each file that could not be read completely
     """
 
     source: Source
@@ -139,7 +139,7 @@ class Run:
         self.rows.read(self.source.name, rows)
 
     def unread(self, file: str, line: int, why: str, rows: int = 1) -> None:
-        """Count a row that cannot be read. line: from 1; 0: there are no lines."""
+        """Count a row that cannot be read. line: counted from 1; 0 if there are no lines."""
         self.rows.add(self.source.name, file, line, why, rows)
 
     def sentence(self, error: HealthdError | OSError) -> str:
@@ -166,17 +166,17 @@ class Run:
     def step(
         self, name: str, from_time: int | None = None, to_time: int | None = None, cluster: str | None = None
     ) -> Iterator[Step]:
-        """Stage rows in the block, which are committed at its end with a row of `ingests`. Raises StoreError.
+        """Stage rows in the block, and commit them at its end with a row in `ingests`. Raises StoreError.
 
-        name: of the piece; an existing row of this name is replaced. from_time, to_time: the period that the piece
-        covers.
+        name: name of the piece; an existing row with this name is replaced. from_time, to_time: the period that the
+        piece covers.
         """
         with self.steps() as new_step, self.piece(new_step, name, from_time, to_time, cluster):
             yield new_step
 
     @contextmanager
     def steps(self) -> Iterator[Step]:
-        """Return a step of several pieces, each added with `piece`. Raises StoreError."""
+        """Return a step that consists of several pieces, each added with `piece`. Raises StoreError."""
         from healthd.fleet.step import step
 
         with step(self.store, f"{self.source.name} ") as new_step:
@@ -191,7 +191,7 @@ class Run:
         to_time: int | None = None,
         cluster: str | None = None,
     ) -> Iterator[None]:
-        """Add the row of `ingests` for the rows read in the block, if it is read to its end: see `step`."""
+        """Add the row in `ingests` for the rows read in the block, if the block completes (see `step`)."""
         source = self.source.name
         rows, unread = self.rows.rows[source], self.rows.unread[source]
         step.covered, step.clusters = None, set()
@@ -204,7 +204,7 @@ class Run:
         step.stage("ingests", [(cluster, source, name, from_time, to_time, self.now, read, unread)])
 
     def track(self, items: Iterable[T], total: int | None = None, unit: str = "files") -> Iterator[T]:
-        """Yield the items and show the progress: a bar on a terminal, else a log line now and then."""
+        """Yield the items and show the progress: as a bar on a terminal, else as occasional log lines."""
         if total is None and isinstance(items, Sequence):
             total = len(items)
         if sys.stderr.isatty():
@@ -225,9 +225,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """Options for all sources of one ingest: see Run.
+    """Options for all sources of one ingest (see Run).
 
-    users: keep, drop, hash; "" = as the store has it, a new store hashes. key: a file; None = the store's own.
+    users: keep, drop or hash; "" keeps the store's setting (a new store hashes). key: a file, or None for the store's
+    own key.
     """
 
     now: int
@@ -243,8 +244,8 @@ class IngestOptions:
 class IngestResult:
     """Result of an ingest.
 
-    sources: those that were read at least partly. failed: a sentence for each source and file that could not be read to
-    its end.
+    sources: sources that were read at least partly. failed: a sentence for each source and file that could not be read
+    completely.
     """
 
     sources: list[str] = field(default_factory=list)
@@ -253,7 +254,7 @@ class IngestResult:
 
 
 def ingest(folder: str, requested: Sequence[tuple[Source, list[str]]], options: IngestOptions) -> IngestResult:
-    """Read new data of each source into the store, which is created if missing.
+    """Read each source's new data into the store, which is created if missing.
 
     A source or file that cannot be read does not affect the others. Raises StoreError; earlier commits are kept.
     """
@@ -284,16 +285,18 @@ def ingest(folder: str, requested: Sequence[tuple[Source, list[str]]], options: 
 
 
 def _privacy(store: Store, options: IngestOptions) -> Privacy:
-    """Return the privacy settings. A store uses one setting and one key, so that users stay comparable. Raises
+    """Return the privacy settings. A store uses one setting and one key, so that users remain comparable. Raises
     StoreError.
     """
     manifest = store.manifest
     users = options.users or manifest.users or HASH_USERS
     privacy = Privacy(users, site_key(store.folder, options.key))
     if manifest.users and manifest.users != users:
-        raise StoreError(f"{store.folder}: was made with --users {manifest.users}: --users {users} needs a new store")
+        raise StoreError(
+            f"{store.folder}: was created with --users {manifest.users}; --users {users} needs a new store"
+        )
     if manifest.key and manifest.key != privacy.fingerprint:
-        raise StoreError(f"{store.folder}: was made with another key: --key FILE names it")
+        raise StoreError(f"{store.folder}: was created with another key; name it with --key FILE")
     if not manifest.users:
         store.commit(replace(manifest, users=users, key=privacy.fingerprint))
     return privacy

@@ -1,6 +1,6 @@
-"""Lint of queries: SQL that DuckDB and Spark answer alike, without joins that are too large for a large store. Pure.
+"""Linter for queries that must give the same result in DuckDB and Spark, without joins too large for a big store. Pure.
 
-Allowed is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions of FUNCTIONS.
+A query is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions in FUNCTIONS.
 Anything else is rejected with its line and an alternative.
 """
 
@@ -85,12 +85,12 @@ _KEYWORDS_AFTER_FROM = frozenset(
     ["where", "group", "having", "window", "order", "limit", "union", "except", "intersect"]
 )
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
-# Equality of such columns makes a join over a time range cheap: a time bin, or the identifier of a job or stream.
+# Equal values in these columns make a join over a time range cheap: a time bin, or a job's or stream's identifier.
 _NARROW_COLUMN = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
 _SMALL_TABLES = ("parameters", "numbers")  # tables allowed in a CROSS JOIN
 
 _ALL_HINT = "name the columns; UNION ALL is allowed only between two SELECTs"
-# Rejected words -> alternative.
+# Rejected words and their alternatives.
 _REFUSED_WORDS = {
     "anti": "use WHERE NOT EXISTS or a LEFT JOIN with IS NULL",
     "asof": "only DuckDB has ASOF JOIN: join by an equal time bin and take the newest with row_number()",
@@ -102,7 +102,7 @@ _REFUSED_WORDS = {
     "natural": "name the columns of the JOIN",
     "pivot": "use count(*) FILTER (WHERE ...) for each column",
     "unpivot": "use UNION ALL of the columns",
-    "positional": "number the rows with row_number() and join these",
+    "positional": "number the rows with row_number() and join on the number",
     "qualify": "filter in an outer SELECT",
     "recursive": "join `numbers`, or number the rows with a window function",
     "sample": "a random sample has no reproducible answer",
@@ -112,7 +112,7 @@ _REFUSED_WORDS = {
         ("timestamp", "date", "current_date", "current_timestamp"), "times are whole seconds since the epoch, UTC"
     ),
 }
-# Functions that exist in one engine only, or differ between them -> alternative.
+# Functions that exist in only one engine or differ between the two, and their alternatives.
 _REFUSED_FUNCTIONS = {
     "explode": "join `numbers`",
     "generate_series": "join `numbers`",
@@ -141,7 +141,7 @@ _REFUSED_SIGNS = {
 
 
 class Token(NamedTuple):
-    """word: a name or keyword in lower case, or the sign, text or number unchanged. depth: of brackets."""
+    """word: a lower-case name or keyword, or an unchanged sign, text or number. depth: nesting depth of brackets."""
 
     kind: str
     word: str
@@ -168,14 +168,14 @@ def tokens(sql: str) -> list[Token]:
 
 
 def table_names(sql: str) -> set[str]:
-    """Return the names after FROM and JOIN, except those defined by a WITH of the same SQL."""
+    """Return the names after FROM and JOIN, except those that a WITH in the same SQL defines."""
     sql_tokens = tokens(sql)
     following = (sql_tokens[number + 1] for number in _from_positions(sql_tokens) if number + 1 < len(sql_tokens))
     return {name.word for name in following if name.kind == "word"} - _with_names(sql_tokens)
 
 
 def find_errors(sql: str, known_tables: Collection[str]) -> list[LintError]:
-    """Return the errors of a query by line; empty if it is allowed. known_tables: the available tables."""
+    """Return a query's errors by line, or an empty list if it is allowed. known_tables: the available tables."""
     sql_tokens = tokens(sql)
     if not sql_tokens:
         return [LintError(1, "the file has no SQL")]
@@ -217,7 +217,7 @@ def _check_single_select(sql_tokens: list[Token]) -> Iterator[LintError]:
         yield LintError(sql_tokens[0].line, "a query is one SELECT; it may begin with WITH")
     for number, token in enumerate(sql_tokens):
         if token.word == ";" and number + 1 < len(sql_tokens):
-            yield LintError(sql_tokens[number + 1].line, "a query is one SELECT, but there is text after its end")
+            yield LintError(sql_tokens[number + 1].line, "a query is one SELECT, but there is text after it")
     if sql_tokens[-1].depth < 0 or (sql_tokens[-1].depth > 0 and sql_tokens[-1].word != ")"):
         yield LintError(sql_tokens[-1].line, "the brackets do not match")
 
@@ -230,13 +230,13 @@ def _check_tokens(sql_tokens: list[Token]) -> Iterator[LintError]:
         if token.kind == "quoted":
             yield LintError(line, f"{word}: write names without quotes, and text in single quotes")
         elif token.kind == "other" or word in _REFUSED_SIGNS:
-            yield LintError(line, f"{word}: {_REFUSED_SIGNS.get(word, 'not known to both engines')}")
+            yield LintError(line, f"{word}: {_REFUSED_SIGNS.get(word, 'not supported by both engines')}")
         elif token.kind == "number" and "." in word and "e" not in word.lower():
             yield LintError(line, f"{word}: a DECIMAL, which the engines round differently: use {word}e0")
         elif token.kind == "text" and "\\" in word:
-            yield LintError(line, "a backslash in a text has another meaning in Spark")
+            yield LintError(line, "a backslash in a text has a different meaning in Spark")
         elif word in ("/", "%") and sql_tokens[number + 1 : number + 2] and not _safe_divisor(sql_tokens, number + 1):
-            yield LintError(line, f"{word}: if the divisor is 0 one engine fails: use {word} nullif(..., 0)")
+            yield LintError(line, f"{word}: if the divisor is 0, one engine fails: use {word} nullif(..., 0)")
         elif token.kind != "word":
             continue
         elif word in _REFUSED_WORDS and before != "." and after != ".":
@@ -246,7 +246,7 @@ def _check_tokens(sql_tokens: list[Token]) -> Iterator[LintError]:
         elif word == "on" and before == "distinct":
             yield LintError(line, "Spark has no DISTINCT ON: take the first row with row_number()")
         elif after == "(" and word not in _KEYWORDS_BEFORE_BRACKET and word not in with_names and word not in FUNCTIONS:
-            hint = _REFUSED_FUNCTIONS.get(word, f"allowed are {', '.join(sorted(FUNCTIONS))}")
+            hint = _REFUSED_FUNCTIONS.get(word, f"the allowed functions are {', '.join(sorted(FUNCTIONS))}")
             yield LintError(line, f"{word}(): {hint}")
         elif word == "cast" and after == "(":
             yield from _check_cast(sql_tokens, number + 1)
@@ -282,9 +282,9 @@ def _check_from(sql_tokens: list[Token], known_tables: Collection[str]) -> Itera
         if name.word == "(":
             inner = _word(sql_tokens, number + 2)
             if inner not in ("select", "with"):
-                yield LintError(name.line, "only a SELECT may be in brackets after FROM and JOIN; or use WITH")
+                yield LintError(name.line, "only a SELECT may be in brackets after FROM or JOIN; or use WITH")
         elif name.kind != "word" or _word(sql_tokens, number + 2) in (".", "("):
-            yield LintError(name.line, f"{token.word.upper()} {name.word}: only tables can be read, by name")
+            yield LintError(name.line, f"{token.word.upper()} {name.word}: only named tables can be read")
         elif name.word not in known_tables:
             yield LintError(name.line, f'unknown table "{name.word}"; available: {", ".join(sorted(known_tables))}')
         if token.word == "from":
@@ -298,7 +298,7 @@ def _check_commas(sql_tokens: list[Token], start: int) -> Iterator[LintError]:
         ):
             return
         if token.word == "," and token.depth == sql_tokens[start].depth:
-            yield LintError(token.line, "a comma between tables: use JOIN ... ON")
+            yield LintError(token.line, "a comma between tables is not allowed: use JOIN ... ON")
 
 
 def _check_joins(sql_tokens: list[Token]) -> Iterator[LintError]:
@@ -308,16 +308,14 @@ def _check_joins(sql_tokens: list[Token]) -> Iterator[LintError]:
         if _word(sql_tokens, number - 1) == "cross":
             if _word(sql_tokens, number + 1) not in _SMALL_TABLES:
                 yield LintError(
-                    token.line, f"CROSS JOIN is allowed for {' and '.join(_SMALL_TABLES)} only: use JOIN ... ON"
+                    token.line, f"CROSS JOIN is allowed only for {' and '.join(_SMALL_TABLES)}: use JOIN ... ON"
                 )
             continue
         condition = _condition(sql_tokens, number)
         if condition is None:
             yield LintError(token.line, "JOIN: the condition is missing: use ON or USING")
         elif condition and not any(_equality(condition, at) for at in range(len(condition))):
-            yield LintError(
-                token.line, "JOIN: needs an equality of two columns, else every row is paired with every other"
-            )
+            yield LintError(token.line, "JOIN: needs two equal columns, or every row is paired with every other")
         elif any(part.word in ("<", "<=", ">", ">=", "between") for part in condition) and not any(
             _equality(condition, at) and _NARROW_COLUMN.fullmatch(condition[at - 1].word)
             for at in range(len(condition))
@@ -329,7 +327,7 @@ def _check_joins(sql_tokens: list[Token]) -> Iterator[LintError]:
 
 
 def _condition(sql_tokens: list[Token], join: int) -> list[Token] | None:
-    """Return the tokens of a join's ON; [] for USING; None if it has neither."""
+    """Return the tokens of a join's ON condition, [] for USING, or None if the join has neither."""
     depth = sql_tokens[join].depth
     begin = next(
         (
@@ -356,7 +354,7 @@ def _condition(sql_tokens: list[Token], join: int) -> list[Token] | None:
 
 
 def _equality(condition: list[Token], at: int) -> bool:
-    """Return True if `a.x = b.y` with two tables is at this position."""
+    """Return True if the tokens at this position are `a.x = b.y`, with two different tables."""
     around = condition[max(at - 3, 0) : at + 4]
     return (
         condition[at].word == "="

@@ -1,6 +1,6 @@
-"""Manifest of the store: the files of its folder that count. Replacing it is the commit.
+"""The store's manifest, which lists the valid files in its folder. Replacing the manifest is the commit.
 
-It also contains how far each source was read (cursors), how users are stored, and the date before which data is
+It also records how far each source was read (cursors), how users are stored, and the date before which data is
 removed.
 """
 
@@ -22,7 +22,7 @@ NAME = "manifest.json"
 
 
 class StoreError(HealthdError):
-    """The store cannot be used or written: which file, and why."""
+    """The store cannot be used or written. The message names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Content of the manifest.
+    """Contents of the manifest.
 
     generation     number of changes to the store
-    tables         table -> month -> its file
-    cursors        source and name -> how far it was read, in the source's own format
+    tables         file of each month, by table
+    cursors        how far each source and name was read, in the source's own format
     users          keep, drop or hash; "" until something is stored
     key            fingerprint of the site's key
-    pruned_before  whole seconds, UTC: older data is removed
+    pruned_before  whole seconds, UTC; older data is removed
     """
 
     schema: int = SCHEMA
@@ -58,7 +58,7 @@ class Manifest:
         return self.tables.get(table, {})
 
     def with_files(self, table: str, months: dict[str, File | None]) -> Manifest:
-        """Return the manifest with other files for these months; None: the month has no rows any more."""
+        """Return the manifest with new files for these months. None means that a month no longer has rows."""
         files = {month: file for month, file in {**self.files(table), **months}.items() if file is not None}
         return replace(self, tables={**self.tables, table: dict(sorted(files.items()))})
 
@@ -66,7 +66,7 @@ class Manifest:
 def read_manifest(folder: str) -> Manifest:
     """Read the manifest.
 
-    Raises StoreError if it is missing, damaged or of a newer healthd, or if one of its files has changed.
+    Raises StoreError if it is missing, damaged or from a newer healthd, or if one of its files has changed.
     """
     path = os.path.join(folder, NAME)
     try:
@@ -74,14 +74,14 @@ def read_manifest(folder: str) -> Manifest:
             data = json.load(file)
     except FileNotFoundError:
         state = "has no manifest" if os.path.isdir(folder) else "does not exist"
-        raise StoreError(f'{folder}: no store: the folder {state}; run "healthd fleet ingest --out" first') from None
+        raise StoreError(f'{folder}: not a store: the folder {state}; run "healthd fleet ingest --out" first') from None
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}: is damaged: {error}; restore the folder from a backup") from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
-        raise StoreError(f"{path}: was written by a newer healthd (schema {schema}, this one supports {SCHEMA})")
+        raise StoreError(f"{path}: was written by a newer healthd (schema {schema}; this healthd supports {SCHEMA})")
     try:
         manifest = codec.load(Manifest, data)
     except codec.ConvertError as error:
@@ -90,7 +90,7 @@ def read_manifest(folder: str) -> Manifest:
         for month, month_file in months.items():
             if not regex(rf"{re.escape(table)}/month={re.escape(month)}/[0-9]+\.parquet").fullmatch(month_file.name):
                 raise StoreError(
-                    f'{path}: is damaged: "{month_file.name}" is not a file of table {table}, month {month}'
+                    f'{path}: is damaged: "{month_file.name}" is not a file for table {table}, month {month}'
                 )
             _require_size(os.path.join(folder, month_file.name), month_file.bytes)
     return manifest
@@ -100,16 +100,16 @@ def _require_size(path: str, size: int) -> None:
     try:
         actual_size = os.stat(path).st_size
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read: {error.strerror}; the manifest lists it") from None
+        raise StoreError(f"{path}: cannot be read although the manifest lists it: {error.strerror}") from None
     if actual_size != size:
         raise StoreError(f"{path}: is damaged: it has {actual_size:,} bytes instead of {size:,}")
 
 
 def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Write the manifest atomically, also with regard to power cuts. Raises StoreError."""
+    """Write the manifest atomically, even across a power failure. Raises StoreError."""
     temporary, path = os.path.join(folder, f"{NAME}.new"), os.path.join(folder, NAME)
     try:
-        if os.path.lexists(temporary):  # left by a killed writer: there is one writer at a time
+        if os.path.lexists(temporary):  # left behind by a killed writer, as there is only one writer at a time
             os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
@@ -120,13 +120,13 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
         sync_path(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with suppress(OSError):  # it may not exist: a file system can run out of inodes
+            with suppress(OSError):  # it may not exist, as a file system can run out of inodes
                 os.unlink(temporary)
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def sync_path(path: str) -> None:
-    """Make the content of a file or folder survive a power cut. Raises OSError."""
+    """Make the contents of a file or folder survive a power failure. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

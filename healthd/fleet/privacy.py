@@ -1,7 +1,7 @@
-"""Privacy of users in the store: names, nothing, or hashes; and keys that connect the jobs of one run without names.
+"""Storage of user names as names, hashes or nothing, and keys that connect the jobs of one run without names.
 
-A hash is HMAC-SHA256 with a key of the site, cut to 128 bits as RFC 2104, section 5, allows. Without the key nobody can
-try names until one matches: protect it like a password.
+A hash is HMAC-SHA256 with the site's key, truncated to 128 bits as RFC 2104, section 5, allows. The key makes it
+possible to try names until one matches, so protect it like a password.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Privacy:
         return name if self.users == KEEP_USERS else self._hash(b"user", name.encode("utf-8", "surrogateescape"))
 
     def run_key(self, job_name: str | None, work_directory: str | None) -> str | None:
-        """Return a key that is equal for jobs with the same name and work directory; None if one is unknown.
+        """Return a key that is equal for jobs with the same name and work directory, or None if either is unknown.
 
-        The name alone is not enough: many users have a job "train", and every session is "bash".
+        The name alone is not enough: many users have a job "train", and every interactive session is "bash".
         """
         if not job_name or not work_directory:
             return None
@@ -46,12 +46,12 @@ class Privacy:
 
     @property
     def marks_key(self) -> bytes:
-        """32 bytes, for hashes of text in other programs' files, which may contain names of people."""
+        """Key of 32 bytes for hashing text from other programs' files, which may contain people's names."""
         return self._hash(b"marks", b"").encode("ascii")
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of the key that reveals nothing about it."""
+        """Identifier that reveals nothing about the key."""
         return self._hash(b"key", b"")[:16]
 
     def _hash(self, purpose: bytes, text: bytes) -> str:
@@ -65,7 +65,7 @@ class Privacy:
 
 
 def site_key(folder: str, file: str | None) -> bytes:
-    """Return the key in `file`, or the one in the store's folder, which is created if missing. Raises StoreError."""
+    """Return the key in `file`, or else the store's own key, which is created if missing. Raises StoreError."""
     if file is not None:
         return _read_key(file)
     path = os.path.join(folder, "key")
@@ -99,5 +99,7 @@ def _read_key(path: str) -> bytes:
     if status.st_mode & 0o077:
         raise StoreError(f"{path}: other users can read or change the key: chmod 600 {path}")
     if not MIN_KEY_BYTES <= len(text) <= MAX_KEY_BYTES:
-        raise StoreError(f"{path}: a key must have {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, this one has {len(text)}")
+        raise StoreError(
+            f"{path}: a key must have {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes, but this one has {len(text)}"
+        )
     return text

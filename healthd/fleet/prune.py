@@ -1,6 +1,6 @@
-"""Removal of data older than a date. A later ingest does not add it again.
+"""Removal of data older than a date. Later ingests do not add it again.
 
-A row is removed by the time that determines its month. Rows with an end of their own that lasted beyond that date, or
+A row is removed by the time that determines its month. Rows with an end time that lasted beyond that date, or
 have no end yet, are kept, including a job with its nodes and exclusions.
 """
 
@@ -13,7 +13,7 @@ from healthd.fleet.manifest import File
 from healthd.fleet.store import Store, literal, quoted, select_sql, store_errors
 from healthd.fleet.tables import EXCLUSIONS, JOBS, TABLES, Table
 
-# Table -> the column with the end time.
+# The column with the end time, by table.
 END_COLUMNS = {
     "jobs": "end_time",
     "job_nodes": "end_time",
@@ -26,7 +26,7 @@ END_COLUMNS = {
 
 
 def expired_condition(table: Table, before: int) -> str:
-    """Return the SQL condition that a row is older than `before`; "" = no row is."""
+    """Return the SQL condition that a row is older than `before`, or "" if no row is."""
     column = END_COLUMNS.get(table.name, table.month_column)
     if not before or not column:
         return ""
@@ -39,7 +39,7 @@ def expired_condition(table: Table, before: int) -> str:
 
 
 def prune(store: Store, before: int) -> dict[str, int]:
-    """Remove rows older than `before` (whole seconds, UTC) in one commit. Return table -> removed rows. Raises
+    """Remove rows older than `before` (whole seconds, UTC) in one commit. Return the removed rows by table. Raises
     StoreError.
     """
     manifest = replace(store.manifest, pruned_before=max(before, store.manifest.pruned_before))
@@ -60,7 +60,7 @@ def prune(store: Store, before: int) -> dict[str, int]:
 
 
 def _kept_job_condition(store: Store, before: int) -> str:
-    """Return the SQL condition that an exclusion belongs to a job that is kept: exclusions have no end of their own."""
+    """Return the SQL condition that an exclusion belongs to a kept job: exclusions have no end time of their own."""
     jobs = select_sql(store.connection, "jobs", store.files("jobs"))
     names = "cluster, job_id, submit_time"
     return (
@@ -70,7 +70,7 @@ def _kept_job_condition(store: Store, before: int) -> str:
 
 
 def _rewrite_month(store: Store, table: str, month: str, expired: str) -> File | None:
-    """Return the month's file without the old rows; None: no rows are left."""
+    """Return the month's file without the old rows, or None if no rows are left."""
     file = store.manifest.files(table)[month]
     rows = select_sql(store.connection, table, [os.path.join(store.folder, file.name)])
     found = store.connection.execute(f"SELECT count(*) FROM ({rows}) WHERE {expired}").fetchone()

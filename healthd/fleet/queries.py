@@ -1,8 +1,8 @@
-"""Queries of the store: one file of SQL each, fleet/sql/NAME.sql or a site's own.
+"""Queries of the store. Each is an SQL file, fleet/sql/NAME.sql or a site's own.
 
-The first line of the comment at the top of a file is its title. Below a line "-- parameters" it lists the parameters of
---param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table `parameters`,
-together with from_time and to_time. Other queries can use the name of a query as a table.
+The first line of the comment at the top of a file is its title. Below a line "-- parameters", it lists the parameters
+for --param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table
+`parameters`, together with from_time and to_time. Other queries can use a query's name as a table.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Value = int | float | str
 
 _PARAMETER = regex(r"--   ([a-z][a-z_0-9]*) (BIGINT|DOUBLE|VARCHAR) = (\S+)(?:  .*)?")
 _TYPES: dict[str, Callable[[str], Value]] = {BIGINT: int, DOUBLE: float, TEXT: str}
-MAX_FILE_BYTES = 1 << 20  # bytes of a SQL file
+MAX_FILE_BYTES = 1 << 20  # bytes in an SQL file
 
 
 class InvalidQuery(HealthdError):
-    """An invalid query. The message has file and line."""
+    """An invalid query. The message names the file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A SQL query of the store.
+    """An SQL query on the store.
 
     title       first line of its comment
-    parameters  parameter of --param -> its default
+    parameters  default of each parameter for --param
     """
 
     name: str
@@ -51,15 +51,15 @@ def builtin_queries() -> dict[str, Query]:
     return _read_all(SQL_FOLDER)
 
 
-# An hour earlier, not later: before the failure the node was in service under the same kind of load; afterwards it is
-# drained, down or under repair. Early signs of a slow fault count as chance, which overestimates it.
+# An hour earlier, not later: before the failure, the node was in service under the same kind of load; afterwards it is
+# drained, down or under repair. Early signs of a slow fault count as chance, so chance is overestimated.
 BY_CHANCE_SHIFT_SECONDS = -3600
 
 
 def answer_queries() -> dict[str, Query]:
-    """Return the built-in queries and the queries of the answers, by name.
+    """Return the built-in queries and the answers' queries, by name.
 
-    `seen_by_chance` is `seen_with_failures` an hour before each failure.
+    `seen_by_chance` is `seen_with_failures` applied an hour before each failure.
     """
     queries = {**builtin_queries(), **_read_all(SQL_FOLDER / "answers")}
     seen_with_failures = queries["seen_with_failures"]
@@ -75,7 +75,7 @@ def _read_all(folder: Path) -> dict[str, Query]:
 
 
 def read_file(path: str) -> Query:
-    """Read a site's own query. Raises InvalidQuery; its SQL is checked later, by `with_dependencies`."""
+    """Read a site's own query. Raises InvalidQuery. `with_dependencies` checks its SQL later."""
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -119,10 +119,10 @@ def _parse_value(where: str, name: str, kind: str, text: str) -> Value:
 
 
 def with_dependencies(query: Query, available: Mapping[str, Query], extra_tables: Collection[str] = ()) -> list[Query]:
-    """Return the queries that this query reads, in order of dependency, and itself last.
+    """Return the queries that this query reads, in order of dependency, followed by the query itself.
 
-    extra_tables: further tables that it may read. Raises InvalidQuery, with file and line, for SQL that is not allowed.
-    """
+    extra_tables: further tables that it may read. Raises InvalidQuery, naming file and line, for SQL that is not
+    allowed."""
     found: list[Query] = []
 
     def add(current: Query, above: tuple[str, ...]) -> None:
@@ -141,7 +141,7 @@ def with_dependencies(query: Query, available: Mapping[str, Query], extra_tables
 
 
 def resolve_parameters(queries: Iterable[Query], overrides: Mapping[str, str]) -> dict[str, Value]:
-    """Return the parameters: the defaults, those of the last query first, and --param. Raises InvalidQuery."""
+    """Return the parameters from the defaults (the last query's take precedence) and --param. Raises InvalidQuery."""
     values: dict[str, Value] = {}
     for query in queries:
         values |= query.parameters

@@ -54,7 +54,7 @@ FILE = "report.html"
 
 
 class UnknownReport(HealthdError):
-    """A file in place of the report was not written by healthd."""
+    """The path of the report holds a file that healthd did not write."""
 
 
 class Source(NamedTuple):
@@ -74,8 +74,8 @@ class Source(NamedTuple):
 class Chapter:
     """A chapter of the report.
 
-    command            arguments of `healthd fleet` for the same answer; "": its name
-    takes_store_flags  True if that command takes the store's options too
+    command            arguments of `healthd fleet` for the same answer; "" if they are just its name
+    takes_store_flags  True if that command also takes the store's options
     """
 
     name: str
@@ -95,8 +95,8 @@ def report_chapters(
     """Return the chapters in the order of the report.
 
     Args:
-        price: of a GPU-hour.
-        sla: percent of time that nodes should be up.
+        price: price per GPU-hour.
+        sla: percentage of time for which nodes should be up.
         nccl_folders: folders of flight recorder dumps.
         compared: the arguments of `healthd fleet compare`, and a function that returns its document or raises an error
         of `compute_answers`.
@@ -122,7 +122,7 @@ def report_chapters(
             "availability" if sla is None else f"availability --sla {sla:g}",
         ),
         Chapter("alarms", "Failing checks during completed jobs", alarms.alarms, alarms_view.view),
-        Chapter("checks", "First evidence by check", checks.checks, checks_view.view),
+        Chapter("checks", "First evidence, by check", checks.checks, checks_view.view),
         Chapter("links", "Links that flap or count errors", links.links, links_view.view),
         Chapter("failslow", "Slow jobs and their cost", failslow.failslow, failslow_view.view),
     ]
@@ -137,7 +137,7 @@ def report_chapters(
         name = "nccl" if number == 1 else f"nccl-{number}"
         nccl_command = f"nccl {shlex.quote(folder)}"
         found.append(
-            Chapter(name, f"The job of {folder}", partial(_nccl_document, folder), nccl_view.view, nccl_command, False)
+            Chapter(name, f"The job in {folder}", partial(_nccl_document, folder), nccl_view.view, nccl_command, False)
         )
     return tuple(found)
 
@@ -150,9 +150,9 @@ def _nccl_document(folder: str, _: Study) -> Document:
 class Answers:
     """Documents of a report.
 
-    documents   name of a chapter -> its document
-    unanswered  name -> why there is no document: missing data, or an error
-    failed      name -> why, for errors only: not enough memory or disk, a damaged file
+    documents   the document of each chapter, by name
+    unanswered  why a chapter has no document (missing data or an error), by name
+    failed      the same for errors only: not enough memory or disk, a damaged file
     """
 
     documents: dict[str, Document]
@@ -161,7 +161,7 @@ class Answers:
 
 
 def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) -> Answers:
-    """Compute every chapter. An error in one does not affect the others. memory_mib: the limit, for messages."""
+    """Compute every chapter. An error in one does not affect the others. memory_mib: memory limit, for messages."""
     documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
     for part in selected:
         try:
@@ -176,7 +176,7 @@ def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) 
 
 
 def report_document(study: Study, found: Answers) -> dict[str, Document]:
-    """Return the document of --json: the opening, the sources and missing answers under `report`, then each answer."""
+    """Return the `--json` document: opening, sources and missing answers under `report`, then each answer."""
     notes = [f"There is no answer for {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
@@ -196,7 +196,7 @@ def report_html(
     command: str,
     page_assets: Assets,
 ) -> str:
-    """Return the page. flags: options for the command of each chapter. made_by, command: how the page was made."""
+    """Return the page. flags: options for each chapter's command. made_by, command: how the page was made."""
     head = documents["report"]
     chapters = [_chapter(part, documents) for part in selected]
     common = _shared_notes([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
@@ -219,12 +219,12 @@ def _command(part: Chapter, flags: str) -> str:
     return " ".join(filter(None, command_words))
 
 
-# Limits of every report.
+# Limits that apply to every report.
 LIMITS = (
-    "Where healthd did not run or its lines are missing, faults may have gone unrecorded.",
-    "Prometheus records a condition at each scrape: conditions between two scrapes are missing.",
-    "Slurm accounts a job when it ends: running jobs are incomplete.",
-    "A condition near a failure is evidence, not proof: the chapter on causes gives the number explained by chance.",
+    "Where healthd did not run or its lines are missing, faults may be unrecorded.",
+    "Prometheus records a condition at each scrape: a condition that opens and closes between two scrapes is missing.",
+    "Slurm accounts for a job when it ends, so running jobs are incomplete.",
+    "A condition near a failure is evidence, not proof: the chapter on causes shows how many chance would explain.",
 )
 
 
@@ -239,10 +239,10 @@ def write_report(folder: str, text: str) -> str:
     mode = 0o600
     if os.path.lexists(path):
         if os.path.islink(path) or not os.path.isfile(path):
-            raise UnknownReport(f"{path} exists and is not a file: choose another folder")
+            raise UnknownReport(f"{path} exists and is not a regular file; choose another folder")
         with open(path, encoding="utf-8", errors="replace") as file:
             if not is_report(file.read(20_000)):
-                raise UnknownReport(f"{path} exists and is not a report of healthd: choose another folder")
+                raise UnknownReport(f"{path} exists and is not a healthd report; choose another folder")
         mode = os.stat(path).st_mode & 0o777
     atomic_files.replace_file(path, text, mode)
     return path
@@ -267,8 +267,8 @@ def _chapter(part: Chapter, documents: Mapping[str, Document]) -> View:
     reason, command, flags = head["unanswered"][part.name].partition(": healthd ")
     if part.name in head["failed"]:
         return View(part.name, part.title, (f"This chapter failed: {reason}.",))
-    remedy = (f"To get this chapter, ingest the missing source: healthd {flags}.",) if command else ()
-    return View(part.name, part.title, (f"Not known: {reason}.",), notes=remedy)
+    remedy = (f"To get this chapter, ingest the missing source with: healthd {flags}.",) if command else ()
+    return View(part.name, part.title, (f"Unknown: {reason}.",), notes=remedy)
 
 
 def _shared_notes(notes: Sequence[str]) -> tuple[str, ...]:

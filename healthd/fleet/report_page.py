@@ -19,12 +19,12 @@ from healthd.common.text import printable, regex
 from healthd.fleet.figures import COLOURS, Figure
 from healthd.fleet.view import Column, Detail, Form, Table, View
 
-MAX_CAPTION_LENGTH = 260  # characters of a caption above its chart; longer captions are shown with the numbers
-MAX_ROWS = 400  # per table on the page; --json has all
+MAX_CAPTION_LENGTH = 260  # characters in a caption above its chart; longer captions appear with the numbers
+MAX_ROWS = 400  # per table on the page; --json lists all
 GENERATOR = "healthd fleet report"
-# Defaults of all charts (https://vega.github.io/vega-lite/docs/config.html): no background, so that the page's is
-# visible; legends at the top, where they take no width from a narrow page; readable text sizes. report.js sets the
-# number of legend columns from the page's width: Vega reserves no room for a computed number of rows.
+# Defaults of all charts (https://vega.github.io/vega-lite/docs/config.html): no background, so that the page's
+# background is visible; legends at the top, where they take no width from a narrow page; readable text sizes. report.js
+# sets the number of legend columns from the page's width: Vega reserves no room for a computed number of rows.
 _CHART_CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
@@ -55,9 +55,9 @@ class Assets:
 class Report:
     """Content of the report page.
 
-    coverage  a sentence on the period and the choice
+    coverage  a sentence on the period and the selection
     opening   sentences for a manager
-    commands  name of a chapter -> the command that prints the same as numbers
+    commands  the command that prints each chapter as numbers, by the chapter's name
     limits    what this store cannot show
     made_by   a sentence on how the report was made; command: the command line
     """
@@ -74,7 +74,7 @@ class Report:
 
 
 def render_page(report: Report, assets: Assets) -> str:
-    """Return the complete file. Raises ValueError for a chart with NaN."""
+    """Return the complete page. Raises ValueError for a chart with NaN."""
     scripts = [_escape_script(assets.bundle), _escape_script(assets.script)]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (
@@ -111,7 +111,7 @@ def render_page(report: Report, assets: Assets) -> str:
 
 
 def is_report(beginning: str) -> bool:
-    """Return True if a file that begins like this is a report of healthd."""
+    """Return True if a file that begins like this is a healthd report."""
     return f'<meta name="generator" content="{GENERATOR}">' in beginning
 
 
@@ -146,7 +146,7 @@ def _body(report: Report, specs: list[str]) -> Iterator[str]:
 
 
 LIMITS = "Limits of this report"
-_NO_NETWORK = "This file needs no network: the program inside it draws the charts and fetches nothing."
+_NO_NETWORK = "This file needs no network: the program in it draws the charts and fetches nothing."
 
 
 def _chapter(chapter: View, command: str, specs: list[str]) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _figure(figure: Figure, specs: list[str]) -> Iterator[str]:
     if len(figure.description) <= MAX_CAPTION_LENGTH:
         yield caption
     yield f'<div class="chart" data-chart="{name}"></div>'
-    yield "<details>\n<summary>The numbers of this chart</summary>"
+    yield "<details>\n<summary>The numbers in this chart</summary>"
     if len(figure.description) > MAX_CAPTION_LENGTH:
         yield caption
     yield from _table(figure_table(figure))

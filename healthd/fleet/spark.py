@@ -1,6 +1,6 @@
 """Queries on Spark, for stores too large for one machine: sqlglot translates the SQL to Spark's dialect.
 
-The Parquet files must be readable on all machines of the cluster. Needs the extra healthd[spark], and Java.
+The Parquet files must be readable on all machines in the cluster. Needs the extra healthd[spark] and Java.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from healthd.fleet.tables import BIGINT, BOOLEAN, DOUBLE, TABLES, TEXT
 
 
 class SparkUnavailable(HealthdError):
-    """Spark is not installed, or does not start."""
+    """Spark is not installed or does not start."""
 
 
 _TYPES = {BIGINT: "BIGINT", DOUBLE: "DOUBLE", TEXT: "STRING", BOOLEAN: "BOOLEAN"}
@@ -36,8 +36,8 @@ def run_queries(
 ) -> Iterator[QueryResult]:
     """Run the last of these queries, like engine.run_queries.
 
-    master: "spark" is this machine, "spark://HOST:PORT" a cluster. Raises SparkUnavailable, or InvalidQuery for SQL
-    that Spark rejects.
+    master: "spark" for this machine, "spark://HOST:PORT" for a cluster. Raises SparkUnavailable, or InvalidQuery for
+    SQL that Spark rejects.
     """
     with session(master, threads, memory_mib) as spark:
         yield run_in_session(spark, queries, files, parameters)
@@ -51,7 +51,8 @@ class Spark:
         _create_views(session, files)
 
     def table(self, name: str, sql: str) -> None:
-        # A checkpoint, not a cache: the plan of a later query would contain the plans of all tables below.
+        # This is a checkpoint, not a cache, because the plan of a later query would otherwise contain the plans of all
+        # tables below.
         with _raise_store_errors():
             self._session.sql(to_spark_sql(sql)).localCheckpoint().createOrReplaceTempView(name)
 
@@ -106,7 +107,7 @@ def _create_views(spark: Any, files: Files) -> None:
             nothing = ", ".join(f"CAST(NULL AS {_TYPES[kind]}) AS {column}" for column, kind in table.columns.items())
             rows = spark.sql(f"SELECT {nothing} WHERE false")
         rows.createOrReplaceTempView(name)
-    # Not from Python rows: Spark would need the same Python version on each of its machines.
+    # This does not use Python rows, because Spark would then need the same Python version on all its machines.
     spark.range(NUMBER_COUNT).toDF("n").createOrReplaceTempView("numbers")
 
 
@@ -135,12 +136,14 @@ def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEM
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise SparkUnavailable(f"--engine: {error.name} is not installed here: pip install pyspark sqlglot") from None
+        raise SparkUnavailable(
+            f"--engine: {error.name} is not installed here; run pip install pyspark sqlglot"
+        ) from None
     is_local = master == "spark"
     settings = {
         "spark.app.name": "healthd fleet",
         "spark.log.level": "ERROR",
-        "spark.sql.ansi.enabled": "true",  # an overflow is an error, as in DuckDB, not NULL
+        "spark.sql.ansi.enabled": "true",  # an overflow is an error, as in DuckDB, instead of NULL
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

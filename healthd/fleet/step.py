@@ -1,8 +1,8 @@
-"""One step of an ingest: rows are staged, merged into the months of their tables, and committed together.
+"""One step of an ingest: stage rows, merge them into the months of their tables, and commit them together.
 
-The table (tables.py) defines which of two versions of a row is kept: the more complete one, else a staged row before a
-stored one. Of two staged rows the one with the later end is kept (the larger values of `preferred_columns`), then the
-larger row, so that their order does not matter.
+The table (tables.py) defines which of two versions of a row is kept: the more complete version, else a staged row
+before a stored one. Of two staged rows, the row with the later end is kept (the larger values of `preferred_columns`),
+then the larger row, so that their order does not matter.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from healthd.fleet.tables import TABLES, Table
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS
 
 MAX_TIME = 4102444799  # the end of 2099: a later time is invalid
-MONTH_SECONDS_COLUMN = "month_seconds"  # column of a staged row: the time that gives its month, -1 for none
-RANK_COLUMN = "merge_rank"  # one bit for each column of `preferred_columns` with a value; lowest bit: the row is staged
+MONTH_SECONDS_COLUMN = "month_seconds"  # column of a staged row: the time that determines its month, -1 for none
+RANK_COLUMN = "merge_rank"  # one bit per column of `preferred_columns` with a value; the lowest bit marks staged rows
 
 Execute = Callable[[str], duckdb.DuckDBPyConnection]
 
@@ -46,7 +46,7 @@ class Merge:
         self.has_moved = False
 
     def write_months(self) -> dict[str, File | None]:
-        """Write the months that change. Return month -> new file, or None if no rows are left."""
+        """Write the months that change. Return the new file of each month, or None where no rows are left."""
         if expired := prune.expired_condition(self.table, self.store.manifest.pruned_before):
             self.execute(f"DELETE FROM {self.staged} WHERE {expired}")
         vacated = self._settle_months() if self.can_move else []
@@ -83,8 +83,8 @@ class Merge:
     def _settle_months(self) -> list[str]:
         """Keep only the best rows of keys that moved to another month, for example after a corrected time zone.
 
-        Return the months that they left. Only the keys of the stored months are read; Parquet's statistics limit that
-        to row groups that may contain them.
+        Return the months that the rows left. Only the keys of the stored months are read, and Parquet's statistics
+        limit that to row groups that may contain them.
         """
         keys_sql = f"SELECT {self.key}, {MONTH_SECONDS_COLUMN}, {self._rank_sql(1)} FROM {self.staged}"
         if live := self.store.manifest.files(self.table.name):
@@ -116,7 +116,7 @@ class Merge:
         return self._query_column("SELECT DISTINCT unnest(left_months) FROM moved WHERE best[1] % 2 = 1")
 
     def _write_month(self, month: str) -> File | None:
-        """Write the month's rows, stored and staged, sorted by their key."""
+        """Write the month's stored and staged rows, sorted by key."""
         path = self.store.path(self.table.name, month)
         count = self._query_column(
             f"COPY (SELECT {self.columns} FROM ({self._best_rows_sql(self._stored_and_staged(month))}) ORDER BY "
@@ -195,10 +195,10 @@ class Step:
         return count
 
     def stage_text(self, table: str, path: str) -> None:
-        """Stage a file of clean text, which is not removed.
+        """Stage a file of clean text. The file is not removed.
 
-        A row per line, all the table's columns in order, separated by tabs, UTF-8, no header. An empty field is NULL,
-        "" an empty text. A text with a tab or a quotation mark is quoted, with quotation marks doubled.
+        Each line is a row with all the table's columns in order, separated by tabs; UTF-8, no header. An empty field is
+        NULL, "" is an empty text. A text that contains a tab or quotation mark is quoted, with quotation marks doubled.
         """
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in TABLES[table].columns.items())
         self.stage_sql(
@@ -208,7 +208,7 @@ class Step:
         )
 
     def stage_sql(self, table: str, query: str, parameters: Iterable[Any] = ()) -> None:
-        """Stage the rows of a query with the table's columns in order. It may read `staged` and `live` rows."""
+        """Stage the rows of a query with the table's columns in order. The query may read `staged` and `live` rows."""
         self._create_staging(table)
         month = TABLES[table].month_column
         seconds = f"coalesce({quoted(month)}, -1)" if month else "0"
@@ -220,32 +220,32 @@ class Step:
         self.execute(f"INSERT INTO {self.staged(table)} SELECT *, {seconds} FROM ({typed})", parameters)
 
     def staged(self, table: str) -> str:
-        """Return SQL for FROM: the staged rows, with the table's columns and one more."""
+        """Return SQL for FROM that selects the staged rows, with the table's columns and one more."""
         self._create_staging(table)
         return f"staging.{quoted(table)}"
 
     def live(self, table: str) -> str:
-        """Return SQL for FROM: the rows of the store."""
+        """Return SQL for FROM that selects the rows in the store."""
         return f"({select_sql(self.store.connection, table, self.store.files(table))})"
 
     def execute(self, query: str, parameters: Iterable[Any] = ()) -> duckdb.DuckDBPyConnection:
-        """Run a DuckDB query. Raises StoreError: no space, or a damaged file."""
+        """Run a DuckDB query. Raises StoreError if there is no space or a file is damaged."""
         with store_errors(self.store):
             return self.store.connection.execute(query, list(parameters))
 
     def cursor(self, name: str, text: str) -> None:
-        """Set how far the source was read; committed with the rows."""
+        """Set how far the source was read. It is committed with the rows."""
         self.cursors[f"{self.source}{name}"] = text
 
     def set_coverage(self, from_time: int | None, to_time: int | None, *clusters: str) -> None:
-        """Set the period and clusters of the piece, if only its rows show them."""
+        """Set the piece's period and clusters, if only the rows show them."""
         self.covered = from_time, to_time
         self.clusters.update(clusters)
 
     def covered_times(self, table: str, current_time: int) -> list[tuple[str, int | None, int | None, int]]:
-        """Return (cluster, first time, last time, rows) of the staged rows; None: no row has a time.
+        """Return (cluster, first time, last time, rows) of the staged rows. A time is None if no row has one.
 
-        Times of a wrong clock are ignored, and the future is never covered.
+        Times from a wrong clock are ignored, and the future is never covered.
         """
         columns = list(map(quoted, filter(None, dict.fromkeys((TABLES[table].month_column, END_COLUMNS.get(table))))))
         valid = f"BETWEEN {CLOCK_SET_SECONDS} AND {current_time + CLOCK_AHEAD_SECONDS}"
@@ -263,7 +263,7 @@ class Step:
         if not self._staged:
             path = os.path.join(self.store.temporary, "staged.duckdb")
             self.execute(f"ATTACH {literal(path)} AS staging")
-            self.execute("BEGIN")  # never committed: not needed afterwards
+            self.execute("BEGIN")  # never committed, because it is not needed afterwards
         if table not in self._staged:
             self._staged.add(table)
             kinds = (f"{quoted(name)} {kind}" for name, kind in TABLES[table].columns.items())
@@ -289,9 +289,9 @@ class Step:
 
 @contextmanager
 def step(store: Store, source: str = "") -> Iterator[Step]:
-    """Stage rows and set cursors in the block; at its end all are committed, or none.
+    """Stage rows and set cursors in the block. At its end, all are committed, or none.
 
-    source: prefix of its cursors. Raises StoreError.
+    source: prefix of the cursors. Raises StoreError.
     """
     new_step = Step(store, source)
     try:
@@ -301,7 +301,7 @@ def step(store: Store, source: str = "") -> Iterator[Step]:
         if manifest != store.manifest:
             store.commit(manifest)
     except BaseException:
-        with suppress(OSError):  # the new files use the disk space that is missing
+        with suppress(OSError):  # the new files take up the disk space that is missing
             store.remove_leftovers()
         raise
     finally:

@@ -1,16 +1,16 @@
 """The store: a folder of Parquet files, and a manifest that lists the valid ones.
 
-    DB/manifest.json                            replaced at once: the commit
+    DB/manifest.json                            replaced atomically; this is the commit
     DB/TABLE/month=2026-11/GENERATION.parquet   a table without months has month=all
-    DB/lock                                     one writer at a time
+    DB/lock                                     allows one writer at a time
     DB/key                                      the site's key, unless another is given (privacy.py)
     DB/temporary/                               a writer's temporary files
 
-The store is readable by its owner only, folders 0700 and files 0600. If the site gave the folder a group with read
-permission (chmod 2750), that group can read it too. The key and the lock remain the owner's.
+The store is readable only by its owner (folders 0700, files 0600). If the site gave the folder a group with read
+permission (chmod 2750), that group can also read it. The key and the lock remain the owner's.
 
-A writer that is killed at any point leaves the manifest unchanged; the next writer removes its other files. Readers
-hold a shared lock on the folder itself, so that no file vanishes while they read: unlisted files are removed when there
+A writer that is killed at any point leaves the manifest unchanged. The next writer removes its other files. Readers
+hold a shared lock on the folder itself, so that no file vanishes while they read. Unlisted files are removed when there
 is no reader.
 """
 
@@ -36,25 +36,25 @@ from healthd.fleet.tables import TABLES
 
 MEMORY_LIMIT = "600MB"  # for DuckDB; it writes the rest to DB/temporary
 TEMPORARY = "temporary"
-ALL_MONTHS = "all"  # the month of a table without months
-UNKNOWN_MONTH = "unknown"  # the month of a row without a time
+ALL_MONTHS = "all"  # month of a table without months
+UNKNOWN_MONTH = "unknown"  # month of a row without a time
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The store at one moment."""
+    """The store at one point in time."""
 
     folder: str
     manifest: Manifest
 
     def files(self, table: str) -> list[str]:
-        """Return the table's files, by month: absolute paths."""
+        """Return the absolute paths of the table's files, by month."""
         return [os.path.join(self.folder, file.name) for _, file in sorted(self.manifest.files(table).items())]
 
 
 @contextmanager
 def open_for_reading(folder: str) -> Iterator[Snapshot]:
-    """Open the store for reading: its files remain until the end of the block. Raises StoreError."""
+    """Open the store for reading. Its files remain until the end of the block. Raises StoreError."""
     folder = _absolute_path(folder)
     with _shared_lock(folder):
         yield Snapshot(folder, manifests.read_manifest(folder))
@@ -81,9 +81,9 @@ def select_sql(connection: duckdb.DuckDBPyConnection, table: str, files: list[st
 
 
 def damaged_file_error(connection: duckdb.DuckDBPyConnection, files: list[str], error: duckdb.Error) -> StoreError:
-    """Return an error that names the damaged file, or has DuckDB's message.
+    """Return an error that names the damaged file or contains DuckDB's message.
 
-    Raises the original error if it is about memory and no file is damaged: engine.open_database knows the limit.
+    Raises the original error if it concerns memory and no file is damaged, since engine.open_database has the limit.
     """
     with suppress(duckdb.Error):  # an aborted transaction would reject the queries below
         connection.execute("ROLLBACK")
@@ -101,7 +101,7 @@ def damaged_file_error(connection: duckdb.DuckDBPyConnection, files: list[str], 
 
 class MemoryLimitExceeded(StoreError):
     def __init__(self, mib: int) -> None:
-        super().__init__(f"the answer needs more than {mib:,} MiB: raise the limit with --memory")
+        super().__init__(f"the answer needs more than {mib:,} MiB; raise the limit with --memory")
 
 
 def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
@@ -114,7 +114,7 @@ def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
         "temp_directory": folder,
     }
     connection = duckdb.connect(":memory:", config=options)
-    connection.execute("SET enable_progress_bar = false")  # it would disturb the output on a terminal
+    connection.execute("SET enable_progress_bar = false")  # it would garble the output on a terminal
     return connection
 
 
@@ -131,7 +131,7 @@ def first_line(error: Exception) -> str:
 
 
 class Store:
-    """The store, opened by its one writer."""
+    """The store, opened by its only writer."""
 
     def __init__(self, folder: str, manifest: Manifest, connection: duckdb.DuckDBPyConnection) -> None:
         self.folder = folder
@@ -145,7 +145,7 @@ class Store:
 
     @property
     def temporary(self) -> str:
-        """A folder for files that are not needed after the ingest."""
+        """Folder for files that are not needed after the ingest."""
         return os.path.join(self.folder, TEMPORARY)
 
     def files(self, table: str) -> list[str]:
@@ -159,7 +159,7 @@ class Store:
         return os.path.join(folder, f"{self.manifest.generation + 1}.parquet")
 
     def commit(self, manifest: Manifest) -> None:
-        """Make this the store's manifest, after syncing its new files. Raises StoreError."""
+        """Replace the store's manifest after syncing the new files. Raises StoreError."""
         manifest = replace(manifest, generation=self.manifest.generation + 1)
         try:
             for path in _file_names(manifest) - _file_names(self.manifest):
@@ -176,14 +176,14 @@ class Store:
         with _exclusive(self.folder) as alone:
             if alone:
                 for path in leftovers(self.folder, self.manifest):
-                    with suppress(OSError):  # it only uses space; the next writer tries again
+                    with suppress(OSError):  # the file only uses space; the next writer tries again
                         os.unlink(path)
                         os.rmdir(os.path.dirname(path))
 
 
 @contextmanager
 def keyboard_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C while DuckDB works, which handles the signal itself."""
+    """Raise KeyboardInterrupt on Ctrl-C while DuckDB runs, since DuckDB handles the signal itself."""
     try:
         yield
     except (duckdb.InterruptException, RuntimeError) as error:
@@ -194,7 +194,7 @@ def keyboard_interrupts() -> Iterator[None]:
 
 @contextmanager
 def store_errors(store: Store) -> Iterator[None]:
-    """Turn errors of DuckDB and the system into StoreError with one sentence."""
+    """Turn DuckDB and system errors into StoreError with one sentence."""
     try:
         with keyboard_interrupts():
             yield
@@ -209,7 +209,7 @@ def store_errors(store: Store) -> Iterator[None]:
 
 @contextmanager
 def open_for_writing(folder: str, make: bool = False) -> Iterator[Store]:
-    """Open the store for writing. make: create it if missing. Raises StoreError."""
+    """Open the store for writing. make: create the store if missing. Raises StoreError."""
     folder = _absolute_path(folder)
     with _restricted_umask(folder):
         if make:
@@ -228,9 +228,9 @@ def open_for_writing(folder: str, make: bool = False) -> Iterator[Store]:
 
 
 def _absolute_path(folder: str) -> str:
-    """Return the absolute path. Raises StoreError for characters that DuckDB and Spark expand as a pattern.
+    """Return the absolute path. Raises StoreError for characters that DuckDB and Spark expand as patterns.
 
-    They would read the files of other stores that match.
+    Such a path would also read the files of other stores that match.
     """
     path = os.path.abspath(folder)
     if not path.isprintable() or any(sign in path for sign in "*?[]{}\\"):
@@ -240,11 +240,11 @@ def _absolute_path(folder: str) -> str:
 
 @contextmanager
 def _restricted_umask(folder: str) -> Iterator[None]:
-    """Restrict the mode of files created in the block, also by DuckDB, to the owner and a reading group."""
+    """Restrict files created in the block, also by DuckDB, to the owner and a reading group."""
     shared = stat.S_ISGID | stat.S_IRGRP
     try:
         mode = os.stat(folder).st_mode
-    except OSError:  # it will be created, or opening it reports the error
+    except OSError:  # the folder will be created, or opening it reports the error
         mode = 0
     before = os.umask(0o027 if mode & shared == shared else 0o077)
     try:
@@ -285,7 +285,7 @@ def _create_store(folder: str) -> None:
         entries = os.listdir(folder)
         if manifests.NAME not in entries:
             if set(entries) - {"lock", "key", f"{manifests.NAME}.new"}:
-                raise StoreError(f"{folder}: has other files and is not a store: choose a new or empty folder")
+                raise StoreError(f"{folder}: contains other files and is not a store; choose a new or empty folder")
             with _write_lock(folder):
                 if not os.path.exists(os.path.join(folder, manifests.NAME)):
                     manifests.write_manifest(folder, Manifest())
@@ -309,7 +309,7 @@ def _recreate_folder(folder: str) -> None:
 def _write_lock(folder: str) -> Iterator[None]:
     """Lock the store for one writer. Raises StoreError.
 
-    As root, no other user may be able to put a link there: docs/adr/0019.
+    If this runs as root, no other user may be able to put a link there (docs/adr/0019).
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -326,14 +326,16 @@ def _write_lock(folder: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             process_id = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-            raise StoreError(f"{folder}: another ingest (process {process_id}) is running: wait for it") from None
+            raise StoreError(
+                f"{folder}: another ingest (process {process_id}) is running; wait for it to finish"
+            ) from None
         except OSError as error:
             raise StoreError(
-                f"{folder}: cannot be locked: {error.strerror}: choose a folder on a file system with locks (Lustre: "
-                "mounted with -o flock)"
+                f"{folder}: cannot be locked: {error.strerror}; choose a folder on a file system that supports locks "
+                "(Lustre: mounted with -o flock)"
             ) from None
         os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # on a full disk the process id is missing
+        with suppress(OSError):  # on a full disk, the process id is missing
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
@@ -343,7 +345,7 @@ def _write_lock(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _shared_lock(folder: str) -> Iterator[None]:
-    """Keep live files until the end of the block, or (NFS without locks) until the next writer begins."""
+    """Keep live files until the end of the block or, on NFS without locks, until the next writer begins."""
     descriptor = -1
     try:
         with suppress(OSError):

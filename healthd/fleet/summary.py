@@ -1,6 +1,6 @@
 """The five opening sentences of a report, for management: usage, loss, interruptions, main cause, recommendation.
 
-Computed from the documents that `--json` prints. The sentences are true for any store: unknown facts are reported as
+Computed from the documents that `--json` prints. The sentences are true for any store. Unknown facts are reported as
 unknown, with the reason. Pure.
 """
 
@@ -13,12 +13,12 @@ from healthd.common.text import printable
 from healthd.fleet.answers.causes import CAUSES, USER_PROGRAM
 from healthd.fleet.answers.document import Document, format_duration, number, percent
 
-LARGE_GPUS = 1024  # size of the job whose interruptions are given: typical for training a large model
+LARGE_GPUS = 1024  # size of the job whose interruptions are reported; typical for training a large model
 GPUS_PER_NODE = 8
 DAY = 86400
 MAX_MTTF_SECONDS = 1000 * 365 * DAY  # as in `rate`
-MAX_NODES = 3  # nodes named in a sentence; the chapter has all
-# Missing data in words for readers who know neither stores nor commands.
+MAX_NODES = 3  # nodes named in a sentence; the chapter lists all
+# Missing data, in words for readers who know neither stores nor commands.
 PLAIN_REASONS = {
     "the store has no jobs": "no job records were read",
     "the store has no events": "no records of health checks were read",
@@ -27,7 +27,12 @@ PLAIN_REASONS = {
 
 
 def opening_sentences(documents: Mapping[str, Document], missing: Mapping[str, str]) -> tuple[str, str, str, str, str]:
-    """Return the opening. documents: name of an answer -> its document. missing: name -> why there is none."""
+    """Return the opening sentences.
+
+    Args:
+        documents: the document of each answer, by name.
+        missing: for each missing answer, why there is none, by name.
+    """
     return (
         _usage_sentence(documents.get("states"), _reason_suffix("states", missing)),
         _loss_sentence(documents.get("goodput"), documents.get("states"), _reason_suffix("goodput", missing)),
@@ -38,7 +43,7 @@ def opening_sentences(documents: Mapping[str, Document], missing: Mapping[str, s
 
 
 def _reason_suffix(name: str, missing: Mapping[str, str]) -> str:
-    """Return ": no job's records were read", or "". The chapter has the command that adds the data."""
+    """Return ": no job records were read", or "". The chapter shows the command that adds the data."""
     if name not in missing:
         return ""
     reason = missing[name].partition(": healthd ")[0]
@@ -47,7 +52,7 @@ def _reason_suffix(name: str, missing: Mapping[str, str]) -> str:
 
 def _usage_sentence(states: Document | None, why: str) -> str:
     if states is None:
-        return f"The usage is not known{why}."
+        return f"The usage is unknown{why}."
     rows = states["by_state"]
     jobs, gpu_hours = sum(row["jobs"] for row in rows), _gpu_hours(states)
     if not jobs:
@@ -61,7 +66,7 @@ def _usage_sentence(states: Document | None, why: str) -> str:
 
 def _loss_sentence(goodput: Document | None, states: Document | None, why: str) -> str:
     if goodput is None:
-        return f"The cost of failures is not known{why}."
+        return f"The cost of failures is unknown{why}."
     first, second = goodput["first_order"], goodput["second_order"]
     hours = first["gpu_hours"] + second["gpu_hours"]
     if not first["jobs"]:
@@ -80,21 +85,23 @@ def _loss_sentence(goodput: Document | None, states: Document | None, why: str) 
 
 def _interruption_sentence(rate: Document | None, why: str) -> str:
     if rate is None:
-        return f"The interruption rate of a large job is not known{why}."
+        return f"The interruption rate of a large job is unknown{why}."
     if not rate["node_days"]:
-        return "The interruption rate of a large job is not known: no job on more than 128 GPUs ran in this period."
+        return "The interruption rate of a large job is unknown: no job on more than 128 GPUs ran in this period."
     nodes = LARGE_GPUS / GPUS_PER_NODE
     low, high = rate["interval"]
     job = f"a job on {LARGE_GPUS:,} GPUs"
     if not rate["failures"]:
-        lower_bound = f", so {job} runs {_format_interval(nodes, high)} or longer between two" if high else ""
+        lower_bound = (
+            f", so {job} runs at least {_format_interval(nodes, high)} between two interruptions" if high else ""
+        )
         return (
             f"No large job was ended by its nodes in {number(float(rate['node_days']))} node-days{lower_bound} "
             "(97.5 % confidence)."  # the upper end of a two-sided 95 % interval
         )
     interval_text = f" (95 % interval: {_format_range(nodes, low, high)})" if low and high else ""
     interval = _format_interval(nodes, rate["r_f"])
-    return f"At the measured rate, {job} is interrupted by its nodes every {interval}{interval_text}."
+    return f"At the measured rate, nodes interrupt {job} every {interval}{interval_text}."
 
 
 def _format_interval(nodes: float, per_thousand_node_days: float) -> str:
@@ -110,7 +117,7 @@ def _format_range(nodes: float, low: float, high: float) -> str:
 
 def _cause_sentence(attribution: Document | None, why: str) -> str:
     if attribution is None:
-        return f"The main cause of failures is not known{why}."
+        return f"The main cause of failures is unknown{why}."
     infrastructure_causes = [row for row in attribution["causes"] if row["domain"] != USER_PROGRAM and row["jobs"]]
     silent_node_fails, unattributed = attribution["unattributed_node_fails"], attribution["unattributed"]
     unexplained = (
@@ -122,24 +129,24 @@ def _cause_sentence(attribution: Document | None, why: str) -> str:
         return f"Nodes were lost without a known fault, which ended {plural(silent_node_fails, 'job')}; {unexplained}."
     if not infrastructure_causes:
         return (
-            f"The main cause of failures is not known: {unexplained}."
+            f"The main cause of failures is unknown: {unexplained}."
             if unattributed
-            else "No job failed by a known fault."
+            else "No job failed because of a known fault."
         )
     top_cause = min(infrastructure_causes, key=lambda row: (-row["jobs"], row["cause"]))
     known_jobs = sum(row["jobs"] for row in infrastructure_causes)
     ended = f"{top_cause['jobs']:,} of the {plural(known_jobs, 'job')} that known faults ended"
     if silent_node_fails > top_cause["jobs"]:
         return (
-            f"Most often a node was lost without a known fault: {silent_text}; among the known faults, "
-            f"{_cause_label(top_cause['cause'])} ended most jobs: {top_cause['jobs']:,}."
+            f"Most often, a node was lost without a known fault: {silent_text}; among the known faults, "
+            f"{_cause_label(top_cause['cause'])} ended the most jobs: {top_cause['jobs']:,}."
         )
     return f"The main cause of failures is {_cause_label(top_cause['cause'])}, which ended {ended}; {unexplained}."
 
 
 def _lemon_sentence(lemons: Document | None, why: str) -> str:
     if lemons is None:
-        return f"The nodes to take out are not known{why}."
+        return f"The nodes to take out are unknown{why}."
     nodes = [printable(str(row["node"])) for row in lemons["nodes"]]
     if not nodes:
         return "No node fails often enough to be taken out."

@@ -1,6 +1,6 @@
 """Answers as text tables that fit the page. Pure.
 
-A column with the same value in all rows is printed once above the table; columns that do not fit are listed below.
+A column with the same value in all rows is printed once above the table. Columns that do not fit are listed below.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from healthd.common.page import Page, plain
 
 MAX_CELL_WIDTH = 40
-MIN_PAGE_WIDTH = 80  # columns of a page
+MIN_PAGE_WIDTH = 80  # columns on a page
 _TIMES = ("time", "first_seen", "last_seen")
 _LATEST = 253402300799  # the end of the year 9999
 
@@ -22,7 +22,7 @@ def format_table(
 ) -> str:
     """Format rows as a table. Times are epoch seconds and are printed in UTC.
 
-    right_aligned: the columns to align right; None: those with numbers only.
+    right_aligned: columns to align right; None for columns that contain only numbers.
     """
     cells = [[format_cell(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
     is_constant = [len(rows) > 1 and len({row[index] for row in cells}) == 1 for index in range(len(columns))]
@@ -61,7 +61,7 @@ def format_table(
         *(page.wrap(f"the same in all rows: {constant_text}") if constant_text else ()),
         page.heading(line(columns)),
         *map(line, cells),
-        *(page.wrap(f"not shown here: {', '.join(hidden)} (--csv and --json have them)") if hidden else ()),
+        *(page.wrap(f"not shown here: {', '.join(hidden)} (see --csv and --json)") if hidden else ()),
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Tables of the store, which an ingest writes and queries read.
+"""The store's tables, which ingests write and queries read.
 
 Times are whole seconds since the epoch, UTC. None (NULL) is "unknown" or "not yet", never 0 or "". Types are those that
 DuckDB and Spark have in common.
@@ -15,10 +15,10 @@ BIGINT, DOUBLE, TEXT, BOOLEAN = "BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN"
 class Table:
     """Definition of a table.
 
-    columns            name -> type, in order
-    key_columns        key: a row with equal values in these columns replaces an earlier one
-    month_column       the column whose month (UTC) determines the row's file; "" = the table is one file
-    preferred_columns  of two versions of a row the more complete one is kept: the first of these columns that is None
+    columns            type of each column by name, in order
+    key_columns        key; a row with equal values in these columns replaces an earlier row
+    month_column       the column whose month (UTC) determines the row's file; "" if the table is one file
+    preferred_columns  of two versions of a row, the more complete one is kept: the first of these columns that is None
                        in only one version decides, whichever was read first; if none decides, the version read later
     row_key_columns    further key columns, for keys with many rows
     """
@@ -31,15 +31,15 @@ class Table:
     row_key_columns: tuple[str, ...] = ()
 
 
-# One row for each accounting record of a job: a requeue gives the same job_id a new db_index.
+# One row for each of a job's accounting records; a requeue gives the same job_id a new db_index.
 JOBS = Table(
     "jobs",
     {
         "cluster": TEXT,
-        # Slurm's 64 bits as a signed number: from 24.11 on it is an SLUID, whose upper bit may be set
-        # (src/common/sluid.c). For a history without it: 62 bits of a hash of the row's identity.
+        # Slurm's 64 bits as a signed number. From 24.11, it is an SLUID, whose upper bit may be set
+        # (src/common/sluid.c). For a history without one, 62 bits of a hash of the row's identity.
         "db_index": BIGINT,
-        "job_id": BIGINT,  # the raw id, also for a task of an array
+        "job_id": BIGINT,  # the raw id, also for an array task
         "array_job_id": BIGINT,
         "array_task_id": BIGINT,
         "restarts": BIGINT,
@@ -48,10 +48,10 @@ JOBS = Table(
         "exit_signal": BIGINT,
         "submit_time": BIGINT,
         "eligible_time": BIGINT,
-        "start_time": BIGINT,  # None: it never ran
-        "end_time": BIGINT,  # None: not yet
+        "start_time": BIGINT,  # None if it never ran
+        "end_time": BIGINT,  # None if it has not ended
         "nodes": BIGINT,
-        "gpus": BIGINT,  # allocated, on all nodes together
+        "gpus": BIGINT,  # allocated GPUs, over all nodes
         "cpus": BIGINT,
         "node_list": TEXT,  # Slurm's host list
         "partition": TEXT,
@@ -59,7 +59,7 @@ JOBS = Table(
         "qos": TEXT,
         "priority": BIGINT,
         "user_name": TEXT,  # depends on --users: the name, None, or a hash
-        "run_key": TEXT,  # equal for jobs with the same name and work directory; None: one is unknown
+        "run_key": TEXT,  # equal for jobs with the same name and work directory; None if either is unknown
         "reservation": TEXT,
         "time_limit_seconds": BIGINT,
         "suspended_seconds": BIGINT,
@@ -81,7 +81,7 @@ JOB_NODES = Table(
         "submit_time": BIGINT,
         "start_time": BIGINT,
         "end_time": BIGINT,
-        "gpus": DOUBLE,  # the job's GPUs / its nodes
+        "gpus": DOUBLE,  # the job's GPUs divided by its nodes
     },
     ("cluster", "db_index"),
     "submit_time",
@@ -110,10 +110,10 @@ EVENTS = Table(
         "subject": TEXT,
         "severity": TEXT,
         "was": TEXT,
-        "kind": TEXT,  # edge: it happened at a moment; level: each run of the check finds it
+        "kind": TEXT,  # edge: it happened at one moment; level: each run of the check finds it
         "first_time": BIGINT,
         "last_time": BIGINT,
-        "times": BIGINT,  # how often it was seen so far (`count`)
+        "times": BIGINT,  # number of times it was seen so far (`count`)
         "jobs": TEXT,  # ids separated by blanks
         "message": TEXT,
         "cleared_by": TEXT,
@@ -126,12 +126,14 @@ EVENTS = Table(
         "since_time": BIGINT,
         "last_alive_time": BIGINT,
         "dropped": BIGINT,
-        "rest": TEXT,  # JSON of all other fields; for an unknown schema or event: the whole line
-        # For events of conditions, else None. observed: reported only by a source that a user can forge. history: only
-        # by log lines from before healthd's first start. Rows from before these columns existed have None.
+        "rest": TEXT,  # JSON of all other fields; the whole line for an unknown schema or event
+        # For events of conditions, else None. observed: reported only by a source that a user can forge. history:
+        # reported only by log lines from before healthd's first start. Rows from before these columns existed have
+        # None.
         "observed": BOOLEAN,
         "history": BOOLEAN,
-        # For measured slowness, else None: 0.26 = an iteration takes 26 % longer; time of the first slow iteration.
+        # For measured slowness, else None. slowdown: 0.26 if an iteration takes 26 % longer. onset: first slow
+        # iteration.
         "slowdown": DOUBLE,
         "onset_time": BIGINT,
     },
@@ -150,7 +152,7 @@ NODE_STATES = Table(
         "state": TEXT,
         "reason": TEXT,
         "user_name": TEXT,  # depends on --users: the name, None, or a hash
-        "set_by": TEXT,  # healthd, slurm, person; None: unknown. Determined from the name before --users applies
+        "set_by": TEXT,  # healthd, slurm, person; None if unknown. Determined from the name before --users applies
     },
     ("cluster", "node", "start_time"),
     "start_time",
@@ -173,7 +175,7 @@ RESERVATIONS = Table(
     row_key_columns=("node",),
 )
 
-# Pre-emptions logged by slurmctld. Inferred ones are the result of a query and are not stored.
+# Pre-emptions logged by slurmctld. Inferred pre-emptions are the result of a query and are not stored.
 PREEMPTIONS = Table(
     "preemptions",
     {
@@ -181,9 +183,9 @@ PREEMPTIONS = Table(
         "time": BIGINT,
         "job_id": BIGINT,  # the pre-empted job
         "preemptor_job_id": BIGINT,
-        "mode": TEXT,  # requeued, cancelled, suspended, checkpointed, signalled (its grace time began)
-        # For a pending task of an array the log has the array's id as raw id: the task gets its own when it starts
-        # (job_array_split in slurmctld's job_mgr.c). Then (array_job_id, array_task_id) finds it in `jobs`.
+        "mode": TEXT,  # requeued, cancelled, suspended, checkpointed, signalled (the grace time began)
+        # For a pending array task, the log has the array's id as the raw id; the task gets its own id when it starts
+        # (job_array_split in slurmctld's job_mgr.c). Then (array_job_id, array_task_id) finds the task in `jobs`.
         "preemptor_array_task_id": BIGINT,
     },
     ("cluster", "time", "job_id"),
@@ -191,12 +193,12 @@ PREEMPTIONS = Table(
 )
 
 # Nodes that users excluded from their jobs. (job_id, submit_time) identifies a job's record, as in slurmdbd's unique
-# index: squeue does not print a DBIndex. A requeue keeps the job_id and the exclusions: count distinct job_ids.
+# index: squeue does not print a DBIndex. A requeue keeps the job_id and the exclusions, so count distinct job_ids.
 EXCLUSIONS = Table(
     "exclusions",
     {
         "cluster": TEXT,
-        "db_index": BIGINT,  # None: from squeue
+        "db_index": BIGINT,  # None if from squeue
         "submit_time": BIGINT,
         "node": TEXT,
         "source": TEXT,  # submit_line, script, squeue
@@ -223,13 +225,13 @@ NODES = Table(
         "gpu_model": TEXT,
         "gpus": BIGINT,
         "partitions": TEXT,  # separated by commas
-        "switch": TEXT,  # the leaf
+        "switch": TEXT,  # the leaf switch
         "rack": TEXT,
     },
     ("cluster", "node"),
 )
 
-# Failures of nodes recorded by another tool.
+# Node failures recorded by another tool.
 FAILURES = Table(
     "failures",
     {"cluster": TEXT, "node": TEXT, "time": BIGINT, "kind": TEXT},
@@ -238,7 +240,7 @@ FAILURES = Table(
 )
 
 # Conditions in Prometheus, from the first to the last scrape that showed them. Conditions between two scrapes are
-# missing. `severity` is the worst of all scrapes.
+# missing. `severity` is the worst in any scrape.
 SCRAPED_CONDITIONS = Table(
     "scraped_conditions",
     {
@@ -252,20 +254,20 @@ SCRAPED_CONDITIONS = Table(
         "last_time": BIGINT,
         "step_seconds": BIGINT,
         "first_severity": TEXT,  # severity in the first scrape
-        "worst_time": BIGINT,  # the first scrape with `severity`
+        "worst_time": BIGINT,  # time of the first scrape with `severity`
         "observed": BOOLEAN,  # reported only by a source that a user can forge
     },
     ("cluster", "node", "code", "subject", "first_time"),
     "first_time",
 )
 
-# What was read and when, and what could not be read: a query about a time that no source covers has no answer.
+# Data that was read and when, and data that could not be read. A query on a time that no source covers has no answer.
 INGESTS = Table(
     "ingests",
     {
         "cluster": TEXT,
         "source": TEXT,
-        "name": TEXT,  # a file, a day of sacct, a period of sacctmgr or a server, an ingest of event streams
+        "name": TEXT,  # a file, a day for sacct, a period for sacctmgr or a server, or an ingest of event streams
         "from_time": BIGINT,
         "to_time": BIGINT,
         "read_time": BIGINT,

@@ -1,7 +1,7 @@
 """Parsing of times and durations as written by Slurm and people, in whole seconds.
 
 A time without a zone is read in the zone given for its file. The hour that occurs twice when summer time ends is
-ambiguous, and the hour skipped when it begins does not exist: both are rejected with a message, never guessed.
+ambiguous, and the hour skipped when it begins does not exist: both are rejected with a message and never guessed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import zoneinfo
 from healthd.common.errors import HealthdError
 from healthd.common.text import is_decimal, redacted, regex
 
-# Printed by sacct for a missing time: src/common/parse_time.c, slurm_make_time_str. "N/A" is squeue's.
+# sacct prints these for a missing time (src/common/parse_time.c, slurm_make_time_str). "N/A" comes from squeue.
 NO_TIME = frozenset({"", "Unknown", "None", "N/A"})
 MIN_SECONDS, MAX_SECONDS = 0, 4_102_444_800  # 1970 to 2100
 # No cluster ran Slurm before this time, since its first release was in 2002. Earlier times come from nodes with an
-# empty clock battery, whose clocks begin in 1970 or 2000. Times more than a day after the last ingest come from a clock
+# empty clock battery, whose clocks start in 1970 or 2000. Times more than a day after the last ingest come from a clock
 # that is ahead, or are planned.
 CLOCK_SET_SECONDS, CLOCK_AHEAD_SECONDS = 1_000_000_000, 86_400
 
@@ -35,7 +35,7 @@ class NotATime(TimeError):
 
 
 def load_zone(name: str) -> datetime.tzinfo:
-    """Return a zone of the tz database, or UTC, which needs no database. Raises TimeError."""
+    """Return a zone from the tz database, or UTC, which needs no database. Raises TimeError."""
     if name == "UTC":
         return datetime.timezone.utc
     try:
@@ -45,9 +45,9 @@ def load_zone(name: str) -> datetime.tzinfo:
 
 
 def parse_seconds(text: str, default_zone: datetime.tzinfo | None = None) -> int | None:
-    """Return seconds since the epoch; None for Slurm's words for "no time", and for 0. Raises TimeError.
+    """Return seconds since the epoch, or None for 0 and for Slurm's words for "no time". Raises TimeError.
 
-    default_zone: the zone of times without one.
+    default_zone: zone for times without one.
     """
     text = text.strip()
     if text in NO_TIME:
@@ -96,14 +96,14 @@ def _bounded(number: int, text: str) -> int:
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
+    """Return the seconds in "1-02:03:04", "02:03:04", "03:04.567" or "1-02". Raises TimeError."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise TimeError(f"not a duration: {redacted(text)}")
     days, *parts = found.groups()
     numbers = [int(part) for part in parts if part is not None]
     if days is None:
-        if len(numbers) == 1:  # minutes or seconds: programs differ
+        if len(numbers) == 1:  # minutes or seconds, as programs differ
             raise TimeError(f"not a duration: {redacted(text)}")
         numbers = [0] * (3 - len(numbers)) + numbers
     hours, minutes, last_part = (*numbers, 0, 0)[:3]
@@ -111,7 +111,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_limit(text: str) -> int | None:
-    """Return the seconds of a time limit in minutes (TimelimitRaw); None: unlimited. Raises TimeError."""
+    """Return the seconds in a time limit given in minutes (TimelimitRaw), or None if unlimited. Raises TimeError."""
     text = text.strip()
     if text in ("", "UNLIMITED", "Partition_Limit"):
         return None

@@ -1,8 +1,8 @@
 """Description of an answer for people: its sentences, tables, figures and notes. Pure.
 
-Each answer describes itself once, with a function `view(document) -> View`. `view_text` writes the description for a
-terminal, report_page.py as HTML; `--json` prints the document. A column names a key of the document's rows, so that a
-table has no number that `--json` lacks.
+Each answer describes itself once, with a function `view(document) -> View`. `view_text` renders the description for a
+terminal, report_page.py renders it as HTML, and `--json` prints the document. A column names a key of the document's
+rows, so a table never shows a number that `--json` lacks.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Row = Mapping[str, Any]
 
 
 class Form(NamedTuple):
-    """Written form of a value. right_aligned: align right, as for numbers."""
+    """Text form of a value. right_aligned: True to align right, as for numbers."""
 
     write: Callable[[Any], str]
     right_aligned: bool = True
 
 
 def _optional(write: Callable[[Any], str], right_aligned: bool = True) -> Form:
-    """Return a form that writes None as "-"."""
+    """Return a form that prints None as "-"."""
     return Form(lambda value: "-" if value is None else write(value), right_aligned)
 
 
@@ -49,7 +49,7 @@ DAY = Form(lambda seconds: format_time(seconds)[:10], right_aligned=False)
 
 
 def interval(form: Form) -> Form:
-    """Return the form of [low, high]: "0.2 to 0.5"."""
+    """Return a form for [low, high], such as "0.2 to 0.5"."""
     return _optional(lambda ends: " to ".join(form.write(end) for end in ends))
 
 
@@ -66,7 +66,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """max_rows: number of rows to print; None: all. `--json` has all rows."""
+    """max_rows: number of rows to print, None for all. `--json` has all rows."""
 
     title: str
     columns: tuple[Column, ...]
@@ -74,7 +74,7 @@ class Table:
     max_rows: int | None = None
 
     def cell_texts(self) -> list[tuple[str, ...]]:
-        """Return the visible rows, each as the texts of its cells."""
+        """Return the visible rows as the texts of their cells."""
         return [
             tuple(column.form.write(get_value(row, column.accessor)) for column in self.columns)
             for row in self._visible_rows()
@@ -85,16 +85,16 @@ class Table:
 
     @property
     def hidden_rows_note(self) -> str:
-        """Sentence about hidden rows, "" if there are none."""
+        """Sentence on hidden rows, "" if there are none."""
         visible, rows = len(self._visible_rows()), len(self.rows)
-        return f"The first {visible:,} of {rows:,} rows; --json has all." if visible < rows else ""
+        return f"The first {visible:,} of {rows:,} rows; --json lists all." if visible < rows else ""
 
 
 # --- the view
 
 
 class Detail(NamedTuple):
-    """A separate part of the answer: a finding and its reasons. lines: printed unchanged, like a command. items: a
+    """A separate part of the answer, with a finding and its reasons. lines: printed unchanged, like a command. items: a
     list.
     """
 
@@ -107,10 +107,10 @@ class Detail(NamedTuple):
 class View:
     """Description of an answer.
 
-    name     of the answer
-    period   period and choice of the answer, as a line; "" if it has none
-    figures  for the report only
-    notes    limits of the answer, as sentences
+    name     name of the answer
+    period   a line with the answer's period and selection; "" if it has none
+    figures  shown only in the report
+    notes    sentences on the limits of the answer
     """
 
     name: str
@@ -131,7 +131,7 @@ def describe(
     figures: Sequence[Figure | None] = (),
     details: Sequence[Detail] = (),
 ) -> View:
-    """Return the view of a document, without empty tables and missing figures."""
+    """Return the view of a document, without empty tables or missing figures."""
     return View(
         name=document["answer"],
         title=title,

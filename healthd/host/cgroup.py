@@ -1,10 +1,10 @@
-"""Slurm jobs of processes, by the cgroup that slurmd put them into.
+"""Slurm jobs that processes belong to, determined by the cgroup that slurmd put them into.
 
 v2: 0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0
 v1: 9:devices:/slurm/uid_1000/job_123/step_0/task_0
 
 Sources: Slurm's cgroup_v2.c (_set_int_cg_ns: SLICE/slurmstepd.scope; NODE_slurmstepd.scope if several slurmds may run;
-the slice is system.slice, or CgroupSlice of cgroup.conf from 25.05 on) and interfaces/cgroup.c (v1: /slurm,
+the slice is system.slice, or CgroupSlice in cgroup.conf from 25.05 on) and interfaces/cgroup.c (v1: /slurm,
 /slurm_NODE). CgroupMountpoint is not part of these paths. If slurmd runs in a container, the container's cgroup comes
 before them.
 """
@@ -15,10 +15,10 @@ import re
 
 from healthd.common.text import regex
 
-# Users may choose names only below a cgroup that systemd gave to them: user.slice, or a service with User= and
+# Users may only choose names below a cgroup that systemd gave to them: user.slice, or a service with User= and
 # Delegate=. Nothing below one of these belongs to a job. (systemd-nspawn is a service, and root's container.)
 _NO_USERS = r"(?!user[-/.@]|(?!systemd-nspawn@)[^/\n]*\.service/)"
-# A job may give any names to cgroups below its own: the outermost counts.
+# A job may give any names to cgroups below its own, so the outermost counts.
 _JOB = regex(
     r"^[0-9]{1,10}:[^:/\n]*:"
     rf"(?:/{_NO_USERS}[^/\n]*){{0,8}}?"
@@ -29,6 +29,6 @@ _JOB = regex(
 
 
 def job_in(cgroup: str) -> str:
-    """Return the job in the text of /proc/PID/cgroup; "" if it names none."""
+    """Return the job in the text of /proc/PID/cgroup, or "" if it names none."""
     match = _JOB.search(cgroup)
     return match[1] if match else ""

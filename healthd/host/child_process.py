@@ -1,4 +1,4 @@
-"""One command that runs concurrently: it is started, watched through its pipes, bounded, and never waited for.
+"""A command that runs concurrently: it is started, watched through its pipes, limited, and never waited for.
 
 `subprocess.run(timeout=)` waits forever for a child in D state; this class leaves it behind.
 """
@@ -16,23 +16,23 @@ from healthd.host.oom import trampoline_argv
 
 MAX_OUTPUT_BYTES = 4 << 20
 TRAMPOLINE = trampoline_argv()
-READS_PER_STEP = 32  # of 64 KiB: a child that floods its pipes must not delay everything else
+READS_PER_STEP = 32  # of 64 KiB each; a child that floods its pipes must not delay everything else
 
-_abandoned: set[int] = set()  # pids of killed children that had not ended at the last check: future zombies
+_abandoned: set[int] = set()  # pids of killed children that had not exited at the last check: future zombies
 
 
 def _has_ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
-        return True  # reaped elsewhere
+        return True  # already reaped elsewhere
 
 
 class Child:
-    """Running command: `argv`, with `environment` added to this process's own.
+    """A running command: `argv`, with `environment` added to this process's own environment.
 
-    `argv` is encoded as UTF-8; a byte that is not UTF-8 is given as a lone surrogate ("surrogateescape"). `step`
-    returns True when the command ended or its deadline (monotonic seconds) passed; its status is None then.
+    `argv` is encoded as UTF-8. A byte that is not UTF-8 is passed as a lone surrogate ("surrogateescape"). `step`
+    returns True when the command has exited or its deadline (monotonic seconds) has passed; its status is then None.
 
     The constructor raises OSError if there is no such program.
     """
@@ -51,8 +51,8 @@ class Child:
         self.started = monotonic()
         self.status: int | None = None
         self._monotonic = monotonic
-        # Start through a program on the local disk: Popen waits until the first exec is over, and the exec of a program
-        # on a lost file server (a PATH that begins with it is enough) would take forever.
+        # Start it through a program on the local disk. Popen waits until the first exec is over, and the exec of a
+        # program on a lost file server (a PATH that begins with it is enough) could take forever.
         try:
             self._process = subprocess.Popen(
                 (*TRAMPOLINE, *(word.encode("utf-8", "surrogateescape") for word in argv)),
@@ -85,28 +85,28 @@ class Child:
         self._read()
         self.status = self._process.poll()
         if self.status is not None:
-            self._read()  # the final output; a grandchild that keeps the pipe open is not waited for
+            self._read()  # read the final output, but do not wait for a grandchild that keeps the pipe open
             self._close()
             return True
         if self._monotonic() < self.deadline:
             return False
-        self._process.kill()  # in D state its end may take days
+        self._process.kill()  # in D state, it may take days to exit
         self.abandon()
         return True
 
     def terminate(self) -> None:
-        """Ask the command to end. Only valid while `step` has not returned True."""
+        """Ask the command to exit. Only valid while `step` has not returned True."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def abandon(self) -> None:
-        """Stop watching the command. It ends by itself."""
-        self._process.returncode = -signal.SIGTERM  # Popen takes it as ended and does not wait for it
+        """Stop watching the command. It exits on its own."""
+        self._process.returncode = -signal.SIGTERM  # Popen then considers it ended and does not wait for it
         _abandoned.add(self._process.pid)
         self._close()
 
     def output(self) -> tuple[bytes, str]:
-        """Return standard output as bytes and standard error as text, each up to MAX_OUTPUT_BYTES."""
+        """Return standard output as bytes and standard error as text, at most MAX_OUTPUT_BYTES of each."""
         out, err = self._outputs.values()
         return bytes(out), err.decode("utf-8", "replace")
 

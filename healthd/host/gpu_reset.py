@@ -1,11 +1,11 @@
-"""GPUs that NVML lost or does not show, and that may only be in a reset: they must be missing for a while to count.
+"""GPUs that NVML lost or does not show, but that may only be in a reset. They count as missing only after a while.
 
-An epilog may reset the GPUs of its job (nvidia-smi --gpu-reset), and NVML reports them as lost meanwhile. The duration
-was not measured for healthd, which was developed without a GPU that may be reset. The checks wait 60 s
-(`confirm_seconds`): Linux itself gives a device this long to respond after its reset (PCIE_RESET_READY_POLL_MS in
-drivers/pci/pci.h), and a GPU that needs longer is lost to the kernel, too. A page about resets reports 5 to 10 s
-(factryze.ai/glossary/gpu-reset), without naming the GPUs; sites with slower GPUs set more. Before slurmd has started
-no epilog runs; a GPU that the kernel no longer has, or that has lost its driver, is not in a reset.
+An epilog may reset its job's GPUs (nvidia-smi --gpu-reset), and NVML reports them as lost in the meantime. How long
+this takes was not measured for healthd, which was developed without a GPU that could be reset. The checks wait 60 s
+(`confirm_seconds`). Linux itself gives a device this long to respond after its reset (PCIE_RESET_READY_POLL_MS in
+drivers/pci/pci.h), and a GPU that needs longer is lost to the kernel, too. A web page about resets reports 5 to 10 s
+(factryze.ai/glossary/gpu-reset), without naming the GPUs. Sites with slower GPUs set a longer time. No epilog runs
+before slurmd has started. A GPU that the kernel no longer has, or that has lost its driver, is not in a reset.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from healthd.common.text import is_decimal
 from healthd.host.host import PCI_DEVICES, Host
 
-# Codes of kernel log lines about a GPU that is gone for good: no reset prints these lines.
+# Codes for kernel log lines about a GPU that is gone for good. A reset does not print these lines.
 PERMANENT_LOSS_CODES = (
     "gpu_xid/79",
     "gpu_xid/fallen_off_bus",
@@ -35,7 +35,7 @@ def may_reset(host: Host) -> bool:
 
 
 def has_driver(host: Host, pci: str) -> bool:
-    """Return True if the kernel has this GPU with NVIDIA's driver."""
+    """Return True if the kernel has this GPU, and it uses NVIDIA's driver."""
     try:
         return (host.link_target(f"{PCI_DEVICES}/{pci}/driver") or "").endswith("/nvidia")
     except ValueError:

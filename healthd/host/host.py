@@ -1,4 +1,4 @@
-"""Host: access of the checks to the node. The class is the same on this machine, a captured tree and a fake NVML."""
+"""Host: the checks' access to the node. The class is the same for this machine, a captured tree and a fake NVML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MISSING_ERRNOS = (
     errno.ENOENT,
     errno.ENOTDIR,
     errno.ENODEV,
-)  # ENODEV: a sysfs file whose device disappears while it is read
+)  # ENODEV: a sysfs file's device disappeared while the file was read
 INFOROM_SECONDS = 3600.0
 PCI_DEVICES = "/sys/bus/pci/devices"
 PCI_NUMBER = regex(r"0x[0-9a-f]{4,6}")
@@ -32,8 +32,8 @@ PCI_ADDRESS = regex(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PciFunction(NamedTuple):
-    """Facts of a PCI function that never change while it is present. `upstream`: the port above it, "" on a root bus;
-    `virtual`: an SR-IOV function, which has no link of its own."""
+    """Facts about a PCI function that never change while it is present. `upstream`: the port above it, "" on a root
+    bus. `virtual`: an SR-IOV function, which has no link of its own."""
 
     pci: str
     vendor: str
@@ -58,13 +58,13 @@ class Host:
     """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
 
     state_dir, runtime_dir   directories of this node's daemon; set by the creator of the Host
-    driver_was_in_use        True if another process held the driver when NVML was opened; None if unknown
+    driver_was_in_use        True if another process had the driver open when NVML was opened; None if unknown
 
-    A file's error is the kernel's OSError; `read` returns None for a missing file.
+    A file's error is the kernel's OSError. `read` returns None for a missing file.
 
     Args:
         system: object with the methods of `Tree`, used instead of the files below `root`.
-        is_nvml_substituted: True if `open_nvml` opens another NVML than the machine's own (None: it always does).
+        is_nvml_substituted: True if `open_nvml` opens a different NVML than the machine's own (None: it always does).
         shared_seconds: maximum age of a reading that several checks share.
     """
 
@@ -95,22 +95,22 @@ class Host:
         self.driver_was_in_use: bool | None = None
         self.state_dir, self.runtime_dir = STATE_DIR, RUNTIME_DIR
 
-    # files: paths are absolute as on the node ("/sys/bus/pci/devices")
+    # files: paths are absolute, as on the node ("/sys/bus/pci/devices")
 
     def path(self, path: str) -> str:
         return self.root + path
 
     def read(self, path: str, strip: bool = True) -> str | None:
-        """Return the text of a file, stripped; None if there is no such file. Undecodable bytes become U+FFFD."""
+        """Return a file's text, stripped, or None if there is no such file. Undecodable bytes become U+FFFD."""
         data = _none_if_missing(self._system.read, path)
         return None if data is None else (data.strip() if strip else data).decode("utf-8", "replace")
 
     def read_shared(self, path: str) -> str | None:
-        """Read a file that several checks need: it is read once for all checks of a round."""
+        """Read a file that several checks need. It is read once for all checks in a round."""
         return self.shared(path, lambda: self.read(path))
 
     def shared(self, name: str, fetch: Callable[[], T]) -> T:
-        """Return the result of `fetch`, which is called once for all checks of a round. Callers must not modify it."""
+        """Return the result of `fetch`, which is called once for all checks in a round. Callers must not modify it."""
         at, answer = self._shared.get(name, (-math.inf, None))
         now = time.monotonic()
         if now - at >= self._shared_seconds:
@@ -119,33 +119,33 @@ class Host:
         return cast(T, answer)
 
     def read_or_empty(self, path: str) -> str:
-        """Read a file; return "" if it is missing or unreadable, for text that is only shown or optional."""
+        """Read a file; return "" if it is missing or unreadable, for text that is only displayed or optional."""
         try:
             return self.read(path) or ""
         except OSError:
             return ""
 
     def list(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; [] if there is none."""
+        """Return the sorted names in a directory, or [] if there is no such directory."""
         return sorted(self.names(path))
 
     def names(self, path: str) -> builtins.list[str]:
-        """Return the names in a directory, in no order."""
+        """Return the names in a directory, in no particular order."""
         return _none_if_missing(self._system.names, path) or []
 
     def exists(self, path: str) -> bool:
-        """Return True if a file exists; for a symbolic link, if its target exists."""
+        """Return True if a file exists or, for a symbolic link, if its target exists."""
         try:
             return self.stat(path) is not None
         except OSError:
             return False
 
     def stat(self, path: str) -> FileStat | None:
-        """Return None if there is no such file."""
+        """Return a file's stat, or None if there is no such file."""
         return _none_if_missing(self._system.stat, path)
 
     def link_target(self, path: str) -> str | None:
-        """Return the target of a symbolic link (as written); None if the path is not a link."""
+        """Return the target of a symbolic link (as written), or None if the path is not a link."""
         try:
             return self._system.readlink(path)
         except OSError:
@@ -159,19 +159,19 @@ class Host:
     def run(
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, anywhere: bool = False
     ) -> ProgramResult | None:
-        """Run a program that reads this machine. None: it is not installed, or a tree or recording replaces the
-        machine; with `anywhere` it runs all the same. Raises TimeoutError, OSError."""
+        """Run a program that reads this machine. Return None if it is not installed, or if a tree or recording replaces
+        the machine (with `anywhere` it runs nevertheless). Raises TimeoutError or OSError."""
         return self._system.run(argv, seconds, environment or {}, anywhere)
 
     def clock(self) -> KernelClock | None:
-        """Return the kernel's clock; None if a tree replaces the machine."""
+        """Return the kernel's clock, or None if a tree replaces the machine."""
         return self._system.clock()
 
     # PCI
 
     def pci_functions(self) -> tuple[PciFunction, ...]:
-        """Return every PCI function, by address; the same tuple until one is added or removed. Each function is read
-        once while it is present: when it comes back, its inode number in sysfs has changed."""
+        """Return every PCI function, by address. The tuple stays the same until one is added or removed. Each function
+        is read once while it is present. When it comes back, its inode number in sysfs has changed."""
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
             entries = _none_if_missing(self._system.scan, PCI_DEVICES) or []
@@ -188,7 +188,7 @@ class Host:
         return PciFunction(pci, vendor, model, pci_class, upstream_port(self.link_target(device) or ""), virtual)
 
     def _pci_number(self, path: str) -> str:
-        """Return a number like "0x10de"; "" if the function is being removed. Raises ValueError for other text."""
+        """Return a number like "0x10de", or "" if the function is being removed. Raises ValueError for other text."""
         text = self.read(path)
         if text is not None and not PCI_NUMBER.fullmatch(text):
             raise ValueError(f"{path}: not a number as in 0x10de: {text[:40]!r}")
@@ -198,7 +198,7 @@ class Host:
 
     @property
     def nvml(self) -> Nvml:
-        """Return the NVML of this node, and open it if necessary. Raises NvmlError if it cannot be opened."""
+        """Return this node's NVML, and open it if necessary. Raises NvmlError if it cannot be opened."""
         if self._nvml is None:
             from healthd.nvidia import nvml
             from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, open_real
@@ -209,7 +209,7 @@ class Host:
             try:
                 self._nvml = (self._open_nvml or open_real)()
             except NvmlError as error:
-                # The library stays loaded for the life of this process, even if the driver changes.
+                # The library stays loaded until this process exits, even if the driver changes.
                 self.nvml_is_outdated = error.kind is NvmlErrorKind.MISMATCH
                 raise
         return self._nvml
@@ -225,11 +225,11 @@ class Host:
 
     @property
     def gpus_lost_since_open(self) -> int:
-        """Return the number of GPUs that answered when NVML was opened, and were lost in later queries."""
+        """Return the number of GPUs that answered when NVML was opened, but were lost in later queries."""
         return 0 if self._nvml is None else self._nvml.lost_since_open
 
     def is_driver_in_use(self) -> bool | None:
-        """Return True if a process uses the nvidia module. Modules above it (nvidia_uvm) count one reference each."""
+        """Return True if a process uses the nvidia module. Dependent modules (nvidia_uvm) count one reference each."""
         if self._is_nvml_substituted and not self.root:
             return None  # the substitute NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
@@ -238,7 +238,7 @@ class Host:
         return int(references) > len(self.list("/sys/module/nvidia/holders"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """Return the GPUs that answer NVML; none without NVIDIA hardware and driver. Raises NvmlError."""
+        """Return the GPUs that answer NVML, or () without NVIDIA hardware and driver. Raises NvmlError."""
         from healthd.nvidia.nvml import NO_DRIVER, NvmlError
 
         try:
@@ -251,11 +251,11 @@ class Host:
     def each_gpu(
         self, check_gpu: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
     ) -> Iterator[T | NothingToCheck]:
-        """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. The error of a failed GPU is raised
-        last.
+        """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. If a GPU failed, raise its error at
+        the end.
 
-        `unsupported` is yielded if `check_gpu` yields nothing for any GPU, for a function that always yields if a GPU
-        has the feature.
+        If `check_gpu` yields nothing for any GPU, yield `unsupported`. Use it for a function that always yields
+        something if a GPU has the feature.
         """
         from healthd.nvidia.nvml import NvmlError
 
@@ -277,10 +277,10 @@ class Host:
             yield unsupported
 
     def inforom_valid(self, gpu: NvmlGpu) -> bool | None:
-        """Return `gpu.inforom_valid()`; a GPU with a valid InfoROM is queried again after an hour, or by another Host.
+        """Return `gpu.inforom_valid()`. While a GPU's InfoROM is valid, query it at most once an hour per Host.
 
-        The driver reads all of it, which takes 67 ms of a core for each GPU (H100, driver 580), nine tenths of a whole
-        round. DCGM also checks it once an hour at most (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp, SetInforom).
+        The driver reads the whole InfoROM, which takes 67 ms of a core for each GPU (H100, driver 580), nine tenths of
+        a round. DCGM also checks it at most once an hour (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp, SetInforom).
         """
         now = time.monotonic()
         if gpu.uuid and now - self._inforom_valid_at.get(gpu.uuid, -math.inf) < INFOROM_SECONDS:
@@ -299,10 +299,10 @@ class Host:
         )
 
     def pci_gpus(self) -> Iterator[str]:
-        """Yield the PCI addresses of the GPUs that NVML should show, in sysfs' form.
+        """Yield the PCI addresses of the GPUs that NVML should show, in sysfs format.
 
-        GPUs of vfio-pci or nouveau are left out. A GPU without any driver is a fault (the driver is missing, or refused
-        it), except a VGA card (class 0300) on a machine without other signs of NVIDIA's driver.
+        GPUs that use vfio-pci or nouveau are left out. A GPU without any driver is a fault (the driver is missing or
+        refused it), except a VGA card (class 0300) on a machine without other signs of NVIDIA's driver.
         """
         found = list(self._nvidia_devices())
         has_nvidia_driver = self.exists("/proc/driver/nvidia") or any(
@@ -328,7 +328,7 @@ class Host:
 
 
 def _none_if_missing(read: Callable[[str], T], path: str) -> T | None:
-    """Return the result of `read` for a path; None if there is no such file."""
+    """Return the result of `read` for a path, or None if there is no such file."""
     try:
         return read(path)
     except OSError as error:
@@ -338,6 +338,6 @@ def _none_if_missing(read: Callable[[str], T], path: str) -> T | None:
 
 
 def upstream_port(link: str) -> str:
-    """Return the port above a device, "" on a root bus. `link`: ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
+    """Return the port above a device; "" on a root bus. `link`: ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
     above = link.rpartition("/")[0].rpartition("/")[2]
     return above if PCI_ADDRESS.fullmatch(above) else ""

@@ -1,6 +1,6 @@
 """Hot-unplug: devices that the kernel reports as removed, over netlink (lib/kobject_uevent.c).
 
-udevd need not run. libudev is not loaded, because it would cost the daemon 1 MiB.
+udevd need not be running. libudev is not loaded, because it would take 1 MiB of the daemon's memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from healthd.common.model import SourceStatus
 from healthd.host.inventory import pci_address
 
 KOBJECT_UEVENT = 15  # linux/netlink.h
-KERNEL_GROUP = 1  # the multicast group of the kernel's messages; udevd has another group
-KERNEL_ADDRESS = 0  # the kernel's netlink address, which no program can have
+KERNEL_GROUP = 1  # the multicast group for the kernel's messages; udevd has a different one
+KERNEL_ADDRESS = 0  # the kernel's netlink address, which a program cannot have
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h; root may exceed net.core.rmem_max
 RECEIVE_BUFFER_BYTES = 8 << 20  # the receive buffer: `udevadm trigger` causes thousands of messages at once
-MAX_MESSAGE_BYTES = 16 << 10  # one message: the kernel's have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
+MAX_MESSAGE_BYTES = 16 << 10  # per message; the kernel's have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
 RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0, 300.0)
 SUBSYSTEMS = ("pci", "net", "infiniband", "nvme")
 
@@ -33,7 +33,7 @@ log = logging.getLogger("healthd")
 
 
 class Uevent(NamedTuple):
-    """Message of the kernel. device_path: below /sys, such as "/devices/pci0000:00/0000:00:1f.0"."""
+    """A kernel message. device_path: path below /sys, such as "/devices/pci0000:00/0000:00:1f.0"."""
 
     action: str
     device_path: str
@@ -41,7 +41,7 @@ class Uevent(NamedTuple):
 
 
 class Uevents:
-    """Kernel messages from now on. The constructor raises OSError if netlink is not allowed."""
+    """Receiver for kernel messages from now on. The constructor raises OSError if netlink is not allowed."""
 
     def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, KOBJECT_UEVENT)
@@ -66,7 +66,7 @@ class Uevents:
             while True:
                 message, sender = self._socket.recvfrom(MAX_MESSAGE_BYTES)
                 if not message:
-                    raise OSError("netlink has ended")
+                    raise OSError("the netlink socket was closed")
                 if sender[0] == KERNEL_ADDRESS and (uevent := parse_uevent(message)) is not None:
                     return uevent
         return None
@@ -76,7 +76,7 @@ class Uevents:
 
 
 def parse_uevent(message: bytes) -> Uevent | None:
-    """Parse "remove@/devices/..." and the KEY=VALUE pairs after it, each ended by a zero byte; None for other text."""
+    """Parse "remove@/devices/..." and the KEY=VALUE pairs after it, each ended by a zero byte. None for other text."""
     head, *pairs = message.split(b"\0")
     fields = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
     if b"@" not in head:
@@ -85,9 +85,9 @@ def parse_uevent(message: bytes) -> Uevent | None:
 
 
 class HotUnplug:
-    """Devices that the kernel reports as removed, over netlink: this works without udevd.
+    """Devices that the kernel reports as removed, over netlink. This works without udevd.
 
-    A socket that lost messages (ENOBUFS) or died is replaced by a new one: at once, then with growing delays.
+    If the socket loses messages (ENOBUFS) or dies, a new one replaces it: at once, then with growing delays.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class HotUnplug:
 
     @property
     def deadline(self) -> float:
-        """Return the time of the next attempt to open the socket; infinity if none is due."""
+        """Return the time of the next attempt to open the socket, or infinity if none is due."""
         waits = self._open_uevents is not None and self._uevents is None
         return self._retry_at if waits else float("inf")
 
     def read(self) -> list[str]:
-        """Return the PCI addresses of devices removed since the last call (a port or disk gives its card's address). ""
+        """Return the PCI addresses of devices removed since the last call (for a port or disk, its card's address). ""
         means devices whose removal may have been missed."""
         if self.deadline <= self._monotonic():
             self._open()
@@ -133,7 +133,7 @@ class HotUnplug:
             self._lost(error)
             if self.deadline <= self._monotonic():
                 self._open()
-        removed.discard("")  # a device that is not below a PCI device
+        removed.discard("")  # a device that does not belong to a PCI device
         if self._uevents is not None:
             self._failures = 0 if not self._missed else self._failures
             self.status = replace(self.status, last_read=time.time())
@@ -165,14 +165,14 @@ class HotUnplug:
         self._missed = True
         overrun = isinstance(error, OSError) and error.errno == errno.ENOBUFS
         self.status = replace(self.status, overruns_total=self.status.overruns_total + overrun)
-        self._failed("more devices were removed at once than could be received" if overrun else str(error))
+        self._failed("too many devices were removed at once, and messages were lost" if overrun else str(error))
 
     def _failed(self, problem: str) -> None:
         wait = RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
         self._failures += 1
         self._retry_at = self._monotonic() + wait
         if problem != self.status.problem:
-            log.warning("device removals are not received, trying again in %g s: %s", wait, problem)
+            log.warning("device removals cannot be received, retrying in %g s: %s", wait, problem)
         restarts = self.status.restarts_total + 1
         self.status = replace(self.status, up=False, problem=problem, restarts_total=restarts)
 

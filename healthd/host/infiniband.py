@@ -1,6 +1,6 @@
 """Names and counters of InfiniBand and RoCE ports in sysfs (Linux, sysfs-class-infiniband).
 
-A port is written "mlx5_0/1": device and number.
+A port is written as "mlx5_0/1": device and number.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from healthd.host.host import Host
 
 DEVICES = "/sys/class/infiniband"
 STATES = ("0: NOP", "1: DOWN", "2: INIT", "3: ARMED", "4: ACTIVE", "5: ACTIVE_DEFER")
-UNSUPPORTED_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # the errors of drivers that lack a counter
-NO_COUNTERS = "N/A (no PMA)"  # printed by older kernels instead
+UNSUPPORTED_ERRNOS = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)  # errors from drivers that lack a counter
+NO_COUNTERS = "N/A (no PMA)"  # older kernels print this instead
 _PORT = regex(r"[^/\s]+/[1-9][0-9]*")
 _COUNT = regex(r"[0-9]{1,19}")
 _UPTIME = regex(r"([0-9]{1,12}\.[0-9]+) [0-9.]+")
@@ -31,13 +31,13 @@ def _ports(host: Host) -> Iterator[str]:
 
 
 def path(port: str, name: str) -> str:
-    """Return the path of a port's file `name`: "state", "counters/link_downed"."""
+    """Return the path of a port's file, whose `name` is "state" or "counters/link_downed"."""
     device, _, number = port.partition("/")
     return f"{DEVICES}/{device}/ports/{number}/{name}"
 
 
 def port_name_problem(setting: str, names: Iterable[str]) -> str | None:
-    """Return an error message for a setting with a name that is not a port, None if all are ports."""
+    """Return an error message for a setting that contains a name that is not a port, or None if all are ports."""
     for name in names:
         if not _PORT.fullmatch(name):
             return f'{setting}: "{name}" is not a port: write device/number, as in "mlx5_0/1"'
@@ -45,10 +45,10 @@ def port_name_problem(setting: str, names: Iterable[str]) -> str | None:
 
 
 def count(host: Host, file: str) -> int | None:
-    """Return a counter; None if it is missing or the driver does not support it. Raises OSError, ValueError.
+    """Return a counter, or None if it is missing or the driver does not support it. Raises OSError or ValueError.
 
-    Its reading has no `bits`: these counters stop at their maximum, and a smaller value means a reset to 0 (perfquery
-    -R, a reload of the driver), never a wrap.
+    Its reading has no `bits`, because these counters stop at their maximum. A smaller value means a reset to 0
+    (perfquery -R, a driver reload), never a wrap.
     """
     try:
         text = host.read_shared(file)
@@ -64,8 +64,8 @@ def count(host: Host, file: str) -> int | None:
 
 
 def settled_seconds(host: Host, boot_seconds: float) -> float:
-    """Return the seconds since the links were trained, assumed to be `boot_seconds` after the boot. Errors that ports
-    counted earlier are no fault. Raises OSError, ValueError.
+    """Return the seconds since the links were trained, which is assumed to be `boot_seconds` after the boot. Errors
+    that ports counted before that are not a fault. Raises OSError or ValueError.
     """
     text = host.read_shared("/proc/uptime")
     if text is None:

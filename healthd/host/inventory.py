@@ -1,7 +1,7 @@
 """Inventory of this node: PCI devices, disks and their mounts from sysfs, GPUs from NVML, names from udev if it runs.
 
-Faults are keyed by PCI address; the other data is for people and for rules that need a port or a model.
-PCI classes: 0300 and 0302 GPU, 0680 of NVIDIA NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
+Faults are keyed by PCI address; the other data is for display and for rules that need a port or a model.
+PCI classes: 0300 and 0302 GPU, 0680 (NVIDIA's) NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
 (PCI Code and ID Assignment Specification).
 """
 
@@ -28,12 +28,12 @@ BLOCK = "/sys/block"
 BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
 MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
-LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # a raid0 of LVM has no rmeta
-LAYERS = 8  # of device mapper and RAID, one above another; no machine has this many
+LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # an LVM raid0 has no rmeta
+LAYERS = 8  # device mapper and RAID devices on top of each other; no machine has this many
 
 
 def collect(host: Host, gpus: bool) -> Inventory:
-    """Return the present inventory (called in the worker: NVML may hang). `gpus`: query NVML too; no GPUs if it fails.
+    """Return the current inventory. Call it in the worker: NVML may hang. `gpus`: query NVML too (no GPUs if it fails).
 
     Devices that no check needs (bridges, USB, ...) are left out.
     """
@@ -52,7 +52,7 @@ def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
         gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
-    except HealthdError:  # an NvmlError: naming it would load nvml, with ctypes, whenever a profile is chosen
+    except HealthdError:  # an NvmlError; importing it would load nvml, with ctypes, whenever a profile is chosen
         return (), ""  # gpu_access reports the error
 
 
@@ -60,18 +60,18 @@ def _minor(gpu: NvmlGpu) -> int | None:
     try:
         return gpu.minor()
     except HealthdError:
-        return None  # for this one GPU the jobs that use it are unknown
+        return None  # the jobs that use this GPU are then unknown
 
 
 def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
     try:
         return gpu.mig_uuids() if gpu.mig_enabled() else ()
     except HealthdError:
-        return ()  # a job's MIG devices are then unknown: their numbers differ from Slurm's
+        return ()  # a job's MIG devices are then unknown, because their numbers differ from Slurm's
 
 
 def complete_gpus(previous: tuple[Gpu, ...], current: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Return the GPUs of the complete node: `previous`, while only some of these are in `current`, else `current`."""
+    """Return the complete node's GPUs: `previous` while `current` has only some of those, otherwise `current`."""
     previous_pcis, current_pcis = {gpu.pci for gpu in previous}, {gpu.pci for gpu in current}
     return previous if current_pcis < previous_pcis else current
 
@@ -110,7 +110,7 @@ def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _mounts(host: Host) -> Iterator[LocalMount]:
-    """Yield each file system on the node's own disks once: the root as "/", any other at its first mount point."""
+    """Yield each file system on the node's own disks once: the root as "/", others at their first mount point."""
     mounts, _ = mountinfo.parse_all(host.read_or_empty(mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
@@ -125,13 +125,13 @@ def _mounts(host: Host) -> Iterator[LocalMount]:
 
 
 def _device_name(host: Host, mount: mountinfo.Mount) -> str:
-    """Return the device as the kernel log names it. Btrfs and others have their own numbers: use the mount's source."""
+    """Return the device as the kernel log names it. Btrfs and others have own numbers: use the mount's source."""
     link = host.link_target(f"{BLOCK_NUMBERS}/{mount.device}")
     return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
 
 
 def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
-    """Map each disk to True if other disks have copies of all its data that the device needs."""
+    """Return a dict that maps each disk to True if other disks have copies of all its data that the device needs."""
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
     if not below:
         return {whole_disk(device): False}
@@ -143,8 +143,8 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 
 
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
-    """Return True if one of the parts below may fail: md, multipath, LVM's RAID and mirrors (by LVM's names for their
-    parts). A degraded array counts too: md and the file system report if it lost one part too many."""
+    """Return True if one of the parts below may fail: md, multipath, LVM RAID and mirrors (recognised by LVM's names).
+    A degraded array counts too, because md and the file system report when it loses one part too many."""
     if host.read_or_empty(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True
     if host.read_or_empty(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
@@ -153,7 +153,7 @@ def _has_copies(host: Host, device: str, below: list[str]) -> bool:
 
 
 def device_kind(vendor: str, pci_class: str) -> str:
-    """Return the kind for sysfs' `vendor` ("0x10de") and `class` ("0x030200"): gpu, nvswitch, nic, nvme or other."""
+    """Return the kind for `vendor` ("0x10de") and `class` ("0x030200") in sysfs: gpu, nvswitch, nic, nvme or other."""
     if vendor == NVIDIA and pci_class.startswith(("0x0300", "0x0302")):
         return "gpu"
     if vendor == NVIDIA and pci_class.startswith("0x0680"):
@@ -164,13 +164,13 @@ def device_kind(vendor: str, pci_class: str) -> str:
 
 
 def pci_address(device_path: str) -> str:
-    """Return the PCI device of a device, by its path below /sys (".../0000:3b:00.0/net/ens1"); "" if none."""
+    """Return a device's PCI device, from its path below /sys (".../0000:3b:00.0/net/ens1"), or "" if there is none."""
     parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
     return parts[-1] if parts else ""
 
 
 def _udev_names() -> Callable[[str], str]:
-    """Return a function that looks up model names in udev's database. Without libudev all names are ""."""
+    """Return a function that looks up model names in udev's database. Without libudev, all names are ""."""
     try:
         import pyudev
 

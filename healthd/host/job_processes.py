@@ -1,9 +1,9 @@
-"""Processes of Slurm jobs: the job of a process, and the jobs that use a GPU.
+"""Processes of Slurm jobs: which job a process belongs to, and which jobs use a GPU.
 
-The daemon reads them at the moment of a kernel line, because the process may be gone a second later. Only files that
-cannot hang are read: never /proc/PID/environ or cmdline (they wait for the lock of the process's memory), and of
-/proc/PID/fd only the links' text, never a file behind one (its file system would be accessed). A job that opens a file
-of its own named ".../dev/nvidia3" is counted, too: that affects no other job.
+The daemon reads them when a kernel line arrives, because the process may be gone a second later. It only reads files
+that cannot hang: never /proc/PID/environ or cmdline (they wait for the lock on the process's memory), and in
+/proc/PID/fd only the links' text, never a file behind a link (its file system would be accessed). If a job opens a file
+of its own named ".../dev/nvidia3", that counts too, but affects no other job.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from healthd.common.text import is_decimal
 from healthd.host.cgroup import job_in
 
-SCAN_SECONDS = 0.1  # a node may have 100,000 processes: those found within this time count
-MAX_DESCRIPTORS = 1 << 14  # of one process, lowest first: reading a million of them takes seconds
+SCAN_SECONDS = 0.1  # a node may have 100,000 processes; only those found within this time count
+MAX_DESCRIPTORS = 1 << 14  # per process, lowest first; reading a million of them takes seconds
 DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"
-# Mount points of cgroups: v2, v2 together with v1, and the v1 controllers of Slurm's plugins (proctrack, then task).
+# Mount points of cgroups: v2, v2 together with v1, and the v1 controllers that Slurm's plugins use (proctrack, task).
 HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpuacct")
 
 
 def job_of_process(pid: int, root: str) -> str | None:
-    """Return the job of a process by its cgroup; "" if it is in none; None if there is no such process."""
+    """Return a process's job by its cgroup, "" if it is not in a job, or None if there is no such process."""
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             return job_in(file.read(65536))
@@ -35,7 +35,7 @@ def job_of_process(pid: int, root: str) -> str | None:
 
 
 def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[int, str]:
-    """Return pid -> job of all processes in the cgroups of jobs. {} also if Slurm does not use cgroups."""
+    """Return a dict that maps pids to jobs, for all processes in jobs' cgroups. {} if Slurm does not use cgroups."""
     top = os.path.join(root, CGROUP)
     until = now() + SCAN_SECONDS
     for hierarchy in HIERARCHIES:
@@ -51,8 +51,8 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
 
 
 def local_jobs(root: str) -> frozenset[str]:
-    """Return the jobs that have a process here, regardless of the number of processes and the load: one process of each
-    job is enough. An empty cgroup that a job left behind does not count."""
+    """Return the jobs that have a process here, regardless of the number of processes and the load, because one process
+    of each job is enough. An empty cgroup that a job left behind does not count."""
     top = os.path.join(root, CGROUP)
     return frozenset(
         job
@@ -64,7 +64,7 @@ def local_jobs(root: str) -> frozenset[str]:
 
 
 def has_no_jobs(root: str) -> bool:
-    """Return True if Slurm's cgroups show that no job has a process here. False if Slurm uses none: it is unknown."""
+    """Return True if Slurm's cgroups show that no job has a process here. False if Slurm uses none."""
     top = os.path.join(root, CGROUP)
     used = any(
         not directory.endswith(".service")
@@ -75,7 +75,7 @@ def has_no_jobs(root: str) -> bool:
 
 
 def _slurm_directories(hierarchy: str) -> Iterator[str]:
-    """Yield v1: slurm, slurm_NODE; v2: system.slice/slurmstepd.scope, system.slice/NODE_slurmstepd.scope. user.slice is
+    """Yield slurm and slurm_NODE (v1), system.slice/[NODE_]slurmstepd.scope (v2). user.slice is
     skipped, because it belongs to users."""
     for entry in _directories(hierarchy):
         if "slurm" in entry.name:
@@ -85,7 +85,7 @@ def _slurm_directories(hierarchy: str) -> Iterator[str]:
 
 
 def _jobs(directory: str, top: str) -> Iterator[tuple[str, str]]:
-    """Yield the cgroups of jobs and their jobs: job_N, or uid_U/job_N."""
+    """Yield jobs' cgroups (job_N, or uid_U/job_N) with the jobs."""
     for entry in _directories(directory):
         below = _directories(entry.path) if entry.name.startswith("uid_") else iter((entry,))
         for found in below:
@@ -100,7 +100,7 @@ def _members(path: str, depth: int, until: float, now: Callable[[], float]) -> I
         with open(os.path.join(path, "cgroup.procs"), encoding="ascii") as file:
             yield from map(int, file.read().split())
     except (OSError, ValueError):
-        pass  # gone meanwhile; a threaded cgroup has no list
+        pass  # gone in the meantime; a threaded cgroup has no list
     if depth:
         for entry in _directories(path):
             yield from _members(entry.path, depth - 1, until, now)
@@ -119,7 +119,7 @@ def jobs_using_gpus(
     minors: Collection[int], processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> dict[int, tuple[str, ...]]:
     """Map each minor number to the jobs whose `processes` (pid -> job) have /dev/nvidiaMINOR open. Shared GPUs and MIG
-    have several."""
+    GPUs may have several jobs."""
     names = {f"{minor}": minor for minor in minors}
     holding: dict[int, set[str]] = {minor: set() for minor in minors}
     until = now() + SCAN_SECONDS
@@ -137,7 +137,7 @@ def gpus_open_by_job(
     processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> tuple[dict[str, frozenset[int]], bool]:
     """Map each job to the N of each /dev/nvidiaN that one of its `processes` (pid -> job) has open. The second value is
-    True if time and permissions sufficed for all processes."""
+    True only if time and permissions sufficed for all processes."""
     found: dict[str, set[int]] = {}
     until, is_complete = now() + SCAN_SECONDS, True
     for pid, job in processes.items():
@@ -149,14 +149,14 @@ def gpus_open_by_job(
                 int(n) for n in _gpu_numbers(pid, root) if is_decimal(n) and len(n) <= 4
             )
         except (FileNotFoundError, ProcessLookupError):
-            pass  # gone meanwhile
+            pass  # gone in the meantime
         except OSError:
             is_complete = False
     return {job: frozenset(minors) for job, minors in found.items()}, is_complete
 
 
 def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
-    """Return the `names` N that a process has open as /dev/nvidiaN."""
+    """Return those `names` N for which a process has /dev/nvidiaN open."""
     found: set[str] = set()
     try:
         for number in _gpu_numbers(pid, root):
@@ -165,13 +165,13 @@ def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
                 if len(found) == len(names):
                     break
     except OSError:
-        pass  # gone meanwhile
+        pass  # gone in the meantime
     return found
 
 
 def _gpu_numbers(pid: int, root: str) -> Iterator[str]:
-    """Yield the text after /dev/nvidia in the name of each file that a process has open. In a container the path is the
-    container's. Raises OSError after these if the process has more files open than are read."""
+    """Yield the text after /dev/nvidia in the name of each file that a process has open. In a container, the path is
+    the container's. If the process has more files open than are read, raise OSError after these."""
     with os.scandir(f"{root.rstrip('/')}/proc/{pid}/fd") as descriptors:
         for count, descriptor in enumerate(descriptors):
             if count >= MAX_DESCRIPTORS:
@@ -179,7 +179,7 @@ def _gpu_numbers(pid: int, root: str) -> Iterator[str]:
             try:
                 link = os.readlink(descriptor.path)
             except OSError:
-                continue  # it was closed meanwhile
+                continue  # it was closed in the meantime
             _, at, number = link.removesuffix(" (deleted)").rpartition("/dev/nvidia")
             if at:
                 yield number

@@ -17,7 +17,7 @@ _FIELD_NAME = regex("[A-Z][A-Z0-9_]{0,63}")
 
 
 def stderr_is_the_journal() -> bool:
-    """Compare stderr with JOURNAL_STREAM, the device and inode of the stream; a redirected stderr differs."""
+    """Compare stderr with JOURNAL_STREAM, the stream's device and inode. A redirected stderr differs."""
     device_inode = os.environ.get("JOURNAL_STREAM")
     if not device_inode:
         return False
@@ -29,7 +29,7 @@ def stderr_is_the_journal() -> bool:
 
 
 def journal_entry(fields: Mapping[str, object]) -> bytes:
-    """Return the fields in journald's native form: NAME=VALUE, or length-prefixed if a value has line breaks.
+    """Return the fields in journald's native format: NAME=VALUE, or length-prefixed if a value has line breaks.
 
     Names that journald would refuse, like the lower-case attributes of a log record, are left out.
     """

@@ -1,4 +1,4 @@
-"""Locks: one daemon for each runtime directory, and one validation of this node at a time."""
+"""Locks: one daemon per runtime directory, and one validation of this node at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ VALIDATION_LOCK = "validation.lock"
 
 
 def lock(runtime_dir: str) -> int:
-    """Return the lock's descriptor; a missing directory is created. Raises ownership.Untrusted, or OSError with a
-    sentence."""
+    """Lock the runtime directory, which is created if missing, and return the lock's descriptor. Raises
+    ownership.Untrusted, or OSError with a sentence."""
     try:
         descriptor = lock_file(runtime_dir, "lock")
     except ownership.Untrusted as error:
@@ -26,14 +26,14 @@ def lock(runtime_dir: str) -> int:
 
 
 def lock_file(runtime_dir: str, name: str) -> int:
-    """Open a lock file without locking it; the file and a missing directory are created. Raises ownership.Untrusted,
+    """Open a lock file without locking it. Create the file and its directory if missing. Raises ownership.Untrusted or
     OSError."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with ownership.open_folder(runtime_dir, make_mode=0o755) as folder:
         try:
             return os.open(name, flags, 0o600, dir_fd=folder)
         except OSError as error:
-            error.filename = os.path.join(runtime_dir, name)  # a call in a directory knows only the end of the path
+            error.filename = os.path.join(runtime_dir, name)  # the call only knows the end of the path
             raise
 
 

@@ -1,10 +1,10 @@
-"""Protection against open files that a process sends to a socket of healthd (SCM_RIGHTS, unix(7)).
+"""Protection against open files that a process sends to one of healthd's sockets (SCM_RIGHTS, unix(7)).
 
-A file that was sent and not taken is closed when the message is read or the connection is closed. Closing may block: a
-TCP socket with SO_LINGER blocks for the time that its owner chose, so that any user could block a reader that never
-blocks otherwise. From Linux 6.16 on the kernel refuses such a message. On older kernels a signal ends the wait: the
-kernel closes all files of a message on its way back from one system call, and none of them waits once a signal is due
-(sk_stream_wait_close in net/ipv4/tcp.c).
+If a file is sent but not taken, it is closed when the message is read or the connection is closed. Closing may block: a
+TCP socket with SO_LINGER blocks for the time that its owner chose, so any user could block a reader that otherwise
+never blocks. From Linux 6.16 on, the kernel refuses such a message. On older kernels, a signal ends the wait. The
+kernel closes all of a message's files when it returns from one system call, and none of them waits once a signal is
+pending (sk_stream_wait_close in net/ipv4/tcp.c).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 SO_PASSRIGHTS = 83  # include/uapi/asm-generic/socket.h, Linux 6.16 and later
-FIRST_SIGNAL_SECONDS = 0.02  # a wait longer than this is ended,
-NEXT_SIGNAL_SECONDS = 0.01  # and then each further wait
+FIRST_SIGNAL_SECONDS = 0.02  # interrupt a wait that is longer than this,
+NEXT_SIGNAL_SECONDS = 0.01  # and after that each further wait
 
 
 def refuse_descriptors(listener: socket.socket) -> Callable[[], AbstractContextManager[None]]:
-    """Refuse files from all future clients, before `listen`: a client that sends a file gets EPERM. Older kernels lack
-    this option. For them use the returned context manager around all code that reads from clients or closes their
-    connections. Call it in the main thread; healthd owns SIGALRM."""
+    """Refuse files from all future clients. Call this before `listen`. A client that sends a file gets EPERM. Older
+    kernels lack this option: for them, use the returned context manager around all code that reads from clients or
+    closes their connections. Call this in the main thread, because it uses SIGALRM."""
     try:
         listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
     except OSError:

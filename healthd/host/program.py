@@ -1,6 +1,6 @@
-"""Programs that checks run (ipmitool, a site's own script): the worker runs one to its end, within a deadline.
+"""Programs that checks run (ipmitool, a site's own script). The worker waits until a program exits, up to a deadline.
 
-The daemon runs its own commands with child_process.py, which waits for nothing.
+The daemon runs its own commands with child_process.py, which never waits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 from healthd.common import ownership
 
-# The program's whole environment, except for the caller's additions; stdin is empty, the directory is /.
+# The program's whole environment, except for the caller's additions. stdin is empty, and the directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT_BYTES = 64 << 10
-ENDING_SECONDS = 1.0  # wait for a killed program, twice
+ENDING_SECONDS = 1.0  # how long to wait for a killed program, twice
 
 
 class ProgramResult(NamedTuple):
-    """Result of a program. `status`: the exit status, or minus its signal. Output: the first 64 KiB of each stream."""
+    """Result of a program. `status`: exit status, or minus the signal. Output: the first 64 KiB of each stream."""
 
     status: int
     stdout: str
@@ -33,9 +33,9 @@ class ProgramResult(NamedTuple):
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program that only root, or this user, could have written: the given path, or the first one
-    of that name in the directories of ENVIRONMENT; directories that others may write are skipped. Raises
-    FileNotFoundError if there is none, ownership.Untrusted if there are only unsafe ones."""
+    """Return the path of a program that only root, or this user, could have written. This is the given path, or the
+    first program with that name in the directories of ENVIRONMENT, skipping directories that others may write to.
+    Raises FileNotFoundError if there is none, ownership.Untrusted if there are only unsafe ones."""
     folders = [""] if "/" in name else ENVIRONMENT["PATH"].split(":")
     refused: ownership.Untrusted | None = None
     for folder in folders:
@@ -43,7 +43,7 @@ def find_program(name: str) -> str:
         try:
             file_stat = ownership.stat_program(path)
         except ownership.Untrusted as error:
-            if os.path.lexists(path):  # otherwise there is no such program to refuse
+            if os.path.lexists(path):  # otherwise there is no program to refuse
                 refused = refused or error
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -56,10 +56,10 @@ def find_program(name: str) -> str:
 def run_program(
     argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, executable: str | None = None
 ) -> ProgramResult:
-    """Run a program. `executable`: the file to run; None: argv[0].
+    """Run a program. `executable`: the file to run, or None for argv[0].
 
-    Raises OSError, or TimeoutError if the program is too slow: then it and its child processes are killed, and left
-    behind if even that does not end them.
+    Raises OSError, or TimeoutError if the program is too slow. In that case, the program and its child processes are
+    killed, and left behind if even that does not stop them.
     """
     process = subprocess.Popen(
         argv,
@@ -83,9 +83,9 @@ def run_program(
 
 
 def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """Return the output until the program ends or the deadline passes: 64 KiB of each pipe, the rest is dropped.
+    """Return the output until the program ends or the deadline passes: 64 KiB from each pipe. Drop the rest.
 
-    The program's end counts, not the pipes': a background child may keep them open forever.
+    Wait for the program, not for the pipes, because a background child may keep them open forever.
     """
     assert process.stdout is not None
     assert process.stderr is not None
@@ -100,7 +100,7 @@ def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[byt
             if ended and not ready:
                 break
             if not ready and not selector.get_map():
-                time.sleep(min(remaining, 0.02))  # both pipes are closed, the program is about to end
+                time.sleep(min(remaining, 0.02))  # both pipes are closed, so the program is about to exit
             for key, _ in ready:
                 chunk = os.read(key.fd, 1 << 16)
                 buffers[key.fd] += chunk[: MAX_OUTPUT_BYTES - len(buffers[key.fd])]
@@ -111,15 +111,15 @@ def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[byt
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if it ended. It is not reaped yet: its pid is not reused, so that its group can be killed safely."""
+    """Return True if it has exited. It is not reaped, so its pid is not reused and its group can be killed safely."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program and its process group; wait for it, but not for long."""
+    """Kill the program and its process group. Wait for it, but not for long."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel: left behind
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, so leave it behind
         process.wait(ENDING_SECONDS / 2)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

@@ -1,7 +1,7 @@
 """Shortages: this process could not get a thread, a child process or a file descriptor.
 
-Each shortage is counted (healthd_resource_shortages_total) and reported in `healthd status` for REPORT_SECONDS. None of
-them is a fault of the node: a fork bomb in another user's job causes them as well as a leak in healthd.
+Each shortage is counted (healthd_resource_shortages_total) and reported in `healthd status` for REPORT_SECONDS. A
+shortage is never a fault of the node: a fork bomb in another user's job can cause it, as can a leak in healthd.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from contextlib import suppress
 
 THREADS, PROCESSES, DESCRIPTORS = "threads", "processes", "file_descriptors"
 REPORT_SECONDS = 600.0
-ACCEPT_PAUSE_SECONDS = 1.0  # time that a listener without a descriptor leaves new connections in its queue
+ACCEPT_PAUSE_SECONDS = 1.0  # how long a listener without a descriptor leaves new connections in its queue
 MAX_SHED = 128  # connections closed at once
 
-# Errors of accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
+# Errors from accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# Errors of fork(2) and clone(2) when a limit is reached (RLIMIT_NPROC, pids.max, threads-max) or memory is out.
+# Errors from fork(2) and clone(2) when a limit is reached (RLIMIT_NPROC, pids.max, threads-max) or memory is out.
 _NO_PROCESS = frozenset({errno.EAGAIN, errno.ENOMEM})
 
-counts: Counter[str] = Counter()  # resource -> shortages since the start of this process
-_last: dict[str, float] = {}  # resource -> time of the last shortage (epoch seconds)
+counts: Counter[str] = Counter()  # shortages since the start of this process, by resource
+_last: dict[str, float] = {}  # time of the last shortage (epoch seconds), by resource
 
 
 def record(resource: str) -> None:
@@ -35,7 +35,7 @@ def record(resource: str) -> None:
 
 
 def record_failed_start(error: OSError) -> None:
-    """Count the shortage behind a process that could not be started, if there is one."""
+    """Count a shortage if it is the reason why a process could not be started."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         record(DESCRIPTORS)
     elif error.errno in _NO_PROCESS:
@@ -48,7 +48,7 @@ def has_no_descriptor(error: OSError) -> bool:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a pidfd of a running process; None if no descriptor is left for it. Raises OSError if there is no such
+    """Return a pidfd for a running process, or None if no descriptor is left for it. Raises OSError if there is no such
     process."""
     try:
         return os.pidfd_open(pid)
@@ -69,9 +69,9 @@ def problems(now: float) -> Iterator[str]:
 
 
 class SpareDescriptor:
-    """A descriptor kept open so that connections can be closed when no other descriptor is left.
+    """A descriptor that is kept open so that connections can be closed when no other descriptor is left.
 
-    Without it a listener whose accept(2) fails with EMFILE stays readable, and its loop uses a whole core.
+    Without it, a listener whose accept(2) fails with EMFILE stays readable, and its loop uses a whole core.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class SpareDescriptor:
         self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def shed(self, listener: socket.socket, farewell: bytes = b"") -> None:
-        """Send `farewell` to the waiting connections, at most MAX_SHED, and close them; record the shortage.
+        """Send `farewell` to the waiting connections, at most MAX_SHED, and close them. Record the shortage.
 
         `listener` must be non-blocking.
         """
@@ -93,7 +93,7 @@ class SpareDescriptor:
             with stream, suppress(OSError):
                 stream.setblocking(False)
                 stream.send(farewell)
-        with suppress(OSError):  # tried again at the next shortage
+        with suppress(OSError):  # will be retried at the next shortage
             if self._descriptor < 0:
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -1,6 +1,6 @@
-"""Data sources of a Host: this machine, or a tree of files below a root. recording.py has the third, a recording.
+"""Data sources for a Host: this machine, or a tree of files below a root. recording.py has the third, a recording.
 
-Paths are absolute as on the node. Every OSError is the kernel's.
+Paths are absolute, as on the node. Every OSError is the kernel's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TIMEDATECTL_SECONDS = 5.0
 
 
 class FileStat(NamedTuple):
-    """`mode` includes the type bits, `device` is (major, minor) of a device node, (0, 0) otherwise."""
+    """Result of stat(2). `mode` includes the type bits. `device` is a device node's (major, minor), or (0, 0)."""
 
     mode: int
     uid: int
@@ -28,7 +28,7 @@ class FileStat(NamedTuple):
 
 
 class FileSystem(NamedTuple):
-    """Space that unprivileged users may still use. File systems that count no inodes (btrfs) have 0 inodes."""
+    """Space that unprivileged users may still use. File systems that do not count inodes (btrfs) have 0 inodes."""
 
     size_bytes: int
     available_bytes: int
@@ -37,9 +37,9 @@ class FileSystem(NamedTuple):
 
 
 class KernelClock(NamedTuple):
-    """adjtimex(2): whether the clock is disciplined, its estimated and its maximum error.
+    """adjtimex(2): whether the clock is disciplined, and its estimated and maximum error.
 
-    None for both: only the state is known, from systemd, if this process may not query the kernel.
+    Both errors are None if only the state is known, from systemd, because this process may not query the kernel.
     """
 
     synchronised: bool
@@ -48,20 +48,20 @@ class KernelClock(NamedTuple):
 
 
 class Tree:
-    """Files below `root`; "" is this machine. A tree has no programs and no clock: both are None. `anywhere`: run a
-    program of this machine, regardless of the root."""
+    """Files below `root`; "" is this machine. A tree has no programs and no clock: both return None. `anywhere`: run
+    one of this machine's programs, regardless of the root."""
 
     def __init__(self, root: str) -> None:
         self._root = root
 
     def read(self, path: str) -> bytes:
-        # Not open(): a round reads a thousand small files, and making an object for each costs more than the read.
+        # Not open(), because a round reads a thousand small files, and creating an object takes longer than reading.
         file = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            # In pieces: /proc/sys answers one read of 4 MiB or more with ENOMEM.
+            # Read in pieces, because /proc/sys answers a single read of 4 MiB or more with ENOMEM.
             data = piece = os.read(file, READ_BYTES)
             if path.startswith("/sys/") and len(piece) < READ_BYTES:
-                return data  # sysfs returns an attribute whole, and there are a thousand of them
+                return data  # sysfs returns an attribute as a whole, and a round reads a thousand of them
             while piece and len(data) < MAX_FILE_BYTES:
                 piece = os.read(file, READ_BYTES)
                 data += piece
@@ -70,11 +70,11 @@ class Tree:
             os.close(file)
 
     def names(self, path: str) -> list[str]:
-        """Return the names in a directory, in no order."""
+        """Return the names in a directory, in no particular order."""
         return os.listdir(self._root + path)
 
     def scan(self, path: str) -> list[tuple[str, int]]:
-        """Return (name, inode number) of each entry in a directory."""
+        """Return (name, inode number) for each entry in a directory."""
         with os.scandir(self._root + path) as entries:
             return [(entry.name, entry.inode()) for entry in entries]
 
@@ -101,7 +101,7 @@ class Tree:
             return run_program(argv, seconds, environment, find_program(argv[0]))
         except FileNotFoundError:
             return None
-        except Untrusted as error:  # as one of Python's own errors, which a recording can contain
+        except Untrusted as error:  # raise one of Python's own errors, which a recording can contain
             raise PermissionError(f"refused: {error}") from None
 
     def clock(self) -> KernelClock | None:
@@ -116,26 +116,26 @@ class Tree:
             return clock
 
     def _clock_from_systemd(self) -> KernelClock | None:
-        """Query systemd-timedated, which calls adjtimex(2): NTPSynchronized means a maximum error below 16 s,
-        regardless of STA_UNSYNC (systemd, src/basic/time-util.c, ntp_synced). None if it does not answer."""
+        """Query systemd-timedated, which calls adjtimex(2). NTPSynchronized means a maximum error below 16 s,
+        regardless of STA_UNSYNC (systemd, src/basic/time-util.c, ntp_synced). Return None if it does not answer."""
         result = self.run(TIMEDATECTL_COMMAND, TIMEDATECTL_SECONDS, {}, False)
         answer = result.stdout.strip() if result is not None and result.status == 0 else ""
         return KernelClock(answer == "yes", None, None) if answer in ("yes", "no") else None
 
 
 def adjtimex() -> KernelClock:
-    """Read the kernel's clock (modes 0). Raises OSError. struct timex of the 64-bit Linux ABI."""
+    """Read the kernel's clock (modes 0), with struct timex as in the 64-bit Linux ABI. Raises OSError."""
     import ctypes
 
     class Timex(ctypes.Structure):
         _fields_ = (
             ("modes", ctypes.c_uint),
-            ("offset", ctypes.c_long),  # micro- or, with STA_NANO, nanoseconds
+            ("offset", ctypes.c_long),  # microseconds or, with STA_NANO, nanoseconds
             ("freq", ctypes.c_long),
             ("maxerror", ctypes.c_long),  # microseconds
             ("esterror", ctypes.c_long),
             ("status", ctypes.c_int),
-            ("rest", ctypes.c_char * 256),  # room for all further fields
+            ("rest", ctypes.c_char * 256),  # space for all further fields
         )
 
     timex = Timex()

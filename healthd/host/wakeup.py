@@ -1,4 +1,4 @@
-"""The single wait of a process, and the signals that end it."""
+"""A process's single blocking wait, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 
 FOREVER = float("inf")
-MAX_SLEEP_SECONDS = 24 * 3600.0  # poll(2) takes at most 24 days
+MAX_SLEEP_SECONDS = 24 * 3600.0  # poll(2) accepts at most 24 days
 
 
 def wake_on_signals() -> int:
@@ -21,7 +21,7 @@ def wake_on_signals() -> int:
 
 
 def stop_waking_on_signals(descriptor: int) -> None:
-    """Close what `wake_on_signals` opened. The signals have no effect any more and do not end this process."""
+    """Close what `wake_on_signals` opened. After that, the signals have no effect and do not end this process."""
     writing = signal.set_wakeup_fd(-1)
     for end in (writing, descriptor):
         if end >= 0:
@@ -37,7 +37,7 @@ def signals(descriptor: int) -> bytes:
 
 
 def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
-    """Sleep until a descriptor can be read (or written, if requested), at most `seconds`; return those that can."""
+    """Sleep until a descriptor can be read (or written, if requested), at most `seconds`. Return those that can."""
     ready = select.poll()
     for descriptor, writes in descriptors:
         ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))

@@ -1,1 +1,1 @@
-"""`healthd scan`: find faults in a kernel log of any machine."""
+"""`healthd scan`: find faults in a kernel log from any machine."""

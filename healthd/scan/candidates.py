@@ -1,11 +1,11 @@
-"""Finds the lines of a log that may be the kernel's and that a rule may recognise. Pure.
+"""Finds log lines that may come from the kernel and that a rule may recognise. Pure.
 
-A rule recognises only lines that contain one of its literals. Most lines of a log repeat an earlier line with other
+A rule recognises only lines that contain one of its literals. Most lines in a log repeat an earlier line with different
 numbers. So a line is looked up by its skeleton (the line without digits and a-f), and only a new skeleton is searched
-for the literals. With re2 (the extra healthd[scan]) the text is searched for all literals at once and is not split into
-lines. Both find the same lines (tests/scan/test_scan_fast.py).
+for literals. With re2 (the extra healthd[scan]), the text is searched for all literals at once and is not split into
+lines. Both methods find the same lines (tests/scan/test_scan_fast.py).
 
-In a storm only the first line is examined. The lines that repeat it with another time are returned with it.
+In a storm only the first line is examined. The lines that repeat it with a different time are returned with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, stripped
 from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 
-MAX_PREFIX_LINES = 50  # lines of a block that are tested for a kernel prefix
-BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: a small log is read by the time that re2 is imported
+MAX_PREFIX_LINES = 50  # lines per block that are tested for a kernel prefix
+BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: reading a small log takes less time than importing re2
 
-# A date, then the writer of the line: "kernel", or nothing if that was removed. A line with a level near the date may
-# be from a program that quotes the kernel (quoted.py).
+# A date, then the line's writer: "kernel", or nothing if it was removed. A line with a level near the date may come
+# from a program that quotes the kernel (quoted.py).
 _WRITTEN_BY = re.compile(
     rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
     rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
@@ -34,22 +34,23 @@ _WRITTEN_BY = re.compile(
 _BLANK = (b" ", b"\t")
 
 
-SKELETON_BYTES = 2048  # a longer skeleton is not kept
+SKELETON_BYTES = 2048  # longer skeletons are not kept
 SKELETONS_BYTES = 8 << 20  # for all skeletons
-SKELETON_OVERHEAD = 100  # overhead of a skeleton in bytes
+SKELETON_OVERHEAD = 100  # overhead per skeleton in bytes
 
 VARIES = b"0123456789abcdef"
-# journalctl -o json writes a message that is not UTF-8 as the numbers of its bytes: it may contain any literal.
+# journalctl -o json writes a message that is not UTF-8 as a list of byte values, which may contain any literal.
 IN_NUMBERS = tuple(f'"MESSAGE"{before}:{after}[' for before in ("", " ") for after in ("", " "))
 
 
-# (number, begins, line, literals, repeats) of a line that may be the kernel's and has `literals` of rules. `begins`:
-# its offset in the text of its block; `repeats`: complete following lines that repeat it within its second, in order.
+# (number, begins, line, literals, repeats) for a line that may come from the kernel and contains the rules' `literals`.
+# `begins`: its offset in the block's text. `repeats`: the complete following lines that repeat it within the same
+# second, in order.
 Candidate = tuple[int, int, bytes, "tuple[str, ...]", bytes]
 
 
 def candidates(blocks: Iterable[Block], tally: Tally, preceding: PrecedingLines | None = None) -> Iterator[Candidate]:
-    """Yield the candidates. `preceding` gets each block before its lines are returned."""
+    """Yield the candidates. Each block is added to `preceding` before its lines are returned."""
     skeletons = Skeletons()
     with_re2: Search | None = None
     owner = b""
@@ -65,7 +66,7 @@ def candidates(blocks: Iterable[Block], tally: Tally, preceding: PrecedingLines 
         number, counted, at, owner_end = block.first, 0, 0, 0
         found: Iterator[tuple[int, int]] | None = None
         while at <= len(text):
-            if found is None:  # the line after a candidate may be another one: in a storm no search is needed
+            if found is None:  # in a storm the next line is a candidate too, so no search is needed
                 begins, end = at, text.find(b"\n", at)
                 end = len(text) if end < 0 else end
             elif (match := next(found, None)) is not None:
@@ -109,7 +110,7 @@ def _has_kernel_line(lines: list[bytes]) -> bool:
 
 
 def _last_unindented(text: bytes, start: int, end: int, default: bytes) -> bytes:
-    """Return the last line between two offsets that is not indented."""
+    """Return the last line between two offsets that is not indented, or `default`."""
     while end >= start:
         begins = text.rfind(b"\n", start, end) + 1 or start
         if not text.startswith(_BLANK, begins, end):
@@ -122,7 +123,7 @@ def _continues(line: bytes, owner: bytes) -> bool:
     """Return True if a line continues a program's text ("Mar 29 15:38:59 host name[7]: text").
 
     journalctl indents such lines by the width of the prefix. A service may write anything there, including a date and
-    "kernel:". Continuations of the kernel's own text are read, but count as unproven (continuation.py).
+    "kernel:". Continuations of the kernel's own text are read, but are treated as unproven (continuation.py).
     """
     text = owner.find(b": ")
     if not 0 < text <= len(line) - len(line.lstrip()) - 2:
@@ -136,8 +137,8 @@ def _is_kernels(line: bytes) -> bool:
     return found is not None and (found.uptime is not None or found.epoch is not None or found.host != "")
 
 
-# A line and the following ones that differ only in the microseconds of their time; without an uptime, equal lines.
-# Syslog daemons and dmesg write these; in other formats each line is examined.
+# A line and the following lines that differ only in the microseconds of their time, or equal lines without an uptime.
+# Syslog daemons and dmesg write such lines. In other formats each line is examined.
 _SECOND = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
 _ZONE = rb"(?:Z|[+-]\d\d:\d\d)"
 _DATE = rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|" + _SECOND + rb"(?:\.\d{1,9})?" + _ZONE + rb")"
@@ -148,22 +149,22 @@ _REPEATS = re.compile(
     rb"|(" + _SECOND + rb"\.)\d{6}(" + _ZONE + _KERNEL + _UPTIME + rb")\d{6}(\] [^\n]*\n)(?:\3\d{6}\4\d{6}\5)+"
     rb"|(" + _DATE + _KERNEL + rb"[^\n\[]*\n)\6+)"
 )
-_TAIL = 24  # bytes at the end, in which most different lines differ
+_TAIL = 24  # last bytes of a line, where most different lines differ
 
 
 def _find_repeats(text: bytes, begins: int, end: int) -> bytes:
-    """Return the lines that repeat a line and follow it (Candidate)."""
+    """Return the lines that follow a line and repeat it (see Candidate)."""
     size = end + 1 - begins
     if text[end + size : end + size + 1] != b"\n" or text[end + size - _TAIL : end + size] != text[end - _TAIL : end]:
         return b""
-    lines = 8  # more if these are all equal; otherwise each line would be compared with all later ones
+    lines = 8  # increased while all are equal; otherwise each line would be compared with all later lines
     while (stop := _repeats_end(text, begins, begins + size * lines, size)) == begins + size * lines:
         lines *= 8
     return text[begins + size : stop]
 
 
 def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
-    """Return the end of the equal lines of `size` bytes with rising times; `limit` at most."""
+    """Return the end offset, at most `limit`, of the equal lines of `size` bytes with rising times."""
     found = _REPEATS.match(text, begins, limit)
     if found is None:
         return begins + size
@@ -177,7 +178,7 @@ def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
 
 
 def _count_rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
-    """Return how many lines of `size` bytes have their microseconds in order. `first`: those of the first line."""
+    """Return how many lines of `size` bytes have microseconds in order. `first`: offset of the first."""
     times = [text[index : index + 6] for index in range(first, stop, size)]
     if all(map(in_order, times, islice(times, 1, None))):
         return len(times)
@@ -188,12 +189,12 @@ def _count_rising(text: bytes, first: int, stop: int, size: int, in_order: Calla
 
 
 def rule_literals() -> tuple[str, ...]:
-    """Return the literals of all rules, the site's included."""
+    """Return the literals in all rules, including the site's rules."""
     return tuple(kernel_parse.LITERALS)
 
 
 def _searched() -> tuple[tuple[bytes, bytes, str], ...]:
-    """Return (skeleton, bytes, text) of each literal."""
+    """Return (skeleton, bytes, text) for each literal."""
     return tuple(
         (text.encode().translate(None, VARIES), text.encode(), text) for text in (*rule_literals(), *IN_NUMBERS)
     )
@@ -203,7 +204,7 @@ Search = Callable[[bytes, int], "Iterator[tuple[int, int]]"]
 
 
 class Skeletons:
-    """Cache of the literals in lines, by the line without numbers. `search` is a Search."""
+    """Cache that maps a line without numbers to the literals in it. `search` is a Search."""
 
     def __init__(self) -> None:
         self._literals = _searched()
@@ -211,7 +212,7 @@ class Skeletons:
         self._size = 0
 
     def literals_in(self, line: bytes) -> tuple[str, ...]:
-        """Return the literals in a line, in their order."""
+        """Return the literals in a line, in their fixed order."""
         skeleton = line.translate(None, VARIES)
         literals = self._cache.get(skeleton)
         if literals is None:
@@ -219,7 +220,7 @@ class Skeletons:
         return tuple([text for literal, text in literals if literal in line]) if literals else ()
 
     def search(self, text: bytes, start: int) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of the lines with a literal, from offset `start` on, which is the start of a line."""
+        """Yield the begin and end of each line with a literal, from offset `start`, which is the start of a line."""
         remainder = text[start:] if start else text
         skeletons = remainder.translate(None, VARIES).split(b"\n")
         present, cache = set(skeletons), self._cache
@@ -230,10 +231,10 @@ class Skeletons:
         matching.update(skeleton for skeleton in new if self._add(skeleton))
         if matching:
             lines = remainder.split(b"\n")
-            ends = list(accumulate(map(len, lines)))  # without the ends of lines
+            ends = list(accumulate(map(len, lines)))  # without line ends
             for index in compress(count(), map(matching.__contains__, skeletons)):
                 line, literals = lines[index], cache.get(skeletons[index])
-                if literals is not None:  # None: it was not cached
+                if literals is not None:  # None: not cached
                     for literal, _ in literals:
                         if literal in line:
                             break
@@ -261,14 +262,14 @@ class Skeletons:
 
 
 def make_re2_search() -> Search | None:
-    """Return a Search that finds the literals themselves; None without google-re2."""
+    """Return a Search that finds the literals directly, or None if google-re2 is not installed."""
     try:
         import re2
 
         options = re2.Options()
-        options.encoding = re2.Options.Encoding.LATIN1  # bytes are bytes
+        options.encoding = re2.Options.Encoding.LATIN1  # match single bytes
         pattern = re2.compile(b"|".join(re.escape(literal) for _, literal, _ in _searched()), options)
-    except (ImportError, AttributeError, TypeError):  # other packages have a module with this name (pyre2, fb-re2)
+    except (ImportError, AttributeError, TypeError):  # other packages (pyre2, fb-re2) have a module with this name
         return None
 
     def search(text: bytes, start: int) -> Iterator[tuple[int, int]]:

@@ -1,12 +1,12 @@
-"""Detects whether a line of a log begins a record of the kernel, or may continue the previous one.
+"""Detects whether a log line begins a kernel record or may continue the previous record.
 
 A user can put a line break into text that the kernel prints, such as a mount option or a file name (docs/scan.md).
-/dev/kmsg keeps it as one record; programs that split it into lines leave one of three marks (Linux 6.18, util-linux
-2.38):
+/dev/kmsg keeps the text as one record. Programs that split it into lines leave one of three marks (Linux 6.18,
+util-linux 2.38):
 
     the same time in microseconds   syslog(2) and consoles: record_print_text() puts the prefix before each line
-    indented by the prefix          dmesg since util-linux 2.36, journalctl
-    no prefix, unlike other lines   dmesg before that, and programs that write the text unchanged
+    indented by the prefix's width  dmesg since util-linux 2.36, journalctl
+    no prefix, unlike other lines   older dmesg, and programs that write the text unchanged
 """
 
 from __future__ import annotations
@@ -17,53 +17,54 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-RECORD_BYTES = 2048  # the longest text of a record (Linux, PRINTKRB_RECORD_MAX): the maximum distance to its begin
-MAX_LINES = 2100  # of earlier blocks: a record may consist of line breaks only
-MAX_FOREIGN_LINES = 32  # lines of other hosts between two lines of a record, in a collected log
-CACHE_SIZE = 1000  # cached results: each line is examined for many later lines
+RECORD_BYTES = 2048  # the longest record text (Linux, PRINTKRB_RECORD_MAX), so the maximum distance to its beginning
+MAX_LINES = 2100  # lines kept from earlier blocks; a record may consist of line breaks only
+MAX_FOREIGN_LINES = 32  # lines from other hosts between two lines of a record, in a collected log
+CACHE_SIZE = 1000  # cached results, because each line is examined for many later lines
 LEADING_BLANKS = 8  # at the start of a record's own text
 
 _BLANK = b" \t"
-# The kernel's time, as dmesg, syslog daemons and consoles write it; `dmesg --time-format=iso` has microseconds too.
+# The kernel's time as written by dmesg, syslog daemons and consoles. `dmesg --time-format=iso` has microseconds too.
 _STAMP = re.compile(
     rb"([^\n]{0,120}?)(\[ {0,12}\d{1,10}\.\d{6}\]|(?<![^ ])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d )"
 )
-_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in a boot the clock is 0, and there are no users
+_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early during boot the clock is 0, and there are no users
 _DATE = re.compile(
     rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)?|\[[^\]]{8,40}\]) ?"
 )
 
 PrefixWidth = Callable[[bytes], "int | None"]
 
-# The machine of a line, from the text before the time, and the kernel's time, as written.
+# A line's machine, from the text before the time, and the kernel's time as written.
 Stamp = tuple[bytes, bytes]
-Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with it, and the head of that
+Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with this stamp, and that line's head
 
 
 class PrecedingLines:
-    """Lines before a line of the current block.
+    """Lines before a line in the current block.
 
-    prefix_width: returns the number of columns before a line's text: 0 = no prefix, None = written by another program.
+    prefix_width: returns the number of columns before a line's text: 0 without a prefix, None if another program wrote
+    the line.
     """
 
     def __init__(self, prefix_width: PrefixWidth) -> None:
         self._width = functools.lru_cache(CACHE_SIZE)(prefix_width)
-        self._blocks: deque[tuple[bytes, int]] = deque()  # this block and earlier ones, with their numbers of lines
+        self._blocks: deque[tuple[bytes, int]] = deque()  # this block and earlier blocks, each with its number of lines
         self._lines = 0
-        self._last_bare_head: int | None = None  # number of the last line without a prefix that is a record of its own
+        self._last_bare_head: int | None = None  # number of the last line without a prefix that is its own record
         self._heads: Heads = {}
         self._older_heads: Heads = {}  # heads of lines before the first one in _heads
         self._last_stamp = (-1, (b"", b""))  # number and stamp of the last line with a stamp
 
     def enter(self, text: bytes, count: int) -> None:
-        """Add the next block, of `count` lines."""
+        """Add the next block, which has `count` lines."""
         self._blocks.append((text, count))
         self._lines += count
         while self._lines - count - self._blocks[0][1] >= MAX_LINES:
             self._lines -= self._blocks.popleft()[1]
 
     def before(self, begins: int) -> Iterator[bytes]:
-        """Yield the lines before the one at this offset of the block, the nearest first."""
+        """Yield the lines before the line at this offset in the block, nearest first."""
         return islice(self._lines_before(begins), MAX_LINES)
 
     def _lines_before(self, begins: int) -> Iterator[bytes]:
@@ -76,9 +77,7 @@ class PrecedingLines:
                 end = start - 1
 
     def head(self, number: int, begins: int, line: bytes) -> bytes | None:
-        """Return the first line of the record that line `number` seems to continue; None if it is a record of
-        its own.
-        """
+        """Return the first line of the record that line `number` seems to continue, or None if it begins a record."""
         if line[:1] in (b" ", b"\t"):
             return self._indented_line_head(begins, line)
         stamp = _stamp(line)
@@ -89,7 +88,7 @@ class PrecedingLines:
         return None
 
     def _same_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes | None:
-        """Return the first line of this machine and time, if only lines of other machines are between them."""
+        """Return the first line with this machine and time, if only other machines' lines are in between."""
         machine, time = stamp
         (last, previous), self._last_stamp = self._last_stamp, (number, stamp)
         if last == number - 1 and previous[0] == machine and previous[1] != time:
@@ -98,13 +97,13 @@ class PrecedingLines:
             return None
         else:
             head = self._first_at_time(number, begins, line, stamp)
-        if len(self._heads) > MAX_LINES:  # older entries are too old by now
+        if len(self._heads) > MAX_LINES:  # the entries in _older_heads are too old by now
             self._older_heads, self._heads = self._heads, {}
         self._heads[stamp] = (number, head)
         return head if head != line else None
 
     def _first_at_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
-        """Search the lines, and beyond many lines of other hosts use the earlier result."""
+        """Search the preceding lines. After many lines from other hosts, use the earlier result."""
         last, recorded = self._heads.get(stamp) or self._older_heads.get(stamp) or (None, line)
         head, foreign_lines, earlier_number = line, 0, number
         for earlier in self.before(begins):
@@ -116,7 +115,7 @@ class PrecedingLines:
                     return recorded
             elif found is not None and found[0] == stamp[0]:
                 break
-            elif foreign_lines == MAX_FOREIGN_LINES:  # many lines of other hosts do not separate a record
+            elif foreign_lines == MAX_FOREIGN_LINES:  # many lines from other hosts do not split a record
                 return recorded if last is not None and number - last <= MAX_LINES else head
             else:
                 foreign_lines += 1
@@ -138,8 +137,8 @@ class PrecedingLines:
     def _indented_line_head(self, begins: int, line: bytes) -> bytes | None:
         """Return the line that an indented line continues, or None.
 
-        A line with its own prefix may be from a log that was pasted with an indent, and counts unless its indent is the
-        width of the prefix of the line that it would continue.
+        A line with its own prefix may come from a log that was pasted with an indent. It counts as a continuation only
+        if its indent equals the prefix width of the line that it would continue.
         """
         indent, room = _indent(line), RECORD_BYTES
         for earlier in self.before(begins):

@@ -1,12 +1,12 @@
-"""Events of a log that are evaluated together, because a check evaluates one depending on the others. Pure.
+"""Finds the log events that must be evaluated together, because a check's result for one depends on the others. Pure.
 
-The daemon passes all recent events to a check at once. `healthd scan` evaluates each event as soon as it cannot grow
-any more, with the nearby events that can change the result:
+The daemon passes all recent events to a check at once. `healthd scan` evaluates each event as soon as no more lines can
+be merged into it, together with the nearby events that can change the result:
 
-    a firmware's record      its severity and its device are two events with one record number (GHES, CPER)
+    a firmware record        its severity and its device are two events with one record number (GHES, CPER)
     recovery_failed          belongs to the PCIe error before it (checks/pcie_aer.py)
-    a machine check          belongs to the memory error that EDAC named (checks/memory_edac.py)
-    an IOMMU fault           without a device belongs to a fault with one (checks/iommu.py)
+    a machine check          belongs to the memory error that EDAC reported (checks/memory_edac.py)
+    an IOMMU fault           without a device, belongs to a fault with a device (checks/iommu.py)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from __future__ import annotations
 from healthd.common.model import KernelEvent
 
 KINDS = frozenset({"pcie_aer", "mce_edac", "iommu"})
-MAX_NEARBY = 64  # events of these kinds that are kept for each host
-MAX_COUPLED = 8  # more do not change a result, and a storm must stay cheap
+MAX_NEARBY = 64  # events of these kinds kept for each host
+MAX_COUPLED = 8  # more events do not change a result, and a storm must stay cheap
 
 INCIDENT_SECONDS = 5.0  # as in checks/memory_edac.py
 RECOVERY_SECONDS = 60.0  # as in checks/pcie_aer.py
@@ -24,7 +24,7 @@ _ERRORS = frozenset({"fatal", "nonfatal", "contained", "reset_failed"})
 
 
 def may_be_coupled(event: KernelEvent) -> bool:
-    """Return True if `are_coupled` can be true for `event`. Most events need no search for others."""
+    """Return True if `are_coupled` can be true for `event`. Most events need no search for other events."""
     if event.kind not in KINDS:
         return False
     if event.field("record"):
@@ -37,7 +37,7 @@ def may_be_coupled(event: KernelEvent) -> bool:
 def are_coupled(event: KernelEvent, other: KernelEvent, apart: float) -> bool:
     """Return True if `event` is evaluated with `other`, which is `apart` seconds later (earlier if negative).
 
-    Both are of KINDS, of one host and one boot.
+    The kinds of both events are in KINDS, and both come from the same host and boot.
     """
     if event.observed != other.observed:
         return False

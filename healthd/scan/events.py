@@ -1,6 +1,6 @@
-"""Events of a log of any machine: its messages are coalesced as by the daemon, in file order. Pure.
+"""Merges the messages in a log from any machine into events, in file order and by the daemon's rules. Pure.
 
-Repeated lines of a message are only counted. Memory is bounded regardless of the log.
+Repeated lines are only counted. Memory is bounded for any log.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from healthd.scan import coupled_events
 from healthd.scan.lines import Block, Tally
 from healthd.scan.messages import Message, ParsedLine, make_message, messages, slot
 
-MAX_WAITING = 2000  # events that may still grow
-MAX_NAMES = 10 * MAX_WAITING  # names for finding the next lines of an event
+MAX_WAITING = 2000  # events into which more lines may still be merged
+MAX_NAMES = 10 * MAX_WAITING  # names for finding an event's next lines
 MAX_HOSTS = 2000
 MAX_DEVICES = 256  # per host
-REBOOT_SECONDS = 60.0  # an uptime this far before the last one belongs to another boot
+REBOOT_SECONDS = 60.0  # an uptime this much lower than the previous one belongs to another boot
 
 
 @dataclass(slots=True)
 class Machine:
-    """State of one host in the log. `clock`: time of its last line; `offset`: epoch at its boot, if a line had epoch
-    and uptime.
+    """State of one host in the log. `clock`: time of its last line. `offset`: epoch time of the boot, if a line had an
+    epoch time and an uptime.
     """
 
     clock: float = 0.0
@@ -35,13 +35,13 @@ class Machine:
     uptime: float = 0.0
     boot: int = 0
     devices: dict[str, PciDevice] = field(default_factory=dict)
-    by_slot: dict[str, dict[str, PciDevice]] = field(default_factory=dict)  # slot -> devices there or below, by address
+    by_slot: dict[str, dict[str, PciDevice]] = field(default_factory=dict)  # slot -> devices in or below it, by address
     by_name: dict[object, LogEvent] = field(
         default_factory=dict
-    )  # events of this boot, by the message's name, fault and part
+    )  # events from this boot, by the message's name, fault and part
     nearby: deque[LogEvent] = field(
         default_factory=lambda: deque(maxlen=coupled_events.MAX_NEARBY)
-    )  # events of this boot, of coupled_events.KINDS
+    )  # events from this boot whose kind is in coupled_events.KINDS
 
     def learn(self, device: PciDevice, old: PciDevice | None) -> None:
         pci = device.pci
@@ -52,12 +52,12 @@ class Machine:
             self.by_slot.setdefault(name, {})[pci] = device
 
     def related_devices(self, message: Message) -> tuple[PciDevice, ...]:
-        """Return the devices that a message names, with any function, and those below them."""
+        """Return the devices that a message names, with any function number, and the devices below them."""
         by_slot = self.by_slot
         return tuple([device for name in message.slots if name in by_slot for device in by_slot[name].values()])
 
     def coupled_with(self, log_event: LogEvent) -> tuple[LogEvent, ...]:
-        """Return the events that `log_event` is evaluated with (coupled_events.py), one for each result."""
+        """Return the events with which `log_event` is evaluated (coupled_events.py), one for each result."""
         event = log_event.message.event
         found: dict[str, LogEvent] = {}
         for other in self.nearby:
@@ -69,16 +69,16 @@ class Machine:
         return tuple(found.values())
 
     def inventory(self) -> Inventory:
-        """Return the inventory. Thousands of meanings have one each: they share the objects of the devices."""
+        """Return the inventory. Thousands of meanings each have an inventory, so the device objects are shared."""
         return Inventory(devices=tuple(self.devices.values()))
 
 
 @dataclass(slots=True, eq=False)
 class LogEvent:
-    """An event of the log.
+    """An event in the log.
 
-    `line`: the number of the first of its `count` lines; `epoch`, `uptime`: those of that line, None if it has none;
-    `clock`, `last_clock`: seconds on any clock of its host's lines, only for distances.
+    `line`: the number of the first of its `count` lines. `epoch`, `uptime`: from that line, None if absent. `clock`,
+    `last_clock`: seconds on some clock in the host's lines, used only for time differences.
     """
 
     line: int
@@ -107,14 +107,14 @@ class LogEvent:
 
 
 def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[LogEvent]:
-    """Yield the events of a log (merge_messages())."""
+    """Yield the events in a log (see merge_messages())."""
     return merge_messages(messages(blocks, now, tally))
 
 
 def merge_messages(parsed: Iterable[ParsedLine]) -> Iterator[LogEvent]:
-    """Yield events in the order of their first lines, each when it cannot grow any more.
+    """Yield events in the order of their first lines, each as soon as no more lines can be merged into it.
 
-    Lines of one fault become one event, as in the daemon (agent/kernel_log/coalesce.py); an identical line is only
+    Lines about one fault become one event, as in the daemon (agent/kernel_log/coalesce.py). An identical line is only
     counted.
     """
     machines: dict[str, Machine] = {}
@@ -158,7 +158,7 @@ def merge_messages(parsed: Iterable[ParsedLine]) -> Iterator[LogEvent]:
 def _merge_message(
     by_name: dict[object, LogEvent], message: Message, clock: float, number: int, lines: int
 ) -> LogEvent | None:
-    """Return the event into which a new message was merged; None if the message begins an event."""
+    """Return the event into which a new message was merged, or None if the message begins a new event."""
     for name in (message.fault, message.part):
         log_event = by_name.get(name)
         if log_event is None or log_event.is_closed or abs(clock - log_event.last_clock) > coalescing.WITHIN_SECONDS:
@@ -166,7 +166,7 @@ def _merge_message(
         old = log_event.message
         grown = _merge(old, message)
         if grown is not None:
-            if grown.event.text == message.event.text != old.event.text:  # earlier lines were details of this one
+            if grown.event.text == message.event.text != old.event.text:  # earlier lines were details of this message
                 log_event.line = number
             log_event.message = grown
             log_event.count += lines
@@ -176,7 +176,7 @@ def _merge_message(
 
 
 def _merge(old: Message, new: Message) -> Message | None:
-    """Return both messages merged; None if they are two faults."""
+    """Return both messages merged, or None if they are different faults."""
     event = coalescing.coalesce(old.event, new.event)
     if event is None:
         return None
@@ -185,14 +185,14 @@ def _merge(old: Message, new: Message) -> Message | None:
 
 
 def _distance(log_event: LogEvent, other: LogEvent) -> float:
-    """Return the seconds from one event to another: negative if `other` ended before, 0.0 if they overlap."""
+    """Return the seconds from one event to the other: negative if `other` ended first, 0.0 if they overlap."""
     if other.last_clock < log_event.clock:
         return other.last_clock - log_event.clock
     return max(0.0, other.clock - log_event.last_clock)
 
 
 def _prune(machine: Machine) -> int:
-    """Forget events that cannot grow any more, and messages, which may return. Return how many names remain."""
+    """Remove events that are complete, and cached messages, which may reappear. Return how many names remain."""
     machine.by_name = {
         name: log_event
         for name, log_event in machine.by_name.items()
@@ -202,9 +202,7 @@ def _prune(machine: Machine) -> int:
 
 
 def _machine(machines: dict[str, Machine], host: str) -> Machine:
-    """Return the host's Machine. If a log has more than MAX_HOSTS hosts, it is garbage: the others share one
-    Machine.
-    """
+    """Return the host's Machine. A log with more than MAX_HOSTS hosts is garbage, so other hosts share one Machine."""
     machine = machines.get(host)
     if machine is None:
         machine = machines.setdefault(host if len(machines) < MAX_HOSTS else "", Machine())
@@ -212,7 +210,7 @@ def _machine(machines: dict[str, Machine], host: str) -> Machine:
 
 
 def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float:
-    """Return the time on the host's clock; an uptime far before the last one begins another boot."""
+    """Return the time on the host's clock. A much lower uptime than the previous one begins another boot."""
     if uptime is not None:
         if uptime < machine.uptime - REBOOT_SECONDS:
             machine.boot += 1
@@ -233,7 +231,7 @@ def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float
 
 
 def _learn(machine: Machine, message: Message) -> None:
-    """Store the kind of a device, from the driver that names it, and the port above it."""
+    """Store a device's kind, known from the driver that names it, and the port above it."""
     assert message.device is not None
     kind, upstream = message.device
     pci = message.event.pci

@@ -1,8 +1,8 @@
-"""Evaluates the events of a log with the daemon's checks and with the devices that the log shows. Pure.
+"""Evaluates the events in a log with the daemon's checks and the devices that appear in the log. Pure.
 
-The inventory of another machine is not known. Each event is evaluated alone, or with the few nearby events that a check
-evaluates it with (coupled_events.py). It is worse if the checks raise the severity of a repetition (Xid 74). A message
-is evaluated once, regardless of its repeats.
+Another machine's inventory is unknown. Each event is evaluated alone, or with the few nearby events that a check needs
+(coupled_events.py). A repeated event has a higher severity if the checks raise it (Xid 74). A repeated message is
+evaluated only once.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from healthd.scan import coupled_events
 from healthd.scan.events import LogEvent
 from healthd.scan.messages import Meaning, Message
 
-MAX_FAULTS = 5000  # faults whose last events are kept, to detect a repetition
+MAX_FAULTS = 5000  # faults whose last events are kept to detect a repetition
 MAX_MEANINGS = 10_000
 MAX_EVENTS_PER_FAULT = 3
-UNPROVEN = "unproven, perhaps not the kernel's own line"
+UNPROVEN = "unproven, may not be the kernel's own line"
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 
 
 class Judged(NamedTuple):
-    """An event with its meaning. `context`: other events that it is evaluated with."""
+    """An event with its meaning. `context`: the other events with which it is evaluated."""
 
     log_event: LogEvent
     meaning: Meaning
@@ -54,7 +54,7 @@ class Judged(NamedTuple):
 
     @property
     def message(self) -> str:
-        """One sentence for people. Most are never shown, so it is computed on request."""
+        """One sentence for the user. Most sentences are never shown, so it is built on request."""
         event = self.log_event.event
         events = (*(item.event for item in self.context), event)
         finding = _worst(self.correlate(events, self.meaning.node), event)
@@ -69,17 +69,17 @@ class Judged(NamedTuple):
         return self.log_event.message.event.observed
 
 
-# Events with a higher severity when they repeat; a test verifies the list.
+# Events whose severity rises when they repeat. A test verifies the list.
 _WORSE_IF_REPEATED = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 
 
 def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
-    """Yield each event with its meaning. `correlate`: all checks as one function, with their settings."""
+    """Yield each event with its meaning. `correlate`: function that runs all checks with their settings."""
     meanings: dict[object, Meaning] = {}
     earlier: OrderedDict[object, tuple[tuple[LogEvent, Meaning], ...]] = OrderedDict()
     for log_event in found:
         message, machine = log_event.message, log_event.machine
-        # The meaning of an event depends only on these.
+        # An event's meaning depends only on these.
         context = machine.coupled_with(log_event) if coupled_events.may_be_coupled(message.event) else ()
         coupled = tuple([other.message.judgement_key for other in context]) if context else ()
         name = (message.judgement_key, coupled, machine.related_devices(message), not machine.devices)
@@ -103,7 +103,7 @@ def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
 
 
 def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, node: Inventory) -> Meaning:
-    """Return the meaning of one event, evaluated with `others`. It depends neither on the process nor on the time."""
+    """Return one event's meaning, evaluated with `others`. It depends on neither the process nor the time."""
     event = _normalised(message, 1)
     coupled = [_normalised(other, number) for number, other in enumerate(others, 2)] if others else []
     finding = _worst(correlate((*coupled, event), node), event)
@@ -125,7 +125,7 @@ def _normalised(message: Message, sequence: int) -> KernelEvent:
 def _repetition_meaning(
     earlier: Sequence[tuple[LogEvent, Meaning]], log_event: LogEvent, alone: Meaning, correlate: Correlate
 ) -> Meaning | None:
-    """Return the meaning of a repetition if it is worse than each single event; else None."""
+    """Return the meaning of a repetition if it is worse than that of each single event, otherwise None."""
     worst = max(alone.severity, *(meaning.severity for _, meaning in earlier))
     if worst is Severity.CRITICAL:
         return None
@@ -137,7 +137,7 @@ def _repetition_meaning(
 
 
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
-    """Return the worst finding that rests on the event. A line that reports the end of a fault is no fault: INFO."""
+    """Return the worst finding based on the event. A line that reports the end of a fault is INFO, not a fault."""
     resting = [
         replace(finding, severity=Severity.INFO) if finding.recovered else finding
         for finding in findings
@@ -147,7 +147,7 @@ def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
 
 
 def _code(event: KernelEvent) -> str:
-    """Return the code of an event without a finding. `healthd explain` knows it if it is an Xid."""
+    """Return the code for an event without a finding. `healthd explain` accepts it if it is an Xid."""
     if event.kind == "xid":
         return f"gpu_xid/{event.code}"
     return f"{event.kind}/{event.code}".rstrip("/")
@@ -157,7 +157,7 @@ def _code(event: KernelEvent) -> str:
 
 
 def event_json(judged: Judged) -> dict[str, Any]:
-    """Return one object of `healthd scan --json` (docs/json.md)."""
+    """Return one object for `healthd scan --json` (docs/json.md)."""
     log_event, event = judged.log_event, judged.log_event.message.event
     extra: dict[str, Any] = {"pattern": event.code} if event.kind == SITE else {}
     if event.kind in ("xid", "sxid") and is_decimal(event.code):
@@ -182,7 +182,7 @@ def event_json(judged: Judged) -> dict[str, Any]:
 
 
 def event_line(judged: Judged) -> str:
-    """Return event_json as a line. The part that all lines of a message share is made once."""
+    """Return event_json as a line. The part shared by all lines of a message is built once."""
     log_event, meaning = judged.log_event, judged.meaning
     message = log_event.message
     if meaning is not message.meaning:
@@ -199,7 +199,7 @@ def event_line(judged: Judged) -> str:
 
 
 def unrecognised_line(driver: str, text: str, line: int, count: int) -> str:
-    """Return lines of a driver that no rule recognises as one object of `healthd scan --json`, with an event's keys."""
+    """Return a driver's unrecognised lines as one object for `healthd scan --json`, with the same keys as an event."""
     location = {"line": line, "time": None, "uptime": None, "host": ""}
     identity = {"kind": "unrecognised", "code": f"unrecognised/{driver}", "pci": None, "pid": None, "name": None}
     details = {"severity": "info", "clears": None, "unproven": False, "count": count, "text": text}

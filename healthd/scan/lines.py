@@ -1,4 +1,4 @@
-"""Lines of a log in blocks, and their counts. Pure."""
+"""Blocks of log lines, and counts of the lines. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Block(NamedTuple):
     """Complete lines, which are split only on demand.
 
-    `first`: the number of the first line in the file, from 1; `text`: the lines, separated by newlines; `size`: number
-    of lines.
+    `first`: the first line's number in the file, from 1. `text`: the lines, separated by newlines. `size`: number of
+    lines.
     """
 
     first: int
@@ -20,7 +20,7 @@ class Block(NamedTuple):
 
     @classmethod
     def from_lines(cls, first: int, lines: Sequence[bytes]) -> Block:
-        """Return the block of at least one line."""
+        """Return a block with these lines (at least one)."""
         return cls(first, b"\n".join(lines), len(lines))
 
     @property
@@ -29,20 +29,20 @@ class Block(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Number of its last line."""
+        """Number of the last line."""
         return self.first + self.size - 1
 
 
-MAX_TEXTS = 1000  # different unrecognised lines that are kept for a list; the others are only counted
-TEXT_LENGTH = 300  # characters that are kept of an unrecognised line
+MAX_TEXTS = 1000  # different unrecognised lines that are kept for the list; the others are only counted
+TEXT_LENGTH = 300  # characters kept from an unrecognised line
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of a reading. `kernel`: an event was found, or a line with a prefix that only the kernel writes.
+    """Counts from reading a log. `kernel`: an event was found, or a line with a prefix that only the kernel writes.
 
-    drivers   driver -> number of its lines that no rule recognises (messages.py)
-    texts     (driver, line) -> (number of its first line, count)
+    drivers   maps each driver to the number of its lines that no rule recognises (messages.py)
+    texts     maps (driver, line) to (number of the first such line, count)
     """
 
     lines: int = 0

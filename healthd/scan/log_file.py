@@ -1,6 +1,6 @@
-"""Log file or standard input as blocks of complete lines: plain, or compressed as by log rotation.
+"""Reads a log file or standard input as blocks of complete lines, plain or compressed as by log rotation.
 
-Memory is bounded regardless of the file: a line longer than MAX_LINE is truncated. A pipe is read as it arrives.
+Memory is bounded for any file: a line longer than MAX_LINE is truncated. A pipe is read as data arrives.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import IO
 from healthd.common.errors import HealthdError
 from healthd.scan.lines import Block
 
-BLOCK = 64 << 10  # fits into a core's cache; glibc returns larger blocks to the kernel and gets them back page by page
+BLOCK = 64 << 10  # fits in a core's cache; glibc returns larger blocks to the kernel and gets them back page by page
 MAX_LINE = 16 << 10
 
-# Beginning of a file -> its compression.
+# Maps the first bytes of a file to its compression.
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _JOURNAL = b"LPKSHHRH"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LogError(HealthdError):
-    """The log cannot be read, or not to its end: one sentence that names it."""
+    """The log cannot be read, or cannot be read completely. The message is one sentence that names the log."""
 
 
 def blocks(path: str) -> Generator[Block, None, None]:
-    """Yield the lines of `path`; "-" is standard input. Raises LogError, also after some lines (a damaged archive)."""
+    """Yield the lines in `path` ("-": standard input). Raises LogError, possibly after some lines (damaged archive)."""
     name = "standard input" if path == "-" else path
     try:
         with _open(path) as file:
             yield from read_blocks(_unpacked(file, name))
-    except OSError as error:  # gzip's errors are of this type and have no errno
+    except OSError as error:  # gzip raises this type too, without an errno
         raise LogError(f"{name}: {_why(error)}") from None
     except EOFError:
         raise LogError(f"{name}: ends in the middle of compressed data") from None
@@ -83,7 +83,7 @@ def _unpacked(file: io.BufferedReader, name: str) -> IO[bytes]:
 
 
 def read_blocks(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Block]:
-    """Yield the lines as they arrive: a reader of a pipe need not wait for a full block."""
+    """Yield the lines as they arrive. A reader of a pipe does not wait for a full block."""
     read = getattr(file, "read1", None) or file.read
     first, remainder, skipping = 1, b"", False
     for data in iter(lambda: read(block), b""):
@@ -97,7 +97,7 @@ def read_blocks(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -
         whole = remainder + data
         end = whole.rfind(b"\n")
         lines, remainder = ([whole[:end]] if end >= 0 else []), whole[end + 1 :]
-        if b"\0" in data:  # data that was not on disk at a crash; the next boot's first line follows
+        if b"\0" in data:  # data that was not on disk when the machine crashed; the next boot's first line follows
             lines = [line.lstrip(b"\0") for text in lines for line in text.split(b"\n")]
             remainder = remainder.lstrip(b"\0")
         if len(remainder) > max_line:

@@ -1,8 +1,8 @@
-"""Messages in the lines of a log, in order. Pure.
+"""Extracts the messages from the lines of a log, in order. Pure.
 
-    blocks of lines -> candidates -> without prefix -> parsed, or cached
+    blocks of lines -> candidate lines -> prefix stripped -> parsed, or taken from the cache
 
-A message is parsed once, regardless of its repeats.
+A repeated message is parsed only once.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
 from healthd.scan.quoted import find_dated_quote, find_quoted, restore_host
 
-MESSAGES_BYTES = 4 << 20  # for cached messages, and as much for cached lines
-MESSAGE_BYTES = 2000  # overhead of a message
-SHARED_CACHE_SIZE = 1000  # cached values that messages share
+MESSAGES_BYTES = 4 << 20  # for cached messages; cached lines get the same amount
+MESSAGE_BYTES = 2000  # overhead per message
+SHARED_CACHE_SIZE = 1000  # cached values that several messages share
 
 
 class Meaning(NamedTuple):
     """Meaning of an event.
 
-    code, severity, clears   those of its finding; kind/code, INFO, None if no check reports one
-    part_names  the parts that the event names, with those above them; `part`: the displayed one
+    code, severity, clears   those of the finding; kind/code, INFO and None if no check reports one
+    part_names  the parts that the event names, and the parts above them; `part` is the displayed part
     """
 
     code: str
@@ -50,13 +50,13 @@ class Meaning(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """Content of all lines with one text, parsed once.
+    """The parsed content of all lines that have the same text.
 
-    event    without time, boot and count; observed: it may be a user's text (continuation.py, quoted.py)
-    fault    coalescing.fault_key, part: coalescing.part_key, as strings: they are looked up for each line
-    name     key for finding its next line
-    judgement_key   everything in the event on which a check's result may depend; it also depends on the devices in
-                    `slots`
+    event    without time, boot and count; `observed`: it may be a user's text (continuation.py, quoted.py)
+    fault, part     coalescing.fault_key and coalescing.part_key as strings, because they are looked up for each line
+    name     key for finding the next line
+    judgement_key   everything in the event on which a check's result may depend; the result also depends on the devices
+                    in `slots`
     """
 
     event: KernelEvent
@@ -64,15 +64,15 @@ class Message:
     part: str
     judgement_key: str
     slots: frozenset[str]
-    device: tuple[str, str] | None  # kind and port above, of event.pci
+    device: tuple[str, str] | None  # the device's kind and the port above it (event.pci)
     name: tuple[str, bool]
-    meaning: Meaning | None = None  # its `middle` and `end` are for --json
+    meaning: Meaning | None = None  # cached; `middle` and `end` are used for --json
     middle: str = ""
     end: str = ""
 
 
 class BoundedCache(dict[Any, Any]):
-    """Cache that is cleared completely when it becomes too large."""
+    """Cache that is emptied when it becomes too large."""
 
     __slots__ = ("most", "size")
 
@@ -104,9 +104,7 @@ def make_message(event: KernelEvent) -> Message:
 def _shared(
     kind: str, code: str, pci: str, fields: tuple[tuple[str, str], ...], observed: bool, device_kind: str
 ) -> tuple[str, str, str, frozenset[str], tuple[str, str] | None]:
-    """Return fault, part, judgement_key, slots, device of a Message, which are equal for messages that differ only in
-    text.
-    """
+    """Return fault, part, judgement_key, slots and device for a Message. They are equal if only the texts differ."""
     event = KernelEvent(kind, code, pci, fields=fields)
     reporter = event.field("reporter")
     return (
@@ -122,7 +120,7 @@ ParsedLine = tuple[int, "float | None", "float | None", str, int, Message]
 
 
 def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[ParsedLine, None, None]:
-    """Yield (number, uptime, epoch, host, lines, message) of the lines with a message."""
+    """Yield (number, uptime, epoch, host, lines, message) for each line with a message."""
     iterator = iter(blocks)
     beginning = next(iterator, None)
     if beginning is None:
@@ -135,11 +133,11 @@ def messages(blocks: Iterable[Block], now: float, tally: Tally) -> Generator[Par
         yield from reader.messages(all_blocks, tally)
 
 
-EXPORTED = b"__CURSOR="  # beginning of journalctl -o export
+EXPORTED = b"__CURSOR="  # journalctl -o export output begins with this
 
 
 class Reader:
-    """Messages of a log, each text parsed once. `now`: epoch seconds, for dates without a year."""
+    """Reads the messages in a log and parses each text once. `now`: epoch seconds, for dates without a year."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -188,13 +186,13 @@ class Reader:
         parsed, message = None, None
         if stripped_line is not None:
             text, uptime, epoch, host, count = stripped_line[:5]
-            # Escaped text may contain other literals than the line itself.
+            # Escaped text may contain literals that the line itself does not.
             message = self._parse_text(text, rule_literals() if b"\\" in line else literals)
             parsed = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
         parsed = parsed or _parse_quoted(line, stripped_line, self._now, self._message)
         if parsed is None and isinstance(message, Unrecognised):
             parsed = message
-        if not is_message(parsed) or parsed[0] is None:  # a line with the kernel's time hardly ever repeats
+        if not is_message(parsed) or parsed[0] is None:  # a line with the kernel's time is hardly ever repeated
             self._lines.store(line, parsed, len(line) + 300)
         return parsed
 
@@ -233,7 +231,7 @@ def is_message(parsed: ParsedMessage | Unrecognised | None) -> TypeGuard[ParsedM
 def _parse_quoted(
     line: bytes, found: Stripped | None, now: float, parse: Callable[[str, tuple[str, ...]], Message | None]
 ) -> ParsedMessage | None:
-    """Return the message in a line behind text that people or another program added (quoted.py)."""
+    """Return the message in a line that follows text added by people or by another program (quoted.py)."""
     if found is None and line.startswith(JSON):
         return None
     text = line.decode("utf-8", "replace")
@@ -253,23 +251,23 @@ def _parse_quoted(
     return (found.uptime or quotation.uptime, found.epoch, found.host or quotation.host, 1, message)
 
 
-# Records of NVIDIA's driver have several lines ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and is
-# not responding to commands."). The version in this one is what the client says of itself (rmapi, API mismatch).
+# NVIDIA driver records have several lines ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and is not
+# responding to commands."). In an API mismatch record, the version comes from the client itself (rmapi).
 _SEVERAL_LINES = regex(r"NVRM: (?!API mismatch)")
 
 
 @functools.lru_cache(maxsize=256)
 def _parse_head(head: bytes, now: float) -> tuple[Stripped | None, str]:
-    """Return the message in a line, and the kind of its event."""
+    """Return the message in a line and its event's kind."""
     found = stripped(head, now)
     event = None if found is None else kernel_parse.parse(found.text)
     return found, "" if event is None else event.kind
 
 
 def _as_unproven(parsed: ParsedMessage, head: Stripped | None, kind: str) -> ParsedMessage:
-    """Return the content of a line that seems to continue `head`: with the time and host of `head`, not its own.
+    """Return the content of a line that seems to continue `head`, with the time and host of `head` and not its own.
 
-    Lines of one fault, of one kind, may have the same time or be in one record.
+    Lines with the same kind and fault may have the same time or be in one record.
     """
     _, _, _, count, message = parsed
     if head is None:
@@ -292,10 +290,10 @@ def slot(address: str) -> str:
 
 # --- lines that no rule recognises
 #
-# `healthd scan` counts the lines of known drivers that no rule recognises, so that "no fault" does not hide one. A
-# known driver is one with rules in healthd. NVIDIA's driver prints almost only errors, so each line counts that is not
-# in the list of harmless lines. The other drivers also report normal actions, so only lines count that contain a word
-# for a problem ("failed", "timeout") and are not known to be harmless.
+# `healthd scan` counts lines from known drivers that no rule recognises, so that "no fault" does not hide a fault. A
+# known driver has rules in healthd. NVIDIA's driver prints almost only errors, so each of its lines counts unless it is
+# in the list of harmless lines. The other drivers also report normal actions, so their lines count only if they contain
+# a word for a problem ("failed", "timeout") and are not known to be harmless.
 
 
 class Unrecognised(NamedTuple):
@@ -306,7 +304,7 @@ class Unrecognised(NamedTuple):
 
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-# Beginning of a driver's lines -> the driver. The first match counts.
+# Pairs of a driver and how its lines begin. The first match counts.
 _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (driver, regex(begins))
     for driver, begins in (
@@ -329,7 +327,7 @@ _PROBLEM_WORDS = regex(
     r"|could ?n[o']t|can't|abort\w*|broken|not respond\w*|unresponsive|halt\w*|exception|violation|overrun|overflow\w*"
     r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b|Event logged \["
 )
-# NVIDIA's driver while it starts and stops, and further lines of its messages with several lines.
+# Lines from NVIDIA's driver while it starts and stops, and the second and later lines of its multi-line messages.
 _HARMLESS_NVRM = regex(
     r"NVRM: (?:GPU (?:at )?\S{7,24}:? (?:GPU-|GPU serial number is|GPU is on Board|has software scheduler"
     r"|is already bound to vfio-pci|PreserveVideoMemory)|GPU Board Serial Number|loading NVIDIA UNIX"
@@ -350,12 +348,12 @@ _HARMLESS = regex(
     r"|nvme \S{1,24}: Shutdown timeout set to|nvme nvme\d{1,5}: Does your device have a faulty"
     r"|pcieport [^\n]{1,40}: (?:AER|DPC): (?:enabled|error containment capabilities|broadcast)"
     r"|NFS: nfs_\w{1,40}: |[\w-]{1,24} [^\n]{1,40}: aer_inject: "
-    r"|\{?[^\n]{0,24}\[Hardware Error\]: (?: *It has been corrected| *Error \d|  )"  # the body of a firmware's record
+    r"|\{?[^\n]{0,24}\[Hardware Error\]: (?: *It has been corrected| *Error \d|  )"  # the body of a firmware record
 )
 
 
 def unrecognised_driver(text: str) -> str:
-    """Return the driver of a line that a rule should have recognised, "" for other lines. `text` has no prefix."""
+    """Return the driver of a line that a rule should recognise, or "" for other lines. `text` has no prefix."""
     driver = next((name for name, begins in _DRIVERS if begins.match(text)), "")
     if not driver:
         return ""

@@ -1,4 +1,4 @@
-"""Removes prefixes of lines in a log; reads journalctl's formats. Pure."""
+"""Removes prefixes from log lines, and reads journalctl's formats. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from healthd.scan.lines import Block, Tally
 
 JSON = (b'{"', b'{ "')
 
-# Most lines of a storm come from a syslog daemon or dmesg. strip_prefix handles lines that may have a longer prefix.
+# Most lines in a storm come from a syslog daemon or dmesg. strip_prefix handles lines that may have a longer prefix.
 _USUAL = re.compile(
     rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:|(\d{4}-\d\d-\d\dT)\d\d:\d\d:)(\d\d)(?(2)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)) "
     rb"([\w.-]{1,64}) kernel: )?"
@@ -24,9 +24,7 @@ _USUAL = re.compile(
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
-    """Strip the prefix like strip_prefix, but faster if many lines have the same date; it reads journalctl -o
-    json too.
-    """
+    """Strip the prefix as strip_prefix does, but faster if many lines share a date. Also read journalctl -o json."""
     usual = _USUAL.match(line)
     if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
         minute, _, second, fraction, zone, host, uptime = usual.groups()
@@ -42,7 +40,7 @@ def stripped(line: bytes, now: float) -> Stripped | None:
 
 
 def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | None, now: float) -> float | None:
-    """Return the epoch seconds of a date. Most neighbouring lines share a minute, which is cached."""
+    """Return the epoch seconds for a date. Most neighbouring lines share a minute, which is cached."""
     begins = _minute(minute + b"00" + (zone or b""), now)
     if begins is None or second > b"60":
         return None
@@ -51,9 +49,7 @@ def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | N
 
 @functools.lru_cache(maxsize=64)
 def _minute(date: bytes, now: float) -> float | None:
-    """Return the epoch seconds of a minute, from the cached beginning of its day. `date`: at the beginning of the
-    minute.
-    """
+    """Return the epoch seconds for a minute, from the cached start of its day. `date`: the start of the minute."""
     day, hour, minute, suffix = _DAY.fullmatch(date).groups()  # type: ignore[union-attr]
     begins = _day_start(day, suffix, now) if hour < b"24" and minute < b"60" else None
     return parse_date(date.decode("ascii"), now) if begins is None else begins + 3600 * int(hour) + 60 * int(minute)
@@ -65,16 +61,16 @@ _LAST_MINUTE = (24 * 60 - 1) * 60
 
 @functools.lru_cache(maxsize=64)
 def _day_start(day: bytes, suffix: bytes, now: float) -> float | None:
-    """Return the epoch seconds of the beginning of a day; None if its last minute is not 23:59 hours later.
+    """Return the epoch seconds for the start of a day, or None if its last minute is not 23:59 hours later.
 
-    The clock is set on such a day, or the previous year begins for dates without a year.
+    On such a day the clock changes, or dates without a year change to the previous year.
     """
     first, last = (parse_date((day + minute + suffix).decode("ascii"), now) for minute in (b"00:00", b"23:59"))
     return first if first is not None and last is not None and last - first == _LAST_MINUTE else None
 
 
 def _journal_entry(line: bytes) -> Stripped | None:
-    """Parse a line of journalctl -o json, as agent/kernel_log/journal.py does for the journal itself."""
+    """Parse a line from journalctl -o json, as agent/kernel_log/journal.py does for the journal itself."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -83,7 +79,7 @@ def _journal_entry(line: bytes) -> Stripped | None:
 
 
 def parse_entry(entry: dict[str, Any]) -> Stripped | None:
-    """Return a journal entry's fields as the kernel's message; None if the kernel did not write it."""
+    """Return a journal entry's fields as a kernel message, or None if the kernel did not write it."""
     message = entry.get("MESSAGE")
     if isinstance(message, list) and all(isinstance(item, int) and 0 <= item < 256 for item in message):
         message = bytes(message).decode("utf-8", "replace")
@@ -109,7 +105,7 @@ _EXPORTED = (b"MESSAGE=", b"_TRANSPORT=", b"SYSLOG_", b"_HOSTNAME=", b"__", b"_S
 
 
 def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Stripped]]:
-    """Yield the kernel's entries of journalctl -o export. Only the first line of a message is read."""
+    """Yield the kernel's entries from journalctl -o export. Only the first line of each message is read."""
     entry: dict[str, Any] = {}
     number, binary = 0, False
     for block in blocks:
@@ -134,7 +130,7 @@ def exported(blocks: Iterable[Block], tally: Tally) -> Iterator[tuple[int, Strip
 
 
 def prefix_width(line: bytes, now: float) -> int | None:
-    """Return the number of columns before a line's text; 0 without a prefix, None if another program wrote the line."""
+    """Return the number of columns before a line's text: 0 without a prefix, None if another program wrote the line."""
     found = stripped(line, now)
     if found is None:
         return None

@@ -1,15 +1,16 @@
-"""Text that people and programs put before a quoted line of the kernel. Pure; only for `healthd scan`.
+"""Recognises text that people and programs put before a quoted kernel line. Pure; only for `healthd scan`.
 
 Formats, each from a real post:
 
-    diff:371;NVRM: Xid (PCI:0000:37:00): 95, ...                      a fault ticket of a server's maker
+    diff:371;NVRM: Xid (PCI:0000:37:00): 95, ...                      a server vendor's fault ticket
     [ 140.054924 ] NVRM: Xid (PCI:0000:01:00): 61, ...                typed from a photograph of a screen
-    2026-10-04T14:16:55+03:00 <pc> kernel: NVRM: Xid (...): 69, ...   the host masked by the poster
+    2026-10-04T14:16:55+03:00 <pc> kernel: NVRM: Xid (...): 69, ...   host name masked by the poster
     [Sun Dec  1 14:54:40 2024] node17 kernel: mlx5_core 0000:5c:00.0: ...          gpud's tests
     [gpu-health] [CRITICAL] GPU-1234: XID: NVRM: Xid (PCI:0000:c6:00): 79, ...     another program's log
-    2024-01-01 00:00:00,000 INFO monitor: NVRM: Xid (PCI:0000:3b:00): 79, ...      the same as Python's logging dates it
+    2024-01-01 00:00:00,000 INFO monitor: NVRM: Xid (PCI:0000:3b:00): 79, ...      another program, Python's logging
 
-The last two are evidence by the program, not by the kernel: the line does not show where the program got it.
+The last two are evidence from the program, not from the kernel, because the line does not show where the program got
+the message.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from healthd.common.text import regex
 MAX_PREFIX_LENGTH = 240  # maximum length of another program's prefix
 MAX_PIECES = 4
 
-# Beginnings of lines that only the kernel prints: drivers' names with an address, and the kernel's own messages in
-# their exact format.
+# How lines that only the kernel prints begin: driver names with an address, and the kernel's own messages in their
+# exact format.
 _ONLY_KERNEL = (
     r"NVRM: |nvidia-nvswitch\d{1,3}: |nvidia-nvlink: |nvidia-modeset: |Linux version \d{1,2}\.\d"
     r"|(?:pci|pcieport|nvidia|mlx[45]_core|nvme|efa|bnxt_en|ixgbe|i40e|ice|ahci|megaraid_sas|mpt3sas) [0-9a-f]{4,8}:"
@@ -42,15 +43,15 @@ _MASKED_HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> (?=kernel: )")
 _HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> |([A-Za-z0-9_.-]{1,255}) (?=kernel: )")
 _TAG = regex(r"kernel: ")
 LEVEL = r"(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERR|ERROR|CRIT|CRITICAL|FATAL)"
-# Beginning of another program's log line: levels or times in brackets, a named level, or klog's format.
+# How another program's log line begins: levels or times in brackets, a named level, or klog's format.
 _LOG_PREFIX = regex(
     r"(?:\[[^\[\]]{1,40}\] ?){1,4}(?:[^\[\]:]{1,60}: ){0,3}"
     rf"|[^\n]{{0,100}}\b{LEVEL}\b[^\n]{{0,160}}?(?:[:\]|;] ?| - )"
     r"|[IWEF][0-9]{4} [0-9:.]{8,15} {1,8}[0-9]{1,10} [A-Za-z0-9_./-]{1,60}:[0-9]{1,6}\] "
     r"|[^\n]{0,100}\blevel=\"?\w{1,10}\"? [^\n]{0,100}?\bmsg=\"?"
 )
-# A program that dates its own lines: with a blank before the time, where syslog daemons have a "T", or with its level
-# right after the date. After the date of a syslog daemon come the host and a program's name, which any user chooses.
+# A line dated by the program itself has a blank before the time, where syslog daemons write a "T", or a level right
+# after the date. A syslog daemon's date is followed by the host and a program name that any user can choose.
 _OWN_DATE = regex(
     r"\d{4}-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ |:,-]{1,4}"
     rf"(?=(?:[\w.()-]{{1,40}}[ |:,-]{{1,4}}){{0,2}}\[?{LEVEL}\b)"
@@ -65,8 +66,8 @@ _BEGINS_IN_BYTES = re.compile(
 
 
 class Quoted(NamedTuple):
-    """The kernel's message in a line. `uptime`, `host`: from the quotation; `proven`: posted as the kernel's own line,
-    not by another program.
+    """The kernel message in a line. `uptime`, `host`: from the quotation. `proven`: posted as the kernel's own line and
+    not taken from another program's log.
     """
 
     text: str
@@ -76,23 +77,23 @@ class Quoted(NamedTuple):
 
 
 def begins_as_the_kernels(line: bytes) -> bool:
-    """Return True if a line begins like one that only the kernel prints, which proves a kernel log without any
-    prefix.
+    """Return True if a line begins as only a kernel line can. This proves that a log without prefixes is a kernel
+    log.
     """
     return _BEGINS_IN_BYTES.match(line) is not None
 
 
 def restore_host(line: str) -> str | None:
-    """Return a dated line with "<host> kernel: " as "host kernel: "; None if it has none."""
+    """Return a dated line with "<host> kernel: " replaced by "host kernel: ", or None if it has no such part."""
     named = _MASKED_HOST.search(line, 0, MAX_PREFIX_LENGTH)
     return f"{line[: named.start()]}{named[1]} {line[named.end() :]}" if named else None
 
 
 def find_quoted(text: str, by_programs: bool) -> Quoted | None:
-    """Return `text` without the prefix before the kernel's message; None without a known prefix.
+    """Return `text` without the prefix before the kernel message, or None if the prefix is unknown.
 
-    `by_programs`: it may be from another program's log. A line with the kernel's time is not: its further text is a
-    user's.
+    `by_programs`: the line may come from another program's log. A line with the kernel's time does not: a user may have
+    written the rest of its text.
     """
     remainder, uptime, host = text, None, ""
     for _ in range(MAX_PIECES):
@@ -109,7 +110,7 @@ def find_quoted(text: str, by_programs: bool) -> Quoted | None:
 
 
 def find_dated_quote(line: str) -> Quoted | None:
-    """Return the message that another program's log quotes in a line with that program's date."""
+    """Return the message quoted in a log line that another program wrote and dated."""
     date = _OWN_DATE.match(line)
     return _program_quote(line[date.end() :]) if date else None
 

@@ -1,6 +1,7 @@
-"""Table of `healthd scan`: incidents in order of time, the first cause on top, and notes. Pure.
+"""Table printed by `healthd scan`: incidents in chronological order, each beginning with its first cause, and notes.
 
-Bounded: a repeated incident is shown once, with its count. If there are too many, the mildest are only counted.
+Pure. The output is bounded. A repeated incident is shown once, with its count. If there are too many incidents, the
+mildest are only counted.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ RowKey = tuple[str, str, bool]
 
 @dataclass(slots=True)
 class Row:
-    """One code on one part, proven or not: the `key`. `first`: its first event; `worst`: the event with the displayed
-    message; `count`: its lines.
+    """One code on one part, either proven or unproven (the `key`). `first`: the first event. `worst`: the event whose
+    message is displayed. `count`: number of lines.
     """
 
     key: RowKey
@@ -74,8 +75,8 @@ def _local(epoch: float) -> datetime:
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """`boot`: of its host; `last`: on its host's clock; `hidden_rows`: rows that are only counted; `repeats`: how often
-    it repeated; `until`: its last event.
+    """`boot`: boot of the host. `last`: time of the last event on the host's clock. `hidden_rows`: number of rows that
+    are only counted. `repeats`: how often the incident was repeated. `until`: the last event.
     """
 
     host: str
@@ -100,7 +101,7 @@ class Incident:
 
 @dataclass(slots=True)
 class Summary:
-    """Result of a log. `hidden_incidents`: the mildest incidents, which are not shown."""
+    """Result for a log. `hidden_incidents`: number of mildest incidents that are not shown."""
 
     incidents: dict[object, Incident] = field(default_factory=dict)
     notes: dict[str, Row] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class Summary:
 
 @dataclass(slots=True)
 class OpenIncidents:
-    """Open incidents of one host, in the order in which they began, and by the parts that they name.
+    """Open incidents on one host, in the order in which they began, and indexed by the parts that they name.
 
     earliest: no incident's last event is before this time.
     """
@@ -123,7 +124,7 @@ class OpenIncidents:
     by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
 
     def take_ended(self, new: LogEvent) -> list[Incident]:
-        """Remove the incidents that no event can join any more, and return them."""
+        """Remove and return the incidents that no event can join any more."""
         found: list[Incident] = []
         if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
             self.earliest = new.clock
@@ -159,9 +160,7 @@ class OpenIncidents:
                 del self.by_part[part]
 
     def matching(self, judged: Judged) -> list[Incident]:
-        """Return the incidents that a new event belongs to (incidents.joins()): first those that name one of
-        its parts.
-        """
+        """Return the incidents that a new event belongs to (incidents.joins()), first those that name its parts."""
         part_names, clock = judged.meaning.part_names, judged.log_event.clock
         candidates: Iterable[Incident]
         if len(part_names) == 1:
@@ -272,7 +271,7 @@ def _close(found: Summary, incident: Incident) -> None:
 
 
 def _leave_out(found: Summary) -> None:
-    """If there are too many incidents, keep the worst, and the first among equals."""
+    """If there are too many incidents, keep the worst. Among equally severe incidents, keep the first."""
     best = sorted(found.incidents.items(), key=lambda item: (-item[1].severity, item[1].first.line))
     found.hidden_incidents += sum(1 + incident.repeats for _, incident in best[MAX_INCIDENTS:])
     found.incidents = dict(best[:MAX_INCIDENTS])
@@ -282,7 +281,7 @@ def _leave_out(found: Summary) -> None:
 
 
 def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = False) -> str:
-    """Return the table. `unknown`: list the lines of known drivers that no rule recognises, else only count them."""
+    """Return the table. `unknown`: list lines from known drivers that no rule recognises, otherwise only count them."""
     incidents = sorted(found.incidents.values(), key=_order(found))
     lines = [page.heading(_title(found, name, tally))]
     hosts = len({incident.host for incident in incidents}) > 1
@@ -291,12 +290,12 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
     if found.hidden_incidents:
         lines += [
             "",
-            *page.wrap(f"{found.hidden_incidents} more incidents, the mildest, are not shown; --json prints all"),
+            *page.wrap(f"{found.hidden_incidents} less severe incidents are not shown; --json prints all"),
         ]
     if tally.drivers and not unknown:
         lines += ["", *page.wrap(f"{unrecognised_summary(tally)}; list them with --unknown")]
     if found.notes:
-        lines += ["", page.heading("Notes: not a fault of the node by itself")]
+        lines += ["", page.heading("Notes: lines that are not a fault by themselves")]
         rows = [(f"x{row.count}", row.code, _date(row.first), row.worst.message) for row in found.notes.values()]
         lines += [f"  {line}" for line in _page(page, 2).table(("lines", "code", "first", ""), rows)]
     if tally.drivers and unknown:
@@ -305,7 +304,7 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
 
 
 def unrecognised_summary(tally: Tally) -> str:
-    """Return the counts of unrecognised lines: "3 NVRM lines and 1 PCIe line not recognised"."""
+    """Return the counts of unrecognised lines, such as "3 NVRM lines and 1 PCIe line not recognised"."""
     counts = sorted(tally.drivers.items(), key=lambda item: (-item[1], item[0]))
     parts = [plural(count, f"{driver} line") for driver, count in counts]
     listed = parts[-1] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
@@ -313,13 +312,13 @@ def unrecognised_summary(tally: Tally) -> str:
 
 
 def unrecognised_lines(tally: Tally, page: Page) -> list[str]:
-    """Return the table of the lines that no rule recognises, each text once."""
+    """Return a table of the lines that no rule recognises, with each text once."""
     rows = [
         (f"x{count}", driver, f"line {line}", plain(text))
         for (driver, text), (line, count) in sorted(tally.texts.items(), key=lambda item: item[1])
     ]
     listed = _page(page, 2).table(("lines", "driver", "first", ""), rows)
-    return ["", page.heading(f"{unrecognised_summary(tally)}: may report a fault"), *(f"  {line}" for line in listed)]
+    return ["", page.heading(f"{unrecognised_summary(tally)}; may be faults"), *(f"  {line}" for line in listed)]
 
 
 def _page(page: Page, indent: int) -> Page:
@@ -327,7 +326,7 @@ def _page(page: Page, indent: int) -> Page:
 
 
 def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
-    """Sort by time if all incidents have one, else in the file's order."""
+    """Return a sort key: the time if all incidents have one, otherwise the order in the file."""
     dated = all(incident.first.first.epoch is not None for incident in found.incidents.values())
     return lambda incident: ((incident.first.first.epoch or 0.0) if dated else 0.0, incident.first.line)
 

@@ -1,6 +1,7 @@
-"""`healthd validate --nodes`: run the commands of reservation.py, and clean up in every case.
+"""`healthd validate --nodes`: run the commands from reservation.py, and always clean up.
 
-`--pair` is the part of one node in a pass of transfers: it receives from one node, sends to one, or does neither.
+`--pair` runs one node's role in a pass of transfers: the node receives from another node, sends to one, or does
+neither of these.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from healthd.validation.tools import perftest
 from healthd.validation.transfers import AssessedTransfer, Transfer, judge, suspects
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-RAIL_SECONDS = 30.0  # for one port, including the wait for the other side
+RAIL_SECONDS = 30.0  # per port, including the wait for the other side
 RETRY_SECONDS = 0.5
-MAX_RAILS = 64  # the TCP ports that reservation.py gives to a pair
+MAX_RAILS = 64  # TCP ports that reservation.py assigns to a pair
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,253}")
 _REFUSED = ("Couldn't connect", "Unable to init the socket")
 
 
 def run(steps: Steps, report: Callable[[str], object]) -> NodesResult:
-    """Run the steps to their end. A signal is thrown into them once; their clean-up then always completes. `report`
-    gets each command that changes something. Raises the generator's exceptions."""
+    """Run all steps. The first signal raises Stopped in the generator, whose clean-up then always completes.
+
+    `report` is called with each command that changes something. Raises the generator's exceptions.
+    """
     with _received_signals() as received:
         result: CommandResult | None = None
         stopped = False
@@ -59,7 +62,7 @@ def run(steps: Steps, report: Callable[[str], object]) -> NodesResult:
 
 @contextmanager
 def _received_signals() -> Iterator[list[int]]:
-    """Yield the list of received signals; a signal also ends a wait."""
+    """Yield a list to which received signals are appended. A signal also ends a wait."""
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -79,7 +82,7 @@ def _received_signals() -> Iterator[list[int]]:
 
 
 def _run(command: Command, received: list[int]) -> CommandResult:
-    """Run a command until its end, its deadline, or a signal: then it is terminated, and left after two seconds."""
+    """Run a command until it ends. After its deadline or a signal, terminate it and wait at most two seconds."""
     try:
         child = Child(command.argv, time.monotonic() + command.deadline_seconds, time.monotonic, ENVIRONMENT)
     except OSError as error:
@@ -101,7 +104,7 @@ def _run(command: Command, received: list[int]) -> CommandResult:
 
 
 def as_document(nodes: tuple[str, ...], found: NodesResult) -> dict[str, Any]:
-    """Return the document of docs/json.md. `verdict`: the worst of all nodes and transfers."""
+    """Return the document described in docs/json.md. `verdict`: the worst verdict for any node or transfer."""
     judged = judge(found.transfers)
     rows = [_row(entry) for entry in judged]
     verdict_by_node = {str(entry.get("node")): str(entry.get("verdict")) for entry in found.documents}
@@ -134,7 +137,7 @@ def _row(assessed: AssessedTransfer) -> dict[str, Any]:
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """Return the text for a person: the nodes, problems between them, suspects."""
+    """Return the document as text: the nodes, problems between them, and suspects."""
     lines = [f"{entry['node']}: {entry['verdict'].replace('_', ' ')}" for entry in document["nodes"]]
     for node_document in document["documents"]:
         bad_results = [
@@ -165,11 +168,11 @@ def as_text(document: dict[str, Any]) -> str:
 
 
 class InvalidPass(HealthdError):
-    """Invalid --pair argument, with one sentence for the caller."""
+    """The --pair argument is invalid. The message is one sentence for the caller."""
 
 
 class Role(NamedTuple):
-    """Role of this node in a pair. `port`: the first of its TCP ports."""
+    """This node's role in a pair. `port`: the first of the pair's TCP ports."""
 
     sender: str
     receiver: str
@@ -179,7 +182,7 @@ class Role(NamedTuple):
 
 
 def role_in_pass(text: str, node: str) -> Role | None:
-    """Return the role of `node` in a pass (reservation.pairs_as_text), None if it has none. Raises InvalidPass."""
+    """Return the role of `node` in a pass (reservation.pairs_as_text), or None if it has none. Raises InvalidPass."""
     found = None
     for pair in text.split(","):
         fields = pair.split()
@@ -197,15 +200,15 @@ def role_in_pass(text: str, node: str) -> Role | None:
 
 
 def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
-    """Take part in a pass of transfers, and return this node's transfers as sender, one for each rail; [] as receiver.
+    """Take part in a pass of transfers. Return one transfer for each rail as sender, or [] as receiver.
 
     perftest's ib_write_bw runs on each active port in turn, the receiver's first port with the sender's first. The
-    sender does not know when the receiver listens: it retries for a bounded time.
+    sender does not know when the receiver starts to listen, so it retries for a bounded time.
     """
     rails = list(parts.read_parts(root).ports)[:MAX_RAILS]
     program = tools.get("ib_write_bw", "")
     if not program or not rails:
-        why = "there is no ib_write_bw" if not program else "no active InfiniBand or RoCE port in sysfs"
+        why = "ib_write_bw was not found" if not program else "no active InfiniBand or RoCE port in sysfs"
         side = f"{role.sender if role.sends else role.receiver}: {why}"
         return [Transfer(role.sender, role.receiver, "", None, "not_measured", side)] if role.sends else []
     if not role.sends:

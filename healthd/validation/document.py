@@ -1,11 +1,11 @@
-"""Validations of a node as values, and as the texts of two files in STATE_DIR.
+"""Validations of a node, as values and as the contents of two files in STATE_DIR.
 
-validation.json contains the last validation. It is written by root and read by the daemon: an invalid text is refused
-as a whole, with one sentence.
+validation.json contains the last validation. Root writes it and the daemon reads it. An invalid file is rejected
+completely, with one sentence.
 
-validations.jsonl contains the history, one line for each good value. Slow values are not recorded, or a part that stays
-slow would be compared with itself. Only the newest `MAX_VALUES` values of each test, part and tool are kept. A new
-version of a tool starts a new history.
+validations.jsonl contains the history, one line for each good value. Slow values are not recorded; otherwise a part
+that stays slow would be compared with itself. Only the newest `MAX_VALUES` values for each test, part and tool are
+kept. A new tool version starts a new history.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from healthd.common.values import DecodeError, decode
 T = TypeVar("T", bound=Struct)
 
 SCHEMA = 1
-YEAR_9999 = 253_402_300_799  # no date is later
+YEAR_9999 = 253_402_300_799  # the latest valid date
 FILE = "validation.json"  # in the state directory
 HISTORY_FILE = "validations.jsonl"  # in the state directory
-LOCK = "validation.lock"  # in the runtime directory; it contains the pid of the running validation, and a line feed
+LOCK = "validation.lock"  # in the runtime directory; contains the running validation's pid and a line feed
 Why = Literal["manual", "before_resume", "epilog", "nodes"]
 StoppedBy = Literal["", "a job", "time", "a signal"]
 Verdict = Literal["ok", "slow", "failed", "not_measured"]
 Against = Literal["", "floor", "peers", "own"]
-MAX_RESULTS = 20_000  # 72 GPUs of an NVL72 in a ring, each with all tests, are some 1,000
-MAX_CHARACTERS = 400  # of each text
+MAX_RESULTS = 20_000  # an NVL72's 72 GPUs in a ring, each with all tests, have about 1,000
+MAX_CHARACTERS = 400  # per text
 
 Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 Moment = Annotated[float, Meta(ge=0, le=YEAR_9999)]
@@ -43,20 +43,20 @@ History = dict[Key, list[float]]
 
 
 class NotAValidation(HealthdError):
-    """Invalid validation document, with one sentence."""
+    """The validation document is invalid. The message is one sentence."""
 
 
 class Result(Struct, frozen=True):
-    """Result of one test of one part.
+    """Result of one test on one part.
 
     test      gemm_bf16, memory, pcie_h2d, ... (docs/validation.md)
-    part      a PCI address, "ADDRESS>ADDRESS" of a pair, a port like mlx5_0/1; "" = the node
-    value     in `unit`; None if there is none, or if it was not measured
+    part      a PCI address, "ADDRESS>ADDRESS" for a pair, a port like mlx5_0/1, or "" for the node
+    value     in `unit`, or None if there is no value or it was not measured
     verdict   one of VERDICTS
-    against   the deciding reference: floor, peers, own (history); "" = no reference
-    expected  the required minimum in `unit`; None if there is none
+    against   the reference that determined the verdict: floor, peers, own (history), or "" if there is none
+    expected  the required minimum in `unit`, or None if there is none
     message   one sentence with the numbers
-    source    the tool and its version; "" = no tool ran
+    source    the tool and its version, or "" if no tool ran
     """
 
     test: Text
@@ -88,7 +88,7 @@ class _Schema(Struct):
 
 
 def worst(validation: Validation) -> str:
-    """Return failed, slow or ok; not_measured if no test ran, or only the CPU's, which shows nothing about a GPU."""
+    """Return failed, slow or ok; or not_measured if no test ran except the CPU test, which says nothing about a GPU."""
     verdicts = {result.verdict for result in validation.results}
     for verdict in ("failed", "slow"):
         if verdict in verdicts:
@@ -98,7 +98,7 @@ def worst(validation: Validation) -> str:
 
 
 def as_document(validation: Validation) -> dict[str, Any]:
-    """Return the content of the file and of `--json`; long texts are cut."""
+    """Return the content for the file and for `--json`. Long texts are truncated."""
     return {
         "schema": SCHEMA,
         **asdict(validation),
@@ -116,10 +116,10 @@ def as_text(validation: Validation) -> str:
 
 
 def parse(text: str) -> Validation:
-    """Parse a validation. Raises NotAValidation. Unknown fields are ignored: a later version may write more."""
+    """Parse a validation. Raises NotAValidation. Unknown fields are ignored, because a later version may write more."""
     try:
         if (schema := decode(_Schema, text).schema) != SCHEMA:
-            raise NotAValidation(f"is a validation of schema {schema}, not {SCHEMA}")
+            raise NotAValidation(f"is a validation with schema {schema}, not {SCHEMA}")
         validation = _printable(decode(Validation, text))
     except DecodeError as error:
         raise NotAValidation(f"is not a validation: {error}") from None
@@ -150,7 +150,7 @@ class _Line(Struct):
 
 
 def parse_history(text: str) -> History:
-    """Return the values of each test, part and tool, oldest first. Invalid lines are skipped."""
+    """Return the values for each test, part and tool, oldest first. Invalid lines are skipped."""
     history: History = {}
     for line in text.splitlines()[-MAX_LINES:]:
         if len(line) <= MAX_LINE_CHARACTERS:
@@ -162,7 +162,7 @@ def parse_history(text: str) -> History:
 
 
 def with_new_values(history: Mapping[Key, Sequence[float]], results: Iterable[Result]) -> History:
-    """Return the history with the good values of a completed validation added."""
+    """Return the history with the good values from a completed validation added."""
     new = {key: list(values) for key, values in history.items()}
     for result in results:
         if result.verdict == "ok" and result.value is not None and result.value > 0:
@@ -186,10 +186,10 @@ TESTED_VERDICTS = ("ok", *BAD_VERDICTS)
 
 
 def with_untested(new: Validation, before: Validation | None) -> Validation:
-    """Return `new` with the bad results of `before` that it did not test again.
+    """Return `new` plus the bad results from `before` that it did not test again.
 
-    A stopped or partial validation replaces the whole document, and a failed GPU would otherwise appear healthy. The
-    results of a part are dropped if the same test completed on other parts and this part no longer exists.
+    A stopped or partial validation replaces the whole document, so a failed GPU would otherwise appear healthy. Results
+    for a part are dropped if the same test completed on other parts and this part no longer exists.
     """
     if before is None:
         return new
@@ -208,7 +208,7 @@ def with_untested(new: Validation, before: Validation | None) -> Validation:
     carried_keys = {(result.test, result.part) for result in carried_over}
     results = tuple(result for result in new.results if (result.test, result.part) not in carried_keys)
     sentences = tuple(
-        f"{result.test} {result.part}: found {result.verdict} before, and not tested again" for result in carried_over
+        f"{result.test} {result.part}: found {result.verdict} earlier and not tested again" for result in carried_over
     )
     return replace(
         new, results=(*results, *carried_over), unmeasured=tuple(dict.fromkeys((*new.unmeasured, *sentences)))

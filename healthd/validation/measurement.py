@@ -1,12 +1,12 @@
-"""Measurements of a node's parts, and their comparison with a floor, peers and their own history.
+"""Measurements of a node's parts, and comparisons with a floor, with peers and with earlier measurements.
 
-- A floor is the minimum that the site, or a profile of the machine's type, requires of such a part.
-- Peers are the same test, by the same tool, of other parts of this node with the same relation. Below 0.9 of their
-  median is slow: FALCON (arXiv 2410.12588, section 4.2) considers less than 10 % as jitter. A transfer is slow if it
-  takes longer than 1.1 x the median (section 4.3): its rate is then below the median / 1.1.
-- History: the same comparison with the median of the last good values, from three values on.
+- A floor is the minimum that the site, or the machine type's profile, requires of such a part.
+- Peers are results from the same test and tool on other parts of this node with the same relation. A part is slow below
+  0.9 of their median; FALCON (arXiv 2410.12588, section 4.2) considers less than 10 % as jitter. A transfer is slow if
+  it takes longer than 1.1 x the median (section 4.3), that is, if its rate is below the median / 1.1.
+- History is the same comparison with the median of the last good values, if there are at least three.
 
-The floor decides first, then the peers, then the history: an absolute number is stronger than a comparison.
+The floor is applied first, then the peers, then the history, because an absolute number is stronger than a comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from healthd.common.errors import HealthdError
 from healthd.validation.document import Against, Key, Result, Verdict
 
-# Selectable families, and the tests of each (docs/validation.md describes them).
+# Selectable families and their tests (described in docs/validation.md).
 FAMILIES: dict[str, tuple[str, ...]] = {
     "gemm": ("gemm_bf16", "gemm_fp32", "gemm_fp8"),
     "memory": ("memory",),
@@ -32,8 +32,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # completed within 30 s
 GPU_FAMILIES = ("gemm", "memory", "pcie", "p2p", "nccl", "dcgm")
 BETWEEN_GPUS = ("p2p", "nccl")
-# Errors that prove nothing about a part: no memory, a GPU in use, a tool not built for this GPU or driver, or a wrong
-# call. CUDA's texts (cudaGetErrorString), its names (CUDA_ERROR_...), NCCL's (ncclGetErrorString).
+# Errors that prove nothing about a part: out of memory, GPU in use, tool not built for this GPU or driver, or a wrong
+# call. CUDA's texts (cudaGetErrorString) and names (CUDA_ERROR_...), and NCCL's texts (ncclGetErrorString).
 _EXCUSED = (
     *("out of memory", "out_of_memory", "alloc_failed", "busy or unavailable", "device_unavailable"),
     *("no kernel image", "no_binary_for_gpu", "invalid device function", "ptx", "jit_compil"),
@@ -44,16 +44,16 @@ _EXCUSED = (
 
 
 class NotUnderstood(HealthdError):
-    """Unknown output of a tool, with one sentence."""
+    """A tool's output is unknown. The message is one sentence."""
 
 
 class Measurement(NamedTuple):
-    """Measurement of one test of one part.
+    """A test's measurement of one part.
 
-    value   in `unit`; None if there is none
-    state   "measured"; "passed" (the tool itself reports success); "failed" (a wrong result, an error of CUDA or NCCL,
-            a failed diagnostic); "not_measured" (no such hardware or tool, or the tool was ended)
-    message  one sentence, "" for a value alone
+    value   in `unit`, or None if there is none
+    state   "measured"; "passed" (the tool itself reports success); "failed" (a wrong result, a CUDA or NCCL error, a
+            failed diagnostic); "not_measured" (no such hardware or tool, or the tool was ended)
+    message  one sentence, or "" if there is only a value
     source  the tool and its version
     """
 
@@ -67,13 +67,13 @@ class Measurement(NamedTuple):
 
 
 def is_excused(text: str) -> bool:
-    """Return True if an error of CUDA or NCCL, as printed by a tool, proves nothing about a part."""
+    """Return True if a CUDA or NCCL error, as printed by a tool, proves nothing about a part."""
     lower = text.lower()
     return any(phrase in lower for phrase in _EXCUSED)
 
 
 def test_family(test: str) -> str:
-    """Return the family of a test; "dcgm_pcie" and similar tests belong to DCGM."""
+    """Return a test's family. "dcgm_pcie" and similar tests belong to DCGM."""
     for family, tests in FAMILIES.items():
         if test in tests:
             return family
@@ -89,7 +89,7 @@ MIN_HISTORY = 3
 
 
 def min_share(test: str) -> float:
-    """Return the smallest share of the median that is not slow."""
+    """Return the lowest share of the median that does not count as slow."""
     return 1 / TRANSFER_FACTOR if test_family(test) in TRANSFERS else COMPUTE_SHARE
 
 
@@ -99,8 +99,11 @@ def judge(
     history: Mapping[Key, Sequence[float]],
     relation: Callable[[str], str],
 ) -> list[Result]:
-    """Compare measurements. floors: test, or "TEST PART", -> the minimum in its unit. history: values of earlier
-    validations. relation: relation of a part; only parts with the same relation are peers."""
+    """Compare measurements.
+
+    floors: maps a test, or "TEST PART", to the minimum in the test's unit. history: values from earlier validations.
+    relation: returns a part's relation; only parts with the same relation are peers.
+    """
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for measurement in measurements:
         if measurement.state == "measured" and measurement.value is not None:
@@ -136,15 +139,15 @@ def _result(
         return _make_result(measurement, "not_measured", "", None, measurement.message)
     compared: list[tuple[Against, float, str]] = []  # reference, minimum, and its description
     if floor := floors.get(f"{measurement.test} {measurement.part}", floors.get(measurement.test)):
-        compared.append(("floor", floor, f"the floor {number(floor)}"))
+        compared.append(("floor", floor, f"the floor of {number(floor)}"))
     share = min_share(measurement.test)
     if peers:
         middle = median(peers)
         peers_text = f"the median of its {len(peers)} peers" if len(peers) > 1 else "its only peer"
-        compared.append(("peers", middle * share, f"{peers_text} {number(middle)}"))
+        compared.append(("peers", middle * share, f"{peers_text}, {number(middle)}"))
     if len(history) >= MIN_HISTORY:
         middle = median(history)
-        compared.append(("own", middle * share, f"the median of its last {len(history)} validations {number(middle)}"))
+        compared.append(("own", middle * share, f"the median of its last {len(history)} validations, {number(middle)}"))
     for against, minimum, reference_text in compared:
         if measurement.value < minimum:
             reference = minimum if against == "floor" else minimum / share
@@ -183,5 +186,5 @@ def _value_text(measurement: Measurement) -> str:
 
 
 def number(value: float) -> str:
-    """Return a value with three digits, or whole from 100 on."""
+    """Format a value with three significant digits, or as a whole number from 100."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

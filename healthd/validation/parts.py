@@ -1,4 +1,4 @@
-"""Parts of this node from sysfs: GPUs, and the ports that may be measured. No driver is queried: it may hang."""
+"""Reads this node's GPUs and measurable ports from sysfs. No driver is queried, because it may hang."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RATE = regex(r"([0-9]{1,5}(?:\.[0-9])?) Gb/sec")  # "400 Gb/sec (4X NDR)"
 
 
 class Parts(NamedTuple):
-    """Parts of a node. gpus: PCI address -> its NUMA node (-1: unknown), by address. ports: ACTIVE ports like "
-    ""mlx5_0/1"
-    -> the rate in Gb/s (0: unknown)."""
+    """A node's parts. `gpus` maps each PCI address to its NUMA node (-1 if unknown), sorted by address. `ports` maps
+    each ACTIVE port, such as "mlx5_0/1", to its rate in Gb/s (0 if unknown).
+    """
 
     gpus: dict[str, int]
     ports: dict[str, float]
@@ -61,8 +61,11 @@ def _read_text(directory: str, name: str) -> str:
 
 
 def relation(part: str, gpus: dict[str, int]) -> str:
-    """Return how the GPUs of a pair "A>B" are connected: "near" on one NUMA node, "far" on two; "" for other parts.
-    Only pairs with the same relation are peers: without NVLink a copy between two CPUs' GPUs is slower by design."""
+    """Return how the GPUs in a pair "A>B" are connected: "near" on one NUMA node, "far" on two, "" for other parts.
+
+    Only pairs with the same relation are peers. Without NVLink, a copy between GPUs on different CPUs is slower by
+    design.
+    """
     first, _, second = part.partition(">")
     if first not in gpus or second not in gpus:
         return ""

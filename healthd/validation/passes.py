@@ -1,7 +1,7 @@
-"""Passes of transfers: pairs of parts that transfer at the same time without sharing a part.
+"""Passes of transfers. A pass contains pairs of parts that transfer at the same time without sharing a part.
 
-The rule is FALCON's (arXiv 2410.12588, section 4.3): a ring or a tree over all parts is covered in a number of passes
-that does not grow with the parts: an even ring in 2, an odd ring in 3, a binary tree in 4.
+The rule is from FALCON (arXiv 2410.12588, section 4.3). A ring or a tree over all parts is covered in a fixed number of
+passes, regardless of the number of parts: 2 for an even ring, 3 for an odd ring, 4 for a binary tree.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 Pair = tuple[int, int]  # sender, receiver
-Pass = tuple[Pair, ...]  # no part is in two of its pairs
+Pass = tuple[Pair, ...]  # no part is in two pairs
 
 
 def ring(parts: int) -> tuple[Pass, ...]:
-    """Return the passes of a ring, in which each part sends to the next and the last to the first: the even edges, the
-    odd edges, and the remaining edge of an odd ring. Two parts send to each other; for fewer parts there is no pass."""
+    """Return the passes for a ring, in which each part sends to the next and the last part sends to the first.
+
+    The passes are the even edges, the odd edges, and the remaining edge in an odd ring. Two parts send to each other.
+    Fewer parts have no passes.
+    """
     if parts < 2:
         return ()
     edges = [(part, (part + 1) % parts) for part in range(parts)]
@@ -23,8 +26,11 @@ def ring(parts: int) -> tuple[Pass, ...]:
 
 
 def tree(parts: int) -> tuple[Pass, ...]:
-    """Return the passes of a binary tree, numbered by level from 0: each part sends to its two children. A pass has the
-    left, or the right, children of every second level: its senders are on none of the levels that receive."""
+    """Return the passes for a binary tree, in which each part sends to its two children. Parts are numbered by level.
+
+    A pass contains either the left or the right children on every second level, so no sender is on a level that
+    receives.
+    """
     passes: list[list[Pair]] = [[], [], [], []]
     for child in range(1, parts):
         level = (child + 1).bit_length() - 1

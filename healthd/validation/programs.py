@@ -1,7 +1,7 @@
-"""External programs, run until their end, their deadline or a stop request. No program is left behind.
+"""Runs external programs until they end, reach their deadline or are stopped on request. No program is left behind.
 
-Each program leads its own session and process group. The whole group gets SIGTERM, and SIGKILL a second later. The
-kernel sends SIGKILL if this process dies first (prctl(2), PR_SET_PDEATHSIG).
+Each program leads its own session and process group. To end a program, its whole group gets SIGTERM, and SIGKILL a
+second later. The kernel sends SIGKILL if this process dies first (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 MAX_OUTPUT_BYTES = 1 << 20
 TERM_SECONDS, KILL_SECONDS = 1.0, 0.5  # time for each of the two signals
-LAST_SECONDS = 2.0  # time for the other programs when the last one has ended: a server without its client
+LAST_SECONDS = 2.0  # time for the other programs after the last one has ended, such as a server without its client
 STEP_SECONDS = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Command(NamedTuple):
-    """Command. port: start it once a TCP server listens on this port of this machine; 0 = at once."""
+    """A command to run. port: start it once a TCP server on this machine listens on this port; 0: start it at once."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = {}
@@ -34,12 +34,12 @@ class Command(NamedTuple):
 
 
 class FinishedProgram(NamedTuple):
-    """Result of a program.
+    """A program's result.
 
-    status   its exit status, or minus its signal; None if it never ran
+    status   its exit status, minus its signal number if a signal ended it, or None if it never ran
     ending   "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has the
              reason)
-    is_hanging   True if not even SIGKILL ended it, because it hangs in the kernel
+    is_hanging   True if even SIGKILL did not end it, because it hangs in the kernel
     """
 
     status: int | None
@@ -50,7 +50,7 @@ class FinishedProgram(NamedTuple):
 
 
 def end_on_signals() -> int:
-    """Return a descriptor that is readable from the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 on: numbers as bytes."""
+    """Return a descriptor that becomes readable with the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 (a byte for each)."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -59,8 +59,10 @@ def end_on_signals() -> int:
 
 
 def adopt_orphans() -> None:
-    """Adopt processes that a program started in a session of its own and left behind, so that `run` ends them too
-    (prctl(2), PR_SET_CHILD_SUBREAPER). Only for a process without other children."""
+    """Adopt processes that a program started in another session and left behind, so that `run` ends them too.
+
+    Uses prctl(2), PR_SET_CHILD_SUBREAPER. Only for a process without other children.
+    """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -69,8 +71,10 @@ def is_stop_requested(stop: int) -> bool:
 
 
 def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[FinishedProgram]:
-    """Run all commands side by side, at most `seconds`, and return when all have ended. `stop`: a descriptor that ends
-    them when it is readable; -1 = none."""
+    """Run all commands in parallel for at most `seconds`, and return when all have ended.
+
+    `stop`: descriptor that ends all commands when it becomes readable, or -1.
+    """
     deadline = time.monotonic() + seconds
     running: list[_RunningProgram | None] = [None] * len(commands)
     missing: dict[int, str] = {}
@@ -92,7 +96,7 @@ def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[Fin
                 program.read()
             last = running[-1]
             ended = [program.has_ended() for program in started]
-            # No client can connect to a server that has ended: do not wait for the client.
+            # The client cannot connect to a server that has ended, so do not wait for it.
             is_server_gone = len(started) < len(commands) and all(ended)
             if len(commands) > 1 and (missing or is_server_gone or (last is not None and last.has_ended())):
                 deadline = min(deadline, time.monotonic() + LAST_SECONDS) if ending == "ended" else deadline
@@ -129,7 +133,7 @@ class _RunningProgram:
 
         def die_with_us() -> None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # this process died in between
+            if os.getppid() != parent:  # the parent died in the meantime
                 os.kill(os.getpid(), signal.SIGKILL)
 
         self._process = subprocess.Popen(
@@ -151,7 +155,7 @@ class _RunningProgram:
         self._ended_by_us = False
 
     def read(self) -> None:
-        """Read the pipes: 1 MiB of each is kept, the rest is dropped."""
+        """Read the pipes. Keep 1 MiB from each and drop the rest."""
         for descriptor in list(self.open):
             with contextlib.suppress(BlockingIOError):
                 for _ in range(32):
@@ -163,17 +167,17 @@ class _RunningProgram:
                         break
 
     def has_ended(self) -> bool:
-        """Return True if it ended. It is not reaped: its pid and group number are not reused until then."""
+        """Return True if the program has ended. It is not reaped, so its pid and group number are not reused yet."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, number: int) -> None:
-        """Send a signal to its group; the program may have ended and left other members behind."""
+        """Send a signal to the group. The program may have ended and left other members behind."""
         self._ended_by_us = self._ended_by_us or not self.has_ended()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def reap(self) -> bool:
-        """Read the final output; return True if the program has ended."""
+        """Reap the program and read its final output. Return True if it has ended."""
         self.read()
         if not self.has_ended():
             return False
@@ -189,7 +193,7 @@ class _RunningProgram:
 
 
 def _end(running: Sequence[_RunningProgram]) -> list[_RunningProgram]:
-    """End all running programs and the rest of their groups. Return those that cannot be ended."""
+    """End all running programs and the rest of their groups. Return the programs that cannot be ended."""
     if any(not program.has_ended() for program in running):
         for program in running:
             program.kill(signal.SIGTERM)
@@ -201,7 +205,7 @@ def _end(running: Sequence[_RunningProgram]) -> list[_RunningProgram]:
 
 
 def _end_orphans() -> None:
-    """Kill the adopted children that no program waits for, and their orphans, after `adopt_orphans`."""
+    """After `adopt_orphans`, kill the adopted children that no program waits for, and their orphans."""
     adopts = ctypes.c_int(0)
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
     until = time.monotonic() + KILL_SECONDS
@@ -230,7 +234,7 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
 
 
 def is_listening(port: int) -> bool:
-    """Return True if a server listens on this TCP port here (proc(5): in /proc/net/tcp state 0A is LISTEN)."""
+    """Return True if a server here listens on this TCP port (proc(5): state 0A in /proc/net/tcp is LISTEN)."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
             for line in file:

@@ -1,11 +1,11 @@
-"""Maintenance reservation of some nodes, a job in it that validates them, and its removal: a generator of commands.
+"""Generates the commands that reserve nodes for maintenance, validate them in a job, and remove the reservation.
 
-It kills and displaces no job. slurmctld refuses a reservation of nodes that have jobs ("Requested nodes are busy")
-unless IGNORE_JOBS is set, which is not used. MAINT alone would take nodes from another reservation, so each node must
-be idle and in no reservation. From then on only the job in it starts there. The reservation is always removed. After
-kill -9 it ends by itself: it has a duration, and PURGE_COMP ends it a minute after its last job. slurmctld does not
-delete a reservation in use, so its job is cancelled first.
-Seen with 22.05, 24.11 and 26.05, and documented in scontrol(1): FLAGS=MAINT, PURGE_COMP (since 20.02).
+No job is killed or displaced. slurmctld refuses to reserve nodes that have jobs ("Requested nodes are busy") unless
+IGNORE_JOBS is set, which is not used. MAINT alone would take nodes from another reservation, so each node must be idle
+and in no reservation. Once the reservation exists, only its own job can start on the nodes. The reservation is always
+removed. After kill -9 it ends by itself: it has a duration, and PURGE_COMP ends it a minute after its last job.
+slurmctld does not delete a reservation in use, so its job is cancelled first.
+Observed with 22.05, 24.11 and 26.05, and documented in scontrol(1): FLAGS=MAINT, PURGE_COMP (since 20.02).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from healthd.common.text import printable, regex
 from healthd.validation.transfers import Transfer, parse_transfer
 
 COMMAND_SECONDS = 30.0
-IMMEDIATE_SECONDS = 60  # time that the job may wait for its nodes, which are reserved for it
-PASS_SECONDS = 120.0  # one pass of transfers, all rails of a node in turn
-SPARE_SECONDS = 120.0  # for the start and the end of steps
+IMMEDIATE_SECONDS = 60  # how long the job may wait for its reserved nodes
+PASS_SECONDS = 120.0  # for one pass of transfers, with all of a node's rails in turn
+SPARE_SECONDS = 120.0  # for starting and ending steps
 FREE_STATES = frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
-MAX_DELETES = 60  # one a second: an epilog may keep the job running for a while
-FIRST_PORT = 18515  # perftest's default; each pair of a pass has its own range
+MAX_DELETES = 60  # one per second, because an epilog may keep the job running for a while
+FIRST_PORT = 18515  # perftest's default; each pair in a pass has its own range
 PORTS_A_PAIR = 64
 
 STATE_COLUMNS = (("NodeList", 65), ("NodeAddr", 65), ("StateComplete", 200))
@@ -37,22 +37,22 @@ Pair = tuple[str, str]  # sender, receiver
 
 
 class NoReservation(HealthdError):
-    """No validation took place, with one sentence for a person."""
+    """No validation took place. The message is one sentence for the user."""
 
 
 class Stopped(HealthdError):
-    """Stop request: thrown into the generator, which then cleans up."""
+    """Stop request that is thrown into the generator, which then cleans up."""
 
 
 class ReservationRequest(NamedTuple):
     """Request for a validation of several nodes.
 
-    nodes     their names
-    name      of the reservation and the job
-    user      the user of the reservation
-    program   `healthd` on the nodes
-    seconds   for each node's own validation; 0 = none
-    options   of that validation, as arguments of the node's `healthd validate`
+    nodes     names of the nodes
+    name      name for the reservation and the job
+    user      user who may use the reservation
+    program   path of `healthd` on the nodes
+    seconds   time limit for each node's own validation; 0: no such validation
+    options   further arguments for `healthd validate` on each node
     passes    senders and receivers in each pass
     """
 
@@ -66,7 +66,7 @@ class ReservationRequest(NamedTuple):
 
 
 class NodesResult(NamedTuple):
-    """Result. documents: of the nodes that reported one. transfers: of all passes. problems: errors on the way."""
+    """Result. documents: from nodes that reported one. transfers: from all passes. problems: errors that occurred."""
 
     documents: tuple[dict[str, Any], ...]
     transfers: tuple[Transfer, ...]
@@ -77,20 +77,20 @@ Steps = Generator[Command, CommandResult, NodesResult]
 
 
 def job_minutes(request: ReservationRequest) -> int:
-    """Return the time limit of the job."""
+    """Return the job's time limit in minutes."""
     return math.ceil((request.seconds + PASS_SECONDS * len(request.passes) + SPARE_SECONDS) / 60)
 
 
 def validate(request: ReservationRequest) -> Steps:
-    """Validate. Raises NoReservation, or Stopped if that is thrown in; the reservation is removed before that."""
+    """Validate the nodes. Raises NoReservation, or Stopped after it was thrown in and the reservation was removed."""
     addresses = _addresses(request, (yield Command(_states(request.nodes), COMMAND_SECONDS)))
     problems: list[str] = []
     is_refused = False
     try:
         created = yield Command(_create(request), COMMAND_SECONDS, changes=True)
-        # After a timeout the reservation may exist: the following commands then fail, and it is removed.
+        # After a timeout the reservation may exist. The following commands then fail, and it is removed.
         if is_refused := created.status not in (0, None):
-            raise NoReservation(f"Slurm makes no reservation of {','.join(request.nodes)}: {_last_line(created)}")
+            raise NoReservation(f"Slurm did not reserve {','.join(request.nodes)}: {_last_line(created)}")
         job = _job(request, (yield Command(_allocate(request), IMMEDIATE_SECONDS + COMMAND_SECONDS, changes=True)))
         documents, transfers = yield from _measure(request, job, addresses, problems)
     finally:
@@ -135,8 +135,8 @@ def _remove(request: ReservationRequest, problems: list[str]) -> Generator[Comma
             return
         yield Command(("sleep", "1"), COMMAND_SECONDS)
     problems.append(
-        f"the reservation {request.name} could not be deleted ({_last_line(last)}): it ends by itself, or with "
-        f"scontrol delete ReservationName={request.name}"
+        f"the reservation {request.name} could not be deleted ({_last_line(last)}). It ends by itself; to delete it "
+        f"now: scontrol delete ReservationName={request.name}"
     )
 
 
@@ -165,7 +165,7 @@ def _allocate(request: ReservationRequest) -> Argv:
 
 
 def _step(request: ReservationRequest, job: str, arguments: Sequence[str]) -> Argv:
-    """Return a command with one task on each node. --label separates the lines of several nodes."""
+    """Return a command that runs one task on each node. --label marks each node's lines."""
     count = len(request.nodes)
     command = 'exec "$0" validate --node-name "$SLURMD_NODENAME" "$@"'
     return (
@@ -179,7 +179,7 @@ def _node_arguments(request: ReservationRequest) -> tuple[str, ...]:
 
 
 def pairs_as_text(pairs: Sequence[Pair], addresses: Mapping[str, str]) -> str:
-    """Return "SENDER RECEIVER ADDRESS PORT", pairs separated by commas, for `healthd validate --pair`."""
+    """Return the argument for `healthd validate --pair`: "SENDER RECEIVER ADDRESS PORT" pairs separated by commas."""
     ports = (FIRST_PORT + PORTS_A_PAIR * (number % 512) for number in range(len(pairs)))
     return ",".join(f"{a} {b} {addresses.get(b) or b} {port}" for (a, b), port in zip(pairs, ports, strict=True))
 
@@ -188,9 +188,10 @@ def pairs_as_text(pairs: Sequence[Pair], addresses: Mapping[str, str]) -> str:
 
 
 def _addresses(request: ReservationRequest, result: CommandResult) -> dict[str, str]:
-    """Return the address of each node. Raises NoReservation unless each is idle and not in a reservation.
+    """Return each node's address. Raises NoReservation unless all nodes are idle and not reserved.
 
-    A row that cannot be read is skipped, and reported if a node is missing."""
+    A row that cannot be read is skipped, and reported if a node is missing.
+    """
     if result.status != 0:
         raise NoReservation(f"sinfo does not list the nodes: {_last_line(result)}")
     states: dict[str, tuple[str, str]] = {}
@@ -205,9 +206,7 @@ def _addresses(request: ReservationRequest, result: CommandResult) -> dict[str, 
         f"{name} is {states[name][1]}" for name in request.nodes if not set(states[name][1].split("+")) <= FREE_STATES
     ]
     if taken:
-        requirement = (
-            "each node must be idle, undrained and in no reservation; validate a drained node on the node itself"
-        )
+        requirement = "each node must be idle, not drained and not reserved; validate a drained node on the node itself"
         raise NoReservation(f"{', '.join(map(printable, taken[:8]))}: {requirement}")
     return {name: address for name, (address, _) in states.items()}
 
@@ -215,13 +214,12 @@ def _addresses(request: ReservationRequest, result: CommandResult) -> dict[str, 
 def _job(request: ReservationRequest, result: CommandResult) -> str:
     granted = _GRANTED.search(result.stderr + result.text)
     if result.status != 0 or granted is None:
-        raise NoReservation(f"Slurm starts no job in the reservation {request.name}: {_last_line(result)}")
+        raise NoReservation(f"Slurm did not start a job in the reservation {request.name}: {_last_line(result)}")
     return granted[1]
 
 
 def json_documents(text: str) -> list[dict[str, Any]]:
-    """Return the JSON documents in the output of `srun --label`, after joining each task's lines. Other output is
-    skipped."""
+    """Return the JSON documents in `srun --label` output, after joining each task's lines. Skip other output."""
     lines_by_task: dict[str, list[str]] = {}
     for line in text.split("\n"):
         if found := _LINE.fullmatch(line):

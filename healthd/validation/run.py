@@ -1,4 +1,4 @@
-"""One validation of this node: run the tools in turn within the time limit, judge the results and save them.
+"""Validates this node: runs the tools in turn within the time limit, evaluates the results and saves them.
 
 A test without a result appears in the document as not measured, with the reason. Nothing is skipped silently.
 """
@@ -45,36 +45,36 @@ from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perfte
 
 IN_PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 PER_GPU_FAMILIES = ("gemm", "memory", "pcie")
-WAITER_SECONDS = 0.3  # time for the process that ended us to begin its wait for the lock
-MIN_SECONDS = 2.0  # too short to measure anything
-# A loopback must reach the same share of a port's rate as AzNHC requires of 200 and 400 Gb/s: 180 and 360
-# (check_ib_bw_gdr in conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf of
+WAITER_SECONDS = 0.3  # time for the process that stopped us to start waiting for the lock
+MIN_SECONDS = 2.0  # less is too short to measure anything
+# A loopback must reach the same share of a port's rate as in AzNHC, which requires 180 of 200 and 360 of 400 Gb/s
+# (check_ib_bw_gdr in conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf in
 # github.com/Azure/azurehpc-health-checks).
 MIN_RATE_SHARE = 0.9
-TRIAL_SECONDS = 60.0  # time for a Python to report whether it has torch: from a slow file server it takes long
+TRIAL_SECONDS = 60.0  # time for a Python to report whether it has torch, which takes long on a slow file server
 
-# Limits of all tests; docs/validation.md has more.
+# What no test covers; docs/validation.md has more.
 NOT_COVERED = (
-    "slowness that occurs only while a GPU computes and transfers at the same time",
+    "problems that occur only while a GPU computes and transfers data at the same time",
     "links and switches between nodes: use healthd validate --nodes",
 )
 
 
 class Refused(HealthdError):
-    """The validation does not start, with one sentence."""
+    """The validation cannot start. The message is one sentence."""
 
 
 class ValidationRequest(NamedTuple):
     """Request for a validation of this node.
 
-    node          its name
-    root          the files of this machine are below it
-    families      in this order
-    seconds       for all of them
-    floors        test -> the minimum
-    dcgm_level    of `dcgmi diag -r`
-    why           the cause of the validation
-    alongside_jobs   validate also while a job is on this node
+    node          name of the node
+    root          directory that contains this machine's /proc and /sys
+    families      test families, in the order in which they run
+    seconds       time limit for all families together
+    floors        maps each test to its minimum
+    dcgm_level    level for `dcgmi diag -r`
+    why           reason for the validation
+    alongside_jobs   validate even while a job is on this node
     """
 
     node: str
@@ -91,10 +91,10 @@ class ValidationRequest(NamedTuple):
 class Step(NamedTuple):
     """One call of a tool.
 
-    commands   for the requested ones of its families, created again for each attempt
-    seconds    its own limit
-    also       it measures something else than earlier steps, and is no fallback for their gaps
-    part       the only part that it measures, "" = all
+    commands   commands for those of its families that are requested, created again for each attempt
+    seconds    time limit for this step
+    also       True if it measures something different and is not a fallback for earlier steps
+    part       the only part that it measures, or "" for all
     """
 
     families: tuple[str, ...]
@@ -107,17 +107,19 @@ class Step(NamedTuple):
 
 
 def jobs_on_node(root: str) -> tuple[str, ...]:
-    """Return the jobs with processes on this node, by their cgroups; () also if Slurm uses none."""
+    """Return the jobs that have processes on this node, from their cgroups, or () if Slurm does not use cgroups."""
     return tuple(sorted(job_processes.local_jobs(root)))
 
 
 @contextmanager
 def exclusive_lock(runtime_dir: str) -> Iterator[None]:
-    """Hold RUNTIME_DIR/validation.lock, which contains the holder's "PID" and a line feed; it is empty when released.
-    Raises Refused, ownership.Untrusted, OSError.
+    """Hold RUNTIME_DIR/validation.lock, which contains the holder's pid and a line feed. It is empty when released.
 
-    Other users may not read it: a process that can open a file can lock it (flock(2)). It could block every
-    validation, or make a prolog end the process that reuses the number of an old validation."""
+    Other users may not read the file: a process that can open a file can lock it (flock(2)). It could block every
+    validation, or make a prolog end the process that has reused an old validation's pid.
+
+    Raises Refused, ownership.Untrusted, OSError.
+    """
     descriptor = lock_file(runtime_dir, LOCK)
     try:
         os.fchmod(descriptor, 0o600)
@@ -125,7 +127,8 @@ def exclusive_lock(runtime_dir: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = printable(os.pread(descriptor, 32, 0).decode("ascii", "replace").strip())
-            raise Refused(f"another validation runs on this node{f', process {holder}' if holder else ''}") from None
+            process = f" (process {holder})" if holder else ""
+            raise Refused(f"another validation is running on this node{process}") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         try:
@@ -138,8 +141,10 @@ def exclusive_lock(runtime_dir: str) -> Iterator[None]:
 
 
 def has_waiter(path: str) -> bool:
-    """Return True if a process waits for the lock on this file. Only a job's prolog does. proc_locks(5): "1: -> FLOCK
-    ADVISORY WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode."""
+    """Return True if a process waits for the lock on this file, which only a job's prolog does.
+
+    proc_locks(5): "1: -> FLOCK ADVISORY WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode.
+    """
     try:
         inode = str(os.stat(path).st_ino)
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
@@ -150,7 +155,7 @@ def has_waiter(path: str) -> bool:
 
 
 def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
-    """Return True if a job stopped us: the prolog sends its signal first, and waits for the lock a moment later."""
+    """Return True if a job stopped us. The prolog first sends its signal and waits for the lock a moment later."""
     until = time.monotonic() + WAITER_SECONDS
     while not has_waiter(lock):
         if time.monotonic() > until:
@@ -160,7 +165,7 @@ def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
 
 
 def validate(request: ValidationRequest, tools: Tools, history: History, stop: int, lock: str = "") -> Validation:
-    """Validate. stop: a descriptor that stops it when readable. lock: the path of the lock held meanwhile."""
+    """Validate this node. stop: descriptor that stops it when it becomes readable. lock: path of the held lock."""
     began, until = time.time(), time.monotonic() + request.seconds
     node_parts = parts.read_parts(request.root)
     measured: list[Measurement] = []
@@ -169,8 +174,8 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
     steps, missing = plan(request, tools, node_parts, _python_with_torch(request, tools, node_parts, until, stop))
     has_job = False
     for step in steps:
-        # A prolog stops us (docs/prolog-epilog.md). Without one, or if it came just before the lock, the job is
-        # detected here, after sharing the node with at most one call of a tool.
+        # A prolog stops us (docs/prolog-epilog.md). Without a prolog, or if it ran just before we took the lock, we
+        # detect the job here. By then it has shared the node with at most one call of a tool.
         has_job = not request.alongside_jobs and bool(jobs_on_node(request.root))
         if has_job:
             break
@@ -182,7 +187,7 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
             continue
         seconds = min(step.seconds, remaining)
         ended = programs.run(step.commands(families), seconds, stop)
-        # Another process took the port between our choice and the server's start: try another port, once.
+        # Another process took the port after we chose it and before the server started. Try another port, once.
         if _never_met(ended) and until - time.monotonic() >= MIN_SECONDS:
             seconds = min(step.seconds, until - time.monotonic())
             ended = programs.run(step.commands(families), seconds, stop)
@@ -212,11 +217,11 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
         elif family in BETWEEN_GPUS and len(node_parts.gpus) == 1:
             single_gpu_families.append(family)
         elif family == "ib" and not node_parts.ports:
-            unmeasured.append("ib: this node has no active InfiniBand or RoCE port, by sysfs")
+            unmeasured.append("ib: this node has no active InfiniBand or RoCE port in sysfs")
         else:
             measured.append(Measurement(FAMILIES[family][0], "", None, "", "not_measured", reason, ""))
     if without_gpus:
-        unmeasured.append(f"{', '.join(without_gpus)}: this node has no GPU, by sysfs")
+        unmeasured.append(f"{', '.join(without_gpus)}: this node has no GPU in sysfs")
     if single_gpu_families:
         unmeasured.append(f"{', '.join(single_gpu_families)}: this node has only one GPU")
     # A site's floor for all ports takes precedence over their rates.
@@ -225,7 +230,7 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
     measured += _unseen_gpus(measured, node_parts)
     known_tests = {test for tests in FAMILIES.values() for test in tests}
     if unknown := sorted({printable(name.partition(" ")[0]) for name in request.floors} - known_tests):
-        unmeasured.append(f"floors: there is no test {', '.join(unknown[:5])}; these floors are ignored")
+        unmeasured.append(f"floors: no such test: {', '.join(unknown[:5])}; these floors are ignored")
     results = judge(measured, floors, history, partial(parts.relation, gpus=node_parts.gpus))
     return Validation(
         request.node,
@@ -241,15 +246,17 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
 
 def _not_reached(stopped_by: str, until: float) -> str:
     if stopped_by in ("a signal", "a job"):
-        return f"it was stopped by {stopped_by} before this"
-    return "no time was left" if until - time.monotonic() < MIN_SECONDS else "its tool reported nothing"
+        return f"the validation was stopped by {stopped_by} before this test"
+    return "no time was left" if until - time.monotonic() < MIN_SECONDS else "the tool reported nothing"
 
 
 def plan(
     request: ValidationRequest, tools: Tools, node_parts: parts.Parts, python: tuple[str, str]
 ) -> tuple[list[Step], dict[str, str]]:
-    """Return the calls in their order, and family -> why no tool is available. python: one with torch ("" = none), and
-    the reason if there is none."""
+    """Return the calls in order, and a dict that maps each family without a tool to the reason.
+
+    python: path of a Python with torch ("" if none), and the reason if there is none.
+    """
     steps: list[Step] = []
     seconds = 0.3 if request.quick else 1.0
     programs_folder = os.path.join(os.path.dirname(__file__), "tools")
@@ -257,7 +264,7 @@ def plan(
     pytorch_families = tuple(family for family in pytorch.MEASURES if family in possible)
     by_nvbandwidth = tuple(family for family in nvbandwidth.MEASURES if family in possible)
     missing = dict.fromkeys(set(request.families) - set(possible), "this node has only one GPU")
-    # nvbandwidth's PCIe measurements have published floors: it comes first if available.
+    # nvbandwidth comes first if available, because its PCIe measurements have published floors.
     if "pcie" in request.families and "nvbandwidth" in tools:
         steps.append(_nvbandwidth(tools["nvbandwidth"], ("pcie",), request))
     if python[0] and pytorch_families:
@@ -271,18 +278,22 @@ def plan(
         steps.append(_nvbandwidth(tools["nvbandwidth"], by_nvbandwidth, request))
     for family in pytorch_families:
         if not python[0] and not (family in by_nvbandwidth and "nvbandwidth" in tools):
-            also = f", nor nvbandwidth{_refusal_text(tools, 'nvbandwidth')}" if family in nvbandwidth.MEASURES else ""
-            missing[family] = f"there is no Python with PyTorch ({python[1]}){also}"
+            also = (
+                f", and nvbandwidth was not found{_refusal_text(tools, 'nvbandwidth')}"
+                if family in nvbandwidth.MEASURES
+                else ""
+            )
+            missing[family] = f"no Python with PyTorch was found ({python[1]}){also}"
     if "nccl" in possible:
         for name, test in (("all_reduce_perf", "nccl_all_reduce"), ("sendrecv_perf", "nccl_sendrecv")):
             if name in tools:
                 command = Command(nccl_tests.command(tools[name], max(len(node_parts.gpus), 2)))
                 steps.append(Step(("nccl",), name, _always(command), 120.0, _nccl(test), also=True))
             else:
-                missing.setdefault("nccl", f"there is no {name}{_refusal_text(tools, name)}")
+                missing.setdefault("nccl", f"{name} was not found{_refusal_text(tools, name)}")
     if "ib" in request.families:
         if "ib_write_bw" not in tools:
-            missing["ib"] = f"there is no ib_write_bw{_refusal_text(tools, 'ib_write_bw')}"
+            missing["ib"] = f"ib_write_bw was not found{_refusal_text(tools, 'ib_write_bw')}"
         for port in node_parts.ports if "ib_write_bw" in tools else ():
             loopback_commands = _server_and_client(tools["ib_write_bw"], port)
             steps.append(Step(("ib",), "ib_write_bw", loopback_commands, 30.0, _loopback(port), also=True, part=port))
@@ -295,7 +306,7 @@ def plan(
                 )
             )
         else:
-            missing["dcgm"] = f"there is no dcgmi{_refusal_text(tools, 'dcgmi')}"
+            missing["dcgm"] = f"dcgmi was not found{_refusal_text(tools, 'dcgmi')}"
     if "cpu" in request.families:
         program = os.path.join(programs_folder, "cpu_program.py")
         own_python = tools.pythons[-1] if tools.pythons else ""
@@ -303,7 +314,7 @@ def plan(
             command = Command(cpu.command(own_python, program, seconds))
             steps.append(Step(("cpu",), "Python", _always(command), 120.0, _parse_stdout(cpu.parse)))
         else:
-            missing["cpu"] = "there is no Python that root may run"
+            missing["cpu"] = "no Python that root may run was found"
     return steps, missing
 
 
@@ -336,8 +347,10 @@ def _server_and_client(program: str, port: str) -> Callable[[Sequence[str]], tup
 
 
 def _never_met(ended: Sequence[FinishedProgram]) -> bool:
-    """Return True if the server ended before its client could be started, or if its port was taken: its client may then
-    have met another server."""
+    """Return True if the server ended before its client could be started, or if its port was already in use.
+
+    In the second case the client may have connected to another server.
+    """
     if len(ended) < 2 or ended[0].ending != "ended":
         return False
     server, client = ended[0], ended[-1]
@@ -347,8 +360,10 @@ def _never_met(ended: Sequence[FinishedProgram]) -> bool:
 
 
 def _with_pci_addresses(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
-    """Replace "gpu 3" by the PCI address of the fourth GPU: CUDA counts them in that order here. A tool that sees fewer
-    GPUs than exist may count differently: its names stay."""
+    """Replace "gpu 3" with the PCI address of the fourth GPU, because CUDA counts in that order here.
+
+    A tool that sees only some of the GPUs may count differently, so its names stay unchanged.
+    """
     names = {f"gpu {number}": address for number, address in enumerate(node_parts.gpus)}
     named = {word for measurement in found for word in measurement.part.split(">") if word.startswith("gpu ")}
     if named != set(names):
@@ -360,7 +375,7 @@ def _with_pci_addresses(found: Sequence[Measurement], node_parts: parts.Parts) -
 
 
 def _unseen_gpus(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
-    """Return the GPUs without a result of a test that measured others: the tool does not see them."""
+    """Return not_measured results for GPUs that a test missed although it measured others: the tool cannot see them."""
     missing = []
     for test in (test for family in PER_GPU_FAMILIES for test in FAMILIES[family]):
         seen = {measurement.part: measurement for measurement in found if measurement.test == test and measurement.part}
@@ -377,7 +392,7 @@ def _unseen_gpus(found: Sequence[Measurement], node_parts: parts.Parts) -> list[
 def _parse_stdout(
     parse: Callable[[str], list[Measurement]],
 ) -> Callable[[Sequence[FinishedProgram]], list[Measurement]]:
-    """Parse the output of a tool that prints its results to standard output."""
+    """Return a parser for a tool that prints its results on standard output."""
     return lambda ended: parse(ended[-1].stdout)
 
 
@@ -390,7 +405,7 @@ def _loopback(port: str) -> Callable[[Sequence[FinishedProgram]], list[Measureme
 
 
 def _parse_results(step: Step, ended: Sequence[FinishedProgram], seconds: float) -> list[Measurement]:
-    """Return the tool's measurements; for missing ones, the reason."""
+    """Return the tool's measurements, and the reason for each missing one."""
     try:
         found = step.parse(ended)
         problem = ""
@@ -413,8 +428,11 @@ def _parse_results(step: Step, ended: Sequence[FinishedProgram], seconds: float)
 
 
 def _discount_failure(measurement: Measurement, ending: str) -> Measurement:
-    """Discount a failure of a tool that we ended: it looks like a failure to its other half (a port's server without
-    its client), and to itself. PyTorch's program reports failures before it is ended."""
+    """Treat a failure as not measured if we ended the tool.
+
+    Being ended looks like a failure to the tool and to its other half (a port's server without its client). PyTorch's
+    program reports failures before it is ended.
+    """
     if measurement.state != "failed" or measurement.source.startswith("PyTorch"):
         return measurement
     return measurement._replace(
@@ -423,9 +441,9 @@ def _discount_failure(measurement: Measurement, ending: str) -> Measurement:
 
 
 def _ending_text(last: FinishedProgram, seconds: float) -> str:
-    hangs = ", and could not be ended" if last.is_hanging else ""
+    hangs = ", but could not be ended" if last.is_hanging else ""
     if last.ending == "overdue":
-        return f"did not end within {seconds:.0f} s and was ended{hangs}"
+        return f"did not end within {seconds:.0f} s and was terminated{hangs}"
     if last.ending == "stopped":
         return f"was stopped{hangs}"
     if last.ending == "missing" or last.status is None:
@@ -449,7 +467,7 @@ def _is_in_families(measurement: Measurement, families: Sequence[str]) -> bool:
 def _python_with_torch(
     request: ValidationRequest, tools: Tools, node_parts: parts.Parts, until: float, stop: int
 ) -> tuple[str, str]:
-    """Return the first Python that has torch, or "" and the reason. torch is not imported: that takes seconds."""
+    """Return the first Python that has torch, or "" and the reason. torch is not imported, which would take seconds."""
     if not set(request.families) & set(pytorch.MEASURES):
         return "", "not requested"
     probe_code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -459,7 +477,7 @@ def _python_with_torch(
             break
         if programs.run([Command((python, "-I", "-c", probe_code))], seconds, stop)[0].status == 0:
             return python, ""
-    return "", f"of {len(tools.pythons)} checked" if tools.pythons else "there is no Python that may be run"
+    return "", f"{len(tools.pythons)} checked" if tools.pythons else "none may be run"
 
 
 def _free_port() -> int:
@@ -480,7 +498,7 @@ def _boot_id(root: str) -> str:
 
 
 def read_history(state_dir: str) -> History:
-    """Return the values of earlier validations; {} if there are none, or without permission to read them."""
+    """Return the values from earlier validations, or {} if there are none or they may not be read."""
     try:
         text = ownership.read(os.path.join(state_dir, HISTORY_FILE)).decode("utf-8", "replace")
     except OSError:
@@ -489,8 +507,10 @@ def read_history(state_dir: str) -> History:
 
 
 def save(state_dir: str, validation: Validation, history: History) -> None:
-    """Write the document, with the faults of an earlier one that were not tested again, and add the good values to the
-    history. Raises ownership.Untrusted, OSError."""
+    """Write the document and add its good values to the history.
+
+    The document also contains earlier faults that were not tested again. Raises ownership.Untrusted, OSError.
+    """
     with ownership.open_folder(state_dir, make_mode=0o700):
         pass
     path = os.path.join(state_dir, FILE)

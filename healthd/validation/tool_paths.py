@@ -1,4 +1,4 @@
-"""Paths of the measuring tools: from a setting, on the PATH, or in the usual places below /opt and /usr/local.
+"""Finds the measuring tools: from a setting, on the PATH, or in the usual places under /opt and /usr/local.
 
 Root runs only programs that no other user could have written (common/ownership.py).
 """
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from healthd.common import ownership
 
-# The usual installation directories: nvbandwidth and nccl-tests have no packages of their own; the images of Azure and
-# NVIDIA have them here (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
+# The usual installation directories. nvbandwidth and nccl-tests have no packages of their own. Azure's and NVIDIA's
+# images have them here (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
 FOLDERS = (
     "/opt/*/bin",
     "/opt/nccl-tests/build",
@@ -29,14 +29,16 @@ MAX_PYTHONS = 6
 
 
 class Tools(dict[str, str]):
-    """Tool -> path of its program. `pythons`: those that may have torch, best first. `refused`: tool -> reason."""
+    """Maps each tool to its program's path. `pythons`: interpreters that may have torch, best first. `refused`: maps
+    each refused tool to the reason.
+    """
 
     pythons: tuple[str, ...] = ()
     refused: Mapping[str, str] = {}
 
 
 def find(named: Mapping[str, str], path: str) -> Tools:
-    """Find the tools. named: tool -> path from the settings ("python" too). path: directories separated by ":"."""
+    """Find the tools. named: paths from the settings by tool (and "python"). path: directories separated by ":"."""
     found = Tools()
     refused: dict[str, str] = {}
     for tool in TOOLS:
@@ -67,7 +69,7 @@ def _candidates(names: tuple[str, ...], path: str) -> Iterator[str]:
 
 
 def _refusal(candidate: str) -> str | None:
-    """Return None for a program that may be run, "" if there is none, else the reason against it."""
+    """Return None if the program may be run, "" if it does not exist, otherwise the reason why it may not be run."""
     try:
         file_stat = ownership.stat_program(candidate)
     except ownership.Untrusted as error:

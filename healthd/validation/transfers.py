@@ -1,8 +1,8 @@
-"""Transfers between nodes: the slow ones, and whether a node or only a link is suspect. Pure functions.
+"""Finds slow transfers between nodes, and whether a node or only a link is suspect. Pure functions.
 
-Rule: FALCON (arXiv 2410.12588) calls a transfer suspicious if it takes more than 1.1 times the median of transfers with
-the same work, and found 42 of 43 slow jobs of several nodes to be congestion between them. A node is in two pairs of a
-ring: if both are slow, the node is the suspect; if one is slow, the link between its two nodes is.
+FALCON (arXiv 2410.12588) calls a transfer suspicious if it takes more than 1.1 times the median time of transfers with
+the same work. It attributed 42 of 43 slow multi-node jobs to congestion between the nodes. In a ring each node is in
+two pairs. If both pairs are slow, the node is suspect. If only one pair is slow, the link between its nodes is suspect.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from healthd.common.text import printable
 
-TOO_SLOW = 1.1  # times the median
-MIN_TRANSFERS = 3  # transfers that can be compared: with two it is unknown which is slow
+TOO_SLOW = 1.1  # times the median duration
+MIN_TRANSFERS = 3  # with only two comparable transfers, the slow one is unknown
 UNIT = "Gb/s"
 STATES = ("measured", "failed", "not_measured")
 MAX_CHARACTERS = 300
 
 
 class Transfer(NamedTuple):
-    """Sender's report of one rail of a pair: its port like "mlx5_0/1", "" if none. `state`: one of STATES."""
+    """A sender's report on one rail in a pair. `rail`: its port, such as "mlx5_0/1", or "". `state`: one of STATES."""
 
     sender: str
     receiver: str
@@ -32,7 +32,7 @@ class Transfer(NamedTuple):
 
 
 class AssessedTransfer(NamedTuple):
-    """`verdict`: ok, slow, failed or not_measured. `expected`: the median, in Gb/s; None without a comparison."""
+    """`verdict`: ok, slow, failed or not_measured. `expected`: the median in Gb/s, or None without a comparison."""
 
     transfer: Transfer
     verdict: str
@@ -41,7 +41,7 @@ class AssessedTransfer(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """`kind`: "node" with one name, or "link" with sender and receiver."""
+    """`kind`: "node" with one name, or "link" with the sender's and the receiver's names."""
 
     kind: str
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Suspect(NamedTuple):
 
 
 def parse_transfer(data: Any) -> Transfer | None:
-    """Parse a sender's output; None for other data."""
+    """Parse a sender's output. Return None for other data."""
     if not isinstance(data, Mapping):
         return None
     texts = [data.get(key) for key in ("sender", "receiver", "rail", "state", "message")]
@@ -64,7 +64,7 @@ def parse_transfer(data: Any) -> Transfer | None:
 
 
 def judge(transfers: Iterable[Transfer]) -> list[AssessedTransfer]:
-    """Compare each transfer with the median of all transfers on rails of the same name."""
+    """Compare each transfer with the median of all transfers on rails with the same name."""
     all_transfers = list(transfers)
     speeds: dict[str, list[float]] = {}
     for transfer in all_transfers:
@@ -77,14 +77,14 @@ def _assess(transfer: Transfer, speeds: Sequence[float]) -> AssessedTransfer:
     if transfer.gbits is None:
         return AssessedTransfer(transfer, transfer.state, None, transfer.message)
     if len(speeds) < MIN_TRANSFERS:
-        return AssessedTransfer(transfer, "ok", None, f"{transfer.gbits:.1f} {UNIT}; too few transfers to compare")
+        return AssessedTransfer(transfer, "ok", None, f"{transfer.gbits:.1f} {UNIT}; too few transfers to compare with")
     middle = median(speeds)
     verdict = "slow" if middle > TOO_SLOW * transfer.gbits else "ok"
     return AssessedTransfer(transfer, verdict, middle, f"{transfer.gbits:.1f} {UNIT}, the median is {middle:.1f}")
 
 
 def suspects(judged: Iterable[AssessedTransfer]) -> list[Suspect]:
-    """Return nodes that are slow or failed in all of their two or more pairs, and further slow or failed links."""
+    """Return nodes that are slow or failed in all of their two or more pairs, and other slow or failed links."""
     pairs: dict[tuple[str, str], bool] = {}
     for assessed in judged:
         if assessed.verdict != "not_measured":
@@ -92,7 +92,7 @@ def suspects(judged: Iterable[AssessedTransfer]) -> list[Suspect]:
             pairs[pair] = pairs.get(pair, False) or assessed.verdict != "ok"
     bad_pairs = [pair for pair, is_bad in pairs.items() if is_bad]
     results_by_node = {name: [pairs[pair] for pair in pairs if name in pair] for pair in bad_pairs for name in pair}
-    # With only two nodes each pair contains both: it is unknown which node is slow.
+    # With only two nodes each pair contains both, so it is unknown which node is slow.
     nodes = [name for name, slow in results_by_node.items() if len(pairs) > 2 and len(slow) > 1 and all(slow)]
     found = [Suspect("node", (name,), f"slow in each of its {len(results_by_node[name])} pairs") for name in nodes]
     links = [pair for pair in bad_pairs if not set(pair) & set(nodes)]

@@ -156,7 +156,7 @@ def test_log_for_event_storm_is_limited_but_has_draining_events(
     monkeypatch.setattr(daemon.kernel_events, "_now", lambda: NOW + kernel_events.LOG_PERIOD_SECONDS)
     daemon.kernel_events.read_log()
     assert take_log_lines() == [
-        f"kernel: further events, not logged one by one: {1000 - kernel_events.MAX_LOG_LINES} of kind xid"
+        f"kernel: further events that were not logged individually: {1000 - kernel_events.MAX_LOG_LINES} of kind xid"
     ]
     daemon.kernel_events.read_log()
     assert take_log_lines() == []

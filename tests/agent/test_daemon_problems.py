@@ -102,7 +102,7 @@ def test_each_problem_has_command_in_urgency_order():
         ("/run/healthd/verdict", "ls"),
         ("/var/lib/healthd", "ls"),
         ("/var/lib/healthd", "ls"),
-        ("4 events of the stream are lost", ""),
+        ("4 stream events were lost", ""),
         ("kernel log", "ls"),
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),

@@ -182,7 +182,7 @@ BAD_ROW = ("night", "1", "???", "", "", "", "")
     [
         (None, "Unable to contact slurm controller"),
         (b"", 'Slurm has no node "n1" in any partition'),
-        (table_of(IDLE_ROW, BAD_ROW), "1 row of sinfo could not be read"),
+        (table_of(IDLE_ROW, BAD_ROW), "1 row from sinfo could not be read"),
         (table_of(IDLE_ROW), ""),
     ],
     ids=["away", "unknown node", "unreadable row", "available"],
@@ -312,5 +312,5 @@ def test_unreadable_log_file_is_not_reported_as_missing(tmp_path, monkeypatch):
     log.unlink()
     monkeypatch.undo()
     followed.read()
-    assert followed.missing.endswith("is not there yet")
+    assert followed.missing.endswith("does not exist yet")
     followed.close()

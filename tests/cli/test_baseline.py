@@ -812,7 +812,7 @@ def test_write_refuses_first_file_with_unreadable_parts(tree, tmp_path, capsys):
     assert out == ""
     assert f"{file_of(tree)}: not written, because some parts could not be read: " in err
     assert UNREADABLE in err
-    assert err.endswith("; --force omits them\n")
+    assert err.endswith("; --force skips them\n")
     assert err.count("\n") == 1
     assert not file_of(tree).exists()
     assert main(["baseline", *failing_flags, "--write", "--force"]) == 0
@@ -974,7 +974,7 @@ def test_name_baseline_of_other_type_is_ignored(site_flags, capsys):
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("def baseline", "def base", "has BASELINE and no baseline(host, config)"),
+        ("def baseline", "def base", "has BASELINE but no baseline(host, config)"),
         ('("disks",)', '("discs",)', 'BASELINE names "discs", which Config does not have'),
     ],
 )

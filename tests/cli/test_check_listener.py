@@ -111,7 +111,7 @@ def test_unreadable_daemon_answer_is_reported_as_problem(tmp_path):
     with StatusDaemon(tmp_path) as daemon:
         daemon.document = {"conditions": 7}
         report = cli_check.query_daemon(["gpu_xid"], str(tmp_path))
-    assert report["problem"] == "the daemon has another version, and this version cannot read its answer"
+    assert report["problem"] == "the daemon runs a different version, whose answer this version cannot read"
 
 
 @pytest.mark.parametrize("words", [["status", "--json"], ["check", "gpu_xid", "--json"]])
@@ -123,8 +123,8 @@ def test_settings_error_still_queries_daemon_and_is_noted(tmp_path, capsys, monk
         assert main([*words, "--config", str(file)]) < 3
     assert daemon.requests == 1
     (note,) = capsys.readouterr().err.splitlines()
-    assert note.startswith(f"healthd: note: the settings have an error ({file}: not TOML: ")
-    assert note.endswith(f"; assuming runtime_dir {tmp_path}")
+    assert note.startswith(f"healthd: note: the settings contain an error ({file}: not TOML: ")
+    assert note.endswith(f"; using runtime_dir {tmp_path}")
 
 
 def test_missing_settings_file_and_wrong_runtime_dir_exit_64(tmp_path, capsys):

@@ -199,7 +199,7 @@ def test_since_duration_counts_from_now(tmp_path):
 
 def test_empty_selection_prints_no_event(folder):
     for result in (run_events(folder, "--since", "1s"), run_events("-", stdin=subprocess.DEVNULL)):
-        assert (result.returncode, result.stdout, result.stderr) == (0, "no event\n", "")
+        assert (result.returncode, result.stdout, result.stderr) == (0, "no events\n", "")
 
 
 def test_json_prints_lines_unchanged(folder):
@@ -230,7 +230,7 @@ def test_settings_name_state_directory(folder, tmp_path):
 
 def run_without_events(*arguments: object, **options: Any) -> tuple[int, str]:
     result = run_events(*arguments, **options)
-    assert result.stdout in ("", "no event\n")
+    assert result.stdout in ("", "no events\n")
     return result.returncode, result.stderr
 
 

@@ -63,11 +63,11 @@ def test_split_reads_times_from_file(capsys: Captured, tmp_path: Path) -> None:
         (
             ("--micro-batches", "8", "--times", "1,x"),
             64,
-            '--times: must be numbers above 0 like 1.0,1.3, or a file, has "x"',
+            '--times: must be numbers above 0 like 1.0,1.3, or a file, got "x"',
         ),
-        (("--micro-batches", "8", "--times", "1,nan"), 64, 'has "nan"'),
-        (("--micro-batches", "8", "--times", "1,-1"), 64, 'has "-1"'),
-        (("--micro-batches", "8", "--times", ","), 64, "--times: has no number"),
+        (("--micro-batches", "8", "--times", "1,nan"), 64, 'got "nan"'),
+        (("--micro-batches", "8", "--times", "1,-1"), 64, 'got "-1"'),
+        (("--micro-batches", "8", "--times", ","), 64, "--times: contains no numbers"),
         (("--micro-batches", "1", "--times", "1,1"), 64, "1 micro-batches are too few for 2 groups"),
         (
             ("--micro-batches", "0.5", "--times", "1,1"),
@@ -150,11 +150,11 @@ def test_plan_without_slowness_exits_with_0(capsys: Captured, tmp_path: Path) ->
         (("--gpus", "x\x1b"), 64, 'got "x?"'),
         ((), 64, "--gpus"),
         (("--gpus", "8", "--overhead", "s5=3"), 64, "--overhead: must be seconds from 0 to 604,800 like s2=5"),
-        (("--gpus", "8", "--overhead", "s2=-1"), 64, 'has "s2=-1"'),
-        (("--gpus", "8", "--overhead", "s2=nan"), 64, 'has "s2=nan"'),
+        (("--gpus", "8", "--overhead", "s2=-1"), 64, 'got "s2=-1"'),
+        (("--gpus", "8", "--overhead", "s2=nan"), 64, 'got "s2=nan"'),
         (("--gpus", "8", "--overhead", "s2=1,s2=2"), 64, "each once"),
         (("--gpus", "8", "--overhead", ""), 64, "--overhead"),
-        (("--gpus", "8", "--value", ""), 64, "healthd failslow plan: --value: is empty"),
+        (("--gpus", "8", "--value", ""), 64, "healthd failslow plan: --value: is an empty string"),
         (("--gpus", "8", "--value", "none"), 3, "healthd failslow plan:"),
     ],
 )
@@ -219,7 +219,7 @@ def test_plan_prints_swaps_for_slow_links(capsys: Captured, tmp_path: Path) -> N
         (("--layout", "2x2x2"), "rank 8 has no position in the job"),
         (("--layout", "3x3x1", "--slow-links", "1"), "--slow-links: must be pairs of ranks"),
         (("--layout", "3x3x1", "--slow-links", "1-99"), "rank 99 has no position"),
-        (("--slow-links", "0-1"), "--slow-links needs --layout"),
+        (("--slow-links", "0-1"), "--slow-links requires --layout"),
     ],
 )
 def test_plan_rejects_invalid_layout(capsys: Captured, tmp_path: Path, flags: tuple[str, ...], message: str) -> None:

@@ -42,7 +42,8 @@ def test_prune_rejects_folder_without_store(tmp_path):
     status, _, err = fleet("prune", "--db", tmp_path / "db", "--before", "2026-01-01")
     assert status == 3
     assert err == (
-        f'healthd fleet: {tmp_path}/db: no store: the folder does not exist; run "healthd fleet ingest --out" first\n'
+        f"healthd fleet: {tmp_path}/db: not a store: the folder does not exist; "
+        'run "healthd fleet ingest --out" first\n'
     )
 
 
@@ -80,4 +81,4 @@ def test_ingest_names_twenty_unreadable_streams_and_counts_others(tmp_path):
     lines = err.splitlines()
     assert (status, out, len(lines)) == (3, "", 21)
     assert lines[0] == f"events: {tmp_path}/srv/n00/events.jsonl: cannot be read: a symbolic link"
-    assert lines[-1] == "... and 10 more that cannot be read"
+    assert lines[-1] == "... and 10 more files that cannot be read"

@@ -77,7 +77,7 @@ def test_availability_exits_with_1_below_sla(db: Path) -> None:
         ("states", ("--split", "x"), '--split: "x" is not a time; examples: 2026-11-01'),
         ("states", ("--split", ""), '--split: "" is not a time'),
         ("states", ("--split", "2026-12-01"), "--split: 2026-12-01 00:00 is not within the requested period"),
-        ("states", ("--large", "0"), "must be a whole number from 1 on"),
+        ("states", ("--large", "0"), "must be a whole number of at least 1"),
         ("goodput", ("--checkpoint", "often"), '--checkpoint: "often" is not a duration; examples: 60m, 1h30m'),
         *(
             (
@@ -99,7 +99,7 @@ def test_usage_error_is_one_sentence(db: Path, name: str, flags: tuple[str, ...]
 
 def test_nccl_rejects_empty_folder_argument() -> None:
     status, out, err = fleet("nccl", "")
-    assert (status, out, err) == (64, "", "healthd fleet nccl: DIR is empty: name a folder\n")
+    assert (status, out, err) == (64, "", "healthd fleet nccl: DIR is an empty string; name a folder\n")
 
 
 @pytest.mark.parametrize("name", ["states", "goodput", "availability"])

@@ -65,14 +65,14 @@ def test_drain_counts_earlier_lemons_once_per_node() -> None:
     drained_table = 3 * columns(("g2", "lemon: "), commands.DRAINED_COLUMNS)
     result, calls = drain_node("g1", drained_table, limit=1)
     assert not result.done
-    assert "1 nodes of the cluster are already drained as lemons; the limit is 1" in result.text
+    assert "1 nodes in the cluster are already drained as lemons; the limit is 1" in result.text
     assert changes(calls) == []
     assert drain_node("g1", drained_table, limit=2)[0].done
 
 
 def test_drain_skips_unknown_node() -> None:
     result, calls = drain_node("g1", b"", node_table=b"")
-    assert (result.done, result.text) == (False, 'left: Slurm has no node "g1" in any partition')
+    assert (result.done, result.text) == (False, 'skipped: Slurm has no node "g1" in any partition')
     assert changes(calls) == []
 
 
@@ -80,7 +80,7 @@ def test_drain_skips_unknown_node() -> None:
     "name", ["a[1-3]", "ALL", "all", "NODESET", "n1,n2", "n 1", "n1 ", "n1;reboot", "-n1", "", "n1\n", "n1=x", "ñ1"]
 )
 def test_drain_queries_no_invalid_node_name(name: str) -> None:
-    assert drain_node(name, b"") == (LemonResult(name, False, "left: not a valid node name"), [])
+    assert drain_node(name, b"") == (LemonResult(name, False, "skipped: not a valid node name"), [])
 
 
 def test_parse_lemons_rejects_cut_table() -> None:
@@ -114,7 +114,7 @@ def test_require_current_rejects_store_of_other_time(known_until: float | None) 
 
 @pytest.mark.parametrize("until", [NOW - 1, NOW - 400 * DAY, NOW + DAY + 1])
 def test_require_current_rejects_end_other_than_now(until: float) -> None:
-    with pytest.raises(Stop, match="leave --to out") as stop:
+    with pytest.raises(Stop, match="omit --to") as stop:
         lemons.require_current(lemons_document(NOW), round(until), NOW)
     assert stop.value.status == USAGE_ERROR
 
@@ -135,7 +135,7 @@ def install_scontrol(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str)
 @pytest.mark.parametrize(
     ("clusters", "chosen", "answer", "sentence", "status"),
     [
-        (("near",), "", "BOOT_TIME = 1", "name the store's cluster with --cluster", USAGE_ERROR),
+        (("near",), "", "BOOT_TIME = 1", "name the cluster with --cluster", USAGE_ERROR),
         (("far",), "", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
         (("far",), "far", "ClusterName             = near", "cluster far, but the local cluster is near", USAGE_ERROR),
         (("far", "near"), "", "ClusterName             = near", "the store has clusters far, near", USAGE_ERROR),

@@ -408,11 +408,11 @@ def test_epilog_ignores_invalid_command_of_daemon(tmp_path: Path, commands: str)
         ("ok 2000 healthy\n", 0, "ok: healthy"),
         ("warning 2000 disk_space/low /: 5 %\n", 0, "warning: disk_space/low /: 5 %"),
         ("drain 2000 gpu_xid/79 x: y\n", 2, "drain: gpu_xid/79 x: y"),
-        ("drain 1000 gpu_xid/79 x: y\n", 3, "the verdict is too old: healthd is not running, or hangs"),
-        ("", 3, "the verdict is too old: healthd is not running, or hangs"),
-        ("ok\n", 3, "the verdict is too old: healthd is not running, or hangs"),
-        ("ok \xb2 x\n", 3, "the verdict is too old: healthd is not running, or hangs"),
-        ("ok 20\u0660\u0660 x\n", 3, "the verdict is too old: healthd is not running, or hangs"),
+        ("drain 1000 gpu_xid/79 x: y\n", 3, "the verdict has expired: healthd is not running, or it hangs"),
+        ("", 3, "the verdict has expired: healthd is not running, or it hangs"),
+        ("ok\n", 3, "the verdict has expired: healthd is not running, or it hangs"),
+        ("ok \xb2 x\n", 3, "the verdict has expired: healthd is not running, or it hangs"),
+        ("ok 20\u0660\u0660 x\n", 3, "the verdict has expired: healthd is not running, or it hangs"),
     ],
 )
 def test_healthcheck_reports_verdict(tmp_path: Path, text: str, status: int, sentence: str) -> None:

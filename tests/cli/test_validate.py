@@ -80,7 +80,7 @@ def test_validate_measures_saves_and_compares_cpu(tmp_path):
 def test_show_without_result_exits_3(tmp_path):
     result = run_validate(tmp_path, "--show")
     assert (result.returncode, result.stdout) == (3, "")
-    assert "this node has no result yet" in result.stderr
+    assert "no result for this node yet" in result.stderr
     (tmp_path / "state").mkdir()
     (tmp_path / "state/validation.json").write_text("{}")
     result = run_validate(tmp_path, "--show")
@@ -94,7 +94,7 @@ def test_validate_on_node_without_gpus_does_not_fail(tmp_path):
     )
     assert result.returncode in (0, 1), result.stderr
     assert "cpu_gemm" in result.stdout
-    assert "this node has no GPU, by sysfs" in result.stdout
+    assert "this node has no GPU in sysfs" in result.stdout
 
 
 GPU_FILES = {
@@ -128,7 +128,7 @@ def test_gpus_without_measuring_tools_are_not_measured(tmp_path):
     }
     assert "PyTorch" in message["memory"]
     assert "nccl: this node has only one GPU" in document["unmeasured"]
-    assert message["dcgm"] == "there is no dcgmi"
+    assert message["dcgm"] == "dcgmi was not found"
 
 
 # A Python with torch that answers as pytorch_program.py does, if it runs that program.
@@ -431,7 +431,7 @@ def test_second_validation_is_refused(tmp_path):
         until(lambda: lock.exists() and lock.read_text() == f"{first.pid}\n", "the first one runs")
         result = run_validate(tmp_path, "--only", "cpu", "--root", tree_without_jobs(tmp_path))
         assert (result.returncode, result.stdout) == (3, "")
-        assert f"another validation runs on this node, process {first.pid}" in result.stderr
+        assert f"another validation is running on this node (process {first.pid})" in result.stderr
     finally:
         first.terminate()
         first.wait(240)
@@ -448,7 +448,7 @@ def test_validation_is_refused_during_job_unless_forced(tmp_path):
     tree = str(tmp_path / "tree")
     result = run_validate(tmp_path, "--only", "cpu", "--root", tree)
     assert (result.returncode, result.stdout) == (3, "")
-    assert "job 4711 runs on this node" in result.stderr
+    assert "job 4711 is running on this node" in result.stderr
     assert not (tmp_path / "state").exists()
     assert run_validate(
         tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--force", "--root", tree
@@ -468,7 +468,7 @@ def test_job_without_prolog_stops_validation_before_next_tool(tmp_path):
     document = json.loads(result.stdout)
     assert (result.returncode, document["stopped_by"]) == (3, "a job")
     message = {entry["test"]: entry["message"] for entry in document["results"]}
-    assert message["cpu_gemm"] == "it was stopped by a job before this"
+    assert message["cpu_gemm"] == "the validation was stopped by a job before this test"
     assert not (tmp_path / "state/validations.jsonl").exists()
 
 
@@ -488,7 +488,7 @@ def test_floor_of_unknown_test_is_reported(tmp_path):
     (tmp_path / "healthd.toml").write_text(floors)
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment("/usr/bin:/bin"))
     messages = [message for message in json.loads(result.stdout)["unmeasured"] if message.startswith("floors")]
-    assert messages == ["floors: there is no test gemm_bf17; these floors are ignored"]
+    assert messages == ["floors: no such test: gemm_bf17; these floors are ignored"]
 
 
 @only_root
@@ -508,8 +508,8 @@ def test_other_user_is_warned_about_missing_save_and_lock(tmp_path, capfd):
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     warnings = capfd.readouterr().err
-    assert "not running as root: a job that starts does not end this validation" in warnings
-    assert "the result is not saved" in warnings
+    assert "not running as root, so a starting job cannot end this validation" in warnings
+    assert "the result was not saved" in warnings
     assert not [*(tmp_path / "state").iterdir(), *(tmp_path / "run").iterdir()]
 
 

@@ -44,7 +44,7 @@ def test_text_groups_unmeasured_parts_by_reason():
 
 
 def test_text_names_cause_of_stop():
-    assert "Stopped by a job: results until then are valid" in text_of(stopped_by="a job")
+    assert "Stopped by a job. Results up to that time are valid" in text_of(stopped_by="a job")
 
 
 @given(VALIDATIONS, st.integers(20, 200))

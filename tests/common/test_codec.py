@@ -69,21 +69,21 @@ def refusal(data: object, cls: type = Everything, where: str = "here") -> str:
         ({"whole": 1, "text": 3}, "here.text: must be text, got 3"),
         ({"whole": 1, "truth": 1}, "here.truth: must be true or false, got 1"),
         ({"whole": 1, "truth": "yes"}, 'here.truth: must be true or false, got "yes"'),
-        ({"whole": 1, "colour": "r"}, 'here.colour: "r" is none of red, dark_blue'),
+        ({"whole": 1, "colour": "r"}, 'here.colour: "r" is not one of red, dark_blue'),
         (
             {"whole": 1, "colour": "dark_blu"},
-            'here.colour: "dark_blu" is none of red, dark_blue; did you mean "dark_blue"?',
+            'here.colour: "dark_blu" is not one of red, dark_blue; did you mean "dark_blue"?',
         ),
-        ({"whole": 1, "colour": ["red"]}, "here.colour: a list is none of red, dark_blue"),
+        ({"whole": 1, "colour": ["red"]}, "here.colour: a list is not one of red, dark_blue"),
         ({"whole": 1, "many": {"x": 1}}, "here.many: must be a list, got a table"),
         (
             {"whole": 1, "many": [{"x": 1}, {"x": "1"}]},
             'here.many[1].x: must be a whole number, got "1"; write a number without quotes',
         ),
-        ({"whole": 1, "pair": ["a"]}, "here.pair: must have 2 items, has 1"),
+        ({"whole": 1, "pair": ["a"]}, "here.pair: must have 2 items, but has 1"),
         ({"whole": 1, "counts": {"a": 1, "b": 1.5}}, "here.counts.b: must be a whole number, got 1.5"),
         ({"whole": 1, "texts": ""}, 'here: unknown setting "texts"; did you mean "text"?'),
-        ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; known here: x, y'),
+        ({"whole": 1, "point": {"z": 1}}, 'here.point: unknown setting "z"; valid names: x, y'),
     ],
 )
 def test_load_rejects_invalid_data_with_its_place(data, sentence):
@@ -122,7 +122,7 @@ def test_show_shortens_long_value():
 
 def test_spelling_hint_has_nearest_word_or_the_list():
     assert spelling_hint("fstyp", ["fstype", "read_only"]) == '; did you mean "fstype"?'
-    assert spelling_hint("zzz", ["b", "a"]) == "; known here: a, b"
+    assert spelling_hint("zzz", ["b", "a"]) == "; valid names: a, b"
     assert spelling_hint("zzz", []) == ""
 
 

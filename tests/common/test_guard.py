@@ -18,7 +18,7 @@ def test_dropping_errors_counts_and_displays_error_for_a_day(caplog: pytest.LogC
     assert dict(guard.dropped) == {"socket": 3}
     later = time.time()
     (sentence,) = guard.problems(later)
-    assert sentence.startswith("socket: 3 inputs were dropped because healthd failed, the last one by ValueError: ")
+    assert sentence.startswith("socket: 3 inputs were dropped after an internal error, most recently ValueError: ")
     assert list(guard.problems(later + DISPLAY_SECONDS)) == []
     (record,) = caplog.records
     assert record.levelno == logging.ERROR

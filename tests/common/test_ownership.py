@@ -68,7 +68,7 @@ def test_untrusted_reason_reports_acl_from_group_bits() -> None:
     )  # the mask of the ACL denies writing
 
 
-@pytest.mark.parametrize(("user", "reason"), [(None, ""), (0, ""), (1000, "is in a FUSE mount of user 1000")])
+@pytest.mark.parametrize(("user", "reason"), [(None, ""), (0, ""), (1000, "is in a FUSE mount by user 1000")])
 def test_untrusted_reason_rejects_fuse_mount_of_a_user(user: int | None, reason: str) -> None:
     found = stat_result(stat.S_IFREG | 0o644, device=os.makedev(0, 77))
     assert untrusted_reason(found, {0}, mounted_by=user) == reason

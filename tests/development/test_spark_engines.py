@@ -88,4 +88,4 @@ def test_comparison_without_pyspark_exits_75():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert result.returncode == 75, result.stderr
-    assert result.stderr.endswith("is not installed here: pip install pyspark sqlglot\n")
+    assert result.stderr.endswith("is not installed here; run pip install pyspark sqlglot\n")

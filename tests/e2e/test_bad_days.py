@@ -162,7 +162,7 @@ def test_full_disk_of_state_directory(cluster: SlurmCluster, node: str, machine:
         first = daemon.wait_until(lambda s: len(s["problems"]) == 2, "both problems are reported")
         assert first["health"] == "unhealthy", "checks, decisions and the live ledger continue"
         problem, stream = first["problems"]
-        assert "events are not written: " in stream
+        assert "events have not been written: " in stream
         assert problem.startswith(f"{disk}: the ledger is not copied, and a reboot would lose it: ")
         assert "No space left on device" in problem
         daemon.kill()

@@ -157,7 +157,7 @@ def test_daemon_ends_if_runtime_directory_is_removed_and_keeps_conditions(
         daemon.run_dir.rename(directory / "removed")  # atomically, because the daemon may write there at any moment
         assert daemon.process.wait(120) == 1
         last = daemon.log.read_text().splitlines()[-1]
-        assert last.startswith(f"healthd run: {daemon.run_dir}, or the lock in it, was removed while healthd ran")
+        assert last.startswith(f"healthd run: {daemon.run_dir}, or the lock in it, was removed while healthd was ")
         daemon.start()
         after = condition(daemon.status(), "gpu_xid/79")
         assert after is not None

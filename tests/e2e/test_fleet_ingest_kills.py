@@ -181,7 +181,7 @@ def test_ctrl_c_names_same_command_for_continuation(history, undisturbed, tmp_pa
         pytest.fail("each ingest ended before the signal")
     assert (status, err) == (
         130,
-        "healthd fleet: stopped; earlier commits are kept, and the same command continues from there\n",
+        "healthd fleet: stopped; data loaded so far is kept, and the same command continues from there\n",
     )
     assert run_ingest(history, db)[0] == 0
     assert stored_rows(db) == undisturbed[0]
@@ -199,7 +199,7 @@ def test_second_simultaneous_ingest_is_refused_and_first_continues(history, undi
         pytest.fail("each ingest ended before the signal")
     status, out, err = run_ingest(history, db)
     first.send_signal(signal.SIGCONT)
-    sentence = f"healthd fleet: {db}: another ingest (process {first.pid}) is running: wait for it\n"
+    sentence = f"healthd fleet: {db}: another ingest (process {first.pid}) is running; wait for it to finish\n"
     assert (status, out, err) == (3, "", sentence)
     assert wait_for_end(first)[0] == 0
     assert stored_rows(db) == undisturbed[0]

@@ -167,7 +167,7 @@ def test_apply_refuses_old_store_and_printed_commands_state_its_age(
     yesterday = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() - DAY))
     refused = run_lemons(clean_cluster, db, "--apply", "--to", yesterday)
     assert (refused.returncode, refused.stdout) == (64, "")
-    assert "leave --to out" in refused.stderr
+    assert "omit --to" in refused.stderr
     assert "DRAIN" not in flags(clean_cluster, "n1")
 
 
@@ -181,7 +181,7 @@ def test_apply_counts_lemons_of_earlier_runs(clean_cluster: SlurmCluster, tmp_pa
     db = make_store(clean_cluster, later, {"n2": 9}, others=50)
     (second,) = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
     assert (second["node"], second["drained"]) == ("n2", False)
-    assert "1 nodes of the cluster are already drained as lemons; the limit is 1" in second["text"]
+    assert "1 nodes in the cluster are already drained as lemons; the limit is 1" in second["text"]
     assert "DRAIN" not in flags(clean_cluster, "n2")
 
 

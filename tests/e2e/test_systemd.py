@@ -206,7 +206,7 @@ def unmodified_service(box: SystemdContainer) -> SystemdContainer:
 @pytest.mark.parametrize(
     ("invalid_settings", "message"),
     [
-        ('mode = "dran"\n', '/etc/healthd/healthd.toml: mode: "dran" is none of '),
+        ('mode = "dran"\n', '/etc/healthd/healthd.toml: mode: "dran" is not one of '),
         ("mode = \n", "/etc/healthd/healthd.toml: not TOML: "),
     ],
 )

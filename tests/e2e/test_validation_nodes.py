@@ -149,7 +149,7 @@ def test_validate_refuses_node_with_job_and_lets_job_run(nodes: Cluster) -> None
         nodes.slurm.wait_job(job, "RUNNING")
         status, report, err = nodes.validate("--nodes", "n[2-3]")
         assert (status, report) == (3, {})
-        assert "n3 is MIXED: each node must be idle, undrained and in no reservation" in err
+        assert "n3 is MIXED: each node must be idle, not drained and not reserved" in err
         assert nodes.slurm.job(job)["JobState"] == "RUNNING"
         assert "ReservationName" not in nodes.reservations()
     finally:

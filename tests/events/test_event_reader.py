@@ -267,7 +267,7 @@ def test_lines_needs_no_memory_for_a_line_of_1_gb(monkeypatch):
         tracemalloc.stop()
     assert [(found_line.number, found_line.why) for found_line in found] == [
         (1, ""),
-        (2, "is longer than 1 MiB: it is no event"),
+        (2, "is longer than 1 MiB, so it is not an event"),
         (3, ""),
     ]
     assert found[2].content == line(2, at=NOON + 2)

@@ -99,11 +99,11 @@ def test_rows_show_every_parsed_time_in_every_zone(second: int, fraction: str, w
         ),
         (
             {"count": 1, "from_seq": 4, "to_seq": 4, "earlier": 7},
-            "1 event (4 to 4) and 7 events of an earlier stream were dropped because the stream could not be written",
+            "1 event (4 to 4) and 7 events from an earlier stream were dropped because the stream could not be written",
         ),
         (
             {"count": 0, "from_seq": 0, "to_seq": 0, "earlier": 1},
-            "1 event of an earlier stream were dropped because the stream could not be written",
+            "1 event from an earlier stream were dropped because the stream could not be written",
         ),
     ],
 )

@@ -214,7 +214,7 @@ def test_axis_shows_times_in_zone_of_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["plot.png", "plot", "svg", "plot.html.gz", ""])
 def test_write_plot_rejects_other_file_types(name: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidPlotPath, match=r"the name of a plot must end in \.svg or \.html"):
+    with pytest.raises(InvalidPlotPath, match=r"the file name of a plot must end in \.svg or \.html"):
         write_plot(*series_with_slow_worker(), str(tmp_path / name))
     assert list(tmp_path.iterdir()) == []
 

@@ -86,7 +86,7 @@ def test_node_with_evidence_is_suspect_for_any_time_unit(db: Path, tmp_path: Pat
     )
     assert suspect["confidence"] == "medium"
     assert suspect["evidence"][0] == f"node gpu-2 reported {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)"
-    assert "the store has 1 finding of 1 of the 4 nodes at that time" in notes
+    assert "the store has 1 finding from 1 of the 4 nodes at that time" in notes
 
 
 def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> N
     assert lines[begin : begin + 4] == [
         f"node gpu-2      {span}: suspect the GPU on node gpu-2 (medium)",
         f"                - node gpu-2 reported {MESSAGE.rstrip('.')} (gpu_clocks/hw_thermal)",
-        "                - the job became slower at that time; the ranks' times do not show the cause",
+        "                - the job became slower at that time, but the ranks' times do not show the cause",
         f"6 other ranks   waited for it: {span}",
     ]
 
@@ -111,10 +111,10 @@ def test_text_names_node_and_groups_waiting_ranks(db: Path, tmp_path: Path) -> N
             *("steps", True, (), 64),
             "--db: the index is not a time; set --index to a column of ISO 8601 or Unix times",
         ),
-        ("seconds", True, ("--db", ""), 64, "--db: is empty; name a fleet store"),
+        ("seconds", True, ("--db", ""), 64, "--db: is an empty string; name a fleet store"),
         (
             *("seconds", True, ("--db", "/none"), 3),
-            '/none: no store: the folder does not exist; run "healthd fleet ingest --out" first',
+            '/none: not a store: the folder does not exist; run "healthd fleet ingest --out" first',
         ),
     ],
     ids=["no node", "no time", "no folder", "no store"],

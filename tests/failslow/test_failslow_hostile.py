@@ -62,7 +62,7 @@ def test_impossible_times_are_left_out_and_counted(tmp_path, capsys, huge, affec
     assert (status, err) == (0, "")
     notes = json.loads(out)["notes"]
     assert (
-        f"{150 * len(affected):,} rows with a value that is not a time (below 1e-18, or above 1e+18): left out" in notes
+        f"{150 * len(affected):,} rows with a value that is not a time (below 1e-18 or above 1e+18): left out" in notes
     )
 
 
@@ -75,7 +75,7 @@ def test_internal_error_is_one_sentence_without_result(tmp_path, capsys, monkeyp
     monkeypatch.setattr("healthd.failslow.analysis.diagnose", lambda *_: 1 // 0)
     status, out, err = run_failslow(capsys, file)
     assert (status, out, err.count("\n")) == (3, "", 1)
-    assert "internal error of healthd, no result: ZeroDivisionError" in err
+    assert "internal error in healthd, no result: ZeroDivisionError" in err
 
 
 def test_pipe_without_writer_is_rejected_and_skipped_in_folder(tmp_path, capsys):
@@ -160,10 +160,10 @@ def test_series_column_is_found_by_common_names(tmp_path, name):
         ("worker,step_time\n0,1\n0,fast\n0,2\n", 'line 3: column "step_time" has 4 characters, which is not a number'),
         ("worker;step_time\n0;1,5\n0;1,6\n", 'line 2: column "step_time" has \'1,5\', which is not a number'),
         ('worker,step_time\n0,"1,053"\n', 'line 2: column "step_time" has \'1,053\', which is not a number'),
-        ("worker,step_time\n0,nan\n0,nan\n", "line 3: there is no sample with a value: several samples "
+        ("worker,step_time\n0,nan\n0,nan\n", "line 3: there is no sample with a value; several samples "
          "per series are required"),
-        ("worker,step_time\n", "has no row"),
-        ("worker,step_time\n0,1,2\n", "line 2: has 3 cells, the header has 2"),
+        ("worker,step_time\n", "has no rows"),
+        ("worker,step_time\n0,1,2\n", "line 2: has 3 cells, but the header has 2"),
     ],
 )  # fmt: skip
 def test_invalid_number_in_first_rows_is_reported_with_line(tmp_path, text, sentence):
@@ -226,7 +226,7 @@ def test_empty_or_ambiguous_operation_column_is_rejected(tmp_path, capsys):
 def test_rare_regimes_are_ignored_and_noted(tmp_path):
     rows = "".join(f"{step},{entry}\n" for step, entry in enumerate(samples(1)))
     found = read_table(write_file(tmp_path, "step,t\n" + rows), Columns(value="t", regime=("step",)))
-    assert "40 of 40 samples have a regime with fewer than 20 samples per series: ignored" in found.notes
+    assert "40 of 40 samples have a regime with fewer than 20 samples per series; regimes are ignored" in found.notes
 
 
 def test_decimal_column_of_parquet_is_found(tmp_path):

@@ -134,7 +134,7 @@ def test_slow_stage_is_imbalance_of_job() -> None:
     found = diagnose(gang(32, [Fault("busy", range(8, 12), 0.4)], groups=GROUP_OF_RANK))
     assert found.suspects == ()
     assert [(entry.cause.value, entry.reason) for entry in found.slow_jobs] == [
-        ("imbalance", "busy time rose in group g2: more work for all")
+        ("imbalance", "busy time rose in group g2, so all have more work")
     ]
 
 
@@ -217,7 +217,7 @@ def test_rank_with_slack_is_named_with_low_confidence() -> None:
     assert not any(found.points)
     assert suspects_of(found) == [("rank", "1", "compute_gpu")]
     assert found.suspects[0].confidence is Confidence.LOW
-    assert "no iteration became slower: it has slack" in found.suspects[0].evidence
+    assert "no iteration became slower, so it has slack" in found.suspects[0].evidence
 
 
 def test_change_of_regime_is_no_fault() -> None:
@@ -230,7 +230,7 @@ def test_change_of_regime_is_no_fault() -> None:
 
 def test_evidence_is_readable_sentence() -> None:
     (suspect,) = diagnose(gang(16, [Fault("busy", [1], 0.4)], cv=0.001)).suspects
-    assert suspect.evidence == ("busy 1.4 against 1 before; its 15 peers 1",)
+    assert suspect.evidence == ("busy 1.4, up from 1; its 15 peers 1",)
 
 
 # --- workers that do not wait for each other
@@ -316,7 +316,7 @@ def test_waiting_worker_is_no_suspect() -> None:
     found = diagnose(waiting)
     assert found.suspects == ()
     assert [(entry.series, entry.reason) for entry in found.slow_jobs] == [
-        (("2",), "neither its busy nor its transfer time rose: it waits for other ranks")
+        (("2",), "neither its busy nor its transfer time rose, so it waits for other ranks")
     ]
 
 
@@ -523,13 +523,13 @@ def test_slow_node_of_two_is_only_in_reason(component: str, by: float, cause: st
     found = diagnose(gang(8, [Fault(component, range(4), by)], per_node=4))
     assert found.suspects == ()
     assert [(entry.cause.value, entry.reason) for entry in found.slow_jobs] == [
-        (cause, f"{rose} on node gpu-0 (4 of 8 ranks): half is not a minority")
+        (cause, f"{rose} on node gpu-0 (4 of 8 ranks), and half is not a minority")
     ]
 
 
 def test_majority_of_role_is_counted_in_reason() -> None:
     found = diagnose(gang(8, [Fault("busy", range(5), 0.5)]))
-    assert [entry.reason for entry in found.slow_jobs] == ["busy time rose in 5 of 8 ranks: that is not a minority"]
+    assert [entry.reason for entry in found.slow_jobs] == ["busy time rose in 5 of 8 ranks, which is not a minority"]
 
 
 def test_workers_slowing_down_in_turn_are_one_slow_job() -> None:
@@ -545,7 +545,7 @@ def test_workers_slowing_down_in_turn_are_one_slow_job() -> None:
     (slow,) = found.slow_jobs
     assert (slow.series, slow.peers) == (("0", "1", "2", "3", "4"), 8)
     assert abs(slow.onset - ONSET) <= 10
-    assert slow.reason == "5 of 8 peers became slower by 5 % or more at about the same time"
+    assert slow.reason == "5 of 8 peers became at least 5 % slower at about the same time"
 
 
 def test_worsening_worker_has_last_level_and_high_confidence() -> None:

@@ -123,10 +123,10 @@ def test_standard_input_is_accepted(tmp_path):
         (("none.csv",), 3, "none.csv: cannot be read: No such file or directory"),
         (("job.csv", "--value", "x"), 3, 'job.csv: has no column "x"; columns: worker, step, at and step_time'),
         (("job.csv", "--series", "a,,b"), 64, '--series: must be column names like a,b, got "a,,b"'),
-        (("job.csv", "--value", ""), 64, "--value: is empty; name a column"),
+        (("job.csv", "--value", ""), 64, "--value: is an empty string; name a column"),
         (("empty",), 3, "empty: no file can be read: no file"),
         (("broken",), 3, "broken: no file can be read: a.csv: is empty (and 1 more)"),
-        (("",), 64, "FILE is empty; name a file"),
+        (("",), 64, "FILE is an empty string; name a file"),
     ],
 )
 def test_invalid_input_is_one_sentence(tmp_path, monkeypatch, arguments, status, sentence):
@@ -168,7 +168,8 @@ def test_suspect_is_one_line():
     suspect = Suspect("6", "worker", Cause.COMPUTE, Confidence.HIGH, (), ("6",), POINT)
     assert text_of(Diagnosis(points, (suspect,)), series) == (
         "job.csv: 10 series, 3,000 samples; 1 fail-slow\n"
-        "worker 6   slow from 180 to 195, +65 %, recovered; its peers were not: suspect compute on worker 6 (high)\n"
+        "worker 6   slow from 180 to 195, +65 %, recovered; its peers were not slow: "
+        "suspect compute on worker 6 (high)\n"
     )
 
 
@@ -204,16 +205,14 @@ def test_slow_job_names_no_suspect():
 @pytest.mark.parametrize("ranks", [4, 8, 1024])
 def test_gang_has_suspect_and_one_line_for_waiting_ranks(ranks):
     series = [make_series(str(rank)) for rank in range(ranks)]
-    suspect = Suspect(
-        "2", "worker", Cause.COMPUTE_GPU, Confidence.HIGH, ("busy 0.7 against 0.5 before",), ("2",), POINT
-    )
+    suspect = Suspect("2", "worker", Cause.COMPUTE_GPU, Confidence.HIGH, ("busy 0.7, up from 0.5",), ("2",), POINT)
     result = text_of(Diagnosis(((POINT,),) * ranks, (suspect,)), series, width=80).splitlines()
     other_workers = f"{ranks - 1:,} other workers"
     assert result == [
         f"job.csv: {ranks:,} series, {300 * ranks:,} samples; 1 fail-slow",
         "worker 2".ljust(len(other_workers)) + "   slow from 180 to 195, +65 %, recovered: suspect the GPU on",
         " " * (len(other_workers) + 3) + "worker 2 (high)",
-        " " * (len(other_workers) + 3) + "- busy 0.7 against 0.5 before",
+        " " * (len(other_workers) + 3) + "- busy 0.7, up from 0.5",
         f"{other_workers}   waited for it: slow from 180 to 195, +65 %, recovered",
     ]
 
@@ -271,7 +270,7 @@ def test_long_list_is_cut_and_counted():
     lines = result.splitlines()
     assert lines[0] == "job.csv: 50 series, 15,000 samples; 50 slow, no suspect"
     assert len(lines) == 1 + report.MAX_SHOWN + 2
-    assert lines[-2:] == ["and 30 more: --json has them", f"note: {NOTE}"]
+    assert lines[-2:] == ["and 30 more (see --json)", f"note: {NOTE}"]
 
 
 def test_workers_slow_together_are_one_line():
@@ -327,7 +326,7 @@ def many_suspects(
             kind,
             Cause.COMPUTE,
             Confidence.HIGH,
-            ("busy 1.4 against 1 before", *evidence),
+            ("busy 1.4, up from 1", *evidence),
             (entry.name,),
             point,
         )
@@ -344,10 +343,10 @@ def test_worst_suspects_take_two_lines_and_others_are_counted(width):
     assert lines[0].endswith("29 fail-slow")
     assert lines[1:3] == [
         "worker 28   slow from 1120 to 1135, +48 %, recovered: compute (high)",
-        "  busy 1.4 against 1 before",
+        "  busy 1.4, up from 1",
     ]
     assert len(lines) == 1 + 2 * report.MAX_SHOWN + 1
-    assert lines[-1] == "and 9 suspects more: --json has them"
+    assert lines[-1] == "and 9 suspects more (see --json)"
     assert max(map(len, lines)) <= width
 
 
@@ -361,7 +360,7 @@ def test_suspect_with_high_confidence_precedes_slowest():
 
 def test_common_evidence_is_printed_once_with_names():
     judgement, series = many_suspects(7)
-    evidence = "7 became slow at about the same time: they may have a common cause"
+    evidence = "7 became slow at about the same time, possibly from a common cause"
     suspects = tuple(replace(entry, evidence=(*entry.evidence, evidence), point=POINT) for entry in judgement.suspects)
     result = text_of(replace(judgement, suspects=suspects, points=((POINT,),) * 7 + ((),) * 93), series)
     assert result.count("a common cause") == 1
@@ -380,7 +379,7 @@ def test_name_of_two_columns_is_followed_by_their_names():
     judgement, series = many_suspects(1, kind="node/gpu", name="node-{}/1")
     (line,) = (line for line in text_of(judgement, series).splitlines() if line.startswith("node-0/1"))
     assert line == (
-        "node-0/1 (node/gpu)   slow from 0 to 15, +20 %, recovered; its peers were not: "
+        "node-0/1 (node/gpu)   slow from 0 to 15, +20 %, recovered; its peers were not slow: "
         "suspect compute on node-0/1 (high)"
     )
 
@@ -403,7 +402,7 @@ def test_long_list_of_notes_is_cut_and_counted():
         Diagnosis(((),)), [make_series("0")], tuple(f"rank{at}.csv: a row" for at in range(30))
     ).splitlines()
     assert len(lines) == 1 + report.MAX_NOTES + 1
-    assert lines[-1] == f"and {30 - report.MAX_NOTES} notes more: --json has them"
+    assert lines[-1] == f"and {30 - report.MAX_NOTES} notes more (see --json)"
 
 
 # --- plots that cannot be written

@@ -341,13 +341,13 @@ def test_shares_of_whole_sum_to_one(
         (("--from", "2026-11-02", "--to", "2026-11-01"), "(--from) is not before"),
         (("--from", "soon"), '--from: "soon" is not a time; examples: 2026-11-01'),
         (("--from", "2026-13-01"), '--from: "2026-13-01" is not a time; examples: 2026-11-01'),
-        (("--switch", ""), "argument --switch: must be a name, not empty"),
-        (("--cluster", ""), "argument --cluster: must be a name, not empty"),
+        (("--switch", ""), "argument --switch: must be a name, got an empty string"),
+        (("--cluster", ""), "argument --cluster: must be a name, got an empty string"),
         (("--from", "1970-01-01"), "is too long: at most 9999 days"),
         (("--threads", "0"), "argument --threads: must be a whole number from 1 to 256"),
         (("--threads", "257"), "argument --threads: must be a whole number from 1 to 256"),
-        (("--memory", "much"), "argument --memory: must be a whole number of MiB, from 256 on"),
-        (("--memory", "255"), "argument --memory: must be a whole number of MiB, from 256 on"),
+        (("--memory", "much"), "argument --memory: must be a whole number of MiB, at least 256"),
+        (("--memory", "255"), "argument --memory: must be a whole number of MiB, at least 256"),
         (("--wrong",), "--wrong"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -397,7 +397,7 @@ def test_damaged_file_is_named(name: str, damage: str, db: Path, tmp_path: Path)
 def test_answer_exceeding_memory_is_one_sentence(db: Path) -> None:
     with open_for_reading(str(db)) as snapshot:
         files = {table: snapshot.files(table) for table in TABLES}
-    needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB: raise the limit with --memory")
+    needs = pytest.raises(StoreError, match="the answer needs more than 4 MiB; raise the limit with --memory")
     with needs, open_study(files, 0, 4_000_000_000, threads=2, memory_mib=4) as study:
         study.database.rows("SELECT list(n) AS all FROM (SELECT a.n FROM numbers AS a, numbers AS b)")
 

@@ -83,7 +83,7 @@ def test_format_table_states_constant_columns_once_and_names_hidden():
     )
     names = [f"column_{number}" for number in range(9)]
     text = format_table(names, [range(9), range(1, 10)], Page(80))
-    assert text.endswith("not shown here: column_8 (--csv and --json have them)\n")
+    assert text.endswith("not shown here: column_8 (see --csv and --json)\n")
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.floats(), st.booleans(), st.none()), min_size=1))
@@ -144,7 +144,7 @@ def test_own_query_file_may_use_queries_and_parameters(db, tmp_path):
     [
         ("SELECT 1 AS x\nFROM jobs ASOF JOIN events ON 1 = 1", "own.sql:2: ASOF: only DuckDB has ASOF JOIN"),
         ("SELECT epoch(x)::BIGINT FROM jobs", "own.sql:1: ::: use CAST(... AS BIGINT) (and 1 more)"),
-        ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only tables can be read"),
+        ("SELECT count(*) AS n FROM read_parquet('/etc/x')", "own.sql:1: FROM read_parquet: only named tables can"),
         ("SELECT nothing FROM jobs", 'own.sql: Binder Error: Referenced column "nothing" not found in FROM clause!'),
         (
             "SELECT CAST('x' AS BIGINT) AS x FROM jobs",
@@ -172,13 +172,13 @@ def test_invalid_query_file_is_reported_with_line(db, tmp_path, sql, message):
     ("arguments", "message"),
     [
         (("stats", "--db", "DB"), 'there is no query "stats"; did you mean "states"?'),
-        (("states",), "--db DB is missing"),
+        (("states",), "--db DB is required"),
         (("./none.sql", "--db", "DB"), "./none.sql: No such file or directory"),
         (
             ("states", "--db", "DB", "--engine", "sprak"),
-            '--engine: "sprak" is none of duckdb, spark, spark://HOST:PORT',
+            '--engine: must be duckdb, spark or spark://HOST:PORT, got "sprak"',
         ),
-        (("states", "--db", "DB", "--param", "x"), '--param: "x" is not NAME=VALUE'),
+        (("states", "--db", "DB", "--param", "x"), '--param: must be NAME=VALUE, got "x"'),
         (("states", "--db", "DB", "--param", "x=1"), "--param x: the query has no such parameter (available: none)"),
         (("runs", "--db", "DB", "--param", "gap_second=1"), '(available: gap_seconds); did you mean "gap_seconds"?'),
         (("runs", "--db", "DB", "--param", "gap_seconds=1d"), '--param: gap_seconds must be a BIGINT, got "1d"'),
@@ -201,7 +201,7 @@ def test_empty_or_missing_store_is_one_sentence(tmp_path):
     store_with(tmp_path / "db")
     status, out, err = query("states", "--db", tmp_path / "db")
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty: fill it with healthd fleet ingest --out\n"
+    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty; load data with healthd fleet ingest --out\n"
     assert query("states", "--db", tmp_path / "none")[0] == 3
 
 
@@ -242,7 +242,7 @@ def test_store_without_times_needs_from_and_to(tmp_path):
     assert query("observed", "--db", db, *TIMES)[0] == 0
     status, out, err = query("observed", "--db", db, *TIMES[:2])
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {db}: the store has no times: add --from and --to\n"
+    assert err == f"healthd fleet query: {db}: the store has no times; add --from and --to\n"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_missing_spark_extra_is_one_sentence(db):
     without = "import sys\nsys.modules['pyspark'] = sys.modules['sqlglot'] = None"
     status, out, err = fleet("query", "states", "--db", db, "--engine", "spark", program=without)
     assert (status, out, err.count("\n")) == (3, "", 1)
-    assert err.endswith("is not installed here: pip install pyspark sqlglot\n")
+    assert err.endswith("is not installed here; run pip install pyspark sqlglot\n")
 
 
 # --- limits of the engine

@@ -230,7 +230,7 @@ def test_basic_file_sets_authorization_header(tmp_path):
 def test_redirect_to_invalid_address_is_one_sentence():
     with (
         serving(lambda request: (302, {"Location": "http://[x"}, b"")) as (url, _),
-        pytest.raises(ServerError, match="cannot be queried: it redirects to an invalid address"),
+        pytest.raises(ServerError, match="redirects to an invalid address"),
     ):
         query_server(parse_server(url), "query_range", {})
 
@@ -249,12 +249,12 @@ def test_token_is_not_sent_on_redirect(tmp_path):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ((200, {}, b"<html>login</html>"), "does not answer with JSON"),
-        ((200, {}, b'{"status":"success"}'), "answers unlike Prometheus"),
-        ((200, {}, b'["success"]'), "answers unlike Prometheus"),
-        ((401, {}, b"no"), "answers with status 401"),
-        ((400, {}, b'{"status":"error","error":"bad \\u001b[31mquery"}'), r"answers with status 400: bad \?\[31mquery"),
-        ((200, {"Content-Length": "100"}, b"{"), "does not answer with JSON"),
+        ((200, {}, b"<html>login</html>"), "does not respond with JSON"),
+        ((200, {}, b'{"status":"success"}'), "does not respond like Prometheus"),
+        ((200, {}, b'["success"]'), "does not respond like Prometheus"),
+        ((401, {}, b"no"), "returned status 401"),
+        ((400, {}, b'{"status":"error","error":"bad \\u001b[31mquery"}'), r"returned status 400: bad \?\[31mquery"),
+        ((200, {"Content-Length": "100"}, b"{"), "does not respond with JSON"),
     ],
 )
 def test_invalid_response_is_one_sentence(answer, message):
@@ -333,7 +333,7 @@ def test_read_shortens_range_until_response_fits():
         ("step_seconds = 60", "url is missing"),
         ('url = "http://h"\ntoken = "x"', "unknown setting token"),
         ('url = "http://h"\nstep_seconds = 0', "step_seconds must be"),
-        ('url = "ftp://h"', "is not the address of a server"),
+        ('url = "ftp://h"', "is not a server address"),
         ('url = "http://me:secret@h"', "a password in the address is visible"),
         ('url = "http://h"\ntoken_file = "/gone"', "/gone cannot be read: No such file"),
         ("url", "prometheus.toml: "),
@@ -463,5 +463,5 @@ def test_ingest_without_from_is_one_sentence(tmp_path):
     servers = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     result = ingest(str(tmp_path / "db"), [(prometheus.SOURCE, servers)], IngestOptions(6000, "c1"))
     assert result.failed == [
-        f"prometheus: {server}: the start of the period is missing: add --from" for server in servers
+        f"prometheus: {server}: the start of the period is missing; add --from" for server in servers
     ]

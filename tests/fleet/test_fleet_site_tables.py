@@ -168,7 +168,7 @@ def test_invalid_parquet_and_missing_column_are_one_sentence(tmp_path):
     duckdb.connect().execute(f"COPY (SELECT 1 AS job_id) TO '{tmp_path}/few' (FORMAT parquet)")
     for name, message in (
         ("bad", "bad: cannot be read as Parquet: "),
-        ("few", 'few: no column "nodes"'),
+        ("few", 'few: has no column "nodes"'),
         ("gone", "No such file"),
     ):
         result = ingest(
@@ -193,12 +193,12 @@ def test_file_is_read_again_only_after_change(tmp_path):
 @pytest.mark.parametrize(
     ("source", "text", "bad"),
     [
-        (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'no column "node"'),
-        (node_facts.SOURCE, "node,gpus\nn1,8\n", 'no column "node"'),
+        (site_tables.TICKETS, "node,opened\nn1,1795348800\n", 'has no column "node"'),
+        (node_facts.SOURCE, "node,gpus\nn1,8\n", 'has no column "node"'),
         (
             site_tables.JOBS_FILE,
             HEADER + "7,n1,8,1795348800,1795348860,1795352400,failed,0,al\n",
-            'no column "job_id"',
+            'has no column "job_id"',
         ),
     ],
 )
@@ -218,12 +218,12 @@ def test_missing_cluster_is_one_sentence_and_keeps_nothing(tmp_path):
     path = tmp_path / "tickets.csv"
     path.write_text("node,opened\nn1,1795348800\n")
     result = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], IngestOptions(1795400000))
-    assert result.failed == [f"tickets: {path}: does not name the cluster: add --cluster NAME"]
+    assert result.failed == [f"tickets: {path}: does not name the cluster; add --cluster NAME"]
     assert store_rows(tmp_path / "db", "tickets") == []
 
 
 def test_missing_column_is_named_with_file():
-    with pytest.raises(IngestError, match='file: no column "kind": the first line must name node, time, kind'):
+    with pytest.raises(IngestError, match='file: has no column "kind"; the first line must name node, time, kind'):
         parse_table(site_tables.failures, "node,time\n")
 
 

@@ -148,7 +148,7 @@ def test_row_states_health_reason_and_duration():
     assert rows == {
         "gpu1": "healthy in service",
         "gpu2": "unhealthy drained 3 h gpu_xid/79 0000:61:00.0: off the bus; +1 more",
-        "gpu3": "unhealthy in service 60 min mount/stale /data; not drained: waiting for the fleet limit of train",
+        "gpu3": "unhealthy in service 60 min mount/stale /data; not drained: waiting for the fleet limit in train",
         "gpu4": "unknown not seen 2 h does not answer Prometheus",
         "gpu5": "healthy by others 4 days DIMM swap, Anna",
         "gpu6": "warning in service 60 min gpu_ecc/corrected 0000:1b:00.0",
@@ -210,7 +210,7 @@ def test_never_seen_node_is_named_by_its_address():
     server.down("gpu-9.example.org")
     (node,) = [node for node in read_fleet(server).nodes if not node.seen]
     assert (node.node, node.last_seen) == ("gpu-9", 0.0)
-    assert "does not answer Prometheus, not once in the last 7 days" in text_of_fleet(server)
+    assert "does not answer Prometheus and was not seen in the last 7 days" in text_of_fleet(server)
     assert "1 not seen\n" in text_of_fleet(server), "the duration is not known"
 
 
@@ -280,7 +280,7 @@ def test_failed_last_seen_query_becomes_note():
     fleet = read_fleet(ask)
     assert len(fleet.nodes) == 2
     assert fleet.notes == (
-        "the time when nodes were last seen is not known: the server answers with status 422: too many samples",
+        "the time when nodes were last seen is unknown: the server answers with status 422: too many samples",
     )
 
 
@@ -376,7 +376,7 @@ def test_targets_of_one_job_are_merged_only_for_same_healthd():
     fleet = read_fleet(server)
     assert [node.instance for node in fleet.nodes] == ["10.0.0.1:9478", "10.1.0.1:9478"]
     assert fleet.notes == (
-        "several targets of one job have the same name (1: n1): add a label cluster to the targets of each cluster",
+        "several targets in one job have the same name (1: n1): add a cluster label to the targets of each cluster",
     )
 
 
@@ -406,7 +406,7 @@ def test_invalid_server_time_is_error():
     def ask(path: str, parameters: Any) -> Any:
         return {"resultType": "scalar", "result": [NOW, "-1e308"]}
 
-    with pytest.raises(ServerError, match="has an invalid time"):
+    with pytest.raises(ServerError, match="returned an invalid time"):
         read_fleet(ask)
 
 
@@ -508,10 +508,10 @@ def test_missing_healthd_or_server_exits_with_3():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--prometheus", "ftp://x"), "is not the address of a server"),
-        (("--prometheus", "http://[x"), "is not the address of a server"),
-        (("--prometheus", "http://x:99999"), "is not the address of a server"),
-        (("--prometheus", "http://\u00fc.example"), "is not the address of a server"),
+        (("--prometheus", "ftp://x"), "is not a server address"),
+        (("--prometheus", "http://[x"), "is not a server address"),
+        (("--prometheus", "http://x:99999"), "is not a server address"),
+        (("--prometheus", "http://\u00fc.example"), "is not a server address"),
         (("--prometheus", "http://al:secret@x"), "put it into a file"),
         (("--basic-file", "/none"), "/none cannot be read"),
         (("--drained", "--problems"), "not allowed with"),

@@ -137,7 +137,7 @@ def test_store_hashes_users_by_default_and_keeps_its_choice(tmp_path):
 
 def test_store_rejects_second_way_to_keep_users(tmp_path):
     user_value(tmp_path / "db", IngestOptions(NOW, users="drop"))
-    with pytest.raises(StoreError, match="was made with --users drop: --users keep needs a new store"):
+    with pytest.raises(StoreError, match="was created with --users drop; --users keep needs a new store"):
         user_value(tmp_path / "db", IngestOptions(NOW, users="keep"))
 
 
@@ -148,7 +148,7 @@ def test_store_rejects_other_key(tmp_path):
     options = IngestOptions(NOW, key=str(key))
     assert user_value(tmp_path / "db", options) == user_value(tmp_path / "other", options)
     assert not (tmp_path / "db/key").exists()
-    with pytest.raises(StoreError, match="was made with another key: --key FILE names it"):
+    with pytest.raises(StoreError, match="was created with another key; name it with --key FILE"):
         user_value(tmp_path / "db", OPTIONS)
 
 

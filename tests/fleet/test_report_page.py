@@ -201,8 +201,8 @@ def test_each_answer_has_chapter_or_reason(seed: int, tmp_path: Path) -> None:
     for name, message in documents["report"]["unanswered"].items():
         assert name not in documents
         reason, _, flags = message.partition(": healthd ")
-        assert f"Not known: {reason}." in parsed.text
-        assert not flags or f"To get this chapter, ingest the missing source: healthd {flags}." in parsed.text
+        assert f"Unknown: {reason}." in parsed.text
+        assert not flags or f"To get this chapter, ingest the missing source with: healthd {flags}." in parsed.text
     json.dumps(documents, allow_nan=False)
 
 
@@ -215,7 +215,7 @@ def test_report_ignores_order_of_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ((), "healthd fleet report: --out DIR is missing (or use --json)"),
+        ((), "healthd fleet report: --out DIR or --json is required"),
         *(
             (
                 ("--out", "o", "--price", price),
@@ -223,7 +223,7 @@ def test_report_ignores_order_of_rows(tmp_path: Path) -> None:
             )
             for price in ("-1", "nan", "1e308")
         ),
-        (("--out", "o", "--sla", "0.99"), '--sla: must be from 1 to 100, as 99.5, got "0.99"'),
+        (("--out", "o", "--sla", "0.99"), '--sla: must be a number from 1 to 100 like 99.5, got "0.99"'),
     ],
 )
 def test_usage_error_is_one_sentence(flags: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +243,7 @@ def test_command_refuses_to_replace_other_file(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "out/report.html").write_text("mine")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
     assert capsys.readouterr().err == (
-        f"healthd fleet: {tmp_path}/out/report.html exists and is not a report of healthd: choose another folder\n"
+        f"healthd fleet: {tmp_path}/out/report.html exists and is not a healthd report; choose another folder\n"
     )
     assert main(["fleet", "report", "--db", str(db), "--json"]) == 0
     documents = json.loads(capsys.readouterr().out)

@@ -183,7 +183,7 @@ def test_leftover_files_are_removed_and_other_files_stay(tmp_path):
 
 def test_folder_with_other_files_becomes_no_store(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(StoreError, match=f"{tmp_path}: has other files and is not a store"), create_in(tmp_path):
+    with pytest.raises(StoreError, match=f"{tmp_path}: contains other files and is not a store"), create_in(tmp_path):
         pass
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -221,7 +221,7 @@ def test_store_of_newer_healthd_is_rejected(tmp_path):
     (db / "manifest.json").write_text(json.dumps({"schema": SCHEMA + 1, "shards": 3}))
     assert (
         rejection(db)
-        == f"{db}/manifest.json: was written by a newer healthd (schema {SCHEMA + 1}, this one supports {SCHEMA})"
+        == f"{db}/manifest.json: was written by a newer healthd (schema {SCHEMA + 1}; this healthd supports {SCHEMA})"
     )
 
 
@@ -241,7 +241,7 @@ def test_manifest_with_foreign_file_is_damaged(tmp_path, name):
     document = read_manifest(db)
     document["tables"]["tickets"]["2026-11"]["name"] = name
     (db / "manifest.json").write_text(json.dumps(document))
-    assert f'is damaged: "{name}" is not a file of table tickets, month 2026-11' in rejection(db)
+    assert f'is damaged: "{name}" is not a file for table tickets, month 2026-11' in rejection(db)
 
 
 def test_missing_or_cut_file_is_named(tmp_path):
@@ -251,7 +251,7 @@ def test_missing_or_cut_file_is_named(tmp_path):
     file.write_bytes(whole[:-1])
     assert rejection(db) == f"{file}: is damaged: it has {len(whole) - 1:,} bytes instead of {len(whole):,}"
     file.unlink()
-    assert rejection(db) == f"{file}: cannot be read: No such file or directory; the manifest lists it"
+    assert rejection(db) == f"{file}: cannot be read although the manifest lists it: No such file or directory"
 
 
 def test_changed_file_is_named(tmp_path):

@@ -51,8 +51,7 @@ def test_opening_states_runs_losses_rate_cause_and_lemons() -> None:
         "1,000 jobs ended, after 10,000 GPU-hours; jobs that completed used 60.0 % of these hours.",
         "The infrastructure ended 12 jobs and pre-empted 7 others for requeues: about 100 GPU-hours of work were "
         "lost, 1.0 % of the time used, which cost 200 (a checkpoint every 60 min assumed).",
-        "At the measured rate, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: 17 "
-        "h to 2.2 d).",
+        "At the measured rate, nodes interrupt a job on 1,024 GPUs every 29 h (95 % interval: 17 h to 2.2 d).",
         "The main cause of failures is InfiniBand, which ended 9 of the 12 jobs that known faults ended; 4 jobs "
         "failed without a known fault on their nodes.",
         "Take out n0007 and n0042 for repair: they keep failing far more often than the others.",
@@ -68,7 +67,7 @@ def test_opening_has_five_sentences_and_names_unknown(names: set[str], with_reas
     sentences = opening_sentences(remaining, reasons)
     assert len(sentences) == 5
     assert [sentence for sentence in sentences if not sentence.endswith(".") or sentence.endswith("..")] == []
-    assert sum("not known" in sentence for sentence in sentences) == len(names)
+    assert sum("unknown" in sentence for sentence in sentences) == len(names)
     assert sum("no job records were read" in sentence for sentence in sentences) == len(reasons)
     assert not any("healthd fleet" in sentence or "--" in sentence for sentence in sentences)
 
@@ -92,37 +91,36 @@ def test_opening_has_five_sentences_and_names_unknown(names: set[str], with_reas
         (
             changed_documents("rate", failures=0, node_days=0.0, r_f=None, interval=[None, None]),
             2,
-            "The interruption rate of a large job is not known: no job on more than 128 GPUs ran in this period.",
+            "The interruption rate of a large job is unknown: no job on more than 128 GPUs ran in this period.",
         ),
         (
             changed_documents("rate", failures=0, node_days=1000.0, r_f=0.0, interval=[0.0, 3.69]),
             2,
-            "No large job was ended by its nodes in 1,000 node-days, so a job on 1,024 GPUs runs 2.1 d or longer "
-            "between two (97.5 % confidence).",
+            "No large job was ended by its nodes in 1,000 node-days, so a job on 1,024 GPUs runs at least 2.1 d "
+            "between two interruptions (97.5 % confidence).",
         ),
         (
             changed_documents("rate", interval=[1e-9, 11.1]),
             2,
-            "At the measured rate, a job on 1,024 GPUs is interrupted by its nodes every 29 h (95 % interval: "
-            "17 h or longer).",
+            "At the measured rate, nodes interrupt a job on 1,024 GPUs every 29 h (95 % interval: 17 h or longer).",
         ),
         (
             changed_documents("attribution", causes=[], unattributed=1),
             3,
-            "The main cause of failures is not known: 1 job failed without a known fault on its nodes.",
+            "The main cause of failures is unknown: 1 job failed without a known fault on its nodes.",
         ),
         (
             changed_documents(
                 "attribution", causes=[{"cause": "user", "domain": "user_program", "jobs": 50}], unattributed=0
             ),
             3,
-            "No job failed by a known fault.",
+            "No job failed because of a known fault.",
         ),
         (
             changed_documents("attribution", unattributed=20, unattributed_node_fails=18),
             3,
-            "Most often a node was lost without a known fault: 18 of the 30 jobs ended by faults or lost nodes; "
-            "among the known faults, InfiniBand ended most jobs: 9.",
+            "Most often, a node was lost without a known fault: 18 of the 30 jobs ended by faults or lost nodes; "
+            "among the known faults, InfiniBand ended the most jobs: 9.",
         ),
         (
             changed_documents("attribution", causes=[], unattributed=20, unattributed_node_fails=18),

@@ -86,7 +86,7 @@ def test_second_line_of_a_record_is_an_unproven_warning(previous: str, head: str
         "WARNING",
         True,
     )
-    assert judged.message.startswith("unproven, perhaps not the kernel's own line: Xid 79: ")
+    assert judged.message.startswith("unproven, may not be the kernel's own line: Xid 79: ")
     at = scanned(f"{head}{XID}")[0].log_event
     assert (judged.log_event.host, judged.log_event.uptime, judged.log_event.epoch) == (at.host, at.uptime, at.epoch), (
         "those of the first line"
@@ -157,7 +157,7 @@ def test_table_separates_real_and_forged_lines() -> None:
     log = f"[  684.296997] {OVL}\n[  684.296997] {XID}\n[  684.400000] {XID}\n"
     done = run_scan("-", log=log)
     assert done.status == 2
-    assert "warning   gpu_xid/79  unproven, perhaps not the kernel's own line: Xid 79" in done.out
+    assert "warning   gpu_xid/79  unproven, may not be the kernel's own line: Xid 79" in done.out
     assert "critical  gpu_xid/79  Xid 79" in done.out
     assert run_scan("-", log=log[: log.index("[  684.4")]).status == 1
     (forged, true) = run_scan("-", "--json", log=log).objects

@@ -29,14 +29,14 @@ def test_value_below_floor_is_slow():
     assert verdicts(measured("gemm_bf16", 620.0, 619.9), {"gemm_bf16": 620.0}) == [("ok", "floor"), ("slow", "floor")]
     result = judge(measured("gemm_bf16", 400.0), {"gemm_bf16": 620.0}, {}, lambda part: "")[0]
     assert (result.expected, result.value) == (620.0, 400.0)
-    assert result.message == "400 TFLOPS: 35 % below the floor 620"
+    assert result.message == "400 TFLOPS: 35 % below the floor of 620"
 
 
 def test_gpu_below_90_percent_of_its_peers_is_slow():
     assert verdicts(measured("gemm_bf16", 700, 701, 699, 631)) == [("ok", "peers")] * 4
     found = judge(measured("gemm_bf16", 700, 701, 699, 629), {}, {}, lambda part: "")
     assert [result.verdict for result in found] == ["ok", "ok", "ok", "slow"]
-    assert found[3].message == "629 TFLOPS: 10 % below the median of its 3 peers 700"
+    assert found[3].message == "629 TFLOPS: 10 % below the median of its 3 peers, 700"
     assert found[3].expected == pytest.approx(630)
 
 
@@ -50,7 +50,7 @@ def test_transfer_slower_than_1_1_times_the_median_is_slow():
 def test_slower_one_of_two_is_slow():
     found = judge(measured("memory", 3000, 2000), {}, {}, lambda part: "")
     assert [result.verdict for result in found] == ["ok", "slow"]
-    assert "its only peer 3,000" in found[1].message
+    assert "its only peer, 3,000" in found[1].message
 
 
 def test_only_pairs_with_same_topology_are_peers():
@@ -77,7 +77,7 @@ def test_own_past_counts_from_three_values():
     assert verdicts(measured("memory", 2000.0), past={key: [3000.0, 3000.0]}) == [("ok", "")]
     found = judge(measured("memory", 2000.0), {}, {key: [3000.0, 3010.0, 2990.0]}, lambda part: "")[0]
     assert (found.verdict, found.against) == ("slow", "own")
-    assert found.message == "2,000 TFLOPS: 33 % below the median of its last 3 validations 3,000"
+    assert found.message == "2,000 TFLOPS: 33 % below the median of its last 3 validations, 3,000"
 
 
 def test_all_gpus_slow_is_detected_by_floor_and_past():

@@ -41,7 +41,7 @@ def test_earlier_failure_remains_if_not_tested_again(later: Validation) -> None:
     found = with_untested(later, FAILED)
     assert worst(found) == "failed"
     assert FAILED.results[0] in found.results, "unchanged, so it is not reported again"
-    assert found.unmeasured == (f"gemm_bf16 {A}: found failed before, and not tested again",)
+    assert found.unmeasured == (f"gemm_bf16 {A}: found failed earlier and not tested again",)
     assert with_untested(validation(stopped_by="a signal"), found).results == (FAILED.results[0],)
 
 

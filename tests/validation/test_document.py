@@ -26,7 +26,7 @@ from healthd.validation.document import (
 )
 
 SLOW = Result("gemm_bf16", "0000:1b:00.0", 412.5, "TFLOPS", "slow", "peers", 640.0, "412 of 711", "PyTorch 2.5.1")
-UNMEASURED = Result("ib_loopback", "mlx5_0/1", None, "", "not_measured", "", None, "there is no ib_write_bw", "")
+UNMEASURED = Result("ib_loopback", "mlx5_0/1", None, "", "not_measured", "", None, "ib_write_bw was not found", "")
 LAST = Validation(
     "gpu-042", "b", 1.0, 2.5, "manual", "", (SLOW, UNMEASURED), ("faults that only a combined load shows",)
 )

@@ -163,7 +163,7 @@ def test_node_unknown_to_slurm_is_rejected() -> None:
 def test_unreadable_rows_are_reported_if_a_node_is_missing(lost: int) -> None:
     table = states(n1=("10.0.0.1", "idle"), n2=("10.0.0.2", "idle"))[:-lost]
     error, sent = run(lambda argv: CommandResult(0, table) if argv[0] == "sinfo" else answer(argv))
-    assert str(error) == "sinfo does not list node n2: 1 row of sinfo could not be read"
+    assert str(error) == "sinfo does not list node n2: 1 row from sinfo could not be read"
     assert len(sent) == 1
 
 

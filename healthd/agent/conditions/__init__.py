@@ -1,1 +1,1 @@
-"""Conditions: how findings become conditions, how conditions become a verdict, and how both are stored."""
+"""Conditions: how findings become conditions, how conditions lead to a verdict, and how both are stored."""

@@ -36,20 +36,20 @@ from healthd.common.model import (
 )
 from healthd.common.text import printable
 
-# A REBOOT fault that opens again this soon after a boot or `healthd repaired` waits for an operator.
+# If a REBOOT fault opens again this soon after a boot or `healthd repaired`, it waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
 RELAPSE_ENDINGS = frozenset({Ending.REBOOT, Ending.REPAIRED})
 UNREADABLE_LINE_WINDOW_SECONDS = 3600.0  # as in the check "kernel"
 CONFIRMATION_WINDOW_SECONDS = (
-    600.0  # two rounds: how long a kernel line replaces the confirm time of a finding on its part
+    600.0  # two rounds: how long a kernel line replaces the confirm time of a finding about the same part
 )
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
-    """Return the finding at the severity that the settings give it.
+    """Return the finding at the severity that the settings determine.
 
-    Overrides apply first. Then the severity is capped at WARNING if `enforce = false`, or if a profile guessed the
-    value that the finding compares with. The part is made printable, because the kernel may print a name that a user
+    Overrides apply first. Then the severity is capped at WARNING if `enforce = false`, or if the value that the finding
+    compares with comes from a profile. The part is made printable, because the kernel may print a name that a user
     chose.
     """
     if not finding.subject.isprintable():
@@ -73,25 +73,25 @@ def absorb_result(
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after one run of a check. `result.findings` must be configured (`as_configured`).
 
-    A run that did not complete is no evidence about findings that it lacks; its own findings (a hang) count. A run is
-    absorbed at its end; a problem that it found may be over by then.
+    A run that did not complete is not evidence about findings that are missing from it, but its own findings (a hang)
+    count. A run is absorbed when it ends, and a problem that it found may be over by then.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
     reported_keys = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two findings about one part the worse counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # the worse of two counts
         finding, key = _confirm_by_kernel_log(finding, conditions, now), finding.key
         reported_keys.add(key)
         old = new.get(key)
         if old is None or old.observed:
             old = _new_condition(result.check, result.instance, finding, now, boot_id, cleared)
-        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted; now the check reports it itself
+        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # was adopted; now the check reports it
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if key == overflow_key(result.run):
             old = replace(old, clears=later_ending(old.clears, finding.clears))
         if finding.log_sets_severity and old.last_event > old.last_level_seen:
             finding = replace(finding, severity=old.severity, found_severity=FoundSeverity(found_severity(old)))
-        # A milder finding does not undo a fault that the log or an earlier run reported.
+        # A milder finding does not cancel a fault that the log or an earlier run reported.
         new[key] = _after_report(old, _as_latched(finding, old), result.started, now, boot_id)
     if result.outcome is Outcome.COMPLETED:
         for key, old in conditions.items():
@@ -169,7 +169,7 @@ def _after_report(old: Condition, finding: Finding, started: float, now: float, 
     found = _as_found(finding)
     is_acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if is_acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
-        old = replace(old, opened_at=0.0, critical_at=0.0)  # another fault: it hits the jobs that run now
+        old = replace(old, opened_at=0.0, critical_at=0.0)  # this is another fault, which hits the jobs that run now
     if old.ack or (is_acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
@@ -209,12 +209,12 @@ def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float
 
 
 def _is_relapsed(old: Condition, finding: Finding) -> bool:
-    """Return True if the condition waits for an operator because it came back. Clean time does not clear it then."""
+    """Return True if the condition came back and waits for an operator, so that clean time does not clear it."""
     return old.clears is Clears.OPERATOR and finding.relapse_seconds > 0
 
 
 def _after_clean_run(old: Condition, clear_after: int, now: float) -> Condition | None:
-    """Return the condition after a completed run without its finding; None if it was pending, so did not last."""
+    """Return the condition after a completed run without its finding; or None if it was pending, and did not last."""
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
@@ -233,11 +233,11 @@ def absorb_events(
     boot_id: str,
     cleared: Sequence[Condition],
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions after correlate() evaluated a window of events, of which `touched` are new or grew.
+    """Return the conditions after correlate() evaluated a window of events. `touched` events are new or grew.
 
-    A finding that is based on none of the touched events was absorbed before. Lines from before healthd first read the
-    log are history: INFO. A line that reports the end of a fault clears the condition if its last sighting is older. A
-    line that users can forge clears and changes only conditions that are based on such lines.
+    A finding that is not based on a touched event was absorbed before. Lines from before healthd first read the log are
+    history, at severity INFO. A line that reports the end of a fault clears the condition if the condition was last
+    seen before that. A line that users can forge only clears and changes conditions that are based on such lines.
     """
     new = dict(conditions)
     for finding in findings:
@@ -260,7 +260,7 @@ def absorb_events(
             first_time = min(event.time for event in source_events)
             restarted = _new_condition(
                 check, "", finding, first_time, boot_id, cleared if is_live else ()
-            )  # history is no relapse
+            )  # history does not count as a relapse
             restarted = replace(restarted, last_sequence=_last_counted_event(new, restarted))
             old = restarted if old is None or old.observed else replace(old, clears=restarted.clears)
         finding = _as_latched(finding, old)
@@ -293,7 +293,7 @@ def absorb_events(
 
 
 def _last_counted_event(conditions: Conditions, condition: Condition) -> int:
-    """Return the sequence of the newest event in the overflow condition of the run: the part may be counted there."""
+    """Return the sequence of the newest event in the run's overflow condition, where the part may be counted."""
     overflow = conditions.get(overflow_key(condition.run))
     return overflow.last_sequence if overflow else 0
 
@@ -304,7 +304,7 @@ def absorb_unreadable_line(conditions: Conditions, event: KernelEvent, boot_id: 
         Severity.WARNING,
         "kernel/rule_failed",
         "",
-        f"healthd fails to read this line: {event.text[:200]}",
+        f"healthd failed to read this line: {event.text[:200]}",
         Clears.WINDOW,
     )
     old = conditions.get(finding.key) or _new_condition("kernel", "", finding, event.time, boot_id, ())
@@ -324,7 +324,7 @@ def absorb_unreadable_line(conditions: Conditions, event: KernelEvent, boot_id: 
 def with_jobs(
     conditions: Conditions, findings: Sequence[Finding], jobs: Mapping[int, str]
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions with jobs that became known after their events. `jobs`: by sequence of the event."""
+    """Return the conditions with jobs that became known after their events. `jobs`: by the event's sequence."""
     new = dict(conditions)
     for finding in findings:
         key = finding.key
@@ -337,8 +337,8 @@ def with_jobs(
 def _as_latched(finding: Finding, old: Condition) -> Finding:
     """Return the finding with the latched state of its condition, if it has one.
 
-    A latched fault stays as it is until the event that clears it. A harmless line of the same code a day later, or a
-    run that reads a count which no longer grows, changes neither the fault nor its ending.
+    A latched fault stays as it is until the event that clears it. If a harmless line with the same code comes a day
+    later, or a run reads a count that no longer grows, neither the fault nor its ending changes.
     """
     if (
         old.clears not in LATCHED
@@ -358,9 +358,9 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
 
 
 def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig]) -> dict[ConditionKey, Condition]:
-    """Return the conditions at the severities that the present settings give them.
+    """Return the conditions at the severities that the current settings determine.
 
-    `enforce = false` withdraws a false alarm. Without a setting a condition has the severity at which it was found.
+    `enforce = false` withdraws a false alarm. Without a setting, a condition has the severity at which it was found.
     """
 
     def reconfigure(condition: Condition) -> Condition:
@@ -374,9 +374,9 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
 
 
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions with the fault of a drain that has healthd's format but is not in this ledger.
+    """Return the conditions with a fault for a drain that has healthd's format but is not in this ledger.
 
-    This happens on a stateless node or after the loss of a disk. The condition only informs: it never drains, and
+    This happens on a stateless node, or after a disk loss. The condition is only informational: it never drains, and
     healthd never resumes the node.
     """
     if ConditionKey(code, subject) in conditions:

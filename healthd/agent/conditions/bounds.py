@@ -1,16 +1,16 @@
-"""Bound on the number of conditions: the worst keep their names, the rest are counted. Pure.
+"""Bound on the number of conditions. The worst keep their names, and the rest are counted. Pure.
 
 A burst of kernel lines or a broken check can report thousands of parts. Each condition costs time in each turn of the
-daemon's loop, a row of `healthd status` and a series in Prometheus.
+daemon's loop, a row in `healthd status` and a series in Prometheus.
 
 At most MAX_CONDITIONS conditions are open, over all runs. Conditions beyond that, by `Rank`, are counted in the
-overflow condition `CHECK/others others`, one for each run, because only a run's own result can clear its findings. A
-run with a single condition keeps it by name: counting it would save nothing. There can therefore be more than
-MAX_CONDITIONS conditions if more runs have one each.
+overflow condition `CHECK/others others`. Each run has one, because only a run's own result can clear its findings. If a
+run has a single condition, the condition keeps its name, because counting it would save nothing. If many runs have one
+each, there can therefore be more than MAX_CONDITIONS conditions.
 
-The overflow condition is as severe as its worst member and clears as late as its last member, so no drain is lost and
-none ends too early. The reset of one part does not clear it. A reboot clears it if it clears all members; `healthd
-repaired CHECK/others others` always does.
+The overflow condition is as severe as its worst member and clears as late as its last member, so no drain is lost or
+ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd repaired
+CHECK/others others` always clears it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from healthd.common.model import (
     Severity,
 )
 
-MAX_CONDITIONS = 128  # a DGX has up to 144 NVLinks, and more rows are unreadable; the cost of each: docs/bench.md
+MAX_CONDITIONS = 128  # a DGX has up to 144 NVLinks, and nobody can read more rows; docs/bench.md has the cost of each
 OVERFLOW = "others"
 WORST_SEPARATOR = "; the worst: "
 
@@ -43,7 +43,7 @@ _ENDING_ORDER = (Clears.PASS, Clears.WINDOW, Clears.GPU_RESET, Clears.REBOOT, Cl
 
 
 class Rank(NamedTuple):
-    """Sort key: the lowest rank keeps its name first. Order: drains, proven evidence, severity, age."""
+    """Sort key. The lowest rank is the first to keep its name. Order: drains, proven evidence, severity, age."""
 
     harmless: bool
     observed: bool
@@ -54,19 +54,19 @@ class Rank(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """A condition or finding, and the run that reports it."""
+    """The rank of a condition or finding, and the run that reports it."""
 
     run: RunName
     rank: Rank
 
 
 def overflow_key(run: RunName) -> ConditionKey:
-    """Return the key of the overflow condition of a run."""
+    """Return the key of a run's overflow condition."""
     return ConditionKey(f"{run.check}/{OVERFLOW}", f"{OVERFLOW} of {run.instance}" if run.instance else OVERFLOW)
 
 
 def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
-    """Return the conditions with those beyond the bound counted. `limit_findings` limits pending conditions."""
+    """Return the conditions, with those beyond the bound merged. `limit_findings` limits pending conditions."""
     new = dict(conditions)
     active = {key: condition for key, condition in conditions.items() if condition.state in ACTIVE_STATES}
     assigned = _assign_overflow({key: Ranked(condition.run, _rank(condition)) for key, condition in active.items()})
@@ -79,7 +79,7 @@ def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
 def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
     """Return the result with the findings beyond the bound merged into one finding.
 
-    Their shared condition is open while the check reports at least one finding beyond the bound.
+    The condition that they share is open while the check reports at least one finding beyond the bound.
     """
     if len(conditions) + len(result.findings) <= MAX_CONDITIONS:
         return result
@@ -101,9 +101,9 @@ def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
 
 
 def _assign_overflow(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey, ConditionKey]:
-    """Return the keys that lose their names, each with the key of its overflow condition.
+    """Return a dict that maps each key that loses its name to the key of its overflow condition.
 
-    Runs take turns among equally bad conditions: a storm in one check takes no name from a check that has fewer.
+    Among equally bad conditions, runs take turns, so that a storm in one check takes no name from a smaller check.
     """
     excess = len(ranked) - MAX_CONDITIONS
     if excess <= 0:
@@ -122,7 +122,7 @@ def _assign_overflow(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey
             break
         overflow = overflow_key(ranked[key].run)
         if key != overflow:
-            excess -= overflow in members  # the first member of a run only gets another name
+            excess -= overflow in members  # a run's first member only gets another name
             members.setdefault(overflow, []).append(key)
     return {key: overflow for overflow, keys in members.items() if len(keys) > 1 for key in keys}
 
@@ -135,7 +135,7 @@ def _rank(c: Condition) -> Rank:
 def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condition | None) -> Rank:
     """Return the rank of a finding.
 
-    A finding without a condition of its own may be counted in `overflow`, and is acknowledged with it.
+    A finding without a condition of its own may be counted in `overflow`, and is then acknowledged with it.
     """
     if condition is not None and condition.state in ACTIVE_STATES:
         return _rank(replace(condition, severity=max(finding.severity, condition.severity), observed=False))
@@ -148,9 +148,9 @@ def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condi
 
 
 def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condition:
-    """Return one condition for all members, with the times that keep it open longest and make it act soonest.
+    """Return one condition for all members, with the times that keep it open longest and let it take effect soonest.
 
-    If there are proven members, observed members and history are only counted.
+    If there are proven members, the observed ones and history are only counted.
     """
     ranked = sorted(members, key=_rank)
     worst = ranked[0]
@@ -169,7 +169,7 @@ def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condit
         # A severity that a profile lowered stays lowered after a reload, until the next run reports again.
         found_severity=worst.severity,
         expects="",
-        # Only of members that act like the worst: acknowledged members and warnings do not drain.
+        # Only from members that have the same effect as the worst: acknowledged members and warnings do not drain.
         shared_cause=all(
             c.shared_cause for c in in_worst_state if c.severity >= min(worst.severity, Severity.DEGRADED)
         ),
@@ -216,7 +216,7 @@ def later_ending(first: Clears, second: Clears) -> Clears:
 
 
 def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, float]:
-    """Return the latest ending and its window; the window is 0 if a member does not clear by time alone."""
+    """Return the latest ending and its window; the window is 0 if any member does not clear by time alone."""
     pairs = list(endings)
     last = max((clears for clears, _ in pairs), key=_ENDING_ORDER.index)
     windows = [seconds for clears, seconds in pairs if clears in LATCHED or last not in LATCHED]
@@ -224,11 +224,11 @@ def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, flo
 
 
 def _message(count_text: str, subject: str, message: str) -> str:
-    """Return "seen 901 times, on parts that are not named; the worst: 0000:1b:00.0: Xid 31: ...".
+    """Return "seen 901 times, on unlisted parts; the worst: 0000:1b:00.0: Xid 31: ...".
 
-    `message` may already be such a text. It counts kernel lines, not parts: one part may repeat.
+    `message` may already be such a text. It counts kernel lines, not parts, because one part may repeat.
     """
     _, separator, worst = message.partition(WORST_SEPARATOR)
     if not separator:
         worst = f"{subject}: {message}" if subject else message
-    return f"{count_text}, on parts that are not named{WORST_SEPARATOR}{worst}"
+    return f"{count_text}, on unlisted parts{WORST_SEPARATOR}{worst}"

@@ -1,10 +1,10 @@
-"""One condition and the steps of its life. Pure; `now` is an argument.
+"""A condition and its life cycle. Pure; `now` is an argument.
 
 States:
 
     finding -> PENDING (for its confirm time) -> OPEN -> CLEARED, by the event that `clears` names
                                                   |  ^
-                    an operator resumes the node  v  |  reported again, with other evidence
+                    an operator resumes the node  v  |  reported again, with different evidence
                                   `healthd ack`   |  |  the ack has expired, or the severity has risen
                                              ACKNOWLEDGED
 """
@@ -42,7 +42,7 @@ def evidence_level(source: Condition | KernelEvent) -> EvidenceLevel:
 
 
 def with_open_times(condition: Condition, now: float) -> Condition:
-    """Record when a condition first was open, and when it first was open and CRITICAL."""
+    """Record when a condition was first open, and when it was first open and CRITICAL."""
     if condition.state is not ConditionState.OPEN:
         return condition
     return replace(
@@ -53,7 +53,7 @@ def with_open_times(condition: Condition, now: float) -> Condition:
 
 
 def ended(condition: Condition, ending: Ending, now: float, text: str | None = None) -> Condition:
-    """Return the condition as cleared. `text` is for people and decides nothing; by default the ending's value."""
+    """Return the condition as cleared. `text` is only displayed. It defaults to the ending's value."""
     by = ending.value if text is None else text
     return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by, ending=ending)
 
@@ -79,7 +79,7 @@ def acknowledged(condition: Condition, now: float) -> Condition:
 
 
 def may_drain(condition: Condition, trusted_since: float) -> bool:
-    """Return True if a condition may drain: open, severe enough, proven, and reported since healthd is trusted."""
+    """Return True if a condition may drain: open, severe enough, proven, and reported after `trusted_since`."""
     since = max(trusted_since, condition.acknowledged_at)
     is_serious = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
     return is_serious and not condition.observed and last_evidence_time(condition) > since

@@ -1,7 +1,7 @@
-"""A file that is rewritten often, whole or not at all, also on a file system that has become full.
+"""A file that is rewritten often, and always completely or not at all, even on a full file system.
 
 PATH and PATH.spare alternate. The new text is written to the spare file, whose space is already allocated, and then the
-two files swap names atomically. Blanks fill the rest of the allocated space.
+two files swap names atomically. Blanks fill the unused part of the allocated space.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ RENAME_EXCHANGE = 2
 
 
 def rewrite_file(path: str, text: bytes) -> None:
-    """Write `text` to `path`. A kill leaves the old text or the new text.
+    """Write `text` to `path`. If the process is killed, the file has either the old text or the new text.
 
-    Raises ownership.Untrusted, and OSError, also if the text needs more space than the file ever had and there is none.
+    Raises ownership.Untrusted, or OSError, for example if the text needs more space than the file ever had and there is
+    none.
     """
     with ownership.open_parent(path) as (folder, name):
         spare = f"{name}.spare"
@@ -42,14 +43,14 @@ def rewrite_file(path: str, text: bytes) -> None:
                 raise
             # the first write, or a system that cannot exchange two names
             os.replace(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
-        with suppress(OSError):  # the text is written; only the space for the next one is missing
+        with suppress(OSError):  # the text is written; only the space for the next text is missing
             _reserve(folder, spare, file_size)
 
 
 def read_whole(path: str) -> str:
-    """Return the text of such a file without its trailing blanks: one whole text, however often it is rewritten.
+    """Return such a file's text without trailing blanks. It is one complete text, however often it is rewritten.
 
-    Raises ownership.Untrusted, OSError.
+    Raises ownership.Untrusted or OSError.
     """
     with ownership.open_file(path) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -57,7 +58,7 @@ def read_whole(path: str) -> str:
 
 
 def _open_spare(folder: int, spare: str) -> BinaryIO:
-    """Open the spare file for writing. A process may still read it under its other name; then it keeps that file."""
+    """Open the spare file for writing. A process that still reads it under its other name keeps the file it opened."""
     file = _open(folder, spare)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,9 +84,9 @@ def _reserve(folder: int, name: str, size: int) -> None:
 
 
 def _exchange(folder: int, first: str, second: str) -> None:
-    """Swap two names (renameat2(2), Linux 3.15, glibc 2.28).
+    """Swap two file names (renameat2(2), Linux 3.15, glibc 2.28).
 
-    Raises OSError: ENOSYS or EINVAL where names cannot be exchanged.
+    Raises OSError: ENOSYS or EINVAL if the system cannot exchange names.
     """
     try:
         rename = _libc().renameat2
@@ -97,5 +98,5 @@ def _exchange(folder: int, first: str, second: str) -> None:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return libc. Cached: each lookup costs as much as a save."""
+    """Return libc. Cached, because each lookup takes as long as a save."""
     return ctypes.CDLL(None, use_errno=True)

@@ -19,10 +19,10 @@ from healthd.common.model import Ack, Clears, Condition, ConditionKey, Condition
 
 
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions after a boot: conditions that wait for a reboot or reset are cleared, and windows run.
+    """Return the conditions after a boot. Conditions that wait for a reboot or reset are cleared, and windows restart.
 
-    Level checks run again. A pending condition is dropped, and one that worsens with time starts over: the time in
-    which the machine was down confirms nothing.
+    Level checks run again. A pending condition is dropped, and one that worsens with time starts over, because the time
+    in which the machine was down confirms nothing.
     """
 
     def after_reboot(condition: Condition) -> Condition:
@@ -39,9 +39,9 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
 
 
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions after evidence of resets.
+    """Return the conditions after evidence of a reset.
 
-    A reset clears the conditions of its part that wait for it, unless they were reported after the earlier reading.
+    A reset clears its part's conditions that wait for it, unless they were reported after the earlier reading.
     """
     new = dict(conditions)
     for repair in repairs:
@@ -58,12 +58,12 @@ def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float)
 def after_quiet_time(
     conditions: Conditions, seconds: float, under_load: bool, now: float
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions after `seconds` of time.
+    """Return the conditions after `seconds` have passed.
 
-    A window counts only time in which the fault could have appeared: under load, or after a repair. The window of a
-    shared cause counts all time, because an operator cannot run "healthd repaired" on a thousand nodes. If the fault
-    returns with the load, agent/slurm/flapping.py limits how often. The window of a check's finding starts when the
-    check completes without it, not between two runs.
+    Only time in which the fault could have appeared counts for a window: time under load, or after a repair. For a
+    shared cause all time counts, because an operator cannot run "healthd repaired" on a thousand nodes. If such a fault
+    returns with the load, agent/slurm/flapping.py limits how often. The window for a check's finding starts when the
+    check completes without the finding, not between two runs.
     """
 
     def add_quiet_time(condition: Condition) -> Condition:
@@ -87,10 +87,10 @@ def after_quiet_time(
 def repaired(
     conditions: Conditions, code: str, subject: str | None, by: str, now: float
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions after `healthd repaired`: the condition is cleared, whatever it waits for.
+    """Return the conditions after `healthd repaired`: the condition is cleared, regardless of what it waits for.
 
-    `subject` None means every part with that code. A sticky flag that a check still reads (it has evidence) is
-    acknowledged instead, until it changes.
+    If `subject` is None, every part with that code is included. If a check still reads a sticky flag (the condition has
+    evidence), the condition is acknowledged instead, until the flag changes.
     """
 
     def settle(condition: Condition) -> Condition:
@@ -106,7 +106,7 @@ def repaired(
 
 
 def acknowledge(conditions: Conditions, code: str, subject: str | None, ack: Ack) -> dict[ConditionKey, Condition]:
-    """Return the conditions after `healthd ack`: no drain until `ack.until`. `subject` None: every part."""
+    """Return the conditions after `healthd ack`, without a drain until `ack.until`. `subject`: None for every part."""
     return update_matching(
         conditions,
         lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
@@ -124,7 +124,7 @@ def end_expired_acks(conditions: Conditions, now: float) -> dict[ConditionKey, C
 
 
 def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions without the acks of a code (`healthd unack`). `subject` None: every part."""
+    """Return the conditions without a code's acks (`healthd unack`). `subject`: None for every part."""
     return update_matching(
         conditions,
         lambda c: c.ack is not None and c.code == code and subject in (None, c.subject),
@@ -133,15 +133,15 @@ def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: f
 
 
 def next_ack_expiry(conditions: Iterable[Condition]) -> float:
-    """Return when an ack ends next, epoch seconds: 0 = now, infinity = never."""
+    """Return when the next ack ends, in epoch seconds, with 0 for now and infinity for never."""
     ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)
     return min(ends, default=float("inf"))
 
 
 def _state_without_ack(c: Condition) -> ConditionState:
-    """Return the state as if there had been no ack.
+    """Return the state that the condition would have without the ack.
 
-    A condition that a resume by an operator acknowledged stays acknowledged until it is reported again.
+    If an operator's resume acknowledged the condition, it remains acknowledged until it is reported again.
     """
     if not c.opened_at and max(0.0, c.last_level_seen - c.persists_since) < c.confirm_seconds:
         return ConditionState.PENDING
@@ -151,10 +151,10 @@ def _state_without_ack(c: Condition) -> ConditionState:
 
 
 def acknowledge_resumed(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions after an operator resumed the node: conditions that were open at `before` are acknowledged.
+    """Return the conditions after an operator resumed the node. Those that were open at `before` are acknowledged.
 
-    `before` is the last reading with the drain. Conditions that opened later, or that are reported after `now`, act
-    again.
+    `before` is when the drain was last read. Conditions that opened later, or that are reported after `now`, take
+    effect again.
     """
     return update_matching(
         conditions,

@@ -1,4 +1,4 @@
-"""The event stream: events become lines in the ledger's outbox, and are saved with the ledger that they describe."""
+"""The event stream: events become lines in the ledger's outbox, and are saved together with the ledger."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LedgerStore(Protocol):
 class EventStream:
     """Appends events of this node to the outbox.
 
-    cluster   from healthd's settings, else from Slurm's settings once they have been read
-    dropped   lines that did not fit into the outbox, since the start
+    cluster   from healthd's settings, otherwise from Slurm's once they have been read
+    dropped   number of lines since the start that did not fit into the outbox
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class EventStream:
         return self._cluster or self._store.ledger.emitted.cluster
 
     def observe(self, before: Ledger, after: Ledger) -> None:
-        """Emit the events of a change of the ledger."""
-        with guard.dropping_errors(STREAM):  # a mistake in an event must not prevent the change
+        """Emit the events for a change to the ledger."""
+        with guard.dropping_errors(STREAM):  # an error in an event must not prevent the change
             self.emit(*events.change_events(before, after, self._now()))
 
     def emit(self, new: Iterable[Event], emitted: Emitted | None = None) -> None:
         """Append events to the outbox. `emitted`: the new state of the stream, if it changed."""
         ledger = self._store.ledger
         appended = self._append(ledger.outbox, list(new))
-        # Dropped events have a number too.
+        # Dropped events get a number too.
         self.dropped += appended.next_seq - ledger.outbox.next_seq - (len(appended.lines) - len(ledger.outbox.lines))
         self._store.set(replace(ledger, outbox=appended, emitted=emitted or ledger.emitted))
 
@@ -88,13 +88,13 @@ class EventStream:
         self.emit(*events.stopped(self._store.ledger.emitted, why))
 
     def emit_checks(self, configured: Mapping[RunName, tuple[str, str]]) -> None:
-        """Emit the changes of the configured checks."""
+        """Emit changes to the configured checks."""
         self.emit(*events.checks(self._store.ledger.emitted, configured, self._now()))
 
     def mark_written(self, lines: Collection[str]) -> None:
         """Remove lines that are on disk.
 
-        The ledger is not saved for this. A daemon that starts from an older ledger writes the same lines again, and the
+        The ledger is not saved for this. A daemon that starts from an older ledger writes the same lines again, but the
         writer finds them in the file.
         """
         remaining = outbox.acknowledge(self._store.ledger.outbox, lines)

@@ -1,8 +1,8 @@
-"""Events of the stream, from the ledger before and after a change. Pure.
+"""Stream events, computed from the ledger before and after a change. Pure.
 
-Changes of the ledger become events here: conditions, healthd's drain as Slurm shows it, a pause. store.py calls
-`change_events` at the one place where a ledger is replaced. Events that are not in the ledger (a decision, a command,
-start and stop of the daemon) are emitted where they happen, with the fields of events/schema.py.
+Changes to the ledger become events here: conditions, healthd's drain as Slurm shows it, a pause. store.py calls
+`change_events` at the only place where a ledger is replaced. Events that are not in the ledger (a decision, a command,
+the daemon's start and stop) are emitted where they happen, with the fields of events/schema.py.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from healthd.common.model import Condition, ConditionState, Decision, DrainRecor
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 
-REPEAT_SECONDS = 3600.0  # how long after its last line a sighting has a line again
+REPEAT_SECONDS = 3600.0  # how long after its last line a sighting gets another line
 ALIVE_SECONDS = 24 * 3600.0
 FLUSH_SECONDS = 300.0  # after a job's end
-BEFORE_JOB_END_SECONDS = 600.0  # sightings this long before a job's end may explain it
-OPERATOR = "an operator"  # in Slurm, or by `healthd repaired` of a flag that is still set
+BEFORE_JOB_END_SECONDS = 600.0  # sightings within this time before a job's end may explain it
+OPERATOR = "an operator"  # in Slurm, or with `healthd repaired` for a flag that is still set
 OVERFLOW = "others"  # the condition is counted in the overflow condition from now on (bounds.py)
-UNCONFIRMED = "unconfirmed"  # the ack of a condition that had not lasted for its confirm time has ended
+UNCONFIRMED = "unconfirmed"  # the ack has ended for a condition that had not lasted for its confirm time
 
 
 def change_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return the events of a change of the ledger, and the new state of the stream."""
+    """Return the events for a change to the ledger, and the new state of the stream."""
     events: list[Event] = []
     emitted = after.emitted
     if after.conditions is not before.conditions or after.cleared is not before.cleared:
@@ -58,7 +58,7 @@ def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:
 
 
 def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedCondition], now: float) -> list[Event]:
-    """Return the events of changed conditions. `entries`: the last emitted state of each condition, updated in
+    """Return the events for changed conditions. `entries`: the last emitted state of each condition, updated in
     place."""
     events: list[Event] = []
     previous = {c.key: c for c in before.conditions}
@@ -90,10 +90,10 @@ def _cleared_events(c: Condition, by: str, entries: dict[str, EmittedCondition])
 def _active_events(
     was: Condition | None, c: Condition, entries: dict[str, EmittedCondition], now: float
 ) -> list[Event]:
-    """Return the events of an active condition that may have changed."""
+    """Return the events for an active condition that may have changed."""
     key, is_acknowledged = str(c.key), c.state is ConditionState.ACKNOWLEDGED
     entry = entries.get(key)
-    new_events: list[tuple[str, dict[str, object]]] = []  # (name, fields in addition to those of the condition)
+    new_events: list[tuple[str, dict[str, object]]] = []  # (name, fields in addition to the condition's own)
     if entry is None:
         new_events.append(("opened", {}))
     elif entry.acknowledged and not is_acknowledged:
@@ -116,7 +116,7 @@ def _active_events(
 
 
 def _is_repeat_due(entry: EmittedCondition, c: Condition, now: float) -> bool:
-    """Return True if a repeat needs a line: the 10th, 100th, ... sighting, and one an hour after the last line."""
+    """Return True if a repeat needs a line: the 10th, 100th, ... sighting, or one an hour after the last line."""
     return len(str(c.count)) > len(str(entry.count)) or (
         _is_unwritten(entry, c) and not 0.0 <= now - entry.at < REPEAT_SECONDS
     )
@@ -127,7 +127,7 @@ def _is_unwritten(entry: EmittedCondition, c: Condition) -> bool:
 
 
 def _condition_name(c: Condition) -> str:
-    """Return the condition's name in the stream, from its part and first sighting: it survives a lost ledger."""
+    """Return the condition's name in the stream, made from its key and first sighting. It survives a lost ledger."""
     return f"{zlib.crc32(str(c.key).encode('utf-8', 'replace')):08x}-{int(c.first_seen * 1000)}"
 
 
@@ -152,7 +152,7 @@ def _fields(c: Condition, name: str) -> dict[str, object]:
 
 
 def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return the events of active conditions whose message changed with the first inventory (intake.take_inventory)."""
+    """Return events for active conditions whose message changed with the first inventory (intake.take_inventory)."""
     messages = {c.key: c.message for c in before.conditions}
     entries, events = dict(after.emitted.conditions), []
     for c in after.conditions:
@@ -167,23 +167,23 @@ def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list
 
 
 def after_job_end(emitted: Emitted, now: float) -> Emitted:
-    """Return the state of the stream after the end of a job.
+    """Return the state of the stream after a job ended.
 
-    Sightings within five minutes after the end may explain it. A job that ends before the flush of another one gets a
-    flush after that; one flush serves all such jobs.
+    Sightings within five minutes after the end may explain it. If a job ends before another one's flush, a further
+    flush follows. That one flush covers all such jobs.
     """
     return replace(emitted, ended_again=now) if emitted.job_ended else replace(emitted, job_ended=now)
 
 
 def flush_time(emitted: Emitted) -> float:
-    """Return when the sightings around a job's end are written (epoch); infinity if no job has ended."""
+    """Return when the sightings around a job's end are written (epoch seconds), or infinity if no job has ended."""
     return emitted.job_ended + FLUSH_SECONDS if emitted.job_ended else float("inf")
 
 
 def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return the sightings without a line since ten minutes before a job's end.
+    """Return the sightings since ten minutes before a job's end that have no line yet.
 
-    They are written five minutes after the end.
+    The sightings are written five minutes after the job's end.
     """
     emitted = ledger.emitted
     if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:
@@ -197,11 +197,11 @@ def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
     return events, replace(emitted, conditions=entries, job_ended=emitted.ended_again, ended_again=0.0)
 
 
-# --- the daemon's own life
+# --- the daemon's own life cycle
 
 
 def started(emitted: Emitted, version: str, mode: str, last_alive: float) -> tuple[list[Event], Emitted]:
-    """Return the event of a start. `last_alive`: 0 = unknown."""
+    """Return the event for a start. `last_alive`: 0 if unknown."""
     fields = {"version": version, "mode": mode, "last_alive": last_alive or None, "clean": emitted.stopped}
     return [Event("started", fields)], replace(emitted, stopped=False)
 
@@ -211,7 +211,7 @@ def stopped(emitted: Emitted, why: str) -> tuple[list[Event], Emitted]:
 
 
 def alive(ledger: Ledger, checks: Iterable[str], now: float) -> tuple[list[Event], Emitted]:
-    """Return the daily event. `checks`: the checks whose runs completed."""
+    """Return the daily "alive" event. `checks`: the checks whose runs completed."""
     conditions = tuple(
         {
             "condition": entry.condition,
@@ -238,8 +238,8 @@ def is_alive_due(emitted: Emitted, now: float) -> bool:
 
 
 def checks(emitted: Emitted, configured: Mapping[RunName, tuple[str, str]], now: float) -> tuple[list[Event], Emitted]:
-    """Return the checks that a start or a reload changed. `configured`: (version, checksum of the settings) of each
-    run."""
+    """Return the checks that a start or a reload changed. `configured`: each run's (version, checksum of the
+    settings)."""
     before = {RunName(previous.check, previous.instance): previous for previous in emitted.checks}
     after = []
     events = [_check_event("check_disabled", previous) for name, previous in before.items() if name not in configured]

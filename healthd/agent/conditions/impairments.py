@@ -1,7 +1,7 @@
-"""Requirements of healthd on a node. A node on which one is missing is not reported as healthy. Pure.
+"""Requirements that a node must meet. If one is not met, healthd does not report the node as healthy. Pure.
 
-Used by status, check and doctor. The verdict that the prolog and Slurm use does not change: a problem of healthd itself
-never drains a node.
+status, check and doctor use this. The verdict that the prolog and Slurm use is not affected, because a problem with
+healthd itself never drains a node.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ def needs_slurm(mode: Mode) -> bool:
 
 
 def needs_kernel_log(source: str) -> bool:
-    """Return True unless the site switched the kernel log off."""
+    """Return True unless the site has turned the kernel log off."""
     return source != "off"
 
 
 def missing_programs(find_program: Callable[[str], str | None]) -> list[str]:
-    """Return Slurm's commands that are not on PATH. `find_program`: shutil.which."""
+    """Return the Slurm commands that are not on PATH. `find_program`: shutil.which."""
     return [name for name in PROGRAMS if find_program(name) is None]
 
 
 def limits(mode: Mode, log_source: str, log_alive: bool, log_problem: str, slurm_problem: str) -> tuple[str, ...]:
-    """Return sentences about what healthd requires on this node and does not have."""
+    """Return a sentence for each of healthd's requirements that this node does not meet."""
     sentences = []
     if needs_kernel_log(log_source) and not log_alive:
         sentences.append(f"the kernel log is not read: {log_problem or log_source}")
@@ -39,5 +39,5 @@ def limits(mode: Mode, log_source: str, log_alive: bool, log_problem: str, slurm
 
 
 def reported_health(health: Health, limits: tuple[str, ...]) -> Health:
-    """Return the health that users see: at best a warning while healthd is limited."""
+    """Return the health that users see: at best a warning while there are `limits`."""
     return Health.WARNING if limits and health is Health.HEALTHY else health

@@ -1,7 +1,7 @@
-"""Incidents: kernel events that name the same part, or one above it, within a minute. Pure.
+"""Incidents: kernel events that name the same part, or a part above it, within a minute. Pure.
 
-A GPU that falls off the bus causes a PCIe error of the port above it, an Xid 79, "fallen off the bus" and a slot
-without a link. A failing NVMe disk causes a controller failure, I/O errors, and a read-only file system.
+If a GPU falls off the bus, the log shows a PCIe error at the port above it, an Xid 79, "fallen off the bus" and a slot
+without a link. If an NVMe disk fails, it shows a controller failure, I/O errors, and a read-only file system.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from healthd.common.model import Condition, ConditionKey, Inventory, KernelEvent
 from healthd.common.text import is_decimal, regex
 
 GAP_SECONDS = 60.0  # an incident ends after this time without a line about its parts
-INDEX_SECONDS = 5.0  # a line with only a GPU's index belongs to the one GPU that had a fault in this time before it
+INDEX_SECONDS = 5.0  # a line with only a GPU's index belongs to the only GPU that had a fault this shortly before
 
-# Fields that name a part or the port above it, in addition to the address of the event.
+# Fields that name a part or the port above it, in addition to the event's address.
 _NAMES = ("device", "disk", "controller", "netdev", "ibdev", "interface", "server", "link_partner")
 _ADDRESSES = ("reporter", "port", "upstream", "parent", "source", "bridge")
 _NUMBERED = {"slot": "slot", "cpu": "CPU", "gpu": "GPU", "gpu_index": "GPU"}
@@ -25,14 +25,14 @@ _GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink", "rc_watchdog")
 
 
 class Span(NamedTuple):
-    """Parts of an incident and time of its last line, in seconds of any one clock."""
+    """An incident's parts, and the time of its last line in seconds on any clock."""
 
     parts: frozenset[str]
     last: float
 
 
 def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
-    """Return the parts of an event: devices without function, disks without partition, the port above. Never empty."""
+    """Return an event's parts: devices without function, disks without partition, the port above. Never empty."""
     fields = dict(event.fields)
     found = {_device(event.pci)} if event.pci else set()
     found |= {_device(fields[name]) for name in _ADDRESSES if ":" in fields.get(name, "")}
@@ -47,12 +47,12 @@ def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
 
 
 def _device(address: str) -> str:
-    """Return the address without its function: "0000:1b:00.0" -> "0000:1b:00". A device is lost with all functions."""
+    """Return the address without its function: "0000:1b:00.0" -> "0000:1b:00". All functions are lost together."""
     return address.partition(".")[0]
 
 
 def disk(name: str) -> str:
-    """Return the disk of a partition: "nvme0n1p2" -> "nvme0", "sda3" -> "sda"; other names unchanged."""
+    """Return the disk that a partition is on: "nvme0n1p2" -> "nvme0", "sda3" -> "sda"; other names unchanged."""
     match = _DISK.fullmatch(name)
     return next((word for word in match.groups() if word), name) if match else name
 
@@ -64,7 +64,7 @@ def matching_spans(spans: Sequence[Span], event: KernelEvent, event_parts: froze
     ]
     if found or not may_join_by_index(event):
         return found
-    # The driver's index of a GPU does not give its address: assume the GPU that has a fault at that time.
+    # The driver's GPU index does not reveal the address, so assume the GPU that has a fault at that time.
     nearby = [
         index
         for index, span in enumerate(spans)
@@ -84,7 +84,7 @@ def _is_index(part: str) -> bool:
 
 
 def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[list[KernelEvent]]:
-    """Return the incidents of one machine, each with its events in order of time, so the first cause comes first."""
+    """Return one machine's incidents, each with its events in chronological order, so the first cause comes first."""
     finished: list[list[KernelEvent]] = []
     spans: list[Span] = []
     groups: list[list[KernelEvent]] = []
@@ -107,9 +107,9 @@ def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[
 def causes(
     conditions: Iterable[Condition], events: Sequence[KernelEvent], node: Inventory | None = None
 ) -> dict[ConditionKey, ConditionKey]:
-    """Return condition -> first condition of the same incident, for all conditions but the first.
+    """Return a dict that maps each condition, except the first ones, to the first condition in the same incident.
 
-    Only conditions whose newest event is among `events` count.
+    Only conditions whose newest event is in `events` are considered.
     """
     by_sequence: dict[int, list[Condition]] = {}
     for condition in conditions:

@@ -1,11 +1,11 @@
-"""Intake: kernel events and results of checks become conditions. Pure: from the old ledger to the new one.
+"""Intake: turn kernel events and check results into conditions. Pure: returns a new ledger.
 
     kernel events -> coalesced -> evaluated by each event check -> configured -> absorbed -> repairs
     the result of a check's run                                 -> configured -> absorbed -> repairs
 
-After coalescing, the daemon adds the jobs at the source of the events (agent/scheduler/kernel_events.py).
+After coalescing, the daemon adds the jobs that caused the events (agent/scheduler/kernel_events.py).
 
-The daemon, `healthd check` and the story tests all use this module. The log of another machine (scan/) passes through
+The daemon, `healthd check` and the story tests all use this module. Another machine's log (scan/) passes through
 the same functions for coalescing and evaluation.
 """
 
@@ -50,7 +50,7 @@ class EventCheck(Protocol):
     def correlate(
         self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig
     ) -> tuple[list[Finding], Failures]:
-        """Return the findings in these events, and the events on which the check fails."""
+        """Return the findings for these events, and the events on which the check fails."""
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]: ...
 
@@ -61,7 +61,7 @@ EventChecks = Sequence[tuple[EventCheck, CheckConfig]]
 class Coalesced(NamedTuple):
     """Result of coalescing.
 
-    events         kept events and all new events
+    events         the kept events and all new events
     touched        sequences of events that are new or grew
     next_sequence  sequence of the next event
     """
@@ -72,12 +72,12 @@ class Coalesced(NamedTuple):
 
 
 class EventIntake(NamedTuple):
-    """Result of the intake of kernel events.
+    """Result of taking in kernel events.
 
     ledger      the new ledger
     events      all evaluated events, old and new; the ledger keeps fewer
     new_events  events that are new or grew, without history
-    findings    findings of each check in all events, at the configured severity
+    findings    each check's findings for all events, at the configured severity
     failures    events on which a check failed, with the errors; they count as unreadable lines from now on
     """
 
@@ -100,12 +100,12 @@ def coalesce(ledger: Ledger, incoming: Sequence[KernelEvent]) -> Coalesced:
 def take_kernel_events(
     ledger: Ledger, incoming: Sequence[KernelEvent], event_checks: EventChecks, now: float
 ) -> EventIntake:
-    """Take kernel events without adding their jobs."""
+    """Take in kernel events without adding their jobs."""
     return take_coalesced_events(ledger, coalesce(ledger, incoming), event_checks, now)
 
 
 def take_coalesced_events(ledger: Ledger, coalesced: Coalesced, event_checks: EventChecks, now: float) -> EventIntake:
-    """Take coalesced events. All new events are evaluated before any is dropped."""
+    """Take in coalesced events. All new events are evaluated before any is dropped."""
     recorded = (*ledger.conditions, *ledger.cleared)
     events, findings, failures = _evaluate(coalesced.events, event_checks, ledger.inventory, recorded)
     by_sequence = {event.sequence: event for event in events}
@@ -128,7 +128,7 @@ def take_coalesced_events(ledger: Ledger, coalesced: Coalesced, event_checks: Ev
 def _apply_repairs(
     conditions: Mapping[ConditionKey, Condition], new_events: Events, event_checks: EventChecks, now: float
 ) -> dict[ConditionKey, Condition]:
-    """Apply the repairs in new events.
+    """Apply the repairs that new events prove.
 
     A repair from a source that users can forge clears only conditions from such sources.
     """
@@ -144,7 +144,7 @@ def _apply_repairs(
 def _evaluate(
     events: Events, event_checks: EventChecks, node: Inventory, recorded: Sequence[Condition]
 ) -> tuple[Events, dict[str, list[Finding]], Failures]:
-    """Return the events, the findings of each check, and the events on which a check failed."""
+    """Return the events, each check's findings, and the events on which a check failed."""
     found, failures = _evaluate_events(events, event_checks, node, recorded)
     failed = {event.sequence: (event, error) for event, error in reversed(failures) if event is not None}
     if not failed:
@@ -159,10 +159,10 @@ def _evaluate(
 def evaluate_events(
     events: Sequence[KernelEvent], event_checks: EventChecks, node: Inventory, recorded: Sequence[Condition] = ()
 ) -> dict[str, list[Finding]]:
-    """Return the findings of each event check in the events that still count, at the configured severity.
+    """Return each event check's findings for the events that still count, at the configured severity.
 
-    `recorded`: active and cleared conditions. A fault that was repaired, reset or acknowledged does not make later
-    events worse: a harmless line is harmless even an hour after a fatal one of the same code was repaired.
+    `recorded`: active and cleared conditions. If a fault was repaired, reset or acknowledged, it does not make later
+    events worse: a harmless line is harmless even an hour after a fatal one with the same code was repaired.
     """
     return _evaluate_events(events, event_checks, node, recorded)[0]
 
@@ -177,7 +177,7 @@ def _evaluate_events(
             settled.setdefault(condition.key, []).append(condition)
 
     def settling_conditions(key: ConditionKey) -> Sequence[Condition]:
-        """Return the conditions that settle a part; for a part without a name also its overflow conditions."""
+        """Return the conditions that settle a part. For a part without a name, include its overflow conditions."""
         if key in uncleared_keys:
             return settled.get(key, ())
         overflow = bounds.overflow_key(RunName(key.code.partition("/")[0]))
@@ -198,7 +198,7 @@ def _evaluate_events(
 def evaluate_check(
     check: EventCheck, config: CheckConfig, events: Sequence[KernelEvent], node: Inventory
 ) -> tuple[list[Finding], Failures]:
-    """Return the findings of one check in these events at the configured severity, and the events on which it fails."""
+    """Return a check's findings for these events at the configured severity, and the events on which it fails."""
     found, failed = check.correlate(events, node, config) if events else ([], ())
     return [absorb.as_configured(finding, config) for finding in found], failed
 
@@ -210,9 +210,9 @@ Settled = Callable[[ConditionKey], Sequence[Condition]]
 def _evaluate_by_level(
     events: Sequence[KernelEvent], evaluate: Evaluate, settled: Settled
 ) -> tuple[list[Finding], Failures]:
-    """Evaluate events of each evidence level separately, so that weak evidence does not change strong evidence.
+    """Evaluate each evidence level separately, so that weak evidence does not change the result of strong evidence.
 
-    If two findings have one key, the finding with stronger evidence counts.
+    If two findings have the same key, the one with stronger evidence counts.
     """
     by_level: dict[EvidenceLevel, list[KernelEvent]] = {level: [] for level in reversed(EvidenceLevel)}
     for event in events:
@@ -230,7 +230,7 @@ def _evaluate_by_level(
 def _evaluate_unsettled(
     events: Sequence[KernelEvent], evaluate: Evaluate, settled: Settled
 ) -> tuple[list[Finding], Failures]:
-    """Evaluate a second time if a condition is settled: only findings show which events a condition is based on."""
+    """If a condition is settled, evaluate again, because only findings show which events a condition is based on."""
     found, failures = evaluate(events)
     settled_sequences = {
         event.sequence
@@ -238,7 +238,7 @@ def _evaluate_unsettled(
         for condition in settled(finding.key)
         for event in events
         if event.sequence in finding.events
-        # Both conditions are necessary: a storm can continue after it was cleared, and an older line can be read later.
+        # Both tests are necessary: a storm can continue after it was cleared, and an older line can be read later.
         and event.sequence <= condition.last_sequence
         and event.last_time <= (condition.cleared_at or condition.acknowledged_at)
     }
@@ -249,14 +249,14 @@ def _evaluate_unsettled(
 
 
 def take_unreadable_line(ledger: Ledger, event: KernelEvent) -> Ledger:
-    """Record an event that could not even be taken as an unreadable line."""
+    """Record an event that could not even be taken in as an unreadable line."""
     return with_conditions(ledger, absorb.absorb_unreadable_line(ledger.by_key(), event, ledger.boot_id))
 
 
 def take_jobs(ledger: Ledger, jobs: Mapping[int, str], event_checks: EventChecks) -> Ledger:
-    """Take jobs that became known after their events. `jobs`: by sequence of the event.
+    """Take in jobs that became known after their events. `jobs`: by the event's sequence.
 
-    Only findings that need the jobs are new. Findings without the jobs are already open, counted or cleared.
+    Only findings that depend on the jobs are new. The other findings are already open, counted or cleared.
     """
 
     def evaluate(events: Events) -> dict[str, list[Finding]]:
@@ -280,9 +280,9 @@ def take_jobs(ledger: Ledger, jobs: Mapping[int, str], event_checks: EventChecks
 
 
 def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChecks) -> Ledger:
-    """Take an inventory. Findings of kept events that needed it are made now: a line then names its GPU or part.
+    """Take in an inventory. Make the findings for kept events that needed it: a line then names its GPU or part.
 
-    Only unknown values are filled in. A GPU that was exchanged does not give its name to a fault of its predecessor.
+    Only unknown values are filled in. If a GPU was replaced, its predecessor's fault does not get the new GPU's name.
     """
     before = ledger.inventory
     filled = {name: getattr(before, name) or getattr(inventory, name) for name in Inventory.__struct_fields__}
@@ -309,7 +309,7 @@ def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChec
         for check_findings in new_findings.values()
         for finding in check_findings
     }
-    for key, events in unchanged_candidates:  # the part of these findings has another name now
+    for key, events in unchanged_candidates:  # the part in these findings has another name now
         new_key, old = new_keys.get((key.code, events)), conditions.get(key)
         if new_key is not None and old is not None and not old.last_level_seen:
             conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"renamed to {new_key}")
@@ -317,9 +317,9 @@ def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChec
 
 
 class ResultIntake(NamedTuple):
-    """Result of the intake of one run.
+    """Result of taking in one run.
 
-    `result` has its findings at the configured severity, with those beyond the bound counted.
+    The findings in `result` have the configured severity, and those beyond the bound are merged.
     """
 
     ledger: Ledger
@@ -327,7 +327,7 @@ class ResultIntake(NamedTuple):
 
 
 def take_result(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> ResultIntake:
-    """Take the result of one run. Its repairs count even if the check failed on some device."""
+    """Take in one run's result. Its repairs count even if the check failed on some device."""
     if not (ledger.conditions or result.findings or result.repairs):
         return ResultIntake(ledger, result)
     before = ledger.by_key()

@@ -1,6 +1,6 @@
-"""The ledger: conditions, events, cursors of the kernel log, and healthd's writes to Slurm.
+"""The ledger: conditions, events, kernel log cursors, and healthd's writes to Slurm.
 
-The count of an event and the cursor after it are in one value, so that a restart counts no event twice. Pure.
+An event's count and the cursor after it are in one value, so that no event is counted twice after a restart. Pure.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EVENT_RETENTION_SECONDS = 24 * 3600.0
 MAX_EVENTS = 500
 CLEARED_RETENTION_SECONDS = 30 * 24 * 3600.0
 MAX_CLEARED = 200
-SIGHTING_FIELDS = ("last_seen", "last_level_seen", "count")  # fields of a condition that another sighting changes
+SIGHTING_FIELDS = ("last_seen", "last_level_seen", "count")  # fields of a condition that change with each sighting
 
 
 class Pause(Value, frozen=True):
@@ -50,15 +50,15 @@ class Ledger(Value, frozen=True):
     """State that healthd keeps across restarts.
 
         born           first start on this node
-        trusted_since  reports before it never drain (first start, change from mode observe, end of a pause)
-        cursors        position in each source of the kernel log, by its name
+        trusted_since  earlier reports never drain (first start, change from mode observe, end of a pause)
+        cursors        position in each kernel log source, by the source's name
         next_sequence  sequence of the next kernel event
-        cleared        the conditions that were cleared last
-        whole_gpus     GPUs of the last inventory without a missing GPU
-        outbox         lines of the event stream that may not be on disk
+        cleared        the most recently cleared conditions
+        whole_gpus     GPUs in the last inventory that had no GPU missing
+        outbox         lines of the event stream that may not be on disk yet
         emitted        last state of the event stream
 
-    A time that is added here or in a field is a `Moment` or a `PastMoment`, so that it moves when the clock is set.
+    Declare every time, here or inside a field, as a `Moment` or a `PastMoment`, so that it moves when the clock is set.
     """
 
     version: Whole = VERSION
@@ -83,7 +83,7 @@ class Ledger(Value, frozen=True):
 
 
 def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition]) -> Ledger:
-    """Return the ledger with these conditions. All cleared ones move to `cleared` (see `trim_history`)."""
+    """Return the ledger with these conditions. All cleared conditions move to `cleared` (see `trim_history`)."""
     if conditions == ledger.by_key():
         return ledger
     newly_cleared = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
@@ -107,23 +107,23 @@ def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
 
 
 def trim_history(ledger: Ledger, now: float) -> Ledger:
-    """Return the ledger with the newest of `cleared`. Call it after the log and the stream have every entry."""
+    """Return the ledger with only the newest of `cleared`. Call it after the log and the stream have every entry."""
     history = [c for c in ledger.cleared if c.cleared_at > now - CLEARED_RETENTION_SECONDS][-MAX_CLEARED:]
     return ledger if len(history) == len(ledger.cleared) else replace(ledger, cleared=tuple(history))
 
 
 def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
-    """Return the ledger after the clock was set by `seconds`: times in `since`..`until` of the old clock move.
+    """Return the ledger after the clock was set by `seconds`. Times within `since`..`until` on the old clock move.
 
-    A machine that boots in the year 2000 until NTP answers wrote only times in that range; the other times are right.
+    If a machine boots in the year 2000 until NTP answers, it writes wrong times only in that range. Others are right.
     """
 
     def move(moment: float) -> float:
         return moment + seconds if moment and since <= moment <= until else moment
 
     def move_suppression(suppression: Suppression) -> Suppression:
-        # It lasts as long as requested. An end beyond the maximum duration was recorded while the clock was right. If
-        # it was recorded while the clock was further ahead, it has begun by now.
+        # A suppression lasts as long as requested. If its end is beyond the maximum duration, it was recorded while the
+        # clock was right. If it was recorded while the clock was further ahead, it has begun by now.
         is_old = suppression.until <= until + MAX_SUPPRESSION_SECONDS
         end = suppression.until + seconds if is_old else suppression.until
         return replace(suppression, until=end, requested_at=min(move(suppression.requested_at), until + seconds))
@@ -141,9 +141,9 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 def without_future_times(ledger: Ledger, now: float) -> Ledger:
     """Return the ledger without times in the future, which were recorded while the clock was ahead.
 
-    A pause, an ack or a hold lasts as long as requested, from now on. A `PastMoment` is now at the latest: nothing
-    would drain before that time. Resumed drains in the future are dropped: their real times are unknown, and they would
-    count as a series with the next drain forever.
+    A pause, an ack or a hold lasts as long as requested, starting now. A `PastMoment` becomes now at the latest;
+    otherwise nothing would drain before that time. Resumed drains in the future are dropped: their real times are
+    unknown, and otherwise they would count as a series with the next drain forever.
     """
 
     def end(began: float, until: float) -> float:

@@ -1,9 +1,9 @@
-"""Fields of log lines about a condition, or about an action on the node. Pure.
+"""Fields for log lines about a condition, or about an action on the node. Pure.
 
     journalctl -u healthd CODE=gpu_xid/79
     journalctl -u healthd NODE_ACTION=drain
 
-The names have no prefix, because people type them (systemd.journal-fields(7): a client's own fields are in capitals).
+The names have no prefix, because people type them (systemd.journal-fields(7): a client's own fields are in upper case).
 Fields of the event stream have the prefix HEALTHD_ (events/writer.py).
 """
 
@@ -13,7 +13,7 @@ from healthd.common.model import Condition, Decision, Leave
 
 DRAIN = "drain"  # Slurm shows the node drained with healthd's reason
 WITHHELD = "withheld"  # a drain is due but not sent: mode observe, a pause, the fleet limit, Slurm unreachable
-REQUEUE = "requeue"  # the job is in JOB=
+REQUEUE = "requeue"  # JOB= names the job
 RESUME = "resume"  # healthd resumed the node
 OPERATOR_RESUME = "operator_resume"  # an operator or another tool resumed the node
 
@@ -30,9 +30,9 @@ def condition_fields(c: Condition) -> Fields:
 
 
 def decision_fields(decision: Decision, causes: tuple[Condition, ...]) -> Fields:
-    """Return the fields of a drain that is withheld; none for other decisions.
+    """Return the fields for a drain that is withheld, or no fields for other decisions.
 
-    Actions are logged when they are done.
+    Actions are logged once they are done.
     """
     if not (isinstance(decision, Leave) and decision.would.startswith(DRAIN)):
         return {}

@@ -1,4 +1,4 @@
-"""Lines of healthd's log about a change of the ledger, as values. Pure. events.py has the events of the same change."""
+"""Log lines about a change to the ledger, as values. Pure. events.py has the events for the same change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from healthd.common.model import Condition, ConditionKey, ConditionState, Severi
 
 
 class Line(NamedTuple):
-    """A line of the log. `severity`: above WARNING it is logged as an error; `fields`: of the journal
+    """A log line. `severity`: above WARNING, the line is logged as an error. `fields`: journal fields
     (log_fields.py)."""
 
     severity: Severity
@@ -42,7 +42,7 @@ def _condition_lines(before: Condition | None, after: Condition) -> Iterator[Lin
 
 
 def _condition_text(before: Condition | None, after: Condition) -> str:
-    """Return the text of a change, "" if it is not logged."""
+    """Return the text for a change, or "" if it is not logged."""
     key = after.key
     if before is None or after.state is not before.state:
         if after.state is ConditionState.PENDING:
@@ -61,12 +61,12 @@ def ended_ack_lines(
     for key, current in after.items():
         previous = before[key]
         if previous.ack and not current.ack:
-            reason = "the condition is worse" if current.severity > previous.ack.severity else "it expired"
+            reason = "the condition became worse" if current.severity > previous.ack.severity else "it expired"
             yield Line(Severity.INFO, f"{key}: the ack by {previous.ack.user} ended, {reason}: {previous.ack.why}", {})
 
 
 def renamed_part_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
-    """Yield the messages that now name a part which was unknown when the condition opened."""
+    """Yield messages that now name the part, which was unknown when the condition opened."""
     messages = {c.key: c.message for c in before.conditions}
     for c in after.conditions:
         if messages.get(c.key, c.message) != c.message:

@@ -1,8 +1,8 @@
-"""Files of the ledger and of the counters' past. store.py encodes and decodes them; the worker copies them unread.
+"""Files with the ledger and the counters' past. store.py encodes and decodes them; the worker copies them unread.
 
-The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces it whole
-(agent/conditions/durable_file.py), so a kill -9 leaves the old or the new one. The worker writes a copy to STATE_DIR,
-because a commit to a failing disk can hang.
+The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces the whole
+file (agent/conditions/durable_file.py), so a kill -9 leaves the old or the new one. The worker writes a copy to
+STATE_DIR, because a commit to a failing disk can hang.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from healthd.common.errors import HealthdError
 
 
 class LedgerError(HealthdError):
-    """A ledger cannot be read. The message is one sentence."""
+    """Raised if a ledger cannot be read. The message is one sentence."""
 
 
 def read_text(path: str) -> str | None:
-    """Return the text of a file; None if it does not exist. Raises LedgerError if it is unreadable or untrusted."""
+    """Return the text of a file, or None if it does not exist. Raises LedgerError if it is unreadable or untrusted."""
     try:
         return read_whole(path)
     except FileNotFoundError:
@@ -28,7 +28,7 @@ def read_text(path: str) -> str | None:
 
 
 def set_aside(path: str) -> str:
-    """Move an unreadable file out of the way, to be inspected later. Return its new name."""
+    """Move an unreadable file out of the way, for later inspection. Return its new name."""
     aside = f"{path}.unreadable"
     os.replace(path, aside)
     return aside

@@ -1,4 +1,4 @@
-"""The daemon's store of the ledger: loads it at the start, replaces it on a change, saves it, and has it copied."""
+"""The daemon's store of the ledger: loads it at the start, replaces it at each change, saves it, and has it copied."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ NAMES = (FILE, PAST_FILE)
 LOG_LEVELS = {
     Severity.INFO: logging.INFO,
     Severity.WARNING: logging.WARNING,
-}  # by severity of the line; higher severities are errors
-QUIET_STEP_SECONDS = 1.0  # windows last minutes to days
+}  # by the line's severity; higher severities are errors
+QUIET_STEP_SECONDS = 1.0  # windows last from minutes to days
 
 
 class ConditionStore:
-    """The ledger, and `past`: check -> its counters as text, which only the worker decodes.
+    """Holder of the ledger and of `past`, which maps each check to its counters as text that only the worker decodes.
 
     unsaved              a kill would lose something that the next round does not report again
     uncopied             a reboot would lose something
-    node_name, cluster   fields of the event stream (event_stream.py)
-    is_loaded            before that the ledger is not the recorded one, and `save` leaves the files alone: the next
-                         start would prefer an empty live ledger to the copy
+    node_name, cluster   fields for the event stream (event_stream.py)
+    is_loaded            until this is True, the ledger is not the recorded one, and `save` does not touch the files,
+                         because the next start would prefer an empty live ledger to the copy
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ConditionStore:
         self._runtime_dir = runtime_dir
         self._now = now
         self.boot_id = ""
-        self.booted_at = 0.0  # epoch: first start of healthd in this boot; 0 = an earlier start was in this boot
+        self.booted_at = 0.0  # epoch seconds of healthd's first start in this boot; 0 if this is not the first
         self.is_loaded = False
         self.ledger = Ledger()
         self.past: dict[str, str] = {}
@@ -70,14 +70,14 @@ class ConditionStore:
         self._next_ack_expiry = float("inf")
         self.unsaved = False
         self.uncopied = False
-        self.slurm_uncopied = False  # an action in Slurm that is in no copy yet
+        self.slurm_uncopied = False  # an action in Slurm is not in any copy yet
         self._past_unsaved = False
-        self._past_is_urgent = False  # changed by a command or a clock step: saved at once
-        self._quiet_seconds = 0.0  # passed, but not yet added to any window
-        self._saved_ledger: Ledger | None = None  # content of the file
+        self._past_is_urgent = False  # changed by a command or a clock step, so save it at once
+        self._quiet_seconds = 0.0  # time that passed, but was not yet added to any window
+        self._saved_ledger: Ledger | None = None  # the file's content
         self.save_failed = False
-        self.copy_unreadable = False  # a copy may exist that could not be read: the next copy does not replace it
-        self.copied_at = 0.0  # when the copy was written, 0 = unknown
+        self.copy_unreadable = False  # an existing copy may be unreadable, so the next copy does not replace it
+        self.copied_at = 0.0  # when the copy was written; 0 if unknown
         self.stream = EventStream(self, now, monotonic, node_name, cluster)
         # Called with the ledger before and after a change, before the cleared conditions are trimmed.
         self.observers: list[Callable[[Ledger, Ledger], None]] = [self.stream.observe, log_change]
@@ -91,7 +91,7 @@ class ConditionStore:
 
     @property
     def next_ack_expiry(self) -> float:
-        """When `end_expired_acks` is due (epoch seconds). Computed only when the conditions have changed."""
+        """When `end_expired_acks` is due (epoch seconds). Only computed when the conditions have changed."""
         if self._ack_conditions is not self.ledger.conditions:
             self._ack_conditions, self._next_ack_expiry = (
                 self.ledger.conditions,
@@ -104,10 +104,10 @@ class ConditionStore:
     def load(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float = 0.0
     ) -> None:
-        """Load the live ledger, else the copy, else start a new one. Then apply a boot and a change of mode.
+        """Load the live ledger or else the copy, or start a new one. Then apply a boot and a change of mode.
 
-        read_copy   returns the texts of the copy in the state directory; {} if it cannot be read, which it logs itself
-        last_alive  when the daemon of the live ledger last ran, as far as known (epoch seconds); 0 = unknown
+        read_copy   returns the texts of the copy in the state directory, or {} if it cannot be read (which it logs)
+        last_alive  when the live ledger's daemon last ran, as far as known (epoch seconds); 0 if unknown
         """
         self.boot_id = boot_id
         self._load(read_copy, boot_id, mode, last_alive)
@@ -138,7 +138,7 @@ class ConditionStore:
         loaded = ledgers.without_future_times(loaded, now)
         loaded = loaded if loaded.outbox.stream_id else _with_new_stream(loaded)
         self.ledger = loaded
-        alive_at = last_alive if last_alive <= now else 0.0  # otherwise the clock was ahead
+        alive_at = last_alive if last_alive <= now else 0.0  # otherwise the clock was ahead then
         self.stream.emit(*events.started(loaded.emitted, healthd.__version__, mode.value, alive_at))
         if loaded.boot_id != boot_id:
             self.booted_at = now
@@ -174,7 +174,7 @@ class ConditionStore:
             return None
 
     def _load_past(self, text: str | None) -> bool:
-        """Load the counters' past. If it cannot be read only the past is lost: rules about growth wait for new
+        """Load the counters' past. If it cannot be read, only the past is lost, and rules about growth wait for new
         readings."""
         try:
             self.past = decode_past(text, self._path(PAST_FILE)) if text else {}
@@ -228,8 +228,8 @@ class ConditionStore:
     def count_quiet_time(self, seconds: float, under_load: bool) -> None:
         """Add quiet time to the windows, in steps of at least QUIET_STEP_SECONDS.
 
-        The steps keep a burst of events from changing every condition with a window. The ledger counts as unsaved only
-        if a condition was cleared.
+        The steps prevent a burst of events from changing every condition that has a window. The ledger only counts as
+        unsaved if a condition was cleared.
         """
         self._quiet_seconds += seconds
         if self._quiet_seconds < QUIET_STEP_SECONDS:
@@ -249,11 +249,11 @@ class ConditionStore:
         self.set_conditions(ended)
 
     def apply_clock_step(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
-        """Follow a clock that was set by `step` seconds: times in `since`..`until` (now, by the old clock) move with
-        it.
+        """Adjust to a clock that was set by `step` seconds. Times in `since`..`until` (now, on the old clock) move
+        with it.
 
         Times that an earlier daemon wrote do not move. If the clock was ahead then, they are limited to the present, as
-        after a start.
+        at a start.
         """
 
         def move(moment: float) -> float:
@@ -266,12 +266,12 @@ class ConditionStore:
             self.past[check] = history.encode(history.shift_times(history.decode(store), move))
 
     def set_past(self, label: str, store: str) -> None:
-        """Store the counters' past after a run of a check."""
+        """Store the counters' past after a check has run."""
         self.past[label] = store
         self._past_unsaved = self.uncopied = True
 
     def reset_growth(self, conditions: Iterable[Condition]) -> None:
-        """Reset the growth of these parts after `healthd repaired`: old growth must not reopen the conditions."""
+        """Reset the growth of these parts after `healthd repaired`: earlier growth must not reopen the conditions."""
         for condition in conditions:
             label = f"{condition.check} {condition.instance}".strip()
             if label in self.past:
@@ -297,12 +297,12 @@ class ConditionStore:
     def save(self, round_ended: bool = False) -> None:
         """Save to tmpfs, where a commit cannot block.
 
-        The files keep their space if the tmpfs becomes full. Without space the error is logged once, and the next
-        change tries again: a node that cannot save can still drain.
+        The files keep their space if the tmpfs becomes full. If there is no space, the error is logged once, and the
+        next change tries again. A node that cannot save can still drain.
 
-        The counters' past is saved with a changed ledger and at the end of a round. It is never newer than that ledger:
-        after a kill, growth may be reported twice, and none is missed. Nor is it older: a repair of a condition in the
-        ledger (a counter that fell) is still detected.
+        The counters' past is saved with a changed ledger and at the end of a round. It is never newer than that ledger,
+        so after a kill, growth may be reported twice but is never missed. Nor is it older, so that the repair of a
+        condition in the ledger (a counter that fell) is still detected.
         """
         if not self.is_loaded:
             return
@@ -342,7 +342,7 @@ class ConditionStore:
 
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
-    """Start a new stream: the ledger may be older than the last line, and its next number would be used twice."""
+    """Start a new stream, because the ledger may be older than the last line, and a number would be used twice."""
     return replace(ledger, outbox=outbox.new_stream(ledger.outbox, os.urandom(8).hex()))
 
 
@@ -352,13 +352,13 @@ def log_change(before: Ledger, after: Ledger) -> None:
 
 
 def write_log_lines(lines: Iterable[Line]) -> None:
-    """Write lines to the log. A mistake in their texts must not affect the change that they describe."""
+    """Write lines to the log. An error in a text must not affect the change that it describes."""
     with guard.dropping_errors(LOG):
         for line in lines:
             log.log(LOG_LEVELS.get(line.severity, logging.ERROR), "%s", line.text, extra=line.fields)
 
 
-# --- JSON of the ledger and of the counters' past. state_files.py reads and writes the files.
+# --- JSON for the ledger and the counters' past. state_files.py reads and writes the files.
 
 
 class _Version(Struct):
@@ -376,9 +376,9 @@ def decode(text: str | bytes, where: str) -> Ledger:
 
 
 def decode_past(text: str | bytes, where: str) -> dict[str, str]:
-    """Return check -> its counters, as the worker encoded them (history.py).
+    """Return a dict that maps each check to its counters, as the worker encoded them (history.py).
 
-    Raises LedgerError, also for counters that the worker could not read.
+    Raises LedgerError, even for counters that the worker could not read.
     """
     try:
         past = values.decode(dict[str, str], text)

@@ -1,4 +1,4 @@
-"""The verdict: the health of the node and the conditions that may drain it. Pure."""
+"""The verdict: the node's health and the conditions that may drain it. Pure."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def judge(
     trusted_since: float,
     optional: Container[RunName] = (),
 ) -> Verdict:
-    """Return the health of the node and the conditions that may drain it.
+    """Return the node's health and the conditions that may drain it.
 
-        results        the last result of each run since the start
+        results        each run's last result since the start
         expected       the runs that should have a result
         trusted_since  earlier events and reports never drain (first start, change from mode observe, end of a pause)
-        optional       runs without which a resume is possible
+        optional       runs that a resume does not require
 
-    Conditions that are based only on a log that users can forge are at most a warning, and do not block a resume.
+    Conditions based only on a log that users can forge are at most a warning, and do not block a resume.
     """
     uncleared = sorted(
         (c for c in conditions.values() if c.state is not ConditionState.CLEARED),
@@ -76,7 +76,7 @@ def _blocks_resume(c: Condition) -> bool:
 def _is_unacknowledged_drain(finding: Finding, conditions: Conditions) -> bool:
     """Return True if a finding of a check's last run drains and is not acknowledged.
 
-    It counts even if its condition is gone: after `healthd repaired`, the check has not run yet.
+    The finding counts even if its condition is gone, as between `healthd repaired` and the check's next run.
     """
     condition = conditions.get(finding.key)
     is_acknowledged = condition is not None and condition.state is ConditionState.ACKNOWLEDGED
@@ -95,7 +95,7 @@ def _unknown_reason(name: RunName, result: CheckResult | None) -> str:
 
 
 def early_run_times(conditions: Conditions) -> dict[RunName, float]:
-    """Return when checks are due before their next round, to confirm or escalate a condition.
+    """Return when checks must run before the next round, to confirm or escalate a condition.
 
     Epoch seconds. Only conditions that a level check reported count.
     """

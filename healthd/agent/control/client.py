@@ -1,4 +1,4 @@
-"""Client of the control socket. Requests have a time limit."""
+"""Client for the control socket. Every request has a deadline."""
 
 from __future__ import annotations
 
@@ -19,29 +19,32 @@ MAX_ANSWER_BYTES = 64 << 20
 
 
 class DaemonUnreachable(HealthdError):
-    """The daemon does not answer. The message is one sentence."""
+    """Raised if the daemon does not answer. The message is one sentence."""
 
 
 class RefusedByDaemon(HealthdError):
-    """The daemon refused the request. The message is its sentence."""
+    """Raised if the daemon refused the request. The message is the sentence that the daemon sent."""
 
 
 class Answer(NamedTuple):
-    """An answer. uid: the user of the answering process when it started to listen (SO_PEERCRED, unix(7))."""
+    """Answer from the daemon. uid: user that the daemon ran as when it began to listen (SO_PEERCRED, unix(7))."""
 
     document: dict[str, Any]
     uid: int
 
 
 def send_request(runtime_dir: str, request: dict[str, Any], timeout_seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-    """Return the daemon's answer to one request. Raises DaemonUnreachable, RefusedByDaemon."""
+    """Return the daemon's answer to one request. Raises DaemonUnreachable or RefusedByDaemon."""
     return send_request_with_uid(runtime_dir, request, timeout_seconds).document
 
 
 def send_request_with_uid(
     runtime_dir: str, request: dict[str, Any], timeout_seconds: float = TIMEOUT_SECONDS
 ) -> Answer:
-    """Send one request; retry while the daemon has too many connections. Raises DaemonUnreachable, RefusedByDaemon."""
+    """Send one request, and retry while the daemon has too many connections.
+
+    Raises DaemonUnreachable or RefusedByDaemon.
+    """
     deadline = time.monotonic() + timeout_seconds
     answer, uid = dict[str, Any](), -1
     while True:
@@ -50,7 +53,7 @@ def send_request_with_uid(
         except DaemonUnreachable:
             if not answer:
                 raise
-            break  # it answered before: keep that answer
+            break  # keep the earlier answer
         if not answer.get("again") or time.monotonic() + RETRY_SECONDS > deadline:
             break
         time.sleep(RETRY_SECONDS)
@@ -88,15 +91,15 @@ def _send_once(path: str, request: dict[str, Any], deadline: float, timeout_seco
 def _exchange(path: str, request: bytes, deadline: float) -> tuple[bytes, int]:
     """Send `request` and read to the end of the stream. Return the answer and the uid of the listening process.
 
-    Raises OSError: BlockingIOError if the daemon's queue is full until the deadline, TimeoutError at the deadline, even
-    if parts of the answer still arrive.
+    Raises OSError: BlockingIOError if the daemon's listen queue stays full until the deadline, TimeoutError at the
+    deadline, even if parts of the answer are still arriving.
     """
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
         _connect(stream, path, deadline)
         _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         stream.settimeout(_remaining_seconds(deadline))
-        with suppress(ConnectionError):  # it closed the connection early; its reason can still be read
+        with suppress(ConnectionError):  # the daemon closed the connection early, but its reason can still be read
             stream.sendall(request)
         with suppress(ConnectionError):
             while len(answer) < MAX_ANSWER_BYTES:
@@ -128,7 +131,7 @@ def _connect(stream: socket.socket, path: str, deadline: float) -> None:
 
 
 def _timeval(seconds: float) -> bytes:
-    """Return the struct timeval of setsockopt(2). 0 would mean no timeout."""
+    """Return the struct timeval for setsockopt(2). Never return 0, which would mean no timeout."""
     return struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1_000_000)))
 
 

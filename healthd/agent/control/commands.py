@@ -1,4 +1,4 @@
-"""Commands of operators: the changes that each command makes to the ledger. protocol.py has the requests.
+"""Operators' commands and the changes that each one makes to the ledger. protocol.py defines the requests.
 
 Each function raises CommandRefused if it changes nothing.
 """
@@ -36,13 +36,13 @@ UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
 
 class CommandRefused(HealthdError):
-    """A command is refused. The message is one sentence."""
+    """Raised if a command is refused. The message is one sentence."""
 
 
 def repaired(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
     """Clear conditions after a repair.
 
-    This also covers a fault that has ended while the node stays drained, because it came and went
+    This also covers a fault that has gone away by itself while the node stays drained because the fault comes and goes
     (agent/slurm/flapping.py).
     """
     ledger, slurm = store.ledger, store.ledger.slurm
@@ -73,7 +73,7 @@ def ack(store: ConditionStore, request: Mapping[str, Any], user: str, now: float
 
 
 def unack(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
-    """End acks early. Their conditions count again at once."""
+    """End acks early. The conditions take effect again at once."""
     code, part, matching = _matching_conditions(store.ledger.conditions, request)
     acknowledged = [c for c in matching if c.ack is not None]
     if not acknowledged:
@@ -85,7 +85,7 @@ def unack(store: ConditionStore, request: Mapping[str, Any], user: str, now: flo
 def _matching_conditions(
     conditions: Sequence[Condition], request: Mapping[str, Any]
 ) -> tuple[str, str | None, list[Condition]]:
-    """Return code, part (None = every part) and the matching conditions. Raises CommandRefused if none matches."""
+    """Return code, part (None for every part) and the matching conditions. Raises CommandRefused if none matches."""
     code, part = str(request.get("code")), request.get("part")
     matching = [c for c in conditions if c.code == code and part in (None, c.subject)]
     if not matching:
@@ -100,7 +100,7 @@ def _names(conditions: Iterable[Condition]) -> str:
 
 
 def _reason(request: Mapping[str, Any]) -> str:
-    """Return the reason as one printable line: it is stored, logged and displayed. Raises CommandRefused."""
+    """Return the reason as one printable line: it will be stored, logged and displayed. Raises CommandRefused."""
     why = printable(" ".join(str(request.get("why") or "").split()))
     if len(why) > MAX_REASON_LENGTH:
         raise CommandRefused(f"a reason must have at most {MAX_REASON_LENGTH} characters, got {len(why)}")
@@ -108,7 +108,7 @@ def _reason(request: Mapping[str, Any]) -> str:
 
 
 def _duration_and_reason(request: Mapping[str, Any], subject: str) -> tuple[float, str]:
-    """Return seconds and reason. `subject`: "a pause". Raises CommandRefused."""
+    """Return the duration in seconds and the reason. `subject`: for messages, "a pause". Raises CommandRefused."""
     seconds, why = request.get("seconds"), _reason(request)
     # to Python, JSON's true is a number
     if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= MAX_SUPPRESSION_SECONDS:
@@ -122,7 +122,7 @@ def _duration_and_reason(request: Mapping[str, Any], subject: str) -> tuple[floa
 
 
 def _duration_text(seconds: float) -> str:
-    """Return seconds in the format of --for: "7d", "36h"."""
+    """Format seconds as for --for: "7d", "36h"."""
     unit, letter = next(((unit, letter) for unit, letter in UNITS if seconds >= unit and not seconds % unit), UNITS[-1])
     return f"{seconds / unit:g}{letter}"
 
@@ -146,7 +146,7 @@ def end_pause(store: ConditionStore, now: float) -> None:
 
 
 def failslow_pause(runtime_dir: str, request: Mapping[str, Any], user: str, now: float) -> str:
-    """Pause the detection of slow jobs. Slurm and all other checks stay as they are."""
+    """Pause the detection of slow jobs. Slurm and all other checks are not affected."""
     seconds, why = _duration_and_reason(request, "a pause")
     try:
         detection_pause.write_pause(runtime_dir, DetectionPause(now + seconds, why, user, now))

@@ -1,4 +1,4 @@
-"""Protocol of RUNTIME_DIR/healthd.sock, for client and server.
+"""Protocol for RUNTIME_DIR/healthd.sock, used by the client and the server.
 
 Each side sends one line with a JSON object; then the daemon closes the connection.
 
@@ -15,9 +15,9 @@ Each side sends one line with a JSON object; then the daemon closes the connecti
         and, if the epilog must run programs: "then": [{"argv": [...], "seconds": 5.0}]
     {"command": "pending-runs", "requested_at": 17e8}            -> {"requested_at": 17e8, "pending": []}
     a refused request                                            -> {"error": "one sentence"}
-    too many connections of this user                            -> {"error": "one sentence", "again": true}
+    this user has too many connections                           -> {"error": "one sentence", "again": true}
 
-Every user may query; only root and the user of the daemon may send commands. This module imports nothing large, because
+Every user may query; only root and the daemon's own user may send commands. This module imports nothing large, because
 the epilog of each job imports it.
 """
 
@@ -42,10 +42,10 @@ Request = dict[str, Any]
 
 
 class RequestRefused(HealthdError):
-    """A request is refused. The message is one sentence."""
+    """Raised if a request is refused. The message is one sentence."""
 
 
-# --- requests of the client
+# --- requests from the client
 
 
 def simple_request(command: str) -> Request:
@@ -54,7 +54,7 @@ def simple_request(command: str) -> Request:
 
 
 def pending_runs(requested_at: object) -> Request:
-    """Return the request for the runs that are still pending. `requested_at`: from the answer to `job_ended`."""
+    """Return the request for the runs that are still pending. Take `requested_at` from the answer to `job_ended`."""
     return {"command": PENDING_RUNS, "requested_at": requested_at}
 
 
@@ -63,7 +63,7 @@ def job_ended(job: str) -> Request:
 
 
 def repaired(code: str, part: str | None, why: str | None) -> Request:
-    """Return a request. `part`: None = every part with that code."""
+    """Return the request. If `part` is None, it covers every part with that code."""
     return {"command": REPAIRED, "code": code, "part": part, "why": why}
 
 
@@ -72,20 +72,20 @@ def ack(code: str, part: str | None, seconds: float, why: str) -> Request:
 
 
 def unack(code: str, part: str | None) -> Request:
-    """Return a request. `part`: None = every part with that code."""
+    """Return the request. If `part` is None, it covers every part with that code."""
     return {"command": UNACK, "code": code, "part": part}
 
 
 def pause(seconds: float, why: str, command: str = PAUSE) -> Request:
-    """Return a request. `command`: PAUSE or FAILSLOW_PAUSE."""
+    """Return the request. `command`: PAUSE or FAILSLOW_PAUSE."""
     return {"command": command, "seconds": seconds, "why": why}
 
 
-# --- requests in the daemon
+# --- parsing in the daemon
 
 
 def parse_command(request: Mapping[str, Any], user: str, may_command: bool) -> str:
-    """Return the command. Raises RequestRefused if it is unknown, or not allowed for `user` ("root (uid 0)")."""
+    """Return the command's name. Raises RequestRefused if it is unknown, or not allowed for `user` ("root (uid 0)")."""
     name = request.get("command")
     if not isinstance(name, str):
         raise RequestRefused("command: must be text")
@@ -99,10 +99,10 @@ def parse_command(request: Mapping[str, Any], user: str, may_command: bool) -> s
 
 
 def parse_requested_at(request: Mapping[str, Any]) -> float:
-    """Return the time (epoch) in a PENDING_RUNS request. Raises RequestRefused."""
+    """Return the time (epoch seconds) in a PENDING_RUNS request. Raises RequestRefused."""
     requested_at = request.get("requested_at")
     if (
         not isinstance(requested_at, int | float) or not 0 <= requested_at < MAX_TIME
-    ):  # JSON's true would be a time in 1970
+    ):  # Python would read JSON's true as a time in 1970
         raise RequestRefused("requested_at: must be seconds since the epoch")
     return requested_at

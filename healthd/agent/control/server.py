@@ -1,9 +1,9 @@
-"""Server of RUNTIME_DIR/healthd.sock. It never waits for a client. agent/control/protocol.py has the protocol.
+"""Server for RUNTIME_DIR/healthd.sock. It never waits for a client. agent/control/protocol.py defines the protocol.
 
-Every user may connect, and may also connect and stay silent. The kernel reports the user of a connection (SO_PEERCRED,
-unix(7)): each user may have a few connections, and all users together never occupy those reserved for root. Further
-connections are rejected at once. Each step accepts all waiting connections, so that the listen queue is never full for
-long.
+Every user may connect, and may stay silent after connecting. The kernel reports which user made a connection
+(SO_PEERCRED, unix(7)). Each user may have a few connections. A number of connections is reserved for root, and all
+other users together can never occupy them. Further connections are rejected at once. Each step accepts all waiting
+connections, so that the listen queue is never full for long.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from healthd.host.passed_descriptor import refuse_descriptors
 
 MAX_REQUEST_BYTES = 64 << 10
 MAX_CLIENTS = 32
-MAX_UNPRIVILEGED_CLIENTS = 24  # the others are reserved for root and the user of the daemon
+MAX_UNPRIVILEGED_CLIENTS = 24  # the rest is reserved for root and the daemon's own user
 MAX_CLIENTS_PER_USER = 8
 CLIENT_TIMEOUT_SECONDS = 5.0
 MAX_ACCEPTS = 128  # per step, so that a client that connects in a loop does not block the daemon
 TOO_MANY_CONNECTIONS = b'{"error": "too many connections of this user are open", "again": true}\n'
-ACCEPT_PAUSE_SECONDS = (
-    0.02  # no connections are accepted for this time after a rejection, which bounds the cost of such a loop
-)
+ACCEPT_PAUSE_SECONDS = 0.02  # accept no connections for this time after a rejection, to limit the cost of such a loop
 NO_DESCRIPTOR = b'{"error": "healthd has no file descriptor left for this connection", "again": true}\n'
 
 
@@ -45,9 +43,9 @@ class _Client(Struct, eq=False):
 
 
 class ControlServer:
-    """The server. No client can connect before `open()`.
+    """Server for the control socket. No client can connect before `open()`.
 
-    `answer(command, user, may_command)` returns the reply to one request; `user` is the peer, "root (uid 0)".
+    `answer(command, user, may_command)` returns the reply to one request; `user`: the peer, "root (uid 0)".
     """
 
     def __init__(
@@ -65,13 +63,13 @@ class ControlServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._brief = refuse_descriptors(self._listener)
         if os.path.lexists(self._path):
-            os.unlink(self._path)  # left by a killed daemon: the lock proves that no other daemon runs
+            os.unlink(self._path)  # left by a daemon that was killed; the lock proves that no other daemon is running
         try:
             self._listener.bind(self._path)
         except OSError:
             self._listener.close()
             raise
-        os.chmod(self._path, 0o666)  # every user may query; SO_PEERCRED decides about commands
+        os.chmod(self._path, 0o666)  # every user may query; commands are authorised by SO_PEERCRED
         self._listener.listen(MAX_ACCEPTS)
         self._listener.setblocking(False)
         self._spare = shortage.SpareDescriptor()
@@ -92,7 +90,7 @@ class ControlServer:
             self._serve_all()
 
     def close(self, owns_socket: bool = True) -> None:
-        """Close the socket. `owns_socket`: the path does not belong to another daemon by now."""
+        """Close the socket. Pass `owns_socket=False` if the path may belong to another daemon by now."""
         with self._brief():
             for client in self._clients:
                 client.stream.close()
@@ -148,7 +146,7 @@ class ControlServer:
         return len(unprivileged_uids) < MAX_UNPRIVILEGED_CLIENTS and unprivileged_uids.count(uid) < MAX_CLIENTS_PER_USER
 
     def _serve(self, client: _Client) -> bool:
-        """Serve a client. Return True when it has its whole answer, or has disconnected."""
+        """Serve a client. Return True once it has received its whole answer or has disconnected."""
         if not client.outgoing:
             try:
                 chunk = client.stream.recv(1 << 16)
@@ -201,7 +199,7 @@ def _reject(stream: socket.socket) -> None:
 
 
 def _peer_uid(stream: socket.socket) -> int:
-    """Return the user of the connected process at the time of the connection."""
+    """Return the uid that the peer process had when it connected."""
     _, uid, _ = struct.unpack("iII", stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
@@ -209,5 +207,5 @@ def _peer_uid(stream: socket.socket) -> int:
 def _user_name(uid: int) -> str:
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except (KeyError, OSError):  # OSError: no descriptor left to read the password file
+    except (KeyError, OSError):  # OSError: no file descriptor is left for reading the password file
         return f"uid {uid}"

@@ -1,1 +1,1 @@
-"""`healthd doctor`: test what healthd needs on this node and print how to fix the rest."""
+"""`healthd doctor`: test everything that healthd needs on this node, and print how to fix what does not work."""

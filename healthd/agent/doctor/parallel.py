@@ -1,7 +1,7 @@
 """Run tests in parallel, each in its own process.
 
-A test that hangs (a dead file server, a broken driver) delays neither the other tests nor the doctor. A process that
-does not answer in time is left behind: a process in D state cannot be killed.
+A test that hangs (on a dead file server or a broken driver) delays neither the other tests nor the doctor. A process
+that does not answer in time is left behind, because a process in D state cannot be killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Area = tuple[str, float, Callable[[], Sequence[Line]]]  # name, time limit in se
 
 
 class Unanswered(Value, frozen=True):
-    """No answer. why: a sentence without its full stop. pid: the hung process, None if it ended without an answer."""
+    """A missing answer. why: a sentence without its full stop. pid: the hung process, or None if it exited."""
 
     why: str
     pid: int | None = None
@@ -34,7 +34,7 @@ class Unanswered(Value, frozen=True):
 
 
 def run_areas(areas: Sequence[Area]) -> list[Line]:
-    """Return the lines of all areas, in order. An area that did not answer in its time, or died, becomes a line too."""
+    """Return the lines for all areas, in order. An area that timed out or died also gets a line."""
     lines: list[Line] = []
     answers = call_all([(seconds, lambda test=test: tuple(test())) for _, seconds, test in areas])  # type: ignore[misc]
     for (name, _, _), answer in zip(areas, answers, strict=True):
@@ -43,9 +43,9 @@ def run_areas(areas: Sequence[Area]) -> list[Line]:
 
 
 def call_all(calls: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
-    """Return the result of each call, in order; Unanswered if it hangs, raises or dies.
+    """Return the result of each call, in order, or Unanswered for a call that hangs, raises or dies.
 
-    Each call runs in a fork of this process: its result comes back pickled; its changes and its output do not.
+    Each call runs in a fork of this process. Only its pickled result comes back, not its changes or its output.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -59,7 +59,7 @@ def call_all(calls: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             answers.append(Unanswered(f"no answer within {seconds:g} s: the test hangs", pid))
-        else:  # pickled by this program, through its own pipe
+        else:  # safe: pickled by this program and read from its own pipe
             answers.append(pickle.loads(output) if output else Unanswered("the test process died"))
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
@@ -67,7 +67,7 @@ def call_all(calls: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
 
 
 def _start(call: Callable[[], Any]) -> tuple[int, int]:
-    """Start a process for the call. Return its pid and the pipe with its result."""
+    """Start a process for the call. Return its pid and the pipe for its result."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid:
@@ -75,7 +75,7 @@ def _start(call: Callable[[], Any]) -> tuple[int, int]:
         return pid, read_end
     try:
         os.close(read_end)
-        # If it is left behind, a reader of our output must not wait for its end.
+        # If the process is left behind, a reader of our output must not wait for it to exit.
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
@@ -91,7 +91,7 @@ def _start(call: Callable[[], Any]) -> tuple[int, int]:
 
 
 def _read(pipe: int, deadline: float) -> bytes | None:
-    """Return all data until the other end closes; None at the deadline."""
+    """Return all data until the other end closes, or None if the deadline passes."""
     output = bytearray()
     while True:
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Results of the doctor: one line for each thing it tested, the exit status, and the text of its document. Pure."""
+"""The doctor's results: one line for each test, the exit status, and the document as text. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from healthd.common.values import Value
 
 
 class State(enum.Enum):
-    """State of a line. LIMITED: healthd works without it. ABSENT: the node has none and needs none."""
+    """State of a line.
+
+    LIMITED: healthd works without it. ABSENT: the node does not have it and does not need it.
+    """
 
     FAILED = "failed"
     LIMITED = "limited"
@@ -20,7 +23,7 @@ class State(enum.Enum):
 
 
 class Line(Value, frozen=True):
-    """Result of one test. topic: one or two words. message: a sentence without a full stop. fix: commands or
+    """Result of one test. topic: one or two words. message: one sentence without its full stop. fix: commands or
     settings."""
 
     topic: str
@@ -46,7 +49,7 @@ def failed_line(topic: str, message: str, *fix: str) -> Line:
 
 
 def status(lines: Iterable[Line]) -> int:
-    """Return the exit status: 0 if all works, 1 if something is limited, 2 if something that healthd needs fails."""
+    """Return the exit status: 0 if everything works, 1 if something is limited, 2 if something necessary failed."""
     states = {line.state for line in lines}
     return 2 if State.FAILED in states else 1 if State.LIMITED in states else 0
 
@@ -62,7 +65,7 @@ COLOURS = {"failed": "critical", "limited": "warning", "ok": "healthy"}
 
 
 def text(document: Mapping[str, Any], page: Page) -> str:
-    """Return the document of `healthd doctor --json` as text, with failures first."""
+    """Return the document from `healthd doctor --json` as text, with failures first."""
     return "\n".join(_lines(document, page)) + "\n"
 
 

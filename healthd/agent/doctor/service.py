@@ -1,4 +1,4 @@
-"""The daemon on this node: its process, its cost, its status, its metrics page, and its files."""
+"""Tests of the daemon on this node: its process, memory use, status, metrics page and files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIX_COMMANDS = ("chown root:root {path}", "chmod go-w {path}")
 
 
 def kernel_log(settings: Settings) -> Iterator[Line]:
-    """Test the source of Xids, and the journal, which fills gaps of the ring buffer."""
+    """Test the source of Xids, and the journal, which fills gaps in the ring buffer."""
     source = settings.kernel_log.source
     if not needs_kernel_log(source):
         yield limited_line(
@@ -76,7 +76,7 @@ def _opened(source: str, settings: Settings) -> Line:
         command = "sudo healthd doctor" if is_unreadable else 'kernel_log.source = "kmsg"'
         return failed_line("kernel log", f"{missing}: healthd reports no Xids", command)
     if source not in KERNEL_LOGS and not settings.kernel_log.trust_file:
-        message = f"{source} is readable, but users can forge its lines: they are only displayed"
+        message = f"{source} is readable, but users can forge its lines, so they are only displayed"
         return limited_line("kernel log", message, 'kernel_log.source = "kmsg"')
     return ok_line("kernel log", f"{'/dev/kmsg' if source == 'kmsg' else source} is readable")
 
@@ -89,9 +89,9 @@ def daemon(
 ) -> Iterator[Line]:
     """Test the daemon.
 
-    status     the daemon's own document (docs/json.md), None if it did not answer
-    why_not    why it did not answer
-    processes  all `healthd run` on this machine
+    status     the daemon's own document (docs/json.md), or None if it did not answer
+    why_not    the reason why it did not answer
+    processes  all `healthd run` processes on this machine
     """
     if status is None:
         running_text = "; ".join(f"process {process.pid} runs" for process in processes)
@@ -121,7 +121,7 @@ def _running_daemon(settings: Settings, status: Mapping[str, Any], processes: Se
 
 
 def _socket_owner(runtime_dir: str) -> int | None:
-    """Return the process at the other end of the daemon's socket (SO_PEERCRED, unix(7)), None if there is none."""
+    """Return the pid at the other end of the daemon's socket (SO_PEERCRED, unix(7)), or None."""
     from healthd.common.paths import SOCKET
 
     with socket.socket(socket.AF_UNIX) as connection:
@@ -135,7 +135,7 @@ def _socket_owner(runtime_dir: str) -> int | None:
 
 
 def _cost_and_other_daemons(pid: int | None, processes: Sequence[psutil.Process]) -> str:
-    """Return the cost of the daemon `pid`, and other running daemons."""
+    """Return the memory use of the daemon `pid`, and any other running daemons, as text."""
     own = next((process for process in processes if process.pid == pid), None)
     if own is None:
         return ""
@@ -144,17 +144,17 @@ def _cost_and_other_daemons(pid: int | None, processes: Sequence[psutil.Process]
 
 
 def _process_text(process: psutil.Process) -> str:
-    """Return "process 812 (root): healthd run --runtime-dir /tmp/h"."""
+    """Describe a process: "process 812 (root): healthd run --runtime-dir /tmp/h"."""
     import psutil
 
     try:
         return f"process {process.pid} ({process.username()}): {' '.join(process.cmdline())}"
     except psutil.Error:
-        return f"process {process.pid}"  # it has ended, or belongs to another user
+        return f"process {process.pid}"  # it has exited or belongs to another user
 
 
 def _cost(process: psutil.Process) -> str:
-    """Return the memory of the process and of its children, if it can be read."""
+    """Return the memory use of the process and its children as text, or "" if it cannot be read."""
     import psutil
 
     own = children = 0
@@ -162,14 +162,14 @@ def _cost(process: psutil.Process) -> str:
         own = process.memory_info().rss
         children = sum(child.memory_info().rss for child in process.children(recursive=True))
     except psutil.Error:
-        pass  # it has ended, or belongs to another user
+        pass  # it has exited or belongs to another user
     return f", {own // MIB} MiB and {children // MIB} MiB for its children" if own else ""
 
 
 def unit() -> Iterator[Line]:
-    """Test that systemd starts healthd at boot, with one unit."""
+    """Test that systemd starts healthd at boot, and that nothing overrides the package's unit."""
     if not os.path.isdir("/run/systemd/system"):
-        yield absent_line("unit", "systemd does not run on this node: start `healthd run` with its service manager")
+        yield absent_line("unit", "systemd is not running on this node: start `healthd run` with its service manager")
         return
     result = run_program(("systemctl", "show", "-p", "UnitFileState,LoadState,FragmentPath", UNIT), TIMEOUT_SECONDS)
     properties = dict(line.partition("=")[::2] for line in result.stdout.splitlines())
@@ -188,7 +188,7 @@ def unit() -> Iterator[Line]:
 def _enabled_unit(path: str) -> Line:
     packaged = [folder for folder in ("/usr/lib", "/lib") if os.path.exists(f"{folder}/systemd/system/{UNIT}")]
     if path.startswith("/etc/") and packaged:
-        message = f"{path} overrides the package's unit: upgrades do not change it"
+        message = f"{path} overrides the package's unit, so upgrades have no effect on it"
         return limited_line(
             "unit", message, f"rm {path}", "systemctl daemon-reload", "systemctl edit healthd (for the site's changes)"
         )
@@ -213,7 +213,7 @@ def baseline(settings: Settings, now: float) -> Iterator[Line]:
 
 
 def page(settings: Settings, is_running: bool, processes: Sequence[psutil.Process]) -> Iterator[Line]:
-    """Test that each metrics address answers, and that the daemon (one of `processes`) serves it."""
+    """Test that each metrics address answers, and that the answer comes from the daemon (one of `processes`)."""
     own_pids = {process.pid for process in processes}
     addresses = listen_addresses(settings.metrics.listen, "metrics.listen")
     if not addresses and not settings.metrics.textfile:
@@ -228,7 +228,7 @@ def page(settings: Settings, is_running: bool, processes: Sequence[psutil.Proces
             if is_running:
                 yield limited_line("metrics", f"{where}: {error.strerror or error}", "healthd status", "ss -ltnp")
             else:
-                yield absent_line("metrics", f"{where} is free; the daemon does not run")
+                yield absent_line("metrics", f"{where} is free; the daemon is not running")
             continue
         holder = _holder(port)
         if is_running and (holder is None or holder.pid in own_pids):
@@ -239,7 +239,7 @@ def page(settings: Settings, is_running: bool, processes: Sequence[psutil.Proces
 
 
 def _holder(port: int) -> psutil.Process | None:
-    """Return the process that listens on the port, None if that cannot be found out."""
+    """Return the process that listens on the port, or None if it cannot be determined."""
     import psutil
 
     try:
@@ -248,7 +248,7 @@ def _holder(port: int) -> psutil.Process | None:
             if listens and connection.pid:
                 return psutil.Process(connection.pid)
     except psutil.Error:
-        pass  # it has ended, or belongs to another user
+        pass  # it has exited or belongs to another user
     return None
 
 
@@ -258,7 +258,7 @@ def _holder(port: int) -> psutil.Process | None:
 def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
     """Test that only root can write the files that healthd reads and runs as root (rule: healthd.common.ownership).
 
-    loaded: None if the settings cannot be read, which another line reports.
+    loaded: the settings, or None if they cannot be read (another line reports that).
     """
     untrusted = list(_untrusted_paths(loaded, settings_file))
     if not untrusted:
@@ -268,7 +268,7 @@ def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
 
 
 def _untrusted_paths(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
-    """Yield each path component that other users can write, with a sentence about it."""
+    """Yield each path component that other users can write to, with a sentence that explains the problem."""
     file_labels: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
     folder_labels = {os.path.dirname(healthd.__file__): "the program"}
     if loaded is not None:
@@ -295,7 +295,7 @@ def _check_owners(paths: Mapping[str, str], is_folder: bool) -> Iterator[tuple[s
         except ownership.Untrusted as error:
             yield error.path, f"{path} ({label}): {error}"
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # it does not exist, or needs a doctor that runs as root
+            continue  # it does not exist, or only root can read it
 
 
 def room(settings_state_dir: str, settings_runtime_dir: str, min_bytes: int = 64 << 20) -> Iterator[Line]:
@@ -322,7 +322,7 @@ def room(settings_state_dir: str, settings_runtime_dir: str, min_bytes: int = 64
 
 
 def _existing(path: str) -> str:
-    """Return the path, or the nearest existing folder above it."""
+    """Return the path or, if it does not exist, its nearest existing parent directory."""
     while path != "/" and not os.path.isdir(path):
         path = os.path.dirname(path)
     return path

@@ -1,7 +1,7 @@
 """Test that healthd can read and change its node in Slurm. Nothing is changed.
 
-The right to drain is tested on a node that does not exist: slurmctld looks for the node only after it has found that
-the user may change nodes (src/slurmctld/proc_req.c: _slurm_rpc_update_node() calls validate_super_user() first).
+The right to drain is tested on a node that does not exist. slurmctld checks the user's rights before it looks up the
+node (src/slurmctld/proc_req.c: _slurm_rpc_update_node() calls validate_super_user() first).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from healthd.common.text import regex
 
 NONEXISTENT_NODE = "healthd-doctor-asks"  # no node has this name
 MUNGE = "munge -n | unmunge"
-COMMAND_TIMEOUT_SECONDS = 10.0  # for one command
+COMMAND_TIMEOUT_SECONDS = 10.0  # per command
 DOCUMENT = "docs/prolog-epilog.md"
 
 Run = Callable[[tuple[str, ...]], CommandResult]
 
 
 def run(argv: tuple[str, ...]) -> CommandResult:
-    """Run a command as the daemon does. Raises TimeoutError after SECONDS."""
+    """Run a command as the daemon does. Raises TimeoutError after COMMAND_TIMEOUT_SECONDS."""
     result = blocking.run(commands.Command(argv, COMMAND_TIMEOUT_SECONDS))
     if result.status is None:
         raise TimeoutError(f"{argv[0]}: did not end within {COMMAND_TIMEOUT_SECONDS:g} s")
@@ -40,7 +40,7 @@ def run(argv: tuple[str, ...]) -> CommandResult:
 def lines(
     settings: Settings, run: Run = run, find_program: Callable[[str], str | None] = shutil.which
 ) -> Iterator[Line]:
-    """Yield the results. Failures are only limits in a mode that changes nothing in Slurm."""
+    """Yield the results. In a mode that changes nothing in Slurm, failures are reported as limits."""
     failure_state = State.FAILED if needs_slurm(settings.mode) else State.LIMITED
     missing = missing_programs(find_program)
     if len(missing) == len(PROGRAMS) and not needs_slurm(settings.mode):
@@ -86,7 +86,7 @@ def _munge(run: Run, find_program: Callable[[str], str | None], config: str, fai
         yield absent_line("munge", f"Slurm has {setting(config, 'AuthType')}")
         return
     if find_program("munge") is None or find_program("unmunge") is None:
-        yield absent_line("munge", "no munge and unmunge on this node")
+        yield absent_line("munge", "no munge or unmunge on this node")
         return
     socket = regex(r"socket=([^,\s]+)").search(setting(config, "AuthInfo"))
     option = f" -S '{socket[1]}'" if socket and "'" not in socket[1] else ""
@@ -97,7 +97,7 @@ def _munge(run: Run, find_program: Callable[[str], str | None], config: str, fai
         fix = ("systemctl restart munge", "timedatectl (credentials expire with a wrong clock)", MUNGE)
         yield Line("munge", failure_state, f"no valid credential: {_first_line(result)}", fix)
     else:
-        yield ok_line("munge", "a credential of this node is valid on this node")
+        yield ok_line("munge", "a credential made on this node is accepted on this node")
 
 
 def _node(settings: Settings, run: Run, failure_state: State) -> Line:
@@ -141,13 +141,13 @@ def _rights(run: Run, failure_state: State) -> Line:
     return Line(
         "Slurm rights",
         failure_state,
-        f"cannot find out whether user {os.geteuid()} may change nodes: {output}",
+        f"it is unknown whether user {os.geteuid()} may change nodes: {output}",
         ("scontrol ping",),
     )
 
 
 def _hooks(config: str, settings: Settings) -> Line:
-    """Test that Slurm calls healthd, as far as the names of its programs show."""
+    """Test that Slurm calls healthd, as far as the names of the hook programs show."""
     names = ("Prolog", "Epilog", "HealthCheckProgram")
     set_up = {name: value for name in names if (value := setting(config, name)) not in ("", "(null)")}
     if not set_up:
@@ -160,9 +160,9 @@ def _hooks(config: str, settings: Settings) -> Line:
 
 
 def setting(config: str, name: str) -> str:
-    """Return a setting from the output of `scontrol show config`, "" if it is missing.
+    """Return a setting from the output of `scontrol show config`, or "" if it is missing.
 
-    An array setting of newer versions ("Epilog[0] = /a") counts as the plain one.
+    Newer versions print some settings as an array ("Epilog[0] = /a"). These count as the plain setting.
     """
     found = regex(rf"(?m)^{name}(?:\[0\])?\s*=\s*(.*?)\s*$").search(config)
     return str(found[1]) if found else ""

@@ -1,6 +1,6 @@
-"""Abilities of the checks on this node, from one round (healthd.agent.scheduler.one_round). Pure.
+"""Report of the checks that cannot run on this node, from one round (healthd.agent.scheduler.one_round). Pure.
 
-The doctor does not report faults that checks find; it reports checks that cannot run.
+The doctor does not report the faults that checks find.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from healthd.common.model import CheckResult, Outcome
 from healthd.common.text import strip_error_class
 from healthd.common.values import Value
 
-OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # checks with their own lines; the others share one line
-MAX_NAMED = 3  # checks that cannot run, printed with their reasons
+OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # checks with lines of their own; the others share one
+MAX_NAMED = 3  # number of checks that cannot run to print with their reasons
 
 
 class Environment(Value, frozen=True):
-    """Facts that no check reports: whether there is a BMC device and ipmitool, and whether the doctor runs as root."""
+    """Facts that no check reports: whether a BMC device and ipmitool exist, and whether the doctor runs as root."""
 
     ipmi_device: bool
     ipmitool: bool
@@ -48,7 +48,7 @@ def _gpus(result: CheckResult) -> Line:
         return failed_line("GPUs", finding.message, f"healthd explain {finding.code}")
     driver = dict(observations["gpu_driver_info"].labels)["version"] if "gpu_driver_info" in observations else ""
     count = int(observations["gpus"].value)
-    message = f"NVML answers: driver {driver or 'of unknown version'}, {count} GPU{'' if count == 1 else 's'}"
+    message = f"NVML answers: driver {driver or 'version unknown'}, {count} GPU{'' if count == 1 else 's'}"
     if result.findings:
         finding = result.findings[0]
         return limited_line("GPUs", f"{message}; {finding.message}", f"healthd explain {finding.code}")
@@ -78,7 +78,7 @@ def _mounts(results: Sequence[CheckResult]) -> Line:
     count = f"{len(results)} monitored"
     if silent:
         message = "; ".join(f"{result.instance}: {result.error}" for result in silent[:MAX_NAMED])
-        return limited_line("mounts", f"{count}, {len(silent)} without answer: {message}", "healthd check mount")
+        return limited_line("mounts", f"{count}, {len(silent)} did not answer: {message}", "healthd check mount")
     if broken:
         message = "; ".join(result.findings[0].message for result in broken[:MAX_NAMED])
         return limited_line("mounts", f"{count}; {message}", "healthd check mount")
@@ -87,7 +87,7 @@ def _mounts(results: Sequence[CheckResult]) -> Line:
 
 def _clock(result: CheckResult) -> Line:
     if result.outcome is not Outcome.COMPLETED:
-        return limited_line("clock", f"its accuracy is unknown: {result.error}", "timedatectl")
+        return limited_line("clock", f"the clock's accuracy is unknown: {result.error}", "timedatectl")
     if result.findings:
         finding = result.findings[0]
         return limited_line(
@@ -99,7 +99,7 @@ def _clock(result: CheckResult) -> Line:
 
 
 def _other_checks(results: Sequence[CheckResult], all_results: Sequence[CheckResult], environment: Environment) -> Line:
-    """Return the line of the checks without a line of their own. `all_results`: counted as in status."""
+    """Return one line for all checks without their own line. `all_results`: results that are counted as in status."""
     failed = [result for result in results if result.outcome is not Outcome.COMPLETED]
     if not failed:
         nothing = sum(result.nothing_to_check is not None for result in all_results)

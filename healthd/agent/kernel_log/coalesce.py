@@ -1,4 +1,4 @@
-"""Joins lines of one fault into one event: pure, and bounded in a storm (one Xid 95 was 800,000 lines)."""
+"""Join the lines about one fault into one event. Pure, and bounded in a storm (one Xid 95 produced 800,000 lines)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from healthd.agent.kernel_log.rules.rule import DETAIL, FURTHER, PARTS, SM
 from healthd.common.model import KernelEvent
 
 WITHIN_SECONDS = 5.0
-KEPT_SECONDS = 48 * 3600.0  # the longest window that a rule asks for is 24 h
+KEPT_SECONDS = 48 * 3600.0  # the longest window that a check uses is 24 h
 
-# An application error raises exceptions on most processors of a GPU, a broken processor only on its own: if an event
+# An application error raises exceptions on most of a GPU's processors, a broken processor only on itself. If an event
 # names more processors than this, none of them is reported.
 MAX_SMS = 8
 EVERYWHERE = "many"
@@ -25,14 +25,14 @@ Key = tuple[object, ...]
 
 @functools.cache
 def varying_fields(kind: str) -> frozenset[str]:
-    """Return the fields that may differ between two lines of one fault: those that a rule of the kind declares, and
-    "job", which with_jobs() adds to any event.
+    """Return the fields that may differ between two lines about one fault: those that the kind's rules declare, and
+    "job", which with_jobs() may add to any event.
     """
     return frozenset({"job"}).union(*(rule.varies for rule in RULES if rule.kind == kind))
 
 
 def fault_key(event: KernelEvent) -> Key:
-    """Return the properties that lines of one fault share: kind, code, part, boot, and each field that does not
+    """Return the properties that all lines about one fault share: kind, code, part, boot, and each field that does not
     vary.
     """
     varying = varying_fields(event.kind)
@@ -41,7 +41,7 @@ def fault_key(event: KernelEvent) -> Key:
 
 
 def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
-    """Return `event` with `new` counted into it, or None if `new` is another fault."""
+    """Return `event` with `new` added to it, or None if `new` is about another fault."""
     details = is_detail(event) + is_detail(new)
     if (event.history, event.observed) != (new.history, new.observed):
         return None
@@ -58,7 +58,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     added_fields = tuple(item for item in other.fields if item[0] in varying and item[0] not in field_names)
     processors = _merged_processors(event, new)
     if fault is new and fault.kind == "oops":
-        added_fields = ()  # a location before the oops belongs to a WARNING: an oops names its own below
+        added_fields = ()  # a location before the oops belongs to a WARNING; an oops prints its own after it
     return replace(
         fault,
         time=event.time,
@@ -70,7 +70,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
 
 
 def _merged_processors(event: KernelEvent, new: KernelEvent) -> tuple[str, str]:
-    """Return the field with the processors of both lines."""
+    """Return the field that lists the processors from both lines."""
     named = list(dict.fromkeys((*event.field(SM).split(), *new.field(SM).split())))
     return SM, EVERYWHERE if EVERYWHERE in named or len(named) > MAX_SMS else " ".join(named)
 
@@ -86,7 +86,7 @@ def part_key(event: KernelEvent) -> Key:
 
 
 def _record_number(event: KernelEvent) -> str:
-    """Return the number of a firmware's error record ("{2}[Hardware Error]: ..."): each record is a separate fault."""
+    """Return the number of a firmware error record ("{2}[Hardware Error]: ..."). Each record is a separate fault."""
     return next((value for name, value in event.fields if name == "record"), "")
 
 
@@ -98,9 +98,9 @@ def coalesce_events(
 ) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
     """Add events. Returns (recent events, sequence numbers of new or extended events, next sequence number).
 
-    Only the newest event of a fault can grow, so the cost is linear. A new event is kept regardless of its age: after a
+    Only a fault's newest event can grow, so the cost is linear. A new event is kept regardless of its age: after a
     weekend without healthd, Friday's fault is read together with Sunday's and must be evaluated once. All new events
-    are kept: the caller evaluates them all, and only then drops those beyond its limit (limit_events()).
+    are kept. The caller first evaluates them all and then drops those beyond its limit (limit_events()).
     """
     events = list(recent)
     newest = {fault_key(event): index for index, event in enumerate(events)}
@@ -123,7 +123,7 @@ def coalesce_events(
 
 
 def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[KernelEvent, ...]:
-    """Return `events` with the field "job" set from `jobs`, by sequence number."""
+    """Return `events` with the field "job" set from `jobs`, which maps sequence numbers to jobs."""
     return tuple(
         replace(event, fields=(*event.fields, ("job", jobs[event.sequence]))) if event.sequence in jobs else event
         for event in events
@@ -135,8 +135,9 @@ def limit_events(
 ) -> tuple[KernelEvent, ...]:
     """Return at most `limit` of the events, which have been evaluated.
 
-    The most frequent fault loses its oldest events first, so that a storm never drops another fault, unless there are
-    more faults than `limit`. Then events in `protected` (sequence numbers behind conditions that drain) have priority.
+    The most frequent fault loses its oldest events first. A storm therefore never drops another fault, unless there
+    are more faults than `limit`. In that case, events in `protected` (sequence numbers of events that caused a drain)
+    have priority.
     """
     if len(events) <= limit:
         return events

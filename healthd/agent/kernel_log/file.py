@@ -1,4 +1,4 @@
-"""Follows a file or a FIFO with kernel lines (a syslog file, a test, the demo)."""
+"""Follow a file or a FIFO with kernel lines (a syslog file, a test, the demo)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from healthd.common.values import Value
 CHUNK = 256 << 10
 CHUNKS_PER_READ = 16
 MAX_LINE = 16 << 10  # bytes; a longer line is truncated
-FINGERPRINT = 256  # bytes before our offset that must not change
+FINGERPRINT = 256  # bytes before the read offset that must not change
 ROTATED_SECONDS = 600.0  # how long a writer may still write to a rotated file
 MAX_FILES = 3
 BOOT_LINES = ("Linux version ", "Command line: ", "Booting Linux on ")  # Linux, start_kernel() and setup_arch()
 
 IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
 IN_MOVE_SELF, IN_UNMOUNT, IN_IGNORED = 0x800, 0x2000, 0x8000
-_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
+_EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the following name
 
 
 class _Cursor(Value, frozen=True):
@@ -42,10 +42,10 @@ class _Cursor(Value, frozen=True):
 class FollowedFile(Source):
     """A log file by its path, across rotation and truncation. The file need not exist yet.
 
-    The first start reads the file from its beginning, as history. Unread lines of an earlier boot are history too, up
-    to the first line that must be of this boot, because the reboot ended their faults. A rotated file is read for a
-    while longer, because its writer learns of the rotation only later. inotify signals new data; on file systems
-    without it (NFS), the caller's rounds do.
+    The first start reads the file from its beginning, as history. Unread lines from an earlier boot are history too,
+    because the reboot ended their faults. They end at the first line that must be from this boot. A rotated file is
+    read for a while longer, because its writer notices the rotation only later. inotify signals new data. On file
+    systems without it (NFS), new data is read in the caller's rounds.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class FollowedFile(Source):
         self._path = path
         self._accept_injected = accept_injected
         self._now = now
-        self._why_missing = "is not there yet"
+        self._why_missing = "does not exist yet"
         self._inotify = Inotify(os.path.dirname(os.path.abspath(path)))
         self._tails: list[Tail] = []
         try:
             previous = convert(cursor, _Cursor)
             self._is_first_start = False
-        except ValidationError:  # no cursor, or that of another source
+        except ValidationError:  # no cursor, or one from another source
             previous, self._is_first_start = _Cursor(boot_id, ()), True
         self._boot_id = boot_id
-        self._lines_boot_id = previous.boot_id  # boot of the next lines, until the first one of this boot
+        self._lines_boot_id = previous.boot_id  # boot that the next lines are from, until the first line from this boot
         try:
             for file in previous.files[:MAX_FILES]:
                 self._resume(*file)
@@ -108,16 +108,16 @@ class FollowedFile(Source):
         except OSError:
             if not lines:
                 raise
-            self.pending = True  # return these lines first: the cursor is behind them
+            self.pending = True  # return these lines first, because the cursor points after them
         if not self.pending:
             lines += self._close_rotated()
-            self._lines_boot_id = self._boot_id  # the initial content of the file is read
+            self._lines_boot_id = self._boot_id  # the file's initial content has been read
         return lines
 
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
-        """Read one file. Return True if it has more data than may be read at once."""
+        """Read one file. Return True if it has more data than one call may read."""
         if tail.is_truncated():
-            self._notes += (f"{self._path} was truncated: read again from its beginning",)
+            self._notes += (f"{self._path} was truncated; reading it again from its beginning",)
             self.rotations += 1
             tail.rewind()
         more = False
@@ -142,9 +142,9 @@ class FollowedFile(Source):
         return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines, unread=found.unread)
 
     def _is_of_earlier_boot(self, found: Stripped, now: float) -> bool:
-        """Return True if a line is from an earlier boot. Called for each old line in order.
+        """Return True if a line is from an earlier boot. Call it for each old line, in order.
 
-        The lines of this boot begin with the kernel's first lines, or with a date after the start of this boot.
+        This boot's lines begin with the kernel's first lines, or with a date after this boot started.
         """
         if self._lines_boot_id != self._boot_id:
             booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -156,7 +156,7 @@ class FollowedFile(Source):
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            self._why_missing = "is not there yet"
+            self._why_missing = "does not exist yet"
             return
         except OSError as error:
             self._why_missing = f"cannot be read: {error.strerror or error}"
@@ -164,7 +164,7 @@ class FollowedFile(Source):
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")  # a FIFO by now is opened again as one
+            raise OSError(errno.EINVAL, "not a regular file")  # if it is a FIFO by now, it is reopened as one
         if any(tail.inode == status.st_ino for tail in self._tails):
             os.close(fd)
             return
@@ -179,7 +179,7 @@ class FollowedFile(Source):
         self._inotify.watch(tail.fd)
 
     def _resume(self, inode: int, offset: int, fingerprint: int, skipping: bool) -> None:
-        """Reopen the file of the cursor, also under the name that rotation has given it."""
+        """Reopen the file that the cursor points into, even if rotation has renamed it."""
         for path in _siblings(self._path, inode):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             size = os.fstat(fd).st_size
@@ -192,10 +192,10 @@ class FollowedFile(Source):
             self._add(tail)
             return
         self.overruns += 1
-        self._notes += (f"{self._path} is not the file that was read last; lines may be missing",)
+        self._notes += (f"{self._path} is not the file that was last read; lines may be missing",)
 
     def _close_rotated(self) -> Iterator[RawLine]:
-        """Close files that were rotated long ago. A last line without a newline is returned then."""
+        """Close files that were rotated long ago. Yield an unfinished last line, which has no newline."""
         now = self._now()
         while len(self._tails) > 1 and (
             len(self._tails) > MAX_FILES or now - self._tails[0].rotated_at > ROTATED_SECONDS
@@ -207,10 +207,10 @@ class FollowedFile(Source):
 
 
 class Fifo(Source):
-    """A FIFO. It is opened for writing too, so that the reader gets no end of file when writers come and go.
+    """A FIFO. It is opened for writing too, so that the reader sees no end of file when writers come and go.
 
-    The time of a line is the time of its reading, and no line is history. A FIFO cannot be read again, so it has no
-    cursor. If the FIFO was replaced, no writer uses the old one: that is an error, so that the new file is opened.
+    A line's time is the time at which it was read, and no line is history. A FIFO cannot be read again, so it has no
+    cursor. If the FIFO was replaced, no writer uses the old one. That is an error, so that the new file is opened.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -243,7 +243,7 @@ class Fifo(Source):
                 break
             except OSError:
                 if lines:
-                    break  # give these lines first
+                    break  # return these lines first
                 raise
         else:
             self.pending = True
@@ -278,12 +278,12 @@ class Tail:
         self.modified = status.st_mtime
         self.offset = offset
         self.fingerprint = fingerprint
-        self.skipping = skipping  # inside a line that is too long
-        self.old_bytes = old_bytes  # the file's size when it was opened: lines before that offset may be old
+        self.skipping = skipping  # the offset is inside a line that is too long
+        self.old_bytes = old_bytes  # the file's size when it was opened: lines before that size may be old
         self.rotated_at = 0.0
 
     def read(self, limit: int) -> tuple[list[tuple[bytes, int]], bool, bool]:
-        """Return (complete lines with their counts; True if they are old; True if more can be read at once).
+        """Return (complete lines with their counts; True if they are old; True if more can be read immediately).
 
         A count is the number of equal lines. Lines are old if the file had them when it was opened.
         """
@@ -292,13 +292,13 @@ class Tail:
         old_left = self.old_bytes - self.offset
         data = os.pread(self.fd, min(CHUNK, old_left) if old_left > 0 else CHUNK, self.offset)
         if data[:1] == b"\0" and not self.skipping:
-            # A file that was truncated under a writer without O_APPEND begins with a hole, which is no part of a line.
+            # A file that was truncated under a writer without O_APPEND begins with a hole, which is not part of a line.
             hole = len(data)
             data = data.lstrip(b"\0")
             self.offset += hole - len(data)
             if not data:
                 return [], False, True
-        if old_left > 0:  # each old line has a time of its own
+        if old_left > 0:  # each old line has its own time
             found, used, self.skipping = split_lines(data, limit, self.skipping)
             lines = [(text, 1) for text in found]
         else:
@@ -313,7 +313,7 @@ class Tail:
         return b"" if self.skipping else os.pread(self.fd, MAX_LINE, self.offset)
 
     def is_truncated(self) -> bool:
-        """Return True if the bytes before our offset have changed: truncated, or another file has the inode."""
+        """Return True if the bytes before the offset have changed: truncated, or the inode was reused."""
         return self.offset > 0 and self._fingerprint() != self.fingerprint
 
     def rewind(self) -> None:
@@ -334,7 +334,7 @@ class Tail:
 def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
     """Split lines as split_lines() does, each with the number of its repeats.
 
-    Only large `data` is searched for repeats, and is then used completely or not at all.
+    Repeats are only searched for in large `data`, which is then used completely or not at all.
     """
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:
@@ -353,9 +353,9 @@ def is_cut(line: bytes) -> bool:
 
 
 def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], int, bool]:
-    """Return (lines, bytes used, True if the rest of a too long line must still be skipped).
+    """Return (lines, bytes used, True if the rest of an overlong line must still be skipped).
 
-    At most `limit` lines; a line without its newline waits, unless it is longer than MAX_LINE.
+    Return at most `limit` lines. A line without its newline waits, unless it is longer than MAX_LINE.
     """
     lines: list[bytes] = []
     offset = 0
@@ -381,7 +381,7 @@ def _usec(found: Stripped) -> int | None:
 def line_time(found: Stripped, now: float, modified: float) -> float:
     """Return the time of an old line (epoch seconds) from its prefix.
 
-    If the prefix has no time, or an impossible one: the modification time of the file.
+    If the prefix has no time, or an impossible one, return the file's modification time.
     """
     uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
     if found.epoch is not None:
@@ -392,7 +392,7 @@ def line_time(found: Stripped, now: float, modified: float) -> float:
 
 
 def _siblings(path: str, inode: int) -> list[str]:
-    """Return files in the folder of `path` with this inode and a name that begins like its own ("kern.log.1")."""
+    """Return files next to `path` that have this inode and a name that begins with its name ("kern.log.1")."""
     folder, name = os.path.split(os.path.abspath(path))
     with os.scandir(folder) as entries:
         return [e.path for e in entries if e.name.startswith(name) and e.inode() == inode and e.is_file()]
@@ -401,7 +401,7 @@ def _siblings(path: str, inode: int) -> list[str]:
 class Inotify:
     """A descriptor that becomes readable when a watched file grows or a file appears in `folder`.
 
-    The standard library has no binding. If the kernel's limits allow no watch, `fd` is None.
+    The standard library has no binding for inotify. If the kernel's limits allow no watch, `fd` is None.
     """
 
     def __init__(self, folder: str) -> None:
@@ -419,12 +419,12 @@ class Inotify:
                 raise OSError(error, os.strerror(error), folder)
 
     def watch(self, fd: int) -> None:
-        """Watch the file of an open descriptor, regardless of its current name."""
+        """Watch an open file, regardless of its current name."""
         if self.fd is not None:
             self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
 
     def drain(self) -> None:
-        """Discard pending events. Raises OSError if the folder is gone or replaced: a new file would go unnoticed."""
+        """Discard pending events. Raises OSError if the folder is gone or was replaced: a new file would be missed."""
         if self.fd is None:
             return
         try:

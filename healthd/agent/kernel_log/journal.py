@@ -1,6 +1,6 @@
-"""Kernel lines from the systemd journal: they fill gaps of the ring buffer, or are a source of their own.
+"""Kernel lines from the systemd journal. They fill gaps in the ring buffer, or are a source of their own.
 
-journald writes a line 400 to 500 ms after the kernel, and its reader wakes for the lines of every service, so the live
+journald writes a line 400 to 500 ms after the kernel, and its reader wakes up for every service's lines, so the live
 source is /dev/kmsg. read_journal() may block on a dying disk and is called in the worker.
 """
 
@@ -16,7 +16,7 @@ from healthd.common.guard import KERNEL_LOG, never_raises
 
 
 class JournalLine(NamedTuple):
-    """time: epoch seconds; usec: the kernel's log clock, as in /dev/kmsg; cursor: the journal's."""
+    """time: epoch seconds; usec: the kernel's log clock, as in /dev/kmsg; cursor: the journal's cursor."""
 
     time: float
     text: str
@@ -29,7 +29,7 @@ def read_journal(
 ) -> list[JournalLine]:
     """Return kernel lines of boot `boot_id` between two times of the log clock (both exclusive), oldest first.
 
-    Returns [] also without a journal. Raises OSError if the journal cannot be read.
+    Returns [] if there is no journal. Raises OSError if the journal cannot be read.
     """
     reader = _open(boot_id)
     try:
@@ -44,7 +44,7 @@ def read_journal(
 def _open(boot_id: str) -> Any:
     from systemd import journal
 
-    # Other fields stay as received, to avoid conversions of unused data.
+    # Other fields are left as received, to avoid converting unused data.
     reader = journal.Reader(converters={"MESSAGE": _text, "SYSLOG_IDENTIFIER": _text})
     reader.add_match(_TRANSPORT="kernel")
     if boot_id:
@@ -72,9 +72,9 @@ def _lines(reader: Any, accept_injected: bool) -> Iterator[JournalLine]:
 
 @never_raises(KERNEL_LOG)
 def parse_entry(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine | None:
-    """Return a journal entry as a line; None if the kernel did not write it.
+    """Return a journal entry as a line, or None if the kernel did not write it.
 
-    journald itself records the transport of an entry, which no client can forge (systemd.journal-fields(7), Trusted
+    journald itself records an entry's transport, which no client can forge (systemd.journal-fields(7), Trusted
     Journal Fields). A line that a program wrote to /dev/kmsg has another facility, and journald splits its "NVRM: Xid
     ..." into an identifier and the rest; they are joined again here.
     """
@@ -107,7 +107,7 @@ class JournalSource(Source):
         self._resumed = False
         try:
             self._reader.seek_cursor(self._position)
-        except (OSError, ValueError):  # the cursor is from another journal, or empty
+        except (OSError, ValueError):  # the cursor is empty or from another journal
             self._position, self._is_first_start = "", True
             self._reader.seek_head()
 
@@ -128,13 +128,13 @@ class JournalSource(Source):
                 entry = self._reader.get_next()
             except OSError:
                 if lines:
-                    self.pending = True  # return these lines first: the cursor is behind them
+                    self.pending = True  # return these lines first, because the cursor points after them
                     break
                 raise
             if not entry:
                 self._is_first_start = False
                 break
-            # After seek_cursor the next entry is that of the cursor, if it still exists.
+            # After seek_cursor, the next entry is the one at the cursor, if it still exists.
             if not self._resumed and self._position and self._reader.test_cursor(self._position):
                 self._resumed = True
                 continue

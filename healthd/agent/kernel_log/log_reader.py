@@ -20,8 +20,8 @@ log = logging.getLogger("healthd.agent.kernel_log.source")
 
 RETRY_SECONDS = (1.0, 5.0, 30.0, 300.0)
 GAP_TRIES = 5
-READ_SECONDS = 0.05  # maximum time of one read in a storm, so that other sources are served too
-MAX_LINES_PER_READ = 4000  # maximum lines of one read, without repeats
+READ_SECONDS = 0.05  # maximum duration of one read in a storm, so that other sources are served too
+MAX_LINES_PER_READ = 4000  # maximum number of lines per read, without repeats
 FORGEABLE_NOTE = (
     "lines of {} are only observed and never drain, because any user can forge them: use "
     'kernel_log.source = "kmsg", or set kernel_log.trust_file = true to trust the file'
@@ -29,9 +29,9 @@ FORGEABLE_NOTE = (
 
 
 class KernelLogReader:
-    """Returns KernelEvents and the status of the source, after `open()`.
+    """Reader of KernelEvents, which also reports the source's status. Call `open()` first.
 
-    `observed`: users can forge lines of the source (config.is_kernel_log_forgeable).
+    `observed`: users can forge the source's lines (config.is_kernel_log_forgeable).
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class KernelLogReader:
 
     @property
     def deadline(self) -> float:
-        """When to read without a wakeup: to reopen the source, or because one read did not take everything."""
+        """When to read without a wakeup: to reopen the source, or because the last read left lines unread."""
         if self._source is None:
             return float("inf") if self._spec == "off" else self._retry_at
         return 0.0 if self._source.pending else float("inf")
@@ -99,7 +99,7 @@ class KernelLogReader:
             yield self.journal
 
     def read(self) -> list[KernelEvent]:
-        """Return the events of the available lines; in a storm, of those that READ_SECONDS allows to read."""
+        """Return the events from the available lines. In a storm, read only for READ_SECONDS."""
         if self._source is None and self._monotonic() >= self._retry_at:
             self._open()
         source = self._source
@@ -129,7 +129,7 @@ class KernelLogReader:
         self._update_status(sum(count for count, _ in read), sum(event.lines for event in events))
         return events
 
-    # --- gaps of the ring buffer, which the journal fills
+    # --- gaps in the ring buffer, which the journal fills
 
     def gap(self) -> Gap | None:
         """Return the gap to read from the journal now."""
@@ -137,7 +137,7 @@ class KernelLogReader:
         return gaps[0] if gaps and not self._gap_waits else None
 
     def fill_gap(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
-        """Return the events of the journal's lines in a gap. `limit` lines are not all: the rest remains a gap."""
+        """Return the events from the journal's lines in a gap. If there are `limit` lines, the rest remains a gap."""
         self._gap_failures = 0
         last = lines[-1].usec if len(lines) >= limit else None
         if isinstance(self._source, Kmsg):
@@ -146,7 +146,7 @@ class KernelLogReader:
         return self._events(merge_repeats(line._replace(history=gap.history) for line in lines))
 
     def gap_failed(self, gap: Gap, why: str) -> None:
-        """Handle a failed read of the journal. It is tried again in the next round, at most GAP_TRIES times."""
+        """Handle a failed read of the journal. The next round retries it, at most GAP_TRIES times."""
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
         restarts = self.journal.restarts_total + 1
@@ -168,7 +168,7 @@ class KernelLogReader:
     # --- opening and closing
 
     def open(self, cursor: Any = None) -> None:
-        """Open the source. `cursor`: where an earlier reader stopped; None: no earlier reader."""
+        """Open the source. `cursor`: position where an earlier reader stopped, or None if there was none."""
         self._cursor = cursor
         self._open()
 
@@ -184,7 +184,7 @@ class KernelLogReader:
             self._source = open_source(self._spec, self._root, self._cursor, self._accept_injected, self._now)
         except Exception as error:
             if not isinstance(error, OSError | ImportError):
-                self._cursor = None  # the cursor that an earlier daemon left may be the cause
+                self._cursor = None  # the cursor from an earlier daemon may be the cause
             self._handle_failure(f"{self._spec}: {_describe(error)}")
             return
         missing = self._source.missing
@@ -207,7 +207,7 @@ class KernelLogReader:
         log.error("the kernel log cannot be read, next try in %g s: %s", wait, problem)
 
     def _total_counts(self) -> tuple[int, int, int, int]:
-        """Return (lost, overruns, malformed, rotations) of all sources since the start."""
+        """Return (lost, overruns, malformed, rotations) over all sources since the start."""
         source = self._source
         if source is None:
             return self._previous_counts
@@ -237,7 +237,7 @@ class KernelLogReader:
 
 
 def _describe(error: Exception) -> str:
-    """Return the text of a source's error. An exception that no source should raise is logged with its location."""
+    """Return the text for a source's error. Log an exception that no source should raise, with its location."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ImportError):

@@ -1,4 +1,4 @@
-"""Opens the source of kernel lines that `--kernel-log` names."""
+"""Open the source of kernel lines that `--kernel-log` names."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def open_source(
 ) -> Source:
     """Open the source named by `--kernel-log`: "kmsg", "journal", or the path of a file or FIFO to follow.
 
-    `cursor` is from an earlier source of any kind; one that does not fit is ignored. The file need not exist yet, but
-    its directory must. Raises OSError if the source cannot be opened (not root, no such directory).
+    `cursor` comes from an earlier source of any kind, and is ignored if it does not fit. The file need not exist yet,
+    but its directory must. Raises OSError if the source cannot be opened (not root, no such directory).
     """
     boot_id = Host(root).boot_id()
     if spec == "kmsg":

@@ -1,10 +1,10 @@
-"""Parser of kernel messages: parse(text) -> KernelEvent, pure. The formats are in rules/, one file per family.
+"""Parser for kernel messages: parse(text) -> KernelEvent. Pure. The formats are in rules/, one file per family.
 
 Every rule is anchored at the start of the kernel's message. Process names and cgroup paths inside a message are user
-text, and a program that quotes an Xid in its own log line is not the driver. A new format is a new row of its family's
-RULES; among rows that share a literal the first match counts.
+text, and a program that quotes an Xid in its own log line is not the driver. For a new format, add a row to its
+family's RULES. Among rows that share a literal, the first match counts.
 
-Some of the kernel's own lines begin with user text all the same: those about a process, "NAME[PID]: segfault at".
+However, some of the kernel's own lines begin with user text: those about a process, "NAME[PID]: segfault at".
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def _by_literal(rules: Sequence[Rule]) -> dict[str, tuple[Rule, ...]]:
     }
 
 
-LITERALS = _by_literal(RULES)  # and those of the site (use_patterns)
+LITERALS = _by_literal(RULES)  # and the site's own (use_patterns)
 # A process may be called "Xid (0): 79, a" (any 15 characters). Lines that begin with a process name report at most a
 # memory fault, or an access beyond the end of a device.
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
 # mm/oom_kill.c, kernel/signal.c, kernel/exit.c, fs/drop_caches.c, fs/proc/base.c (oom_adj), fs/hugetlbfs/inode.c (Using
-# mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device gives itself.
+# mlock), block/blk-core.c (beyond end); drivers/input/input.c: the name that a device reports for itself.
 _USER_TEXT_FIRST = regex(
     r"[\s\S]{0,15}(?:\[\d{1,10}\](?::| (?:general protection|trap |bad frame|vsyscall |attempts ))"
     r"|/\d{1,10}: potentially | ?\(\d{1,10}\)(?:: drop_caches|: VmData|: /proc/|: Using mlock| used | uses )"
@@ -66,14 +66,14 @@ _USER_TEXT_FIRST = regex(
 )
 
 
-UNREAD = "unread"  # kind of a line on which a rule raised: it may report any fault, so it is shown
+UNREAD = "unread"  # kind for a line on which a rule raised; it may report any fault, so it is displayed
 
 
 def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:
-    """Use the site's patterns, instead of earlier ones, from now on.
+    """Use the site's patterns from now on, in place of earlier ones.
 
-    Called once, before any line is read, because parsed lines are not parsed again. A pattern counts only for a line
-    that no built-in rule reads. If several match, the most severe one counts.
+    Call it once, before any line is read, because lines are not parsed again. A pattern only applies to a line
+    that no built-in rule matches. If several patterns match, the most severe one counts.
     """
     by_literal = _by_literal((*RULES, *site.rules(patterns)))
     LITERALS.clear()
@@ -81,9 +81,9 @@ def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:
 
 
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
-    """Return the event of a kernel message without any prefix; None if the message does not matter.
+    """Return the event for a kernel message without any prefix, or None if the message is irrelevant.
 
-    A message longer than the kernel can print is truncated first. `literals`: those of LITERALS that the caller has not
+    A message longer than the kernel can print is truncated first. `literals`: the LITERALS that the caller has not
     ruled out, in their order.
     """
     text = text[:MAX_TEXT]
@@ -95,12 +95,12 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
 
 
 def unread(text: str) -> KernelEvent:
-    """Return the event of a line that could not be parsed."""
+    """Return the event for a line that could not be parsed."""
     return KernelEvent(UNREAD, text=text[:MAX_TEXT])
 
 
 def as_unread(event: KernelEvent) -> KernelEvent:
-    """Return the lines of an event as an unread event, for a later step that fails on their content."""
+    """Return an event's lines as an unread event, for a later step that fails on their content."""
     return replace(event, kind=UNREAD, code="", pci="", fields=())
 
 

@@ -1,7 +1,7 @@
 """Prefixes of kernel messages: records of /dev/kmsg, and the prefixes of log files. Pure.
 
-/dev/kmsg is the source to trust: its facility identifies the writer of a line. In a file, any user who may write to
-syslog can pretend to be the kernel (`logger -t kernel`); only lines that name another program can be excluded.
+/dev/kmsg can be trusted, because its facility identifies a line's writer. In a file, any user who may write to syslog
+can pretend to be the kernel (`logger -t kernel`). Only lines that name another program can be excluded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 
 
 class Record(NamedTuple):
-    """One record of /dev/kmsg. `usec`: microseconds of the kernel's log clock since boot."""
+    """One /dev/kmsg record. `usec`: microseconds since boot on the kernel's log clock."""
 
     facility: int
     sequence: int
@@ -31,9 +31,9 @@ class Record(NamedTuple):
 class Stripped(NamedTuple):
     """A kernel message in a file.
 
-    The line's time: `uptime`, seconds since boot, or `epoch`; None if the line has none.
-    host: the machine in the prefix, "" if none. lines: number of lines that it represents.
-    unread: healthd failed to parse the prefix; `text` is the whole line.
+    The line's time is `uptime`, in seconds since boot, or `epoch`. Both are None if the line has no time.
+    host: the machine in the prefix, or "" if there is none. lines: number of lines that this one represents.
+    unread: healthd failed to parse the prefix, so `text` is the whole line.
     """
 
     text: str
@@ -44,13 +44,13 @@ class Stripped(NamedTuple):
     unread: bool = False
 
 
-_RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20})(?:,[^;\n]{0,256})?;([^\n]*)")  # Linux 3.5 wrote no flags
+_RECORD = re.compile(rb"(\d{1,10}),(\d{1,20}),(\d{1,20})(?:,[^;\n]{0,256})?;([^\n]*)")  # Linux 3.5 did not write flags
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 @never_raises(KERNEL_LOG)
 def parse_record(data: bytes) -> Record | None:
-    r"""Parse b"4,123,456789,-;text\n KEY=value\n"; None if `data` is no record. \xNN is one byte."""
+    r"""Parse b"4,123,456789,-;text\n KEY=value\n"; return None if `data` is not a record. \xNN is one byte."""
     match = _RECORD.match(data)
     if match is None:
         return None
@@ -70,23 +70,23 @@ _CONSOLE = regex(
     r"\[(?:(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)|\.\.\."
     r"| *\+\d{1,10}\.\d{1,9}|[A-Z][a-z]{2} ?\d{1,2} \d\d:\d\d)\] ?"
 )
-# 2025-01-21T04:41:44,283302+00:00 text          dmesg --time-format=iso: a comma, neither host nor tag
+# 2025-01-21T04:41:44,283302+00:00 text          dmesg --time-format=iso: with a comma, without host and tag
 # 2026-10-03T05:56:38.1-04:00 host kernel: text  rsyslog, journalctl -o short-iso
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:([.,])(\d{1,9}))?(?:(Z)|([+-])(\d\d):?(\d\d))? +(?=\S)")
-_LETTERS = "A-Za-z\u0080-\U0010ffff"  # of any script: days and months are in the writer's language
+_LETTERS = "A-Za-z\u0080-\U0010ffff"  # in any script, because days and months are in the writer's language
 # Mar 29 15:38:59 host kernel: text   (month in the writer's language: "mars", "12月"); journalctl may omit the host
 _SYSLOG = regex(r"((?!\d+ )[0-9" + _LETTERS + r"]{2,6})\.? +(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.\d{1,9})? +(?=\S)")
-# Tue 2025-01-21 04:41:44.123456 UTC host kernel: text           journalctl -o short-full; the writer's zone by its name
+# Tue 2025-01-21 04:41:44.123456 UTC host kernel: text    journalctl -o short-full; with the name of the writer's zone
 # Mon Jul 28 10:19:15 2025 kern.crit kernel: [ 7013.909286] text     logread
 _FULL = regex("[" + _LETTERS + r"]{1,4}\.? (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,9})?) ([\w+-]{1,8}) +(?=\S)")
 _DAY = regex(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d):(\d\d):(\d\d) (\d{4}) +(?=\S)")
 _UNIX = regex(r"(\d{9,11}\.\d{1,9}) +(?=\S)")  # journalctl -o short-unix
 _DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # the line's writer follows these
-# "host kernel: text" also where the date was cut off; metalog writes "[kernel] text"
-# and syslog-ng the hosts that a line came through: "local@node17", "node17/relay".
+# "host kernel: text" also occurs where the date was cut off. metalog writes "[kernel] text", and syslog-ng the hosts
+# that a line passed through: "local@node17", "node17/relay".
 _HOST_TAG = regex(r"(?:(?!kern\.)([\w.:@/-]{1,255}) +)?(?:kern\.\w{1,8} +)?(?:kernel: ?|\[kernel\] )")
-# "Sep 18 20:07:01 NVRM: Xid ...": people remove host and "kernel:" from quoted logs. No user's line looks like this:
-# without its host (journalctl --no-hostname) it has the pid, "NVRM[4711]: ", and without a pid it has the host.
+# "Sep 18 20:07:01 NVRM: Xid ...": people remove host and "kernel:" from quoted logs. No user's line has this form:
+# without a host (journalctl --no-hostname) it has a pid, "NVRM[4711]: ", and without a pid it has a host.
 _WITHOUT_TAG = regex(_SYSLOG.pattern + "NVRM: ")
 _RFC5424 = regex(r"<(\d{1,3})>1 (?=\d{4}-)")
 _RFC5424_TAG = regex(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")
@@ -112,9 +112,9 @@ _REPEATED = regex(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
 
 
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
-    """Return the kernel's message in a line of a log file; None if another program wrote the line.
+    """Return the kernel's message in a line from a log file, or None if another program wrote the line.
 
-    `now` (epoch seconds) gives the year of a syslog date. `injected` accepts lines with the priority of another
+    `now` (epoch seconds) determines the year of a syslog date. `injected` accepts lines with the priority of another
     facility (drills and tests).
     """
     try:
@@ -169,12 +169,12 @@ def _stripped(line: str, now: float, injected: bool) -> Stripped | None:
 
 
 def _host_name(tag: re.Match[str]) -> str:
-    """Return the host before the tag; RFC 5424 writes "-" for none."""
+    """Return the host before the tag; RFC 5424 writes "-" if there is none."""
     return (tag[1] or "").strip("-").rstrip(":") if tag.re.groups else ""
 
 
 def parse_date(date: str, now: float) -> float | None:
-    """Return the epoch seconds of a date in the format of a line's prefix; None if it is no date."""
+    """Parse a date in a line prefix's format. Return epoch seconds, or None if it is not a date."""
     return _strip_date(f"{date} -", now)[1]
 
 
@@ -205,7 +205,7 @@ def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | N
 
 
 def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float | None:
-    """Return the epoch seconds of a matched date; None if invalid. A date without a zone is local time."""
+    """Return a matched date in epoch seconds, or None if it is invalid. A date without a zone is local time."""
     try:
         if pattern is _UNIX:
             return float(found[1])
@@ -228,7 +228,7 @@ def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float 
 
 
 def _syslog_epoch(found: re.Match[str], now: float) -> float:
-    """Return the epoch seconds of a date without a year: the latest one up to tomorrow."""
+    """Return a date without a year in epoch seconds. Assume the latest such date up to tomorrow."""
     month = MONTHS.index(found[1].lower()) + 1
     day, hour, minute, second = (int(word) for word in found.groups()[1:5])
     year = time.localtime(now).tm_year
@@ -255,10 +255,10 @@ def _local(year: int, month: int, day: int, hour: int, minute: int, second: floa
 
 @functools.lru_cache(maxsize=64)
 def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float:
-    """Return the epoch seconds of a local minute. Cached: the lines of a storm share a minute, and mktime is slow.
+    """Return a local minute in epoch seconds. Cached, because a storm's lines share a minute and mktime is slow.
 
-    For an hour that occurs twice, because the clock is set back, mktime uses the offset of its last call. The first
-    call makes that always the first hour.
+    For an hour that occurs twice because the clock is set back, mktime uses the offset from its last call. The first
+    call makes sure that this is always the first hour.
     """
     time.mktime((year, month, day, hour - 12, minute, 0, 0, 0, -1))
     return time.mktime((year, month, day, hour, minute, 0, 0, 0, -1))

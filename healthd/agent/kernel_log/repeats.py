@@ -1,9 +1,9 @@
-"""Counts repeated lines before they are parsed, which makes a storm of a million lines cheap. Pure.
+"""Count repeated lines before they are parsed, which makes a storm of a million lines cheap. Pure.
 
-Two Xids with the same head (GPU and code) are one fault, regardless of pid, channel or registers. Codes whose further
-text distinguishes faults (a link, a unit, a recovery action) have no head here: those Xids, SXids and PCI Express
-errors are one fault only if their lines are equal. Every other line is read individually: if lines report a state (a
-link is down, or up again), their order counts.
+Two Xids with the same head (GPU and code) report one fault, regardless of pid, channel or registers. Some codes are
+followed by text that distinguishes faults (a link, a unit, a recovery action). They have no head here, so these Xids,
+SXids and PCI Express errors report one fault only if their lines are equal. Every other line is read individually,
+because the order of lines matters if they report a state (a link is down, or up again).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from healthd.common.text import regex
 
 BULK_BYTES = 32 << 10  # a storm or a backlog; less data is read line by line
 
-# Xid 74 and 144-150 name a link, 154 an action, some of 13 a processor: agent/kernel_log/rules/nvidia.py makes fields
-# of them.
+# Xid 74 and 144-150 name a link, 154 an action, and some Xids 13 a processor. agent/kernel_log/rules/nvidia.py stores
+# these in fields.
 _XID = (
     r"NVRM: Xid \(PCI:[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\): "
     r"(?:13,[^\n(]{0,120} on \(GPC \d{1,3}, TPC \d{1,3}[^\n)]{0,9}\)|(?!74,|14[4-9],|150,|154,)[1-9]\d{0,3},)"
@@ -27,8 +27,8 @@ _WHOLE = (
     rb"(?:NVRM: Xid \(PCI:[0-9A-Fa-f:]{7,16}\): (?:74|14[4-9]|150),|nvidia-nvswitch\d{1,3}: SXid \(PCI:"
     rb"|(?:pcieport|nvidia|mlx5_core|nvme) [0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]: (?:AER: |PCIe Bus Error: |  ))"
 )
-# A line in a file that is certainly the kernel's: its text alone, after dmesg's time, or after a date, a host and
-# "kernel:" (agent/kernel_log/prefix.py has more formats; syslog daemons write these).
+# A file's line that certainly comes from the kernel: the text alone, or after dmesg's time, or after a date, a host and
+# "kernel:" (syslog daemons write these formats; agent/kernel_log/prefix.py has more).
 _LINE = re.compile(
     rb"^(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.:+Z-]{0,24})"
     rb" [\w.-]{1,64} kernel: )?"
@@ -38,8 +38,8 @@ _LINE = re.compile(
 
 
 class Repeats(NamedTuple):
-    """`first`: the first complete line of each head, or of equal lines, with its count. `others`: all other lines, in
-    order.
+    """`first`: the first complete line for each head, or of equal lines, with its count. `others`: all other lines,
+    in order.
     """
 
     first: list[tuple[bytes, int]]
@@ -47,8 +47,8 @@ class Repeats(NamedTuple):
 
 
 def fault_head(text: str) -> str:
-    """Return the text that a message (without prefix) shares with all lines of its fault; "" if only a parser can
-    decide.
+    """Return the text that a message (without prefix) shares with all lines about its fault, or "" if only a parser
+    can decide.
     """
     match = _HEAD.match(text)
     return match[0] if match is not None else ""
@@ -56,13 +56,13 @@ def fault_head(text: str) -> str:
 
 def count_repeats(lines: bytes) -> Repeats:
     """Count the repeats in complete lines of a log, in one pass of the regular expression engine (1 us per line)."""
-    parts = _LINE.split(lines)  # text between repeats, a repeat's head or its whole text, text between, ...
+    parts = _LINE.split(lines)  # text between repeats, a repeat's head or whole text, text between, ...
     counts = Counter(head or text for head, text in zip(parts[1::3], parts[2::3], strict=True))
     if not counts:
         return Repeats([], lines)
     first = []
     for repeat, count in counts.items():
-        # The head's first occurrence may be in another program's line that quotes it: only _LINE identifies the writer.
+        # The head may first occur in another program's line that quotes it. Only _LINE identifies the writer.
         offset = 0
         while True:
             start = lines.rfind(b"\n", 0, lines.index(repeat, offset)) + 1

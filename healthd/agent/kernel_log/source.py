@@ -1,7 +1,7 @@
-"""Interface of a source of kernel lines. The sources are kmsg, journal and file.
+"""Interface for a source of kernel lines. The sources are kmsg, journal and file.
 
-A source never blocks, returns at most `limit` lines per call, and has a `cursor`: plain data that is stored together
-with the events of the lines, so that after a restart every line is returned exactly once.
+A source never blocks, returns at most `limit` lines per call, and has a `cursor`. The cursor is plain data that is
+stored together with the lines' events, so that every line is returned exactly once even after a restart.
 
 parse.parse parses a line; coalesce.coalesce_events joins the lines of one fault.
 """
@@ -19,19 +19,19 @@ from healthd.agent.kernel_log.repeats import fault_head
 from healthd.common.model import KernelEvent
 
 LINES_PER_READ = 1000
-SAME_SECONDS = 1.0  # lines of one head within this time are counted as one: short compared with coalesce's window
+SAME_SECONDS = 1.0  # lines with one head within this time are counted as one; short compared with coalesce's window
 
 Cursor = dict[str, Any] | None
 
 
 class RawLine(NamedTuple):
-    """A message of the kernel without its prefix.
+    """A kernel message without its prefix.
 
     time      epoch seconds, never later than the time of reading
-    history   the line was in the log before healthd first read it (no cursor): recorded, without effect
+    history   the line was in the log before healthd first read it (no cursor); it is recorded, without effect
     usec      the kernel's log clock in this boot, if the source has it
-    lines     number of lines of the same fault that this line represents; the last was at `last_time`
-    unread    the prefix could not be parsed: `text` is the whole line
+    lines     number of lines about one fault that this line represents; the last came at `last_time`
+    unread    the prefix could not be parsed, so `text` is the whole line
     """
 
     time: float
@@ -46,7 +46,7 @@ class RawLine(NamedTuple):
 class Gap(NamedTuple):
     """Lines that the ring buffer lost, between two times of the kernel's log clock, both exclusive.
 
-    `since_usec` 0 is the start of the boot. The journal may still have the lines: journal.read_journal. `history`: as
+    `since_usec` 0 is the start of the boot. The journal may still have the lines (journal.read_journal). `history`: as
     in RawLine.
     """
 
@@ -58,9 +58,9 @@ class Gap(NamedTuple):
 class Source(ABC):
     """An open source of kernel lines.
 
-    pending: read() stopped at its limit; call it again without waiting.
+    pending: read() stopped at its limit, so call it again without waiting.
     overruns: how often lines were lost; lost: how many lines, if known; rotations: how often the file was replaced or
-    truncated; malformed: how often the data was no record, or a line was too long.
+    truncated; malformed: how often the data was not a record, or a line was too long.
     """
 
     pending = False
@@ -75,29 +75,29 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
-        """Return lines. Raise OSError only if there are none: lines from before the error are returned first."""
+        """Return lines. Raise OSError only if there are none. Lines from before an error are returned first."""
 
     @abstractmethod
     def close(self) -> None: ...
 
     @property
     def cursor(self) -> Cursor:
-        """Position after the returned lines. None: the source cannot be read again."""
+        """Position after the returned lines, or None if the source cannot be read again."""
         return None
 
     @property
     def missing(self) -> str:
-        """Why there is nothing to read yet; "" if there is something."""
+        """Why there is nothing to read yet, or "" if there is something."""
         return ""
 
     def take_notes(self) -> list[str]:
-        """Return the notes for the log, each once."""
+        """Return the notes for the log and forget them."""
         notes, self._notes = self._notes, ()
         return list(notes)
 
 
 def make_event(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:
-    """Return the event of a line. `observed`: users can forge lines of its source."""
+    """Return the event for a line. `observed`: users can forge its source's lines."""
     event = unread(line.text) if line.unread else parse(line.text)
     if event is None:
         return None
@@ -116,8 +116,8 @@ def make_event(line: RawLine, boot_id: str, observed: bool = False) -> KernelEve
 def merge_repeats(lines: Iterable[RawLine]) -> list[RawLine]:
     """Merge repeated lines of one read into the first one, so that each is parsed once.
 
-    An Xid may repeat any earlier one with its head. Any other line may repeat only the line just before it: an "OK" may
-    be between two "not responding", and the order determines the current state.
+    An Xid may repeat any earlier Xid with the same head. Any other line may only repeat the line just before it. An
+    "OK" may come between two "not responding", and the order determines the current state.
     """
     merged: list[RawLine] = []
     indexes: dict[tuple[str, bool], int] = {}

@@ -1,8 +1,8 @@
-"""TLS of the metrics page: load the web configuration and its certificates, and reload them when a file changes.
+"""TLS for the metrics page: load the web configuration and its certificates, and reload them when a file changes.
 
-A renewed certificate needs no restart. If a changed file is invalid, the previous configuration stays in force and
-`healthd status` reports the problem. All files must belong to root (common/ownership.py), and the key must not be
-readable by everybody.
+A renewed certificate does not require a restart. If a changed file is invalid, the previous configuration stays in
+force and `healthd status` reports the problem. All files must belong to root (common/ownership.py), and not everybody
+may be allowed to read the key.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from healthd.common import ownership
 
 HUNG_SECONDS = 1.0  # how long a client waits for another client's thread that checks the files
 EXPIRY_WARNING_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
-NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of openssl/x509_vfy.h; the ssl module has no name for it
-HANDSHAKE_ROUNDS = 3  # TLS 1.2 takes two turns of client and server until the client has finished, TLS 1.3 takes one
+NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME in openssl/x509_vfy.h; the ssl module has no name for it
+HANDSHAKE_ROUNDS = 3  # client and server take two turns in TLS 1.2 until the client has finished, and one in TLS 1.3
 
 Stamp = tuple[int, int, int, int]
 
@@ -39,9 +39,9 @@ Stamp = tuple[int, int, int, int]
 class Web(NamedTuple):
     """The configuration in force.
 
-    context: None without TLS.
-    expires: end of the certificate in epoch seconds; 0 without TLS, or if `rejected`.
-    rejected: why clients reject the certificate whenever they connect, such as "unsuitable certificate purpose"; or "".
+    context: the TLS context, or None without TLS.
+    expires: when the certificate expires, in epoch seconds; 0 without TLS, or if `rejected`.
+    rejected: why clients always reject the certificate, such as "unsuitable certificate purpose"; or "".
     """
 
     config: WebConfig
@@ -51,10 +51,10 @@ class Web(NamedTuple):
 
 
 class WebFiles:
-    """The web configuration file at `path` and the files that it names."""
+    """Web configuration file at `path`, and the files that it names."""
 
     def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
-        """Raises WebConfigError: no page is served then, rather than one without TLS."""
+        """Raise WebConfigError if a file is invalid. Then no page is served, rather than one without TLS."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""
@@ -63,9 +63,9 @@ class WebFiles:
         self._stamps = self._read_stamps(self._files(self._web))
 
     def web(self) -> Web:
-        """Return the configuration in force, after a reload if a file has changed. Called for each connection.
+        """Return the configuration in force, and reload it first if a file has changed. Called for each connection.
 
-        If a file is on a mount that hangs, one thread waits for it. All others get the previous configuration.
+        If a file is on a hung mount, one thread waits for it. All others get the previous configuration.
         """
         if not self._lock.acquire(timeout=HUNG_SECONDS):
             return self._web
@@ -76,7 +76,7 @@ class WebFiles:
                 try:
                     found = _read(self._path)
                     if (found.context is None) != (self._web.context is None):
-                        raise WebConfigError(f"{self._path}: TLS can be turned on or off by a restart only")
+                        raise WebConfigError(f"{self._path}: TLS can only be turned on or off by a restart")
                 except WebConfigError as error:
                     self._problem = f"{error} (the previous configuration stays in force)"
                 else:
@@ -87,8 +87,8 @@ class WebFiles:
             self._lock.release()
 
     def problem(self) -> str:
-        """Return why the files are not in force, or that clients reject the certificate, now or soon; "" if neither."""
-        with self._lock:  # wait for a client's thread that hangs in the files: the caller reports that this hangs
+        """Return why the files are not in force, or why clients reject the certificate, now or soon; "" if neither."""
+        with self._lock:  # a client's thread may hang in the files; the caller then reports that this call hangs
             pass
         web, now = self.web(), self._now()
         if self._problem or web.config.tls_server_config is None:
@@ -121,7 +121,7 @@ def _read(path: str) -> Web:
     with _opened(path) as descriptor:
         content = os.read(descriptor, MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
-        raise WebConfigError(f"{path}: is longer than {MAX_BYTES >> 10} KiB")
+        raise WebConfigError(f"{path}: is larger than {MAX_BYTES >> 10} KiB")
     try:
         config = parse(content.decode("utf-8"), os.path.dirname(os.path.abspath(path)))
     except UnicodeDecodeError:
@@ -133,7 +133,7 @@ def _read(path: str) -> Web:
 
 @contextmanager
 def _opened(path: str) -> Iterator[int]:
-    """Open a file of root for reading. Raises WebConfigError."""
+    """Open a file that belongs to root for reading. Raises WebConfigError."""
     try:
         with ownership.open_file(path) as descriptor:
             yield descriptor
@@ -154,12 +154,12 @@ def _with_tls(config: WebConfig, tls: Tls) -> Web:
         context.set_ciphers(":".join(suites))
     for curve in tls.curve_preferences:
         context.set_ecdh_curve(CURVES[curve])
-    # OpenSSL opens the checked descriptors: the paths may name other files by then.
+    # OpenSSL opens the checked descriptors, because the paths may name other files by then.
     with _opened(tls.cert_file) as certificate, _opened(tls.key_file) as key:
         if os.fstat(key).st_mode & 0o007:
             raise WebConfigError(f"{tls.key_file}: every user may read the key: chmod 0640 {tls.key_file}")
         try:
-            # Without `password` OpenSSL would ask the terminal for the password of an encrypted key.
+            # Without `password`, OpenSSL would ask for an encrypted key's password on the terminal.
             context.load_cert_chain(f"/proc/self/fd/{certificate}", f"/proc/self/fd/{key}", password=lambda: "")
             expires, rejected = _validity(context, f"/proc/self/fd/{certificate}")
         except (OSError, ValueError) as error:
@@ -183,13 +183,13 @@ def _error_text(error: Exception) -> str:
 
 
 def _validity(server: ssl.SSLContext, certificate: str) -> tuple[float, str]:
-    """Return when the certificate expires in epoch seconds, or 0 and why a client that trusts it rejects it.
+    """Return when the certificate expires (epoch seconds), or 0 and the reason why a client that trusts it rejects it.
 
-    The ssl module decodes only the certificate of a verified peer. Therefore a client in memory, which trusts exactly
-    this certificate at any time, connects to `server`, which must not verify clients yet.
+    The ssl module only decodes the certificate of a verified peer. Therefore an in-memory client, which trusts exactly
+    this certificate at any time, connects to `server`. `server` must not verify clients yet.
 
     Raises:
-        ssl.SSLError: no handshake succeeds, for example because no cipher suite fits the key.
+        ssl.SSLError: every handshake fails, for example because no cipher suite fits the key.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False

@@ -1,10 +1,10 @@
-"""Metric families as text, in the two formats that Prometheus reads:
+"""Write metric families as text, in the two formats that Prometheus reads:
 
     the text format 0.0.4   prometheus.io/docs/instrumenting/exposition_formats
     OpenMetrics 1.0         prometheus.io/docs/specs/om/open_metrics_spec
 
-prometheus-client writes each family separately. The text of an unchanged family is reused, and where only values
-changed, only these are replaced (docs/adr/0034-the-text-of-the-page.md).
+prometheus-client writes each family separately. An unchanged family's text is reused. If only values changed, only the
+values in the text are replaced (docs/adr/0034-the-text-of-the-page.md).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 Labels: TypeAlias = "tuple[tuple[str, str], ...]"  # by name
 TOTAL = "_total"
-MAX_CACHED_SERIES = 2048  # cached names and labels of observations; more than most nodes have
+MAX_CACHED_SERIES = 2048  # how many names and labels of observations to cache; more than most nodes have
 OPENMETRICS = "application/openmetrics-text"
 END = "# EOF\n"
-GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no time, unknown system (RFC 1952, 2.3)
-COMPRESSION = 4  # for 69 KiB the result is 3 % larger than with 6, in half the time
+GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no time, unknown operating system (RFC 1952, 2.3)
+COMPRESSION = 4  # 69 KiB compress to 3 % more than with level 6, in half the time
 
 
 class Metric(NamedTuple):
-    """A family.
+    """A metric family.
 
-        name    ends in TOTAL for a counter, and only then
-        series  labels -> value
+        name    ends in TOTAL if and only if the metric is a counter
+        series  value for each set of labels
 
-    All text is UTF-8 that can be written.
+    All text can be encoded as UTF-8.
     """
 
     name: str
@@ -44,9 +44,9 @@ TextCache: TypeAlias = "dict[str, tuple[Metric, str]]"  # family name -> family 
 
 
 def text(metrics: Iterable[Metric], openmetrics: bool, cache: TextCache | None = None) -> str:
-    """Return the text of the families, without the end of an OpenMetrics page (`END`).
+    """Return the families' text, without the end marker of an OpenMetrics page (`END`).
 
-    cache: texts of the last call in this format; replaced by those of this call.
+    cache: texts from the last call in this format; this call replaces them with its own.
     """
     before = cache or {}
     written: TextCache = {}
@@ -74,9 +74,9 @@ def _text(metric: Metric, openmetrics: bool) -> str:
 
 
 def _update_text(previous: Metric, previous_text: str, metric: Metric) -> str | None:
-    """Return the text of a family with new values in its previous text; None if more than values changed.
+    """Return a family's previous text with the new values, or None if more than the values changed.
 
-    Labels take most of the time to write, and hardly ever change. A sample is one line, and its value comes last.
+    Labels take the most time to write, and hardly ever change. A sample is one line that ends with its value.
     """
     if previous == metric:
         return previous_text
@@ -112,11 +112,11 @@ class _Family:
         yield family
 
 
-# --- compressed, in two parts
+# --- compression in two parts
 
 
 class Deflated(NamedTuple):
-    """The compressed first part of a text, to which another part can be appended. checksum, size: uncompressed."""
+    """The compressed first part of a text, to which another part can be appended. checksum, size: of the plain text."""
 
     data: bytes
     checksum: int
@@ -131,7 +131,7 @@ def deflated(first: bytes) -> Deflated:
 def gzipped(first: Deflated, second: bytes) -> bytes:
     """Return both parts as one gzip member (RFC 1952).
 
-    The second part is short: it is compressed in 8 KiB of memory instead of 256.
+    The second part is short, so its compression uses 8 KiB of memory instead of 256.
     """
     stream = zlib.compressobj(COMPRESSION, zlib.DEFLATED, wbits=-9, memLevel=1)
     end = struct.pack("<LL", zlib.crc32(second, first.checksum), (first.size + len(second)) & 0xFFFFFFFF)

@@ -1,9 +1,9 @@
-"""The state of the daemon as Prometheus metrics: for the page (http_server.py) and for node_exporter's textfile
+"""The daemon's state as Prometheus metrics, for the page (http_server.py) and for node_exporter's textfile
 collector.
 
-names.py defines names and meanings. A check's observations are `healthd_<name>`. An observation that cannot be exported
-(an invalid name or label, a name that is reserved, a duplicate series) is left out and counted, so that no check breaks
-the page for the others.
+names.py defines names and meanings. A check's observations become `healthd_<name>`. If an observation cannot be
+exported (an invalid name or label, a reserved name, a duplicate series), it is left out and counted, so that one check
+cannot break the page for the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from healthd.common.text import regex
 
 log = logging.getLogger("healthd")
 
-METRIC_NAME = regex(r"[a-z][a-z0-9_]*")  # a colon is for recording rules only
+METRIC_NAME = regex(r"[a-z][a-z0-9_]*")  # colons are reserved for recording rules
 LABEL_NAME = regex(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 RESERVED_LABELS = ("le", "quantile")
 REFUSED = "check_observations_refused"
@@ -49,10 +49,10 @@ Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # (name in FAMILIES, rows)
 
 
 def families(snapshot: Snapshot) -> list[Metric]:
-    """Return healthd's own metrics, then the checks' observations by name.
+    """Return healthd's own metrics, followed by the checks' observations sorted by name.
 
-    Families without a series are left out. All values come from the snapshot; `processes` has the values that change
-    without a new snapshot.
+    Families without a series are left out. All values come from the snapshot. `processes` returns the values that
+    change without a new snapshot.
     """
     observed, refused = _observed(snapshot)
     own = dict(_own(snapshot))
@@ -61,7 +61,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
 
 
 def processes(snapshot: Snapshot) -> list[Metric]:
-    """Return the present cost of healthd itself."""
+    """Return the current resource use of healthd itself."""
     return [metric for metric in (_family(name, rows) for name, rows in _processes(snapshot)) if metric.series]
 
 
@@ -83,14 +83,14 @@ def _own(s: Snapshot) -> Iterator[Rows]:
 
 
 def gpu_labels(gpu: Gpu) -> dict[str, str]:
-    """Return labels as in dcgm-exporter: NVML's bus ids have eight digits of domain, and capitals."""
+    """Return labels as in dcgm-exporter. NVML's bus ids have an eight-digit domain and upper-case digits."""
     labels = {"gpu": str(gpu.index), "UUID": gpu.uuid, "pci_bus_id": gpu.pci.upper().zfill(16), "modelName": gpu.name}
     labels |= {"pci": gpu.pci} if gpu.minor is None else {"pci": gpu.pci, "device": f"nvidia{gpu.minor}"}
     return {label: text for label, text in labels.items() if text}
 
 
 def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
-    """Yield the metrics of conditions. Properties that may change while one is open are values, never labels."""
+    """Yield the metrics for conditions. Properties that may change while one is open are values, never labels."""
 
     def rows(value_of: Callable[[Condition], float]) -> list[Row]:
         return [(condition_labels(c), float(value_of(c))) for c in conditions]
@@ -104,8 +104,8 @@ def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
         "condition_acknowledged_until_timestamp_seconds",
         [(condition_labels(c), c.ack.until) for c in conditions if c.ack],
     )
-    # A separate metric: a job that becomes known later must not change the series of the condition. Prometheus itself
-    # uses the label "job".
+    # A separate metric, because a job that becomes known later must not change the condition's series. Prometheus
+    # itself uses the label "job".
     jobs = [({**condition_labels(c), "slurm_job": job}, 1.0) for c in conditions for job in c.job.split(",") if job]
     yield "condition_slurm_job", jobs
 
@@ -143,7 +143,7 @@ def _kernel_log(s: Snapshot) -> Iterator[Rows]:
 
 
 def _sources(s: Snapshot) -> Iterator[Rows]:
-    """Yield the metrics of event sources: kernel_log, journal (fills gaps of the ring buffer), device_removals."""
+    """Yield the metrics for event sources: kernel_log, journal (fills gaps in the ring buffer), device_removals."""
 
     def rows(value_of: Callable[[SourceStatus], float]) -> list[Row]:
         return [({"source": source.source}, float(value_of(source))) for source in s.sources]
@@ -173,7 +173,7 @@ def _slurm(s: Snapshot) -> Iterator[Rows]:
 
 
 def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
-    """Yield the metrics of a drain that waits for the fleet limit. Without one there are no samples."""
+    """Yield the metrics for a drain that waits for the fleet limit, or no samples if none waits."""
     if hold is None:
         return
     if hold.times:
@@ -217,7 +217,7 @@ def _workers(s: Snapshot) -> Iterator[Rows]:
 
 
 def _processes(s: Snapshot) -> Iterator[Rows]:
-    """Yield the cost of healthd itself. Files that take the memory lock are not read: a lost worker may hold it."""
+    """Yield healthd's own resource use. Read no file that takes the memory lock: a lost worker may hold it."""
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for name, pids in s.processes.items():
@@ -238,7 +238,7 @@ class _Cost(NamedTuple):
 
 
 def _process(pid: int) -> _Cost:
-    """Return the cost from /proc/PID/stat (psutil would cost the daemon 3 MiB); zeros for a missing process."""
+    """Read the resource use from /proc/PID/stat (psutil would take 3 MiB). Return zeros for a missing process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -252,11 +252,11 @@ def _process(pid: int) -> _Cost:
 
 
 def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
-    """Return families by name, and (check, number of rejected observations)."""
+    """Return the families sorted by name, and (check, number of rejected observations)."""
     rows: dict[str, dict[Labels, float]] = {}
     checks: dict[str, set[str]] = {}
     refused: Counter[str] = Counter()
-    kinds: dict[str, str] = {}  # of a gauge and a counter with one name, the first is exported
+    kinds: dict[str, str] = {}  # if a gauge and a counter have the same name, the first is exported
     for result in s.results:
         refused[result.check] += result.dropped_observations
         for observation in result.observations:
@@ -283,9 +283,9 @@ def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
 
 @functools.lru_cache(MAX_CACHED_SERIES)
 def _metric_series(name: str, is_counter: bool, labels: Labels) -> tuple[str, Labels]:
-    """Return the metric of an observation and its series; ("", ()) if it cannot be exported.
+    """Return an observation's metric and series, or ("", ()) if it cannot be exported.
 
-    A gauge must not look like a counter: in the OpenMetrics text the two would have the same name.
+    A gauge must not look like a counter, because the two would have the same name in OpenMetrics text.
     """
     family = name.removesuffix(TOTAL)
     names = [label for label, _value in labels]
@@ -303,7 +303,7 @@ def _metric_series(name: str, is_counter: bool, labels: Labels) -> tuple[str, La
 
 
 def _family(name: str, rows: Iterable[Row]) -> Metric:
-    """Return the family with each series once: Prometheus rejects a page with duplicates."""
+    """Return the family without duplicate series, because Prometheus rejects a page that has them."""
     return Metric(PREFIX + name, FAMILIES[name].text, {_series(labels.items()): value for labels, value in rows})
 
 
@@ -312,12 +312,12 @@ def _series(labels: Iterable[tuple[str, str]]) -> Labels:
 
 
 def _moment(moment: float) -> list[Row]:
-    """Return a row for a time; none for 0, which has not happened yet."""
+    """Return a row for a time, or no row for 0, which means not yet."""
     return [({}, moment)] if moment else []
 
 
 def _clean(raw_text: str) -> str:
-    """Return text that the text format can carry: UTF-8 without NUL, at which Prometheus stops reading."""
+    """Return text that the text format allows: UTF-8 without NUL, at which Prometheus stops reading."""
     if raw_text.isascii() and "\0" not in raw_text:
         return raw_text
     return raw_text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
@@ -332,7 +332,7 @@ def render(snapshot: Snapshot) -> bytes:
 
 
 def render_stable(snapshot: Snapshot, openmetrics: bool, cache: TextCache | None = None) -> bytes:
-    """Return the first part of the page, which is the same until there is another snapshot. cache: as in `text`."""
+    """Return the first part of the page, which stays the same until the next snapshot. cache: as in `text`."""
     return text(families(snapshot), openmetrics, cache).encode()
 
 

@@ -1,8 +1,8 @@
 """The metrics page over HTTP, or HTTPS (certificates.py). It is imported only if a page is configured.
 
 Any client that can reach the port may connect and stay silent, send its request byte by byte, send garbage, or leave a
-TLS handshake unfinished. None of this delays the page for other clients, or takes more than CLIENTS threads and
-MAX_HEAD_BYTES of memory each, for each address that healthd listens on.
+TLS handshake unfinished. For each address that healthd listens on, none of this delays the page for other clients, or
+takes more than CLIENTS threads and MAX_HEAD_BYTES of memory per client.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("healthd")
 
-CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; what Prometheus allows a scrape
-CLIENTS = 16  # at a time
-MAX_HEAD_BYTES = 16 << 10  # of the request line and the headers
-CACHE_SECONDS = 1.0  # how long a page is reused for all clients: rendering one delays the daemon
+CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; Prometheus' default timeout for a scrape
+CLIENTS = 16  # at the same time
+MAX_HEAD_BYTES = 16 << 10  # for the request line and the headers
+CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering one delays the daemon
 MAX_CONDITIONS = 20  # on the landing page
 METHODS = ("GET", "HEAD")
-ARENA_MAX = -8  # M_ARENA_MAX of malloc.h: mallopt(3)
+ARENA_MAX = -8  # M_ARENA_MAX in malloc.h: mallopt(3)
 TEXT = "text/plain; charset=utf-8"
 LANDING = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -60,7 +60,7 @@ h1 + p {{ color: #9198a1; }} a {{ color: #79c0ff; }} }}
 <ul>{conditions}</ul>
 <ul>
 <li><a href="metrics">metrics</a>: the node's health and the readings of the checks, for Prometheus</li>
-<li><a href="-/healthy">-/healthy</a>: status 200 if the daemon runs, whether or not the node is healthy</li>
+<li><a href="-/healthy">-/healthy</a>: status 200 if the daemon is running, whether or not the node is healthy</li>
 </ul>
 <p>For details, run <code>healthd status</code> on the node.</p>
 </body></html>
@@ -75,9 +75,9 @@ class Answer(NamedTuple):
 
 
 class Pages:
-    """The pages, rendered at most once a second for all clients of all addresses. Clients' threads call it.
+    """Pages that are rendered at most once a second, for all clients on all addresses. The clients' threads call it.
 
-    files: the web configuration; None if every client is served over plain HTTP.
+    files: the web configuration, or None if every client is served over plain HTTP.
     """
 
     def __init__(self, get_snapshot: Callable[[], Snapshot], web_config: str = "") -> None:
@@ -147,7 +147,7 @@ class Pages:
 
 
 def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], None]]:
-    """Serve ADDRESS from a thread. Port 0: any free port.
+    """Serve `address` from a thread. Port 0 means any free port.
 
     Return the port and a function that stops the thread. Raises OSError with one sentence.
     """
@@ -183,7 +183,7 @@ def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], Non
 
 @dataclass(slots=True)
 class _Client:
-    """A connected client. stream: the connection, or TLS around it."""
+    """A connected client. stream: the connection, possibly wrapped in TLS."""
 
     stream: socket.socket
     since: float  # monotonic
@@ -191,7 +191,7 @@ class _Client:
 
 
 class _CachedPage(NamedTuple):
-    """A rendered page. stable: the part that is the same until there is another snapshot."""
+    """A rendered page. stable: the part that stays the same until the next snapshot."""
 
     snapshot: Snapshot
     stable: bytes | Deflated
@@ -200,7 +200,7 @@ class _CachedPage(NamedTuple):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    # Not http.server.HTTPServer, which resolves the host name at the start, and can hang.
+    # Not http.server.HTTPServer, which resolves the host name when it starts, and can hang.
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128  # the kernel queues bursts of clients
@@ -208,7 +208,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, address: tuple[str, int], pages: Pages) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.pages = pages
-        self._clients: dict[object, _Client] = {}  # by the connection
+        self._clients: dict[object, _Client] = {}  # by connection
         self._running = 0
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
@@ -226,8 +226,8 @@ class _Server(socketserver.ThreadingTCPServer):
             self._spare.close()
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """Accept a connection. Without a free descriptor, close waiting connections and pause: poll(2) would return at
-        once."""
+        """Accept a connection. Without a free descriptor, close the waiting connections and pause, because poll(2)
+        would return at once."""
         try:
             return super().get_request()
         except OSError as error:
@@ -241,7 +241,7 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def end_overdue(self) -> float | None:
-        """Disconnect clients whose time is over. Return the seconds until the next one is due, None without clients."""
+        """Disconnect clients whose time is up. Return the seconds until the next is due, or None without clients."""
         now = time.monotonic()
         with self._lock:
             for client in self._clients.values():
@@ -253,14 +253,14 @@ class _Server(socketserver.ThreadingTCPServer):
     def verify_request(self, stream: object, _address: object) -> bool:
         assert isinstance(stream, socket.socket)
         with self._lock:
-            if len(self._clients) >= CLIENTS:  # a scrape sends its request at once: the others go first
+            if len(self._clients) >= CLIENTS:  # a scrape sends its request at once, so disconnect the others first
                 oldest = min(
                     self._clients,
                     key=lambda connection: (self._clients[connection].has_requested, self._clients[connection].since),
                 )
                 _disconnect(self._clients.pop(oldest))
             self._clients[stream] = _Client(stream, time.monotonic())
-            # Disconnected clients need a moment to end: the new client waits for that instead of being rejected.
+            # Disconnected clients need a moment to finish. The new client waits for them instead of being rejected.
             return self._ended.wait_for(lambda: self._running < 2 * CLIENTS, CLIENT_SECONDS / 2)
 
     def process_request(self, stream: object, address: object) -> None:
@@ -288,7 +288,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(stream if client is None else client.stream)  # type: ignore[arg-type]
 
     def wrap_tls(self, stream: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """Return TLS around the stream, before the handshake. From now on the client is disconnected through it. Raises
+        """Wrap the stream in TLS, before the handshake. From now on, disconnecting the client goes through it. Raises
         OSError."""
         with self._lock:
             if stream not in self._clients:
@@ -298,7 +298,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return tls_stream
 
     def mark_requested(self, stream: object) -> None:
-        """Record that this client has sent a whole request: clients that have not are disconnected before it."""
+        """Record that this client has sent a whole request. Clients that have not are disconnected first."""
         with self._lock:
             if stream in self._clients:
                 self._clients[stream].has_requested = True
@@ -321,7 +321,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return "healthd"
 
     def setup(self) -> None:
-        """Shake hands and read the whole head, within bounds: http.server would keep a hundred headers of 64 KiB."""
+        """Do the handshake and read the head, within bounds. http.server would keep a hundred headers of 64 KiB."""
         stream, files = self.request, self.server.pages.files
         self.web = files.web() if files else None
         if self.web and self.web.context:
@@ -366,7 +366,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _require_allowed_name(stream: ssl.SSLSocket, web: Web) -> None:
-    """Check client_allowed_sans: one name of the client's certificate must be listed. Raises ConnectionAbortedError."""
+    """Check client_allowed_sans. It must list a name in the client's certificate. Raises ConnectionAbortedError."""
     tls = web.config.tls_server_config
     if tls and tls.client_allowed_sans:
         names = (stream.getpeercert() or {}).get("subjectAltName", ())
@@ -375,8 +375,8 @@ def _require_allowed_name(stream: ssl.SSLSocket, web: Web) -> None:
 
 
 def _disconnect(client: _Client) -> None:
-    with suppress(OSError):  # its thread has closed it already
-        # The connection below TLS: its thread may be reading, and must receive an end of file, not lose its stream.
+    with suppress(OSError):  # its thread has already closed it
+        # Use the connection below TLS, because the client's thread may be reading. It must see an end of file.
         socket.socket.shutdown(client.stream, socket.SHUT_RDWR)
 
 
@@ -384,7 +384,8 @@ def use_single_heap() -> None:
     """Make malloc use one heap. Call it before there is a second thread.
 
     glibc gives threads that run at the same time their own heaps, up to eight per core, and keeps them: 3 MiB after
-    many clients of the metrics page. Python's threads take turns. C libraries other than glibc have no such function.
+    many clients of the metrics page. Python's threads take turns, so they do not need them. Other C libraries have no
+    such function.
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(ARENA_MAX, 1)

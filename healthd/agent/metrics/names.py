@@ -2,8 +2,8 @@
 
 Names follow Prometheus' rules (prometheus.io/docs/practices/naming): prefix healthd_, base units, counters end in
 _total, times end in `_timestamp_seconds`. No label is called `instance` or `job`: Prometheus adds these to each series.
-Properties that may change while an object exists (severity, confirmation) are not labels: another label value is
-another series, at which an alert's `for:` starts over.
+Properties that may change while an object exists (severity, confirmation) are not labels: a different label value is
+a different series, for which an alert's `for:` starts over.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PREFIX = "healthd_"
 
 
 class Family(NamedTuple):
-    """A metric family. labels: all labels that a series may have. text: meaning of the value with its unit, as HELP."""
+    """A metric family. labels: all labels that a series may have. text: the value's meaning and unit, used as HELP."""
 
     labels: tuple[str, ...]
     text: str
@@ -24,8 +24,8 @@ _CONDITION = ("check", "code", "subject")
 _CHECK = ("check", "name")
 _LIMIT = ("kind", "partition")
 
-# gpu, UUID, pci_bus_id, device and modelName have the format of dcgm-exporter (NVIDIA/dcgm-exporter,
-# internal/pkg/rendermetrics): an eight-digit domain and capital digits, as NVML has them.
+# gpu, UUID, pci_bus_id, device and modelName have dcgm-exporter's format (NVIDIA/dcgm-exporter,
+# internal/pkg/rendermetrics): an eight-digit domain and upper-case digits, as in NVML.
 FAMILIES = {
     "build_info": Family(("version",), "Always 1; the label is the running version of healthd."),
     "node_info": Family(("node",), "Always 1; the label is the node's name in Slurm."),
@@ -33,8 +33,8 @@ FAMILIES = {
     "start_timestamp_seconds": Family((), "Start time of this healthd, in seconds since the epoch."),
     "gpu_info": Family(
         ("gpu", "UUID", "pci_bus_id", "device", "modelName", "pci"),
-        "Always 1; a GPU that NVML reports. gpu, UUID, pci_bus_id, device and modelName are as in dcgm-exporter, "
-        "pci is the address in healthd's other series.",
+        "Always 1; there is one series for each GPU that NVML reports. gpu, UUID, pci_bus_id, device and modelName are "
+        "as in dcgm-exporter, pci is the address in healthd's other series.",
     ),
     # --- the node and its conditions
     "health": Family(("state",), "1 for the current health of the node, 0 for the other values."),
@@ -59,7 +59,7 @@ FAMILIES = {
         _CONDITION, "When the healthd ack of a condition expires, in seconds since the epoch."
     ),
     "condition_slurm_job": Family(
-        (*_CONDITION, "slurm_job"), "Always 1; the label is a Slurm job at the source of a condition."
+        (*_CONDITION, "slurm_job"), "Always 1; the label is a Slurm job that caused a condition."
     ),
     # --- the checks and their rounds
     "check_runs_total": Family((*_CHECK, "outcome"), "Runs of a check since the start, by outcome."),
@@ -81,27 +81,27 @@ FAMILIES = {
     "kernel_log_observed_only": Family(
         (), "1 if the kernel log is only displayed and never drains, because users can forge its lines; else 0."
     ),
-    "kernel_log_lines_total": Family((), "Lines of the kernel log read since the start."),
-    "kernel_log_events_total": Family((), "Lines of the kernel log since the start that a rule recognised."),
+    "kernel_log_lines_total": Family((), "Kernel log lines read since the start."),
+    "kernel_log_events_total": Family((), "Kernel log lines since the start that a rule recognised."),
     "kernel_log_events_forgotten_total": Family(
         (), "Events that were evaluated but are no longer kept; later repeats are counted without them."
     ),
     "kernel_log_last_line_timestamp_seconds": Family(
-        (), "Time of the last line of the kernel log, in seconds since the epoch."
+        (), "Time of the last kernel log line, in seconds since the epoch."
     ),
     "source_up": Family(("source",), "1 if the source is open and was last read without an error, else 0."),
     "source_last_read_timestamp_seconds": Family(
         ("source",), "When a source was last read without an error, in seconds since the epoch."
     ),
     "source_restarts_total": Family(
-        ("source",), "Times that a source failed or could not be opened; healthd opens it again."
+        ("source",), "Times that a source failed or could not be opened; healthd reopens it."
     ),
     "source_overruns_total": Family(("source",), "Times that lines were overwritten or dropped before they were read."),
     "source_lost_total": Family(
         ("source",), "Lines lost in overruns, if their number is known; the journal may still have them."
     ),
     "source_malformed_total": Family(("source",), "Lines that were malformed or too long, and were skipped."),
-    "source_rotations_total": Family(("source",), "Times that the file of a source was rotated or truncated."),
+    "source_rotations_total": Family(("source",), "Times that a source's file was rotated or truncated."),
     # --- Slurm and decisions
     "slurm_commands_total": Family(
         ("command", "result"), "Slurm commands run since the start, by result: ok, error or timeout."
@@ -115,8 +115,8 @@ FAMILIES = {
     ),
     "slurm_drained_since_timestamp_seconds": Family(
         (),
-        "When the current drain was set, in seconds since the epoch: for healthd's own drain its first Reason, for "
-        "others Slurm's time of the present Reason.",
+        "When the current drain was set, in seconds since the epoch: for healthd's own drain the time of its first "
+        "Reason, for other drains Slurm's time of the current Reason.",
     ),
     "slurm_drain_info": Family(
         ("owner", "reason"), "Always 1; the labels are the owner of the current drain, and its Reason in Slurm."
@@ -130,19 +130,19 @@ FAMILIES = {
         _LIMIT, "Always 1: a drain waits because healthd keeps as many nodes drained as the fleet limit allows."
     ),
     "fleet_limit_nodes_drained": Family(_LIMIT, "Nodes that healthd kept drained at the last count."),
-    "fleet_limit_nodes": Family(_LIMIT, "Nodes of the partition."),
-    "fleet_limit_nodes_allowed": Family(_LIMIT, "Nodes of the partition that healthd may keep drained."),
+    "fleet_limit_nodes": Family(_LIMIT, "Nodes in the partition."),
+    "fleet_limit_nodes_allowed": Family(_LIMIT, "Nodes in the partition that healthd may keep drained."),
     "fleet_limit_waiting_since_timestamp_seconds": Family(
         (), "Since when a drain waits for the fleet limit, in seconds since the epoch."
     ),
     "fleet_limit_next_try_timestamp_seconds": Family(
-        (), "When the waiting drain is tried again, in seconds since the epoch."
+        (), "When the waiting drain is retried, in seconds since the epoch."
     ),
     "decision": Family(("action",), "1 for the last decision, 0 for the other actions."),
     "decision_withheld": Family((), "1 if the mode, a pause or a limit prevents an action; else 0."),
     "commands_total": Family(
         ("command",),
-        "Commands of operators since the start: ack, repaired, pause, unpause, failslow-pause, failslow-unpause.",
+        "Operators' commands since the start: ack, repaired, pause, unpause, failslow-pause, failslow-unpause.",
     ),
     "paused": Family((), "1 while healthd is paused, else 0."),
     "paused_until_timestamp_seconds": Family((), "When the pause ends, in seconds since the epoch."),
@@ -166,7 +166,7 @@ FAMILIES = {
         (), "Lines of the event stream that the journal did not accept; they are in the file."
     ),
     "inputs_dropped_total": Family(
-        ("from",), "Inputs that healthd dropped because of an internal error, by source; its log has the reason."
+        ("from",), "Inputs that healthd dropped because of an internal error, by source; the log has the reason."
     ),
     "resource_shortages_total": Family(
         ("resource",),
@@ -174,7 +174,7 @@ FAMILIES = {
         "file_descriptors); healthd retries.",
     ),
     "process_resident_memory_bytes": Family(
-        ("process",), "Resident memory in bytes, of the daemon and of all workers together."
+        ("process",), "Resident memory in bytes: of the daemon, and of all workers together."
     ),
     "process_cpu_seconds_total": Family(
         ("process",),

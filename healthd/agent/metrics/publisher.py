@@ -1,4 +1,4 @@
-"""Publishes the state of the daemon: the verdict file, the metrics page, the line in `systemctl status`."""
+"""Publish the daemon's state: the verdict file, the metrics page, the line in `systemctl status`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ FILES_TIMEOUT_SECONDS = 10.0  # how long the daemon waits once for certificates,
 
 
 class _Served(NamedTuple):
-    """Result of serving the metrics: problems of the addresses, and the problem of the web configuration."""
+    """Result of serving the metrics: problems with the addresses, and the problem with the web configuration."""
 
     metrics_problems: tuple[str, ...]
     web_problem: str
 
 
 class Publisher:
-    """Publishes snapshots. `settings`: those in force; a reload replaces them.
+    """Publisher of snapshots. A reload replaces `settings`.
 
-    snapshot          the last published snapshot; set before the metrics page is served
+    snapshot          the last published snapshot; must be set before the metrics page is served
     verdict_word      the first word of the verdict file
-    verdict_problem   why the verdict file could not be written; "" = it was
+    verdict_problem   why the verdict file could not be written, or "" if it was
     metrics_problems  why the metrics are not served at a configured address
-    web_problem       the problem of the web configuration or its certificates; "" = none
+    web_problem       the problem with the web configuration or its certificates, or ""
     """
 
     snapshot: Snapshot
@@ -65,10 +65,10 @@ class Publisher:
     def publish(self, snapshot: Snapshot, drain: bool, until: float, round_ended: bool) -> bool:
         """Publish a snapshot. Return True if the verdict file was written.
 
-        It is written after each round, once an interval in a long round, and when its word changes.
+        The file is written after each round, once per interval in a long round, and whenever its word changes.
 
             drain  the prolog must keep jobs out
-            until  when the verdict expires (epoch)
+            until  when the verdict expires (epoch seconds)
         """
         self.snapshot = snapshot
         line = verdict_line(snapshot, drain, until)
@@ -84,9 +84,9 @@ class Publisher:
     def _write_verdict(self, line: str) -> None:
         """Replace the verdict file.
 
-        If no new file can be created (no inode, no block, no descriptor), the old file is overwritten. If that fails
-        too, a verdict that admits jobs is removed, so that the prolog does not use it for the three rounds until it
-        expires. A verdict that keeps jobs out stays and expires.
+        If no new file can be created (no inode, block or descriptor is left), the old file is overwritten. If that
+        fails too, a verdict that admits jobs is removed. Otherwise the prolog would use it until it expires after three
+        rounds. A verdict that keeps jobs out stays until it expires.
         """
         path = os.path.join(self.settings.runtime_dir, VERDICT_FILE)
         try:
@@ -97,7 +97,7 @@ class Publisher:
             except OSError:
                 overwrite_file(path, line)
         except OSError as error:
-            problem = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not get new faults"
+            problem = f"{path}: the verdict cannot be written: {error.strerror}; the prolog does not see new faults"
             if self.verdict_problem != problem:
                 log.error("%s", problem)
             self.verdict_problem = problem
@@ -116,13 +116,14 @@ class Publisher:
                 os.unlink(name, dir_fd=folder)
 
     def serve_metrics(self) -> None:
-        """Serve the metrics page on each configured address. Its library is imported only then.
+        """Serve the metrics page on each configured address. Only then is its library imported.
 
-        A failure (the port is in use, the certificate is missing) is reported, and each round tries again: the node is
-        monitored without metrics too.
+        A failure (the port is in use, the certificate is missing) is reported, and each round tries again. Without
+        metrics, the node is monitored nevertheless.
 
-        A thread does it. It is waited for once, for FILES_TIMEOUT_SECONDS: a file on a hung mount blocks only the
-        thread. No thread is started once all addresses are served and there is no web configuration to reload.
+        A thread does this. The daemon waits for it once, for FILES_TIMEOUT_SECONDS, so a file on a hung mount blocks
+        only the thread. Once all addresses are served, a thread is only started if there is a web configuration to
+        reload.
         """
         config = self.settings.metrics
         if not self._unserved_addresses() and (self._pages is None or self._pages.files is None):
@@ -168,7 +169,7 @@ class Publisher:
         config, waiting = self.settings.metrics, self._unserved_addresses()
         problems, web_problem = [], ""
         try:
-            if self._pages is None:  # called from the threads of clients
+            if self._pages is None:  # called from clients' threads
                 self._pages = Pages(lambda: self.snapshot, config.web_config)
             for address in waiting:
                 try:

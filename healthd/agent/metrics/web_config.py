@@ -1,8 +1,8 @@
 """Parser for the web configuration file of Prometheus and its exporters: TLS, client certificates and headers.
 
-The format is that of prometheus/exporter-toolkit (docs/web-configuration.md). PyYAML (the extra healthd[web]) parses
-it. A key that is unknown or unsupported is refused: a page served without it would be less protected than the file
-requires. Relative paths are relative to the folder of the file.
+The format is defined by prometheus/exporter-toolkit (docs/web-configuration.md). PyYAML (the extra healthd[web]) parses
+it. Unknown and unsupported keys are refused, because a page served without them would be less protected than the file
+requires. Relative paths are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from healthd.common.values import Value
 MAX_BYTES = 256 << 10
 VERSIONS = ("TLS12", "TLS13")
 VERIFIES = {"NoClientCert": "", "VerifyClientCertIfGiven": "optional", "RequireAndVerifyClientCert": "required"}
-# Go's names (crypto/tls CipherSuites()) -> OpenSSL's (openssl-ciphers(1)). Those of TLS 1.3 are always on, as in Go.
+# Go's names (crypto/tls CipherSuites()) -> OpenSSL's (openssl-ciphers(1)). The TLS 1.3 suites are always on, as in Go.
 CIPHERS = {
     "TLS_AES_128_GCM_SHA256": "",
     "TLS_AES_256_GCM_SHA384": "",
@@ -39,7 +39,7 @@ CIPHERS = {
     },
 }
 CURVES = {"CurveP256": "prime256v1", "CurveP384": "secp384r1", "CurveP521": "secp521r1", "X25519": "X25519"}
-HEADERS: dict[str, tuple[str, ...]] = {  # "": any value
+HEADERS: dict[str, tuple[str, ...]] = {  # "" allows any value
     "Content-Security-Policy": (),
     "X-Frame-Options": ("deny", "sameorigin"),
     "X-Content-Type-Options": ("nosniff",),
@@ -56,11 +56,11 @@ UNSUPPORTED = {  # key -> the alternative
 
 
 class WebConfigError(HealthdError):
-    """The web configuration or one of its files is invalid. The message is one sentence that names the file."""
+    """Raised if the web configuration or one of its files is invalid. The message is one sentence with the file."""
 
 
 class Tls(Value, frozen=True):
-    """`tls_server_config`, with the names and defaults of the file."""
+    """`tls_server_config`, with the file's names and defaults."""
 
     cert_file: str
     key_file: str
@@ -96,7 +96,7 @@ def parse(text: str, folder: str) -> WebConfig:
             raise WebConfigError(f"{key} is not supported: {alternative}")
     for name, value in table.items():
         if value is None:
-            raise WebConfigError(f"{name} is empty: fill it, or take it out")
+            raise WebConfigError(f"{name} is empty: fill it in or remove it")
     try:
         config = load(WebConfig, table)
     except ConvertError as error:
@@ -117,7 +117,7 @@ def _yaml(text: str) -> dict[str, Any]:
         return int(node.start_mark.line) + 1
 
     class Loader(yaml.SafeLoader):
-        """Refuse duplicate keys, of which PyYAML silently uses the last, and keys that are not strings."""
+        """Loader that refuses duplicate keys (PyYAML silently uses the last one) and keys that are not strings."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             names = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -137,14 +137,14 @@ def _yaml(text: str) -> dict[str, Any]:
         lines = str(error).splitlines()
         raise WebConfigError(f"not YAML: {lines[0] if lines else type(error).__name__}") from None
     if found is None:
-        raise WebConfigError("the file is empty: without TLS and headers metrics.web_config is not needed")
+        raise WebConfigError("the file is empty; without TLS and headers, metrics.web_config is not needed")
     if not isinstance(found, dict):
-        raise WebConfigError("must be a table of tls_server_config and http_server_config")
+        raise WebConfigError("must be a table with tls_server_config and http_server_config")
     return found
 
 
 def _problem(config: WebConfig) -> str:
-    """Return the first problem of the values as one sentence, or "" if there is none."""
+    """Return the first problem with the values as one sentence, or "" if there is none."""
     for name, value in config.http_server_config.headers.items():
         if name not in HEADERS:
             return f"http_server_config.headers: {name[:40]} cannot be set: only {', '.join(HEADERS)}"
@@ -158,9 +158,9 @@ def _problem(config: WebConfig) -> str:
 def _tls_problem(tls: Tls) -> str:
     where = "tls_server_config"
     if not tls.cert_file or not tls.key_file:
-        return f"{where}: names no {'key_file' if tls.cert_file else 'cert_file'}"
+        return f"{where}: {'key_file' if tls.cert_file else 'cert_file'} is missing"
     if tls.client_auth_type in ("RequestClientCert", "RequireAnyClientCert"):
-        return f"{where}.client_auth_type: {tls.client_auth_type} does not verify certificates: not supported"
+        return f"{where}.client_auth_type: {tls.client_auth_type} is not supported: it does not verify certificates"
     if tls.client_auth_type not in VERIFIES:
         return f"{where}.client_auth_type: must be one of {', '.join(VERIFIES)}, got {tls.client_auth_type[:40]}"
     verifies = VERIFIES[tls.client_auth_type]

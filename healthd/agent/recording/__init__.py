@@ -1,1 +1,1 @@
-"""Recordings of a node: all inputs of the checks in one file that can be replayed."""
+"""Recordings of a node: all inputs to the checks, in one file that can be replayed."""

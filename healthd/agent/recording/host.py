@@ -1,9 +1,9 @@
-"""A Host that records the questions of the checks and their answers, and one that answers from a recording.
+"""A Host that records the checks' questions and the answers, and a Host that answers from a recording.
 
-NVML is recorded call by call, below nvml.py, which runs on a recording as on pynvml. This module knows no function of
-NVML. The text of a call identifies it: "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", in which the call that
-returned a device represents the device. Structures are kept field by field; structures that a call fills (passed by
-reference) are part of its answer. An error is kept as NVML's number and message.
+NVML is recorded call by call, below nvml.py, which runs on a recording as it does on pynvml. This module does not know
+any NVML function. A call is identified by its text: "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", where a device
+is represented by the call that returned it. Structures are stored field by field. Structures that a call fills (passed
+by reference) are part of its answer. An error is stored as NVML's number and message.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _Reference: Any = type(ctypes.byref(ctypes.c_int()))
 _Pointer: Any = ctypes.POINTER(ctypes.c_int).__mro__[1]
 _Simple: Any = ctypes.c_int.__mro__[1]
-# The program or path is the question, not the deadline or the position.
+# The question is the program or path, not the deadline or the position.
 FIRST_ARGUMENT_ONLY = ("run", "stat", "readlink")
 
 
 class RecordedSystem:
-    """Replacement for a `Tree` that forwards to another one and records its answers."""
+    """Replacement for a `Tree` that forwards to another `Tree` and records the answers."""
 
     def __init__(self, recorder: Recorder, tree: Tree) -> None:
         self._recorder = recorder
@@ -95,7 +95,7 @@ def open_replayed(player: Player) -> Nvml:
 
 
 class ReplayedError(HealthdError):
-    """An error like pynvml's: `value` is NVML's number."""
+    """An error like pynvml's. `value` is NVML's number."""
 
     def __init__(self, number: int, message: str = "") -> None:
         self.value = number
@@ -112,7 +112,7 @@ def _nvml_message(number: int) -> str:
 
 
 class Handle:
-    """Replacement for a handle of NVML: `call` is the call that returned it."""
+    """Replacement for an NVML handle. `call` is the call that returned it."""
 
     def __init__(self, call: str) -> None:
         self.call = call
@@ -124,12 +124,12 @@ class RecordedLibrary:
     def __init__(self, recorder: Recorder, library: Any) -> None:
         self._recorder = recorder
         self._library = library
-        self._handles: dict[int, tuple[Any, str]] = {}  # by id(); keeping the object keeps its id unique
+        self._handles: dict[int, tuple[Any, str]] = {}  # by id(); the object is kept so that its id stays unique
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._library, name, None)
         if found is None or isinstance(found, int | str):
-            # The existence of a name in the binding, and the value of a constant, are answers too.
+            # The existence of a name in the binding and the value of a constant are recorded as answers, too.
             self._recorder.record(f"pynvml {name}", lambda: found)
             if found is None:
                 raise AttributeError(name)
@@ -189,7 +189,7 @@ class ReplayedLibrary:
 
     def __getattr__(self, name: str) -> Any:
         if name == "nvmlShutdown":
-            return lambda: None  # it reads nothing
+            return lambda: None  # it does not read anything
         if self._player.has(f"pynvml {name}"):
             found = self._player.answer(f"pynvml {name}")
             if found is None:
@@ -216,7 +216,7 @@ class ReplayedLibrary:
 
 
 def _put(target: Any, source: Any) -> None:
-    """Put the recorded result into the target of byref()."""
+    """Copy the recorded result into the target of byref()."""
     if isinstance(target, _Simple):
         target.value = source
     elif isinstance(target, ctypes.Array):
@@ -233,7 +233,7 @@ def _is_type(name: str) -> bool:
 
 
 def _referred(reference: Any) -> Any:
-    """Return the object that byref() was given."""
+    """Return the object that was passed to byref()."""
     return reference._obj
 
 
@@ -245,7 +245,7 @@ def describe_call(name: str, arguments: Sequence[Any], describe_handle: Callable
 
 
 def _describe(value: Any, describe_handle: Callable[[Any], str]) -> str:
-    """Return the text of an argument. A structure is its fields that are not zero: its version and the request."""
+    """Return an argument's text. For a structure, that is its non-zero fields: its version and the request."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -278,12 +278,12 @@ def _layout(kind: Any) -> list[tuple[str, Any]]:
 
 
 def _field(structure: Any, name: str) -> Any:
-    """Return the field as ctypes has it: pynvml's classes decode bytes, and fail if they are not text."""
+    """Return the field as ctypes reads it, because pynvml's classes decode bytes, and fail if they are not text."""
     return getattr(type(structure), name).__get__(structure)
 
 
 def structure_fields(structure: Any) -> Any:
-    """Return the fields of a structure by name, or the bytes of a union. Addresses are left out."""
+    """Return a structure's fields by name, or a union's bytes. Addresses are left out."""
     if isinstance(structure, ctypes.Union):
         return bytes(structure).hex()
     return {
@@ -311,7 +311,7 @@ def _structure(name: str, fields: Any) -> Any:
 
 
 def _fill(structure: Any, fields: Any) -> None:
-    """Fill a structure. Raises ValueError if the structure of this binding differs."""
+    """Fill a structure. Raises ValueError if the structure differs in this binding."""
     if isinstance(structure, ctypes.Union):
         data = bytes.fromhex(fields)
         if len(data) != ctypes.sizeof(structure):

@@ -1,11 +1,11 @@
-"""A recording: the questions of the checks and the answers of a node, as one file that can be evaluated elsewhere.
+"""A recording: the checks' questions and a node's answers, in one file that can be evaluated elsewhere.
 
-`Recorder` writes each question and its answer while a worker runs; `Player` answers from a recording. Both use only the
-text of a question ("read /proc/uptime"), so a new question needs no change here. A question that is not in the
-recording raises `NotRecorded`: the check fails, and its result is unknown, never healthy.
+`Recorder` writes each question and its answer while a worker runs. `Player` answers from a recording. Both use only a
+question's text ("read /proc/uptime"), so a new question needs no change here. A question that is not in the recording
+raises `NotRecorded`. The check then fails, and its result is unknown, never healthy.
 
-The file is gzip of JSON. It may come from an untrusted source: it unpacks to plain data and errors of the standard
-library only.
+The file is gzipped JSON. It may come from an untrusted source, so it unpacks only to plain data and errors from the
+standard library.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from healthd.host import system
 T = TypeVar("T")
 
 FORMAT, VERSION = "healthd recording", 1
-MAX_BYTES = 64 << 20  # of uncompressed JSON: a file may be a zip bomb, and a node can have large files
+MAX_BYTES = 64 << 20  # for uncompressed JSON: the file may be a zip bomb, but a node may have large files
 
 Pack = Callable[[Any], Any]
 
 
 class NotRecorded(HealthdError, ValueError):
-    """The question is not in the recording."""
+    """Raised if the question is not in the recording."""
 
 
 class RecordingError(HealthdError):
-    """A file is not a valid recording. The message is one sentence."""
+    """Raised if a file is not a valid recording. The message is one sentence."""
 
 
 class RecordedRun(Value, frozen=True):
-    """One run of a check. `ended`: epoch; `silent_seconds`: as in results.make_result.
+    """One run of a check. `ended`: epoch seconds; `silent_seconds`: as in results.make_result.
 
-    answered    the worker answered, even if the check failed; only then a replay runs the check
-    unanswered  the question in which it hung or died, "" if none
-    asked       question -> its answers in order; the last one repeats
+    answered    the worker answered, even if the check failed; only such runs are replayed
+    unanswered  the question in which it hung or died, or ""
+    asked       for each question, its answers in order; the last one repeats
     """
 
     check: str
@@ -73,7 +73,7 @@ class RecordedRun(Value, frozen=True):
 
 
 class KernelLine(Value, frozen=True):
-    """A line of the kernel log with a meaning for healthd. `history`: it was there before the round."""
+    """A kernel log line that is relevant to healthd. `history`: it was logged before the round."""
 
     time: float
     text: str
@@ -81,7 +81,7 @@ class KernelLine(Value, frozen=True):
 
 
 class Recording(Value, frozen=True):
-    """A recording of one round.
+    """Recording of one round.
 
     fake_nvml     a fake NVML replaced the driver
     checks        (check, instance, settings) of the enabled checks
@@ -104,19 +104,19 @@ class Recording(Value, frozen=True):
     baseline: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
     def find_run(self, name: RunName, turn: int = 0) -> RecordedRun | None:
-        """Return the run of this name with index `turn`; beyond the last run, the last one.
+        """Return the run with this name and index `turn`, or the last one if there are fewer.
 
-        A run that was repeated in the same round has all its questions in the first run.
+        If a run was repeated in the same round, the first run has all its questions.
         """
         runs = [run for run in self.runs if run.name == name]
         return runs[min(turn, len(runs) - 1)] if runs else None
 
 
-# --- answers as JSON: plain data as it is, other values as a table whose only key is the type
+# --- answers as JSON: plain data is stored as it is, other values as a table whose only key is the type
 
 
 def pack(value: Any, pack_other: Pack | None = None) -> Any:
-    """Return a value as JSON. `pack_other` packs other types. Raises TypeError."""
+    """Return a value as data for JSON. `pack_other` packs other types. Raises TypeError."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -140,20 +140,20 @@ def pack(value: Any, pack_other: Pack | None = None) -> Any:
 
 
 def unpack(data: Any, unpackers: Mapping[str, Pack] | None = None) -> Any:
-    """Return the value that `pack` was given; an error is returned, not raised. Raises ValueError."""
+    """Return the value that was passed to `pack`. A recorded error is returned, not raised. Raises ValueError."""
     if isinstance(data, list):
         return [unpack(item, unpackers) for item in data]
     if not isinstance(data, dict):
         return data
     if len(data) != 1:
-        raise ValueError("the recording has an answer that cannot be read")
+        raise ValueError("the recording contains an answer that cannot be read")
     ((kind, inner),) = data.items()
     try:
         if unpackers and kind in unpackers:
             return unpackers[kind](inner)
         return _unpack_table(kind, inner, unpackers)
     except (TypeError, AttributeError, KeyError, IndexError) as error:
-        raise ValueError(f'the recording has an answer "{kind[:40]}" that cannot be read: {error}') from None
+        raise ValueError(f'the recording contains an answer "{kind[:40]}" that cannot be read: {error}') from None
 
 
 def _unpack_table(kind: str, inner: Any, unpackers: Mapping[str, Pack] | None) -> Any:
@@ -185,9 +185,9 @@ def _exception(name: str, *arguments: Any) -> Exception:
 
 
 class Recorder:
-    """Writes line by line, each question before it is asked, so that a worker that then hangs or dies loses nothing.
+    """Writes line by line, each question before it is asked, so that nothing is lost if the worker then hangs or dies.
 
-    Each process has its own file in `directory`: a worker that hung and was abandoned may write more at any time.
+    Each process has its own file in `directory`, because a worker that hung and was abandoned may write more later.
     """
 
     def __init__(self, directory: str) -> None:
@@ -200,7 +200,7 @@ class Recorder:
         self._write({"check": check, "instance": instance})
 
     def record(self, question: str, query: Callable[[], T], pack_other: Pack | None = None) -> T:
-        """Record what `query` returns or raises, and do the same."""
+        """Call `query` and record its result or error. Return or raise the same."""
         self._write([question])
         try:
             answer = query()
@@ -224,19 +224,19 @@ class Recorder:
         self._remaining_bytes -= len(line)
         try:
             os.write(self._file, line)
-        except OSError as error:  # not OSError, which would be taken for the answer
+        except OSError as error:  # do not raise OSError, which would be taken for the answer
             raise RuntimeError(f"cannot write the recording: {error.strerror}") from None
 
 
 class Notes(Value, frozen=True):
-    """Questions and answers of one run. `unanswered`: the last question, if it has no answer."""
+    """Questions and answers in one run. `unanswered`: the last question, if it has no answer."""
 
     answers: dict[str, list[Any]]
     unanswered: str = ""
 
 
 def read_notes(directory: str) -> dict[RunName, Notes]:
-    """Return the notes of one round. If a run was repeated in another worker, the later notes count."""
+    """Return the notes from one round. If a run was repeated in another worker, the later notes count."""
     runs: dict[RunName, Notes] = {}
     for name in sorted(os.listdir(directory)):
         runs.update(_read_notes_file(os.path.join(directory, name)))
@@ -274,16 +274,16 @@ def _lines(path: str) -> Iterator[Any]:
 
 
 class Player:
-    """Returns the answers that the same run got.
+    """Returns the answers that the same run received.
 
-    A question that this run did not ask (another check had, and the worker cached the answer) gets the last answer of
-    any run.
+    If this run did not ask a question (another check had asked it, and the worker cached the answer), it gets the last
+    answer from any run.
     """
 
     def __init__(self, recording: Recording) -> None:
         self._runs = {
             run.name: run.asked for run in reversed(recording.runs)
-        }  # the first run of a name has all answers
+        }  # the first run with a name has all answers
         self._any = {question: answers[-1:] for run in recording.runs for question, answers in run.asked.items()}
         self.begin("", "")
 
@@ -310,9 +310,9 @@ class Player:
 
 
 def encode(recording: Recording) -> bytes:
-    """Return the file. The same recording gives the same bytes."""
+    """Return the content of the file. The same recording always gives the same bytes."""
     data = {"format": FORMAT, "version": VERSION, **dump(recording)}
-    text = json.dumps(data, separators=(",", ":"))  # in the node's order: findings follow the order of the settings
+    text = json.dumps(data, separators=(",", ":"))  # in the node's order, because findings follow the settings
     return gzip.compress(text.encode(), mtime=0)
 
 
@@ -328,9 +328,9 @@ def decode(data: bytes, where: str) -> Recording:
             raise RecordingError(f"{where}: has version {str(version)[:20]}; this healthd reads version {VERSION}")
         return load(Recording, table)
     except ConvertError as error:
-        raise RecordingError(f"{where}: is not a recording of healthd: {_plain(error)}") from None
+        raise RecordingError(f"{where}: is not a healthd recording: {_plain(error)}") from None
     except (ValueError, RecursionError, OverflowError, EOFError, OSError, zlib.error) as error:
-        raise RecordingError(f"{where}: is not a recording of healthd, or is truncated: {_plain(error)}") from None
+        raise RecordingError(f"{where}: is not a healthd recording, or is truncated: {_plain(error)}") from None
 
 
 def _inflated(data: bytes) -> bytes:
@@ -339,7 +339,7 @@ def _inflated(data: bytes) -> bytes:
     if len(text) > MAX_BYTES:
         raise ValueError(f"it contains more than {MAX_BYTES >> 20} MiB")
     if not inflate.eof:
-        raise EOFError("its end is missing")
+        raise EOFError("the end is missing")
     return text
 
 
@@ -350,7 +350,7 @@ def _plain(error: BaseException) -> str:
 def read(path: str) -> Recording:
     """Return the recording. Raises RecordingError."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # each worker reads it again
+        if not stat.S_ISREG(os.stat(path).st_mode):  # because each worker reads it again
             raise RecordingError(f"{path}: is not a file")
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -362,7 +362,7 @@ def read(path: str) -> Recording:
 
 
 def write(path: str, recording: Recording) -> int:
-    """Write the file, whole or not at all, readable only by its owner. Return its size. Raises OSError."""
+    """Write the file atomically, readable only by its owner. Return its size. Raises OSError."""
     data = encode(recording)
     replace_file(path, data)
     return len(data)

@@ -1,1 +1,1 @@
-"""Schedule of the checks, and the handling of their results and of kernel events."""
+"""Scheduling of checks, and handling of their results and of kernel events."""

@@ -1,8 +1,8 @@
-"""Programs that must run on this node before a resume: `healthd validate`, once in each drain by healthd.
+"""Programs that must run on this node before a resume: `healthd validate`, once for each drain by healthd.
 
-A program runs as a child of the daemon; kernel events and checks continue meanwhile. The resume waits until the program
-has ended and its check has evaluated the result, but at most `Program.seconds` plus the wait for the check. A program
-that was terminated or could not be started is reported, and does not block the resume.
+A program runs as a child process of the daemon, while kernel events and checks continue. The resume waits until the
+program has ended and its check has evaluated the result, but at most `Program.seconds` plus the wait for the check. If
+a program was terminated or could not be started, this is reported, and does not block the resume.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from healthd.host.wakeup import FOREVER
 
 log = logging.getLogger("healthd")
 
-TERMINATE_SECONDS = 10.0  # a program is terminated this long before its time limit, then killed
+TERMINATE_SECONDS = 10.0  # a program is terminated this long before its time limit, and killed at the limit
 CHECK_WAIT_SECONDS = 900.0  # the longest wait for its check, which is due within a minute
-BUSY_RETRY_SECONDS = 5.0  # polling interval while an operator's program of this kind runs
+BUSY_RETRY_SECONDS = 5.0  # polling interval while an operator is running such a program
 Results = Mapping[RunName, CheckResult]
 
 
 class Stage(enum.Enum):
-    """Progress of a drain: nothing has run; a program runs; its check is pending; done."""
+    """Progress during a drain: nothing has run, a program is running, its check is pending, done."""
 
     BEFORE = "before"
     RUNNING = "running"
@@ -37,10 +37,10 @@ class NodeView(NamedTuple):
     """State of the node.
 
     is_drained        healthd's drain is in force in Slurm, and healthd may change that
-    is_idle           ... and Slurm shows no job on the node
-    has_other_causes  a fault drains the node, other than findings of these checks
-    is_clean          nothing blocks the resume, other than findings of these checks
-    has_failed        findings of these checks block the resume
+    is_idle           the same, and Slurm shows no job on the node
+    has_other_causes  a fault other than these checks' findings drains the node
+    is_clean          nothing other than these checks' findings blocks the resume
+    has_failed        these checks' findings block the resume
     """
 
     is_drained: bool
@@ -53,8 +53,8 @@ class NodeView(NamedTuple):
 def next_stage(stage: Stage, node: NodeView) -> Stage:
     """Return the stage of a drain before a program is started or ends.
 
-    A new fault or the end of the drain starts over and ends a running program. A failed program is not retried
-    automatically: an intermittent fault would pass.
+    If a new fault opens or the drain ends, start over and terminate a running program. A failed program is not retried
+    automatically, because an intermittent fault would then pass.
     """
     if not node.is_drained or node.has_other_causes:
         return Stage.BEFORE
@@ -64,15 +64,15 @@ def next_stage(stage: Stage, node: NodeView) -> Stage:
 
 
 def delays_resume(stage: Stage, node: NodeView) -> bool:
-    """Return True if the resume waits."""
+    """Return True if the resume must wait."""
     return node.is_drained and not node.has_other_causes and stage is not Stage.DONE
 
 
 def has_drain_cause(conditions: Collection[Condition], runs: Collection[RunName], before: float) -> bool:
-    """Return True if a finding of these checks keeps the node drained.
+    """Return True if one of these checks' findings keeps the node drained.
 
-    Findings from an earlier boot do not count, because a repair may lie between. `before`: when this boot was first
-    observed; 0 = in this boot.
+    Findings from an earlier boot do not count, because the node may have been repaired since. `before`: when this boot
+    was first observed; 0 if it was observed earlier.
     """
     return any(
         c.run in runs and c.severity >= Severity.DEGRADED and c.state is ConditionState.OPEN and c.opened_at >= before
@@ -81,14 +81,14 @@ def has_drain_cause(conditions: Collection[Condition], runs: Collection[RunName]
 
 
 class BeforeResume:
-    """Runs the programs.
+    """Runner for these programs.
 
-    `make_command` returns the command for a program's arguments. `is_busy` returns True if any such program runs on
+    `make_command` returns the command for a program's arguments. `is_busy` returns True if such a program is running on
     this node.
 
-        waiting_reason  why the resume waits; "" = it does not wait
-        problem         why the last program gave no result; "" = it did
-        stage           of the current drain
+        waiting_reason  why the resume waits, or ""
+        problem         why the last program gave no result, or ""
+        stage           stage of the current drain
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class BeforeResume:
         self._was_terminated = False
         self._retry_at, self._busy_until = FOREVER, FOREVER
         self._check_deadline = FOREVER
-        self._ended_at: dict[RunName, float] = {}  # epoch; runs whose check has not run since
+        self._ended_at: dict[RunName, float] = {}  # epoch seconds, for runs whose check has not run since
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())
@@ -123,9 +123,9 @@ class BeforeResume:
         return self._child.deadline - (0.0 if self._was_terminated else TERMINATE_SECONDS)
 
     def step(self, programs: Mapping[RunName, Program], node: NodeView, results: Results) -> RunName | None:
-        """Advance: terminate, record an end, start. A reload may have changed the programs.
+        """Advance: terminate a program, record that one ended, or start one. A reload may have changed the programs.
 
-        Return the check whose program has just ended: it runs at once.
+        Return the check whose program has just ended, which must run at once.
         """
         if not programs:
             self.cancel()
@@ -154,7 +154,7 @@ class BeforeResume:
         return f"the validation has ended ({seconds:.0f} s at most)"
 
     def _advance(self) -> RunName | None:
-        """Terminate the running program when its time is nearly over, and record its end."""
+        """Terminate the running program when its time is nearly up, and record when it ends."""
         child, running = self._child, self._running
         if child is None or running is None:
             return None
@@ -185,8 +185,8 @@ class BeforeResume:
     def _start_next(self) -> None:
         """Start the next program once no other such program runs on this node.
 
-        A program that an operator started has its own time limit. The wait for it is limited to the time of healthd's
-        own programs.
+        A program that an operator started has its own time limit. healthd waits for it at most as long as its own
+        programs may run.
         """
         self._retry_at = FOREVER
         if self._queue and self._is_busy() and self._monotonic() < self._busy_until:
@@ -208,9 +208,9 @@ class BeforeResume:
             self.stage, self._check_deadline = Stage.CHECKING, self._monotonic() + CHECK_WAIT_SECONDS
 
     def cancel(self) -> None:
-        """Terminate the running program without waiting: a job may come, a fault is open, or the daemon stops."""
+        """Terminate the running program without waiting: a job may start, a fault is open, or the daemon stops."""
         if self._child is not None:
-            log.info("before the resume: the running program is terminated")
+            log.info("before the resume: terminating the running program")
             self._child.terminate()
             self._child.abandon()
         self._child = self._running = None

@@ -1,7 +1,7 @@
-"""Due runs. Pure; times are seconds of CLOCK_MONOTONIC, so that a clock step has no effect.
+"""Selection of due runs. Pure. Times are in seconds on CLOCK_MONOTONIC, so that a clock step has no effect.
 
-Checks with the same interval run in one round, at the same phase of the interval. Nodes have different phases, so that
-a cluster does not query a file server or its controller in the same second.
+Checks with the same interval run in one round, at the same phase of the interval. Each node has its own phase, so that
+a cluster does not query a file server or slurmctld in the same second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from healthd.common.values import Value
 
 
 class ScheduledRun(Value, frozen=True):
-    """A recurring run of a check, and the `resource` that it may hang in."""
+    """A recurring run of a check, with the `resource` that it may hang in."""
 
     name: RunName
     resource: str
@@ -33,13 +33,13 @@ class ScheduledRun(Value, frozen=True):
 
 @functools.lru_cache(maxsize=64)  # called for each run, several times per round
 def phase(node_name: str, interval_seconds: float) -> float:
-    """Return the offset of this node's rounds in the interval. It survives restarts."""
+    """Return the offset of this node's rounds within the interval. It stays the same after a restart."""
     return zlib.crc32(node_name.encode()) % 65536 / 65536 * interval_seconds
 
 
 def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
-    """Return when a run is due: at once if it never ran, else at the node's phase, at least a tenth of the interval
-    later."""
+    """Return when a run is due: at once if it never ran, otherwise at the node's phase, but at least a tenth of the
+    interval after the last run."""
     if last_run is None:
         return 0.0
     interval = run.interval_seconds
@@ -56,9 +56,9 @@ def due_runs(
     node_name: str,
     now: float,
 ) -> list[ScheduledRun]:
-    """Return the due runs: GPU checks first (the worker holds NVML only for them), others in the given order.
+    """Return the due runs: GPU checks first (the worker keeps NVML open only for them), others in the given order.
 
-    `early`: runs that are due before their round, with their times.
+    `early`: runs that are due before their round, with the times at which they are due.
     """
     due_now = [
         run
@@ -75,7 +75,7 @@ def gpus_first(runs: Iterable[ScheduledRun]) -> list[ScheduledRun]:
 def with_repeats(
     waiting: Iterable[ScheduledRun], runs: Iterable[ScheduledRun], repeated: Collection[RunName]
 ) -> list[ScheduledRun]:
-    """Return the waiting runs of a round, with `repeated` added from `runs` unless they wait already."""
+    """Return the waiting runs of a round, with `repeated` added from `runs` unless they are already waiting."""
     queue = list(waiting)
     queued_names = {run.name for run in queue}
     return gpus_first([*queue, *(run for run in runs if run.name in repeated and run.name not in queued_names)])
@@ -87,7 +87,7 @@ def next_due(
     early: Mapping[RunName, float],
     node_name: str,
 ) -> float:
-    """Return when the next run is due; infinity if none is."""
+    """Return when the next run is due, or infinity if there are no runs."""
     return min(
         (min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) for run in runs),
         default=float("inf"),

@@ -1,8 +1,8 @@
-"""The daemon's side of the live process (`python -m healthd.failslow.live`), which monitors jobs for fail-slow.
+"""Daemon side of the live process (`python -m healthd.failslow.live`), which monitors jobs for fail-slow.
 
-The process runs only while the check `failslow` has a source. The daemon never waits for it, and reads only single
-bytes from it (healthd/failslow/live/process.py defines them). A process that hangs, ends or uses too much memory is
-ended and restarted, with increasing delays. The check reads the results from a file.
+The process only runs while the check `failslow` has a source. The daemon never waits for it, and only reads single
+bytes from it (healthd/failslow/live/process.py defines them). If the process hangs, exits or uses too much memory, it
+is ended and restarted, with increasing delays. The check reads the results from a file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHANGED = b"c"
 
 
 class FailslowProcess:
-    """Starts and monitors the live process. `problem`: why it does not run although it should; "" = no problem."""
+    """Starts and monitors the live process. `problem`: why it is not running although it should, or ""."""
 
     def __init__(
         self,
@@ -49,14 +49,14 @@ class FailslowProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._unkillable: subprocess.Popen[bytes] | None = (
-            None  # a process that SIGKILL does not end: no other is started
+            None  # a process that SIGKILL does not end; no other is started then
         )
         self._started_at = self._last_message_at = self._start_at = 0.0
         self._retry_seconds = MIN_RETRY_SECONDS
         self.reconfigure(configured)
 
     def reconfigure(self, configured: Configured) -> None:
-        """Apply settings at the start and after a reload. The process keeps its state about running jobs."""
+        """Apply the settings at the start and after a reload. The process keeps its state for running jobs."""
         settings = configured.settings
         self._locations = {"runtime_dir": settings.runtime_dir, "root": settings.root, "fake_nvml": settings.nvml.fake}
         self._check_settings = _read_check_settings(configured)
@@ -66,7 +66,7 @@ class FailslowProcess:
         elif self._channel is not None:
             try:
                 self._channel.send(json.dumps({"settings": self._check_settings}).encode() + b"\n")
-            except OSError:  # it hangs or has just ended: the next process gets the settings at its start
+            except OSError:  # it hangs or has just exited; the next process gets the settings when it starts
                 self._end()
 
     @property
@@ -84,7 +84,7 @@ class FailslowProcess:
             yield self._channel.fileno(), False
 
     def step(self) -> bool:
-        """Advance. Return True if the file that the check reads has changed."""
+        """Advance one step. Return True if the file that the check reads has changed."""
         received = self._receive()
         now = self._monotonic()
         if self._process is not None:
@@ -97,11 +97,11 @@ class FailslowProcess:
         return CHANGED in received
 
     def close(self) -> None:
-        """Close the channel, at which the process ends. Kill it if it does not."""
+        """Close the channel, which makes the process exit. Kill it if it does not."""
         self._check_settings = {}
         self._end()
         if self._unkillable is not None:
-            self._unkillable.returncode = 0  # avoids a warning: it may outlive the daemon
+            self._unkillable.returncode = 0  # avoid a warning, because it may outlive the daemon
 
     def _start(self, now: float) -> None:
         if self._unkillable is not None:
@@ -150,7 +150,7 @@ class FailslowProcess:
             return b""
         self._last_message_at = self._monotonic()
         if self.problem:
-            log.info("fail-slow monitoring runs again")
+            log.info("fail-slow monitoring is running again")
         self.problem = ""
         return received
 
@@ -162,8 +162,8 @@ class FailslowProcess:
         self._delay_start(now, why)
 
     def _delay_start(self, now: float, why: str) -> None:
-        log.warning("fail-slow monitoring does not run: %s; next attempt in %.0f s", why, self._retry_seconds)
-        self.problem = f"fail-slow monitoring does not run: {why}"
+        log.warning("fail-slow monitoring is not running: %s; next attempt in %.0f s", why, self._retry_seconds)
+        self.problem = f"fail-slow monitoring is not running: {why}"
         self._start_at = now + self._retry_seconds
         self._retry_seconds = min(2 * self._retry_seconds, MAX_RETRY_SECONDS)
 
@@ -185,13 +185,13 @@ class FailslowProcess:
 
 
 def _read_check_settings(configured: Configured) -> Mapping[str, Any]:
-    """Return the table of the check; {} if monitoring is not configured."""
+    """Return the check's table, or {} if monitoring is not configured."""
     table = configured.loaded.tables.get(RUN, {})
     return dump(table) if table.get("client") or table.get("sample") else {}
 
 
 def _memory_bytes(pid: int) -> int:
-    """Return the resident memory of a process, 0 if unknown."""
+    """Return a process's resident memory, or 0 if unknown."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

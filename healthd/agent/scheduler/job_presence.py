@@ -1,4 +1,4 @@
-"""Presence of jobs on this node: some checks run only on an idle node."""
+"""Presence of jobs on this node. Some checks only run on an idle node."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from healthd.host.job_processes import has_no_jobs
 
 
 class JobPresence:
-    """Presence of jobs.
+    """Presence of jobs on this node.
 
     is_drained        Slurm shows this node drained and idle; the daemon sets it
-    is_without_jobs   Slurm's cgroups have shown no job since the end of the last one
+    is_without_jobs   Slurm's cgroups have shown no job since the last one ended
     """
 
     def __init__(self, root: str, monotonic: Callable[[], float]) -> None:
@@ -26,11 +26,11 @@ class JobPresence:
         return self.is_drained or self.is_without_jobs
 
     def read(self) -> None:
-        """Read the cgroups, after the end of a job."""
+        """Read the cgroups after a job has ended."""
         self._read_at = self._monotonic()
         self.is_without_jobs = has_no_jobs(self._root)
 
     def step(self) -> None:
-        """Read the cgroups again while they show no job: another job may start at any time."""
+        """Read the cgroups again while they show no job, because another job may start at any time."""
         if self.is_without_jobs and self._monotonic() >= self._read_at + CGROUP_INTERVAL_SECONDS:
             self.read()

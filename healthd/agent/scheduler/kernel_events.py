@@ -1,6 +1,6 @@
-"""Intake of kernel events in the daemon: events become conditions, get their jobs, and are logged.
+"""Intake of kernel events in the daemon. Events become conditions, are assigned to jobs, and are logged.
 
-A pure function evaluates the events (agent/conditions/intake.py). A mistake with one event does not affect others.
+A pure function evaluates the events (agent/conditions/intake.py). If one event causes an error, others are unaffected.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ log = logging.getLogger("healthd")
 
 JOURNAL_SECONDS = 20.0
 JOURNAL_LINES = 10_000
-# Per kind at most MAX_LOG_LINES events in LOG_PERIOD_SECONDS have a line in healthd's log; the others are counted. Any
-# user can cause endless kernel lines (a loop of segfaults). Events that drain always have a line.
+# Per kind, at most MAX_LOG_LINES events in LOG_PERIOD_SECONDS get a line in healthd's log, and the others are counted.
+# Any user can cause endless kernel lines (a loop of segfaults). Events that drain always get a line.
 MAX_LOG_LINES, LOG_PERIOD_SECONDS = 10, 60.0
-INCIDENT_SECONDS = 600.0  # how far back the log is searched for other events of an incident
+INCIDENT_SECONDS = 600.0  # how far back the log is searched for an incident's other events
 Kinds = tuple[str, ...]
 
 
 class KernelEventIntake:
-    """Takes kernel events. Methods return the kinds of new events, because some checks run at once after an event.
+    """Takes in kernel events. Methods return the kinds of new events, because some checks run at once after an event.
 
     configured   the settings in force; a reload replaces them
-    incidents    condition -> first condition of the same fault
+    incidents    maps a condition to the first condition of the same fault
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class KernelEventIntake:
         self.job_finder = job_finder
         self.incidents: dict[ConditionKey, ConditionKey] = {}
         self.events_forgotten = 0
-        self._logged: dict[str, list[float]] = {}  # kind -> times of its last log lines, at most MAX_LOG_LINES
+        self._logged: dict[str, list[float]] = {}  # by kind: times of the last log lines, at most MAX_LOG_LINES
         self._unlogged: Counter[str] = Counter()
         self._unlogged_since = 0.0
         self._store = store
@@ -73,18 +73,18 @@ class KernelEventIntake:
         return min(self.listener.deadline, self.job_finder.deadline)
 
     def read_log(self) -> Kinds:
-        """Take the lines that the kernel wrote since the last call."""
+        """Take in the lines that the kernel has logged since the last call."""
         new_kinds = self.take_events(self.listener.read())
         self._log_unlogged_counts()
         self.take_jobs()
         if self.listener.status.source not in self._store.ledger.cursors:
-            self.note_cursor()  # from now on every line counts as new, also those written while healthd is stopped
+            self.note_cursor()  # from now on every line counts as new, even those logged while healthd is stopped
         return new_kinds
 
     # --- events
 
     def take_events(self, events: Sequence[KernelEvent]) -> Kinds:
-        """Take events and save them together with the log's cursor, so that each event counts once."""
+        """Take in events and save them together with the log's cursor, so that each event counts once."""
         if not events:
             return ()
         new_kinds = self._apply_valid_events(events)
@@ -93,9 +93,9 @@ class KernelEventIntake:
         return tuple(dict.fromkeys(new_kinds))
 
     def _apply_valid_events(self, events: Sequence[KernelEvent]) -> Kinds:
-        """Take the events that can be taken.
+        """Take in all events that do not cause an exception.
 
-        If an event causes an exception, halving finds it. It counts as an unreadable line; the other events are taken.
+        If an event causes an exception, halving finds it. It counts as an unreadable line; the others are taken in.
         """
         before = self._store.ledger, self.events_forgotten
         try:
@@ -115,21 +115,21 @@ class KernelEventIntake:
         coalesced = self._with_jobs(intake.coalesce(before, events))
         result = intake.take_coalesced_events(before, coalesced, self.configured.event_checks, self._now())
         for event, error in result.failures:
-            guard.drop(KERNEL_LOG, error, event.text if event else "events that came together")
+            guard.drop(KERNEL_LOG, error, event.text if event else "several events together")
         keys_before = set(store.conditions)
         store.commit(result.ledger)
         self._count_forgotten(result.forgotten)
-        with guard.dropping_errors(KERNEL_LOG):  # a mistake in logging must not affect the intake
+        with guard.dropping_errors(KERNEL_LOG):  # an error in logging must not affect the intake
             self._log_events(result, {event.sequence: event.lines for event in before.events})
             if not keys_before.issuperset(store.conditions):
                 self._log_incidents()
         return tuple(event.kind for event in result.new_events)
 
     def take_inventory(self, inventory: Inventory) -> None:
-        """Take the inventory that the worker read. Earlier events get the names of their parts now."""
+        """Take in the inventory that the worker read. Earlier events now get the names of their parts."""
         store, before = self._store, self._store.ledger
         after = replace(before, inventory=inventory)
-        with guard.dropping_errors(KERNEL_LOG):  # a mistake in names must not affect the intake
+        with guard.dropping_errors(KERNEL_LOG):  # an error in the names must not affect the intake
             after = intake.take_inventory(before, inventory, self.configured.event_checks)
         store.commit(after)
         with guard.dropping_errors(KERNEL_LOG):
@@ -139,18 +139,18 @@ class KernelEventIntake:
 
     def _with_jobs(self, coalesced: intake.Coalesced) -> intake.Coalesced:
         gpus = self._store.ledger.inventory.gpus
-        with guard.dropping_errors(KERNEL_LOG):  # the evaluation does not need the jobs
+        with guard.dropping_errors(KERNEL_LOG):  # the evaluation does not depend on the jobs
             return coalesced._replace(
                 events=self.job_finder.add_jobs(coalesced.events, coalesced.touched, gpus, self._now())
             )
         return coalesced
 
     def _log_events(self, result: intake.EventIntake, lines_before: Mapping[int, int]) -> None:
-        """Log new events. `lines_before`: number of lines that each event had."""
+        """Log new events. `lines_before`: how many lines each event had before."""
         found = (finding for check_findings in result.findings.values() for finding in check_findings)
         drain_sequences = {sequence for f in found if f.severity >= Severity.DEGRADED for sequence in f.events}
         for event in result.new_events:
-            # A growing event is logged again at 10, 100, ... lines, so that a storm does not flood the journal.
+            # A growing event is logged again at 10, 100, ... lines, to keep a storm from flooding the journal.
             if len(str(event.lines)) > len(str(lines_before.get(event.sequence, ""))):
                 drains = event.sequence in drain_sequences and not event.observed
                 if self._may_log(event.kind) or drains:
@@ -170,7 +170,7 @@ class KernelEventIntake:
         """Log once a minute how many events had no line of their own."""
         if self._unlogged and not 0.0 <= self._now() - self._unlogged_since < LOG_PERIOD_SECONDS:
             kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(self._unlogged.items()))
-            log.info("kernel: further events, not logged one by one: %s", kinds)
+            log.info("kernel: further events that were not logged individually: %s", kinds)
             self._unlogged.clear()
             self._unlogged_since = 0.0
 
@@ -181,8 +181,8 @@ class KernelEventIntake:
             log.warning(sentence, self.events_forgotten, MAX_EVENTS)
 
     def _log_incidents(self) -> None:
-        """Find conditions with one cause. The log reports them when one opens; the status shows them while they are
-        open."""
+        """Find conditions with a common cause. They are logged when one of them opens, and shown in the status while
+        they are open."""
         ledger = self._store.ledger
         since = self._now() - INCIDENT_SECONDS
         events = [event for event in ledger.events if event.last_time >= since and not event.history]
@@ -197,10 +197,10 @@ class KernelEventIntake:
         active = self._store.conditions
         return {later: first for later, first in self.incidents.items() if later in active and first in active}
 
-    # --- jobs at the source of events
+    # --- jobs that caused events
 
     def take_jobs(self) -> None:
-        """Take jobs that Slurm reports a moment later, if it uses no cgroups."""
+        """Take in jobs that Slurm reports a moment later if it does not use cgroups."""
         ledger, may_query_slurm = self._store.ledger, self.configured.settings.mode is not Mode.OBSERVE
         jobs: dict[int, str] = {}
         with guard.dropping_errors(SLURM):
@@ -209,7 +209,7 @@ class KernelEventIntake:
             self._store.commit(intake.take_jobs(ledger, jobs, self.configured.event_checks))
             self._store.save()
 
-    # --- cursor of the log, and lost lines
+    # --- log cursor and lost lines
 
     def note_cursor(self) -> None:
         """Record the position in the log, to be saved together with the events up to it."""
@@ -233,7 +233,7 @@ class KernelEventIntake:
         return Request("journal", JOURNAL_SECONDS, query)
 
     def take_journal_reply(self, reply: Reply) -> Kinds:
-        """Take the lines of the journal for a gap in the ring buffer."""
+        """Take in the journal's lines for a gap in the ring buffer."""
         query = reply.request.operation
         assert isinstance(query, ReadJournal)
         gap = Gap(query.since_usec, query.until_usec, query.history)

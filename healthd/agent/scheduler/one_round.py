@@ -1,4 +1,4 @@
-"""One round of checks at once, for `healthd check`: without ledger, past and daemon. Findings count without
+"""A single round of checks, for `healthd check`, without ledger, past or daemon. Findings count without
 confirmation."""
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from healthd.common.model import (
 )
 from healthd.host.host import Host
 
-MAX_READS = 1000  # of 1000 kernel lines each: bounds the reading of a log that grows faster than it is read
+MAX_READS = 1000  # of 1000 kernel lines each; bounds the reading of a log that grows faster than it is read
 
-KernelLogReader = Callable[[], list[RawLine]]  # returns the lines with a meaning for healthd; raises OSError
+KernelLogReader = Callable[[], list[RawLine]]  # returns the lines that are relevant to healthd; raises OSError
 
 
 class RoundResult(NamedTuple):
     """Result of one round.
 
-    results     in the order of the runs
+    results     results in the order of the runs
     runs        these and the following fields are kept in a recording
-    kernel_log  the lines read, or why they could not be read; None if there was no log to read
-    remedies    by code
+    kernel_log  the lines that were read, or the reason why not; None if there was no log to read
+    remedies    remedies by code
     """
 
     node_name: str
@@ -67,7 +67,7 @@ class RoundResult(NamedTuple):
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLogReader | None) -> list[RunName]:
-    """Return the runs of a round at this time. Checks that only read the kernel log need a log."""
+    """Return the runs for a round now. Checks that only read the kernel log are included only if there is a log."""
     return [name for name in loaded.checks if checks[name.check].has_run or kernel_log]
 
 
@@ -79,11 +79,11 @@ def run_round(
     replayed: Recording | None = None,
     extra_results: Sequence[CheckResult] = (),
 ) -> RoundResult:
-    """Run every check of `loaded` once. It ends within the checks' deadlines, whatever hangs.
+    """Run every check in `loaded` once. The round ends within the checks' deadlines, whatever hangs.
 
-    replayed       the recording of a round to be repeated (the workers have it too): its times apply, and a check that
-                   did not answer then does not run
-    extra_results  results that exist already
+    replayed       the recording of a round to repeat (the workers have it too): its times apply, and a check that did
+                   not answer in it does not run
+    extra_results  results that already exist
     """
     settings = loaded.settings
     use_patterns(settings.kernel_log.patterns)
@@ -128,9 +128,9 @@ def run_round(
 
 
 def _last_results(results: Sequence[CheckResult]) -> list[CheckResult]:
-    """Return the last result of each run, in the order of the first ones.
+    """Return each run's last result, in the order of the first results.
 
-    If the last run did not complete, the findings of the earlier ones count.
+    If the last run did not complete, the findings from the earlier ones count.
     """
     last: dict[RunName, CheckResult] = {}
     for result in results:
@@ -142,9 +142,9 @@ def _last_results(results: Sequence[CheckResult]) -> list[CheckResult]:
 
 
 def _merge_findings(run_result: CheckResult, log_result: CheckResult) -> CheckResult:
-    """Return the result of a check that runs and reads the kernel log, with the findings of both.
+    """Return the result of a check that both runs and reads the kernel log, with the findings from both.
 
-    An unreadable log does not affect the result of the run.
+    An unreadable log does not affect the run's result.
     """
     if run_result.run != log_result.run:
         return run_result
@@ -154,7 +154,7 @@ def _merge_findings(run_result: CheckResult, log_result: CheckResult) -> CheckRe
 
 
 def _at_face_value(condition: Condition) -> Condition:
-    """Return a pending condition as open: there is no second run that could confirm it."""
+    """Return a pending condition as open, because no second run can confirm it."""
     if condition.state is not ConditionState.PENDING:
         return condition
     return replace(condition, state=ConditionState.OPEN, opened_at=condition.first_seen)
@@ -173,7 +173,7 @@ def _run_all(
         if checks[name.check].has_run
     ]
     began = time.monotonic()
-    silent_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
+    silent_since: dict[str, float] = {}  # for each resource, when the run that hangs in it began
     results: list[CheckResult] = []
     runs: list[RecordedRun] = []
     queue = due.due_runs(scheduled, {}, {}, "", 0.0)
@@ -246,8 +246,8 @@ def _evaluate_log(
 ) -> tuple[list[CheckResult], Ledger]:
     """Return a result for each check that reads the kernel log.
 
-    Lines of this boot are history and count as INFO, as at a daemon's start. All checks are evaluated together, so each
-    result has the total duration.
+    Lines from this boot are history and count as INFO, as when a daemon starts. All checks are evaluated together, so
+    each result has the total duration.
     """
     began, now, seconds = time.monotonic(), time.time(), 0.0
     if isinstance(log, OSError):
@@ -258,7 +258,7 @@ def _evaluate_log(
         events = [event for line in log if (event := make_event(line, ledger.boot_id)) is not None]
         intake_result = intake.take_kernel_events(ledger, events, event_checks, now)
         for event, failure in intake_result.failures:
-            drop(KERNEL_LOG, failure, event.text if event else "events that came together")
+            drop(KERNEL_LOG, failure, event.text if event else "several events together")
         ledger, findings, seconds = intake_result.ledger, intake_result.findings, time.monotonic() - began
     results = []
     for check, _ in event_checks:
@@ -290,14 +290,14 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
 
 
 def kernel_log_reader(settings: Settings) -> KernelLogReader | None:
-    """Return a reader of this machine's kernel log; None for another root, or if the settings disable the log."""
+    """Return a reader for this machine's kernel log, or None for another root or if the settings disable the log."""
     if settings.root != "/" or settings.kernel_log.source not in ("kmsg", "journal"):
         return None
     return lambda: read_kernel_log(settings.kernel_log.accept_injected)
 
 
 def read_kernel_log(accept_injected: bool) -> list[RawLine]:
-    """Return the lines of the ring buffer that have a meaning for healthd. Raises OSError."""
+    """Return the ring buffer's lines that are relevant to healthd. Raises OSError."""
     source = open_source("kmsg", accept_injected=accept_injected)
     lines = []
     try:
@@ -314,7 +314,7 @@ def read_kernel_log(accept_injected: bool) -> list[RawLine]:
 
 
 def round_json(round_result: RoundResult) -> dict[str, Any]:
-    """Return the document of `healthd check --json` (docs/json.md)."""
+    """Return the document for `healthd check --json` (docs/json.md)."""
     return {
         "version": healthd.__version__,
         "node": round_result.node_name,

@@ -1,4 +1,4 @@
-"""Replies of the worker: results of checks become conditions; other replies go to the tasks that requested them.
+"""Worker replies: check results become conditions, and other replies go to the tasks that requested them.
 
 A pure function turns a result into conditions (agent/conditions/intake.py).
 """
@@ -49,11 +49,11 @@ from healthd.host.wakeup import poll
 
 log = logging.getLogger("healthd")
 
-BURST_SECONDS = 0.02  # the longest wait for the worker alone; it delays kernel lines
+BURST_SECONDS = 0.02  # the longest wait for the worker alone, which delays kernel lines
 
 
 class Received(NamedTuple):
-    """Input for the daemon: the end of a round, a reply with lines of the journal, a new inventory."""
+    """Input for the daemon: the end of a round, a reply with journal lines, a new inventory."""
 
     round_ended: bool = False
     journal: Reply | None = None
@@ -61,9 +61,9 @@ class Received(NamedTuple):
 
 
 class ReplyHandler:
-    """Handles the worker's replies.
+    """Handler for the worker's replies.
 
-    results    the last result of each run since the start
+    results    each run's last result since the start
     outcomes   number of runs by check, instance and outcome
     changes    number of changes in outcomes and in findings that drain
     """
@@ -93,7 +93,7 @@ class ReplyHandler:
         self._client = client
         self._now = now
         self._monotonic = monotonic
-        self._overdue_since: dict[str, float] = {}  # resource -> when the run that hangs in it began
+        self._overdue_since: dict[str, float] = {}  # for each resource, when the run that hangs in it began
         self._queue.add_task(INVENTORY)
         if not settings.cluster:
             self._queue.add_task(CLUSTER_NAME)
@@ -105,8 +105,8 @@ class ReplyHandler:
     def step(self) -> Received:
         """Handle the available replies.
 
-        Most checks take less than a millisecond. In a burst, waiting for them is cheaper than a turn of the loop after
-        each.
+        Most checks take less than a millisecond. In a burst, it is cheaper to wait for them than to go through the loop
+        after each one.
         """
         until = self._monotonic() + BURST_SECONDS
         received = self._handle_step(self._queue.step())
@@ -128,7 +128,7 @@ class ReplyHandler:
             return self._handle(reply, received)
         except Exception as error:
             guard.drop(WORKER, error, operation_name(reply.request.kind))
-            why = f"internal error in healthd with the answer: {describe_error(error)}"
+            why = f"internal error in healthd while processing the answer: {describe_error(error)}"
             with guard.dropping_errors(WORKER):  # a failed run is no evidence about health
                 return self._handle(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), received)
         return received
@@ -153,13 +153,13 @@ class ReplyHandler:
             elif kind is TakeInventory and not why:
                 return received._replace(inventory=self.inventory.handle_reply(reply))
             elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
-                self._queue.add_task(reply.request)  # again when the hung worker has ended
+                self._queue.add_task(reply.request)  # retry once the hung worker has ended
             elif kind is ReadClusterName and not why:
                 assert isinstance(reply.answer, str)
                 self._store.stream.set_cluster(reply.answer)
         return received
 
-    # --- results of checks
+    # --- check results
 
     def _handle_check(self, reply: Reply) -> None:
         self._absorb(reply)
@@ -168,15 +168,15 @@ class ReplyHandler:
             self._queue.add_task(INVENTORY)
 
     def _absorb(self, reply: Reply) -> None:
-        """Turn the findings of a run into conditions, and keep its counters."""
+        """Turn a run's findings into conditions, and store its counters."""
         name = reply.run
         if name not in self._configured.runs:
-            return  # a reload removed the run meanwhile
+            return  # a reload removed the run in the meantime
         check, config, store = self._configured.check(name), self._configured.runs[name], self._store
         if check.when and not self._jobs.is_idle:
-            return  # jobs came while it ran
+            return  # jobs arrived while it ran
         silent = self._silent_seconds(reply)
-        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times of two clocks
+        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times from two clocks
             why = "the clock was set while it ran"
             reply = replace(reply, outcome=Outcome.FAILED, answer=None, error=why, message_time=None)
             self._queue.run_early(name, self._monotonic() + MIN_REPEAT_SECONDS)
@@ -191,7 +191,7 @@ class ReplyHandler:
             self._queue.run_early(name, self._monotonic() + max(early_at - self._now(), 0.1))
 
     def _silent_seconds(self, reply: Reply) -> float:
-        """Return for how long the resource of a run has not answered, in this run and those before; 0 if it did."""
+        """Return for how long a run's resource has not answered, in this run and earlier ones; 0 if it has answered."""
         resource, now = reply.request.resource, self._monotonic()
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
             self._overdue_since.setdefault(resource, now - reply.seconds)
@@ -200,7 +200,7 @@ class ReplyHandler:
         return now - self._overdue_since.get(resource, now)
 
     def _record_result(self, result: CheckResult) -> None:
-        """Keep the last result of a run. A new outcome other than "completed" is logged."""
+        """Store the last result of a run. Log a new outcome other than "completed"."""
         name, outcome = result.run, result.outcome
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
@@ -217,7 +217,7 @@ class ReplyHandler:
         return {name.check for name in self.results} - failed
 
     def not_run_since(self, names: list[RunName], moment: float) -> list[str]:
-        """Return the runs that have not run since a moment (epoch). A run shortly before it counts as well."""
+        """Return the runs that have not run since a moment (epoch seconds). A run shortly before it counts too."""
         before = moment - MIN_REPEAT_SECONDS
         return [str(name) for name in names if name not in self.results or self.results[name].started < before]
 
@@ -226,7 +226,7 @@ class ReplyHandler:
         self.results = {name: result for name, result in self.results.items() if name in self._configured.runs}
 
     def drop_unless_idle(self) -> None:
-        """If jobs can run on this node, drop the results of checks for an idle node."""
+        """If jobs can run on this node, drop the results of checks that need an idle node."""
         if self._jobs.is_idle:
             return
         only_when_idle = self._configured.idle_runs
@@ -236,7 +236,7 @@ class ReplyHandler:
     # --- the ledger's copy and the stream
 
     def add_tasks(self, round_ended: bool) -> None:
-        """Request a copy of the ledger and a write of the stream, if due. A failed write is retried after a round."""
+        """Request a copy of the ledger and a write of the stream if they are due. Retry failed writes after a round."""
         if self.ledger_copy.is_due(round_ended):
             self._queue.add_task(self.ledger_copy.request())
         if self.delivery.is_due and (round_ended or not self.delivery.problem):
@@ -245,9 +245,9 @@ class ReplyHandler:
             self._queue.add_task(self.files.request())
 
     def finish(self, seconds: float) -> None:
-        """Write the stream and copy the ledger before the daemon ends, within `seconds`.
+        """Write the stream and copy the ledger before the daemon exits, within `seconds`.
 
-        A worker that is busy with other work is not waited for.
+        Do not wait for a worker that is busy with other work.
         """
         until, pending_request = self._monotonic() + seconds, self._client.request
         if pending_request is not None and (
@@ -261,7 +261,7 @@ class ReplyHandler:
                 return
 
     def _completes(self, reply: Reply | None, until: float) -> bool:
-        """Return True if the request in flight ends by then (monotonic)."""
+        """Return True if the request in flight ends by `until` (monotonic)."""
         while reply is None and self._monotonic() < until:
             poll(list(self._client.waits()), until - self._monotonic())
             reply = self._client.step()
@@ -273,7 +273,7 @@ class ReplyHandler:
 def verdict_inputs(result: CheckResult) -> tuple[object, ...]:
     """Return the inputs that the verdict takes from a run, besides conditions.
 
-    A finding can end without a change of conditions: after `healthd repaired`, the next run no longer reports it.
+    A finding can end without a change to the conditions: after `healthd repaired`, the next run no longer reports it.
     """
     drain_findings = {
         (finding.key, finding.severity) for finding in result.findings if finding.severity >= Severity.DEGRADED

@@ -1,4 +1,4 @@
-"""Scheduler: decides which checks run, how often, and which run at once after an event."""
+"""Scheduler: decides which checks run, how often, and which of them run at once after an event."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from healthd.common.guard import WORKER
 from healthd.common.model import RunName
 from healthd.host.host import Host
 
-NVML_OPEN_SECONDS = 60.0  # for 8 GPUs whose driver no process holds open: 1-3 s each to initialise
-JOB_END = "job_end"  # in AFTER_EVENTS of a check: it runs when an epilog reports the end of a job
+NVML_OPEN_SECONDS = 60.0  # for 8 GPUs whose driver no process keeps open; each takes 1-3 s to initialise
+JOB_END = "job_end"  # in a check's AFTER_EVENTS: the check runs when an epilog reports that a job ended
 
 
 class Scheduler:
-    """Schedules the checks.
+    """Schedule of the checks.
 
     configured   the settings in force
-    queue        work of the worker: due checks, and tasks between them
+    queue        the worker's work: due checks, and tasks between them
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Scheduler:
     def scheduled(self) -> list[ScheduledRun]:
         """Return the recurring runs.
 
-        While no other process holds the driver open, GPU checks run rarely: opening it takes seconds per GPU, and
-        closing it resets the volatile ECC counts.
+        While no other process keeps the driver open, GPU checks run rarely, because opening it takes seconds per GPU
+        and closing it resets the volatile ECC counts.
         """
         key = self._is_driver_idle, self._jobs.is_idle
         if key not in self._scheduled:
@@ -86,7 +86,7 @@ class Scheduler:
                 yield ScheduledRun(name, check.resource(name.instance), interval, timeout)
 
     def expected(self) -> list[RunName]:
-        """Return the runs whose results the verdict requires. Checks for an idle node count only on a drained node."""
+        """Return the runs whose results the verdict requires. Checks for an idle node count only if it is drained."""
         drained = self._jobs.is_drained
         return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
 
@@ -95,9 +95,9 @@ class Scheduler:
         return [run.name for run in self.scheduled() if kind in self.configured.checks[run.check].after_events]
 
     def runs_after_job(self) -> list[RunName]:
-        """Return the runs that are due at the end of a job.
+        """Return the runs that are due when a job ends.
 
-        GPU checks are excluded if the driver is closed after each job: opening it takes seconds.
+        GPU checks are excluded if the driver is closed after each job, because opening it takes seconds.
         """
         driver_idle = self._read_driver_idle()
         return [n for n in self.runs_after(JOB_END) if not (driver_idle and self.configured.check(n).uses == "nvml")]
@@ -105,11 +105,11 @@ class Scheduler:
     def run_after(self, kinds: Iterable[str]) -> None:
         """Run the checks for events of these kinds now."""
         for kind in kinds:
-            with guard.dropping_errors(WORKER, kind):  # a mistake here must not affect the event
+            with guard.dropping_errors(WORKER, kind):  # an error here must not affect the event
                 self.queue.run_after_event(self.runs_after(kind))
 
     def _repeats_after(self, reply: Reply) -> list[RunName]:
-        """Return the runs to repeat in this round: the reply reports a lost GPU or a hung driver."""
+        """Return the runs to repeat in this round if the reply reports a lost GPU or a hung driver."""
         if not reply.has_nvml_problem:
             return []
         return [name for name in self.runs_after(NVML_PROBLEM) if name != reply.run]

@@ -1,7 +1,7 @@
-"""Queue of the worker: due checks one after another, and tasks between them.
+"""The worker's queue: due checks one after another, and tasks between them.
 
 A round consists of all runs that are due together. GPU checks come first and NVML is closed right after them, so that
-the driver is held open as briefly as possible. A round that takes too long ends without its last checks.
+the driver is kept open as briefly as possible. If a round takes too long, it ends without its last checks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from healthd.host.wakeup import FOREVER
 log = logging.getLogger("healthd")
 
 TASK_TIMEOUT_SECONDS = 20.0
-MIN_REPEAT_SECONDS = 10.0  # events do not run one check more often than this
+MIN_REPEAT_SECONDS = 10.0  # events do not trigger a check more often than this
 # Limit per check, so that a round ends even if checks time out and request repeats of each other. Further repeats run
-# in the next round, which begins at once.
+# in the next round, which begins immediately.
 MAX_RUNS_PER_ROUND = 2
 
 
@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 class WorkerQueue:
-    """The queue.
+    """Queue of checks and tasks for the worker.
 
     scheduled      returns the recurring runs
     request_for    returns the request for a run
@@ -67,7 +67,7 @@ class WorkerQueue:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._commanded_at = -FOREVER  # begin of the last or next round for a command
+        self._commanded_at = -FOREVER  # start of the last or next round for a command
         self._quarantined: set[str] = set()
         self._is_running = False
         self._began = 0.0
@@ -91,8 +91,8 @@ class WorkerQueue:
         return self._next_due()
 
     def _next_due(self) -> float:
-        """Return when a run is due (monotonic). Cached until its inputs change: it is called after every check of a
-        round."""
+        """Return when a run is due (monotonic). Cached until its inputs change, because it is called after every check
+        in a round."""
         scheduled = self._scheduled()
         if scheduled is not self._due_at_runs:
             self._due_at_runs = scheduled
@@ -113,25 +113,25 @@ class WorkerQueue:
     def run_after_command(self) -> None:
         """Run all checks now.
 
-        Commands that repeat within MIN_REPEAT_SECONDS share one more round at the end of that time, so that a script
-        that acknowledges in a loop does not cause a round for each call.
+        If commands repeat within MIN_REPEAT_SECONDS, they share one more round at the end of that time. A script that
+        acknowledges in a loop therefore does not cause a round for each call.
         """
         now = self._monotonic()
         if now < self._commanded_at:
-            return  # that round has not begun yet
+            return  # the round has not begun yet
         self._commanded_at = max(now, self._commanded_at + MIN_REPEAT_SECONDS)
         for run in self._scheduled():
             self.run_early(run.name, self._commanded_at)
 
     def run_after_event(self, names: Iterable[RunName]) -> None:
-        """Run these checks now, but not within MIN_REPEAT_SECONDS after their last run: events come in storms."""
+        """Run these checks now, but not within MIN_REPEAT_SECONDS after their last run (events come in storms)."""
         for name in names:
             self.run_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + MIN_REPEAT_SECONDS))
 
     def add_task(self, request: Request) -> None:
-        """Give the worker other work for times without due checks.
+        """Add other work for the worker, for times when no checks are due.
 
-        A task waits while a worker hangs in its resource. Only the newest task of a kind is kept.
+        A task waits while a worker hangs in its resource. Only the newest task of each kind is kept.
         """
         kind = (request.resource, request.kind)
         self._tasks = deque(e for e in self._tasks if (e.resource, e.kind) != kind)
@@ -146,12 +146,12 @@ class WorkerQueue:
     # --- work
 
     def step(self) -> Step:
-        """Advance, including runs that have become due."""
+        """Advance one step. Include runs that have become due."""
         self._queue_due_runs()
         return self.advance()
 
     def advance(self) -> Step:
-        """Advance without looking for due runs: in a burst of answers nothing else has changed."""
+        """Advance without looking for due runs. In a burst of answers, nothing else has changed."""
         ended = []
         reply = self._client.step()
         if self._quarantined != (quarantined := self._client.quarantined.keys()):
@@ -178,7 +178,7 @@ class WorkerQueue:
             log.info("the worker that hung in %s has ended", resource)
         for run in self._scheduled():
             if run.resource in freed:
-                # Wait, in case the check always takes slightly longer than its time limit.
+                # Wait, because the check may always take slightly longer than its time limit.
                 repeat_at = self._last_runs.get(run.name, -FOREVER) + 2 * run.timeout_seconds
                 self.run_early(run.name, max(self._monotonic(), repeat_at))
 
@@ -211,15 +211,15 @@ class WorkerQueue:
             self._queue = deque(schedule.with_repeats(self._queue, self._scheduled(), repeats))
 
     def _is_done_in_round(self, run: ScheduledRun, now: float) -> bool:
-        """Return True if the round in progress has run it, and no early run was requested since.
+        """Return True if the current round has already run it, and no early run was requested since.
 
-        A round that takes longer than the interval must end before the next one starts.
+        Even if a round takes longer than the interval, it must end before the next one starts.
         """
         run_count = self._run_counts[run.name] if self._is_running else 0
         return run_count >= MAX_RUNS_PER_ROUND or (run_count > 0 and self._early.get(run.name, FOREVER) > now)
 
     def _next(self) -> Request | Reply | None:
-        """Return the next work: first the end of NVML work, then checks, then tasks."""
+        """Return the next work: first the closing of NVML, then checks, then tasks."""
         if self._client.nvml_open and not (self._queue and self._queue[0].resource == "nvml"):
             return self._pop_task(self._next_task("nvml")) or CLOSE_NVML
         if self._queue:
@@ -231,7 +231,7 @@ class WorkerQueue:
         return self._pop_task(self._next_task())
 
     def _next_task(self, resource: str = "") -> Request | None:
-        """Return the next task (for that resource) whose resource is not quarantined."""
+        """Return the next task (for this resource, if given) whose resource is not quarantined."""
         quarantined = self._client.quarantined
         available = (e for e in self._tasks if e.resource not in quarantined and resource in ("", e.resource))
         return next(available, None)

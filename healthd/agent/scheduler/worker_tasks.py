@@ -1,4 +1,4 @@
-"""Tasks of the worker other than checks. Each class makes the requests of one task and handles the replies."""
+"""Worker tasks other than checks. Each class makes one task's requests and handles the replies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LedgerCopy:
     def is_due(self, round_ended: bool) -> bool:
         """Return True after a round, and at once after an action in Slurm.
 
-        A node that reboots minutes after its drain must know that the drain is healthd's.
+        If a node reboots minutes after its drain, healthd must still know that the drain is its own.
         """
         return self._store.uncopied and (round_ended or self._store.slurm_uncopied)
 
@@ -57,14 +57,14 @@ class LedgerCopy:
 
 
 class InstalledFiles:
-    """healthd's own files, which may be removed or replaced while it runs. problem: a sentence in that case."""
+    """healthd's own files, which may be removed or replaced while it runs. problem: a sentence if they were."""
 
     def __init__(self) -> None:
         self.problem = ""
         self._at_start = installed_files.identities()
 
     def changed(self) -> str:
-        """Return a sentence if the files were removed or replaced, "" if not. It may hang with their disk."""
+        """Return a sentence if the files were removed or replaced, otherwise "". May hang if their disk hangs."""
         return installed_files.problem(self._at_start, installed_files.identities(list(self._at_start)))
 
     def request(self) -> Request:
@@ -74,10 +74,10 @@ class InstalledFiles:
         if reply.outcome is Outcome.COMPLETED:
             assert isinstance(reply.answer, dict)
             found = installed_files.problem(self._at_start, reply.answer)
-        elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it ended at once
+        elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it exited at once
             found = self.changed() or f"no worker answers: {reply.error}"
         else:
-            return  # a hang is no evidence about the files
+            return  # a hang is not evidence about the files
         if found and found != self.problem:
             log.error("%s", found)
         self.problem = found
@@ -103,7 +103,7 @@ class Textfile:
 
 
 class InventoryTask:
-    """The inventory of this node: read again when it may have changed, and once a day."""
+    """This node's inventory. It is read again when it may have changed, and once a day."""
 
     def __init__(self, store: ConditionStore, monotonic: Callable[[], float]) -> None:
         self._store = store
@@ -115,9 +115,9 @@ class InventoryTask:
         self._read_at = -float("inf")
 
     def is_due(self, check: Reply, observations: Iterable[Observation]) -> bool:
-        """Return True after a GPU check if the inventory is old or differs from the observations of the check.
+        """Return True after a GPU check if the inventory is old or differs from the check's observations.
 
-        It is then read before the driver is closed.
+        The inventory is then read before the driver is closed.
         """
         if check.request.resource != "nvml" or check.outcome is not Outcome.COMPLETED:
             return False
@@ -134,14 +134,14 @@ class InventoryTask:
 
 
 def failure(reply: Reply) -> str:
-    """Return why the worker did not complete the task, "" if it did."""
+    """Return why the worker did not complete the task, or "" if it did."""
     if reply.outcome is Outcome.COMPLETED:
         return ""
     return reply.error or reply.outcome.value.replace("_", " ")
 
 
 def is_outdated(inventory: Inventory, observations: Iterable[Observation]) -> bool:
-    """Return True if NVML shows more GPUs than the inventory, or another driver. A lost GPU stays in the inventory."""
+    """Return True if NVML shows more GPUs than the inventory, or another driver. The inventory keeps a lost GPU."""
     return any(
         (observation.name == "gpus" and observation.value > len(inventory.gpus))
         or (observation.name == "gpu_driver_info" and ("version", inventory.driver_version) not in observation.labels)
@@ -150,16 +150,16 @@ def is_outdated(inventory: Inventory, observations: Iterable[Observation]) -> bo
 
 
 class StreamDelivery:
-    """Writes events to the stream's files: lines of the ledger's outbox, one write at a time."""
+    """Writes events to the stream's files: lines from the ledger's outbox, one write at a time."""
 
     def __init__(self, store: ConditionStore, state_dir: str) -> None:
         self._store = store
         self._state_dir = state_dir
         self._is_pending = False
-        self._may_repeat = True  # lines may be in the file already, after a kill or a failure
+        self._may_repeat = True  # lines may already be in the file, after a kill or a failure
         self._failures = 0
         self._journal_lost = 0
-        self.problem = ""  # why lines cannot be written; "" = they can
+        self.problem = ""  # why lines cannot be written, or ""
 
     @property
     def status(self) -> StreamStatus:
@@ -168,9 +168,9 @@ class StreamDelivery:
 
     @property
     def is_due(self) -> bool:
-        """True if lines wait and the ledger that contains them is saved.
+        """True if lines are waiting and the ledger that contains them is saved.
 
-        After a kill, a daemon with that ledger does not give the numbers of written lines to other lines.
+        Otherwise, after a kill, the next daemon could give the numbers of written lines to other lines.
         """
         return bool(self._store.ledger.outbox.lines) and not self._is_pending and not self._store.unsaved
 

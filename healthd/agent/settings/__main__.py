@@ -1,4 +1,4 @@
-"""Entry point of `python -m healthd.agent.settings`, which loads the site's checks on trial."""
+"""Entry point for `python -m healthd.agent.settings`, which loads the site's checks on trial."""
 
 from healthd.agent.settings.registry import load_site
 from healthd.agent.settings.trial import main

@@ -1,6 +1,6 @@
 """Settings as msgspec Structs, with their defaults and allowed values.
 
-The file is /etc/healthd/healthd.toml; conf/healthd.toml lists every setting at its default. agent/settings/effective.py
+The file is /etc/healthd/healthd.toml; conf/healthd.toml lists all settings with defaults. agent/settings/effective.py
 computes the effective settings.
 """
 
@@ -30,7 +30,7 @@ from healthd.agent.settings.limits import (
     absolute_path_problem,
     address_problem,
 )
-from healthd.agent.settings.limits import Period as Period  # checks declare their periods with it
+from healthd.agent.settings.limits import Period as Period  # checks use it to declare their periods
 from healthd.agent.settings.limits import Seconds as Seconds
 from healthd.common.codec import ConvertError, Rule, load, show
 from healthd.common.errors import HealthdError
@@ -40,19 +40,19 @@ from healthd.common.values import Value
 
 
 class ConfigError(HealthdError):
-    """An error in the settings: one sentence with file, setting and problem."""
+    """An error in the settings. The message is one sentence with the file, the setting and the problem."""
 
 
 class CheckConfig(Value, frozen=True):
-    """Common settings of every check, in its table [checks.NAME].
+    """Common settings of every check, in the check's table [checks.NAME].
 
     name              the instance ("/data" in [checks.mount."/data"]), set by the table's name
-    interval_seconds  None: the daemon's
-    clear_after       completed runs in a row without the finding that end a condition which clears by PASS
+    interval_seconds  None for the daemon's interval
+    clear_after       number of completed runs in a row without the finding that clear a condition of type PASS
     enforce           false caps every finding of the check at WARNING
-    severity          another severity for one code: {"gpu_ecc/disabled": "info"}
-    guessed           the settings from a profile of the machine's type, not from a person ("name": the whole instance
-                      is from the profile); set when settings are read
+    severity          overrides the severity of a code: {"gpu_ecc/disabled": "info"}
+    guessed           the settings that come from a profile of the machine's type, not from a person ("name": the whole
+                      instance is from the profile); set when settings are read
     """
 
     name: str = ""
@@ -66,23 +66,23 @@ class CheckConfig(Value, frozen=True):
 
 
 def is_capped(config: CheckConfig, expects: str) -> bool:
-    """Return True if these settings cap findings at WARNING that compare with the setting `expects` ("" = with
-    none).
+    """Return True if these settings cap findings that compare with the setting `expects` at WARNING. `expects` is ""
+    for findings that compare with none.
     """
     return not config.enforce or expects in config.guessed or "name" in config.guessed
 
 
 def configured_severity(explain: Explain, config: CheckConfig) -> Severity:
-    """Return the worst severity of the code under these settings, before the site overrides or caps it."""
+    """Return the code's worst severity under these settings, before the site overrides or caps it."""
     chosen = getattr(config, explain.chosen_by, None)
     return chosen if isinstance(chosen, Severity) else explain.severity
 
 
 class NvmlConfig(Value, frozen=True):
-    """fake: a profile or a scenario file instead of the driver.
+    """fake: a profile or scenario file to use instead of the driver.
 
-    idle_interval_seconds: the time between rounds of GPU checks while no other process has the driver open (opening it
-    takes seconds per GPU, closing it resets volatile ECC counts).
+    idle_interval_seconds: time between rounds of GPU checks while no other process has the driver open (opening it
+    takes seconds per GPU, and closing it resets volatile ECC counts).
     """
 
     fake: FileOrName = ""
@@ -90,7 +90,7 @@ class NvmlConfig(Value, frozen=True):
 
 
 class KernelPattern(Value, frozen=True):
-    """A kernel line that matters at this site.
+    """A kernel line that is important at this site.
 
     pattern: plain text, "*" = any text, from the beginning of the message (agent/kernel_log/rules/site.py).
     """
@@ -100,7 +100,7 @@ class KernelPattern(Value, frozen=True):
 
 
 def _too_severe(pattern: KernelPattern) -> str:
-    """Refuse a pattern without a fixed beginning: it also matches a user's text inside a message (audit lines)."""
+    """Refuse a pattern without a fixed beginning, because it also matches user text inside a message (audit lines)."""
     if pattern.severity < Severity.DEGRADED or not pattern.pattern.startswith("*"):
         return ""
     return (
@@ -112,8 +112,8 @@ def _too_severe(pattern: KernelPattern) -> str:
 class KernelLogConfig(Value, frozen=True):
     """source: kmsg, journal, off, or the path of a file or FIFO to follow.
 
-    accept_injected: accept root's own lines (drills). trust_file: lines of a followed file may drain, although users
-    can forge them. patterns: the site's own lines by name, for lines that no built-in rule reads.
+    accept_injected: accept lines that root wrote (drills). trust_file: lines in a followed file may drain, although
+    users can forge them. patterns: the site's own lines by name, for lines that no built-in rule matches.
     """
 
     source: KernelLog = "kmsg"
@@ -125,11 +125,11 @@ class KernelLogConfig(Value, frozen=True):
 
 
 class SlurmConfig(Value, frozen=True):
-    """command_timeout_seconds: deadline of a Slurm command.
+    """command_timeout_seconds: deadline for a Slurm command.
 
     requeue_retry_seconds: how long an unconfirmed requeue may still be in flight. max_restarts: a job that was
     restarted this often is requeued held. admin_comment: write the fault into the AdminComment of jobs that a CRITICAL
-    fault hit. requeue: the jobs that such a fault requeues: those on the broken part, or all on the node.
+    fault hit. requeue: which jobs such a fault requeues, those on the broken part or all on the node.
     own_faults_per_hour, shared_wait_seconds, shared_max_wait_seconds: limits for faults that come and go
     (agent/slurm/flapping.py).
     """
@@ -145,14 +145,14 @@ class SlurmConfig(Value, frozen=True):
 
 
 class FleetLimits(Value, frozen=True):
-    """How many nodes of a partition healthd may keep drained: a percentage of them, but at least a given number.
+    """How many of a partition's nodes healthd may keep drained: a percentage, but at least a given number.
 
-    limit_*         for causes that nodes share
+    limit_*         for causes that several nodes share
     own_hardware_*  for a fault of the node itself
-    jitter_seconds  the longest first wait for a shared cause; in a small partition it is shorter (fleet_limit.py)
-    uncounted_drain_after_seconds  if the drained nodes cannot be counted for this time, and for a random time of up
-                                   to as long again, a CRITICAL fault of the node's own hardware drains without a
-                                   count and without a requeue
+    jitter_seconds  longest first wait for a shared cause; it is shorter in a small partition (fleet_limit.py)
+    uncounted_drain_after_seconds  if the drained nodes cannot be counted for this time, plus a random time of up to
+                                   as long again, a CRITICAL fault of the node's own hardware drains without a count
+                                   and without a requeue
     """
 
     limit_percent: Percent = 10.0
@@ -164,10 +164,10 @@ class FleetLimits(Value, frozen=True):
 
 
 class MetricsConfig(Value, frozen=True):
-    """listen: ADDRESS:PORT, several of them, or "off".
+    """listen: one ADDRESS:PORT, a list of them, or "off".
 
-    textfile: a *.prom file for node_exporter's textfile collector; "" = none. web_config: a web configuration file in
-    Prometheus' format (TLS); "" = plain HTTP.
+    textfile: a *.prom file for node_exporter's textfile collector, or "". web_config: a web configuration file in
+    Prometheus' format (TLS), or "" for plain HTTP.
     """
 
     listen: Address | Addresses = "127.0.0.1:9478"
@@ -176,9 +176,9 @@ class MetricsConfig(Value, frozen=True):
 
 
 class Settings(Value, frozen=True):
-    """cluster: "" = ClusterName of slurm.conf. profile: "auto", "none", a name in conf/profiles or a path.
+    """cluster: "" for ClusterName in slurm.conf. profile: "auto", "none", a name in conf/profiles or a path.
 
-    baseline_file: "" = none.
+    baseline_file: "" for none.
     """
 
     mode: Mode = Mode.OBSERVE
@@ -200,7 +200,7 @@ class Settings(Value, frozen=True):
 
 
 class Layer(NamedTuple):
-    """[checks.*] of one source. `guessed`: it describes typical machines of this type, not this node."""
+    """[checks.*] from one source. `guessed`: it describes typical machines of this type, not this node."""
 
     source: str
     checks: Any
@@ -213,9 +213,9 @@ LayerLoader = Callable[[Settings], Sequence[Layer]]
 class Loaded(Value, frozen=True):
     """Settings and their sources.
 
-    origins: "kernel_log.source" or 'checks.mount."/data".fstype' -> file, flag or profile; absent: default. checks: the
-    Configs of the enabled checks. tables: their plain tables, for the worker. disabled: the Configs of the other
-    checks. profile: the source of the guessed settings, "" = none.
+    origins: "kernel_log.source" or 'checks.mount."/data".fstype' -> file, flag or profile; defaults are not listed.
+    checks: the Configs of the enabled checks. tables: their plain tables, for the worker. disabled: the Configs of the
+    other checks. profile: the source of the guessed settings, or "".
     """
 
     settings: Settings
@@ -229,7 +229,7 @@ class Loaded(Value, frozen=True):
 def is_kernel_log_forgeable(loaded: Loaded) -> bool:
     """Return True if kernel log lines are displayed without any effect, because users can forge them.
 
-    That is so for a followed file, in which a line break in a user's text begins a new line. A path that was given as a
+    This applies to a followed file, where a line break in a user's text begins a new line. A path that was given as a
     flag belongs to a drill or a test and is trusted.
     """
     kernel_log = loaded.settings.kernel_log
@@ -238,7 +238,7 @@ def is_kernel_log_forgeable(loaded: Loaded) -> bool:
 
 
 def read_directory(table: Mapping[str, Any], source: str, name: str) -> str:
-    """Return `runtime_dir` or `state_dir` of a daemon with these settings; other errors in them are ignored."""
+    """Return `runtime_dir` or `state_dir` for a daemon with these settings. Ignore errors in the other settings."""
     found = table.get(name, getattr(Settings(), name))
     if not isinstance(found, str):
         raise ConfigError(f"{source}: {name}: must be text, got {show(found)}")
@@ -254,7 +254,7 @@ def kernel_log_config(table: Mapping[str, Any], source: str) -> KernelLogConfig:
 
 
 def checks_dir(table: Mapping[str, Any]) -> str:
-    """Return the directory of the site's checks, which is needed to validate the table; "" if that setting is
+    """Return the directory with the site's checks, which is needed to validate the table, or "" if that setting is
     invalid.
     """
     found = table.get("checks_dir", Settings().checks_dir)

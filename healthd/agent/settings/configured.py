@@ -1,4 +1,4 @@
-"""Settings and checks as one value, which a reload replaces."""
+"""Settings and checks as one value that a reload replaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Configured(Struct, frozen=True, dict=True):
 
     @property
     def runs(self) -> Mapping[RunName, CheckConfig]:
-        """Config of every enabled run."""
+        """The Config of every enabled run."""
         return self.loaded.checks
 
     def check(self, run: RunName) -> Check:
@@ -40,7 +40,7 @@ class Configured(Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def not_needed_for_resume(self) -> frozenset[RunName]:
-        """Runs that no resume waits for when they fail to run."""
+        """Runs whose failure does not delay a resume."""
         return frozenset(name for name, config in self.runs.items() if not self.check(name).may_block_resume(config))
 
     @functools.cached_property
@@ -57,11 +57,11 @@ class Configured(Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def meanings(self) -> dict[str, str]:
-        """Observation -> description of its value, for all enabled checks."""
+        """Description of each observation's value, for all enabled checks."""
         return {name: text for run in self.runs for name, text in self.check(run).meanings.items()}
 
     def versions(self, healthd_version: str) -> dict[RunName, tuple[str, str]]:
-        """Return the version of its check and a checksum of its settings for each run."""
+        """Return for each run its check's version and a checksum of its settings."""
         return {
             name: (
                 self.check(name).version or healthd_version,

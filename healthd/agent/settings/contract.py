@@ -1,6 +1,6 @@
-"""Contract of a check module: the names that it may declare, with types and defaults.
+"""Contract for a check module: the names that it may declare, with types and defaults.
 
-Nothing else of a module is read, and it is read once, when the check is found. A module needs `run` or `correlate` (a
+Nothing else in a module is read, and it is read once, when the check is found. A module needs `run` or `correlate` (a
 site's file: `run`). tests/agent/settings/test_contract.py verifies each module of checks/ against the types with mypy.
 """
 
@@ -37,42 +37,43 @@ C = TypeVar("C", bound=CheckConfig)
 
 
 class Contract(Value, Generic[C], frozen=True):
-    """`run` and `baseline` are called in the worker, with a deadline; everything else in the daemon, at once.
+    """`run` and `baseline` are called in the worker, with a deadline; everything else is called in the daemon.
 
-    Config         its settings, each field with a default: a CheckConfig, or a site's dataclass (site_config.py)
+    Config         the check's settings, each with a default: a CheckConfig, or a site's dataclass (site_config.py)
     PER            "mount": one run for each [checks.mount.NAME]; "" = a single run
     USES           a resource in which a run may hang: "nvml", which all its users share; "" = not shared with other
                    checks
-    WHEN           "idle": it runs only while a drain is desired or set and Slurm shows the node drained and idle, and
-                   `healthd check` runs it only by its name; "" = always
+    WHEN           "idle": runs only while a drain is desired or set and Slurm shows the node drained and idle;
+                   `healthd check` then runs it only by name; "" = always
     AFTER_EVENTS   kinds of kernel events after which it runs at once; also "pci_remove" (a device was removed),
-                   "job_end" (reported by an epilog), "nvml_trouble" (a GPU check found a lost GPU, or NVML did not
+                   "job_end" (an epilog reported it), "nvml_trouble" (a GPU check found a lost GPU, or NVML did not
                    answer)
-    HOLDS_RESUME   False: a drained node is resumed while the check fails to run, although it can drain. No node waits
-                   for a check that can only warn, by its codes and the site's settings
-    run            yields findings, observations and repairs, or NothingToCheck with the reason. An exception: the
-                   check failed to run
-    before_resume  a program that is run once in each drain by healthd, on the drained and idle node, when nothing
-                   else prevents the resume, which waits until the program has ended and the check has run; None: none
-    after_job      a program that Slurm's epilog runs after the last job of a node; None: none
-    validate       the sentence that refuses its settings; None or "" = they are valid
-    overdue        the findings if a run has not answered for this many seconds
-    correlate      the findings in a window of kernel events on a node; pure. Built-in checks only
-    repairs        the repairs that kernel events prove; pure. With correlate, built-in checks only
-    BASELINE       the settings that `healthd baseline` writes for it, and the rank of its table
-    baseline       the current values of those settings on this node. An exception omits the check, with the reason
-    OBSERVATIONS   name of an observation -> its description: the HELP text of its metric
-    EXPLAIN        code -> its meaning, why it matters, what to do
+    HOLDS_RESUME   False: a drained node is resumed even if the check fails to run and could drain. A check that can
+                   only warn, by its codes and the site's settings, never delays a resume
+    run            yields findings, observations and repairs, or NothingToCheck with the reason. An exception means
+                   that the check failed to run
+    before_resume  a program that healthd runs once per drain, on the drained and idle node, when nothing else
+                   prevents the resume. The resume waits until the program has ended and the check has run
+    after_job      a program that Slurm's epilog runs after the last job on a node
+    validate       returns a sentence if the settings are invalid, otherwise None or ""
+    overdue        returns the findings if a run has not answered for this many seconds
+    correlate      returns the findings for a window of kernel events on a node; pure. Built-in checks only
+    repairs        returns the repairs that kernel events prove; pure. With correlate, built-in checks only
+    BASELINE       the settings that `healthd baseline` writes for the check, and the rank of the check's table
+    baseline       yields the current values of those settings on this node. An exception omits the check, with the
+                   reason
+    OBSERVATIONS   description of each observation: the HELP text for its metric
+    EXPLAIN        for each code: its meaning, why it matters, what to do
     explain        the same for codes with numbers; called before EXPLAIN
     known_codes    the codes that `explain` describes
-    explain_more   the text for a name that only occurs in messages
+    explain_more   returns the text for a name that only occurs in messages
     known_more     the names that `explain_more` describes
-    CAUSES         code -> cause of a job's failure if the fault ended it. The fleet answers read it; unknown if
-                   missing
-    cause          the same for codes with numbers that CAUSES does not have
-    ENDS_JOB       code -> when the fault ends a job; if missing, when its condition is degraded or critical
-    ends_job       the same for codes with numbers that ENDS_JOB does not have
-    PERMANENT      codes of hardware faults that last until a part is replaced: neither a reset nor a reboot ends them
+    CAUSES         for each code: the cause of a job's failure if the fault ended the job. The fleet answers use it. A
+                   missing code is unknown
+    cause          the same for codes with numbers that are not in CAUSES
+    ENDS_JOB       for each code: when the fault ends a job. Default: when its condition is degraded or critical
+    ends_job       the same for codes with numbers that are not in ENDS_JOB
+    PERMANENT      codes for hardware faults that last until a part is replaced: neither a reset nor a reboot ends them
     """
 
     Config: type[C] = CheckConfig  # type: ignore[assignment]  # without a Config in the module, C is CheckConfig

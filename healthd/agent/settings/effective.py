@@ -1,8 +1,8 @@
 """Effective settings and their sources. A wrong key, type or check name stops the start with one sentence.
 
-Priority per setting, lowest first: defaults, profile of the machine's type, baseline of this node, healthd.toml, its
-[[node]] sections for this node, flags. The layers below the file: layers.py. The sections: node_sections.py. Allowed
-values: config.py, and the checks for their own settings.
+Priority per setting, lowest first: defaults, profile for the machine's type, this node's baseline, healthd.toml, its
+[[node]] sections for this node, flags. layers.py has the layers below the file, node_sections.py the sections.
+config.py defines the allowed values, and the checks define those for their own settings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def resolve_settings(
     """Return the effective settings.
 
     `flags`: dotted setting -> (flag as written, value). `available`: all checks. `lower_layers`: returns the layers
-    below the table, the lowest first. Raises ConfigError with one sentence.
+    below the table, lowest first. Raises ConfigError with one sentence.
     """
     plain = _top_level(table)
     origins = dict.fromkeys(_flat(plain), source)
@@ -63,7 +63,7 @@ def resolve_settings(
     first_section = len(layers) - len(section_layers)
     for height, layer in enumerate(layers):  # validate each layer separately, so that the error names the right layer
         with _naming_source(layer.source, {}):
-            if height >= first_section:  # a section is complete only on top of the layers below
+            if height >= first_section:  # a section is only complete together with the layers below it
                 _check_section(layers[:height], layer, available)
             else:
                 _require_existing(layer.checks, available)
@@ -80,9 +80,9 @@ def resolve_settings(
 
 
 def _check_section(lower_layers: Sequence[Layer], section: Layer, available: Mapping[str, Check]) -> dict[str, Any]:
-    """Validate names and types in the checks of a [[node]] section and return them merged with the layers below.
+    """Validate names and types in a [[node]] section's checks. Return them merged with the layers below.
 
-    validate() is left to the caller, for the complete tables. Raises ConvertError.
+    The caller runs validate() on the complete tables. Raises ConvertError.
     """
     _require_existing(section.checks, available)
     for name, table in section.checks.items():
@@ -96,7 +96,7 @@ def _check_section(lower_layers: Sequence[Layer], section: Layer, available: Map
 
 
 def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings outside of [checks] and the [[node]] sections."""
+    """Return the settings outside [checks] and the [[node]] sections."""
     return {key: value for key, value in table.items() if key not in ("checks", SECTIONS)}
 
 
@@ -114,10 +114,11 @@ def _host_name() -> str:
 
 
 def find_mistakes(table: Mapping[str, Any], source: str, available: Mapping[str, Check]) -> list[str]:
-    """Return all mistakes in one settings file, a sentence each, for `healthd config check`.
+    """Return all mistakes in one settings file, one sentence each, for `healthd config check`.
 
-    Each table is validated separately, the checks of a [[node]] section on top of those of the file. Mistakes that only
-    appear in all layers together (a baseline that contradicts the file) are left to resolve_settings().
+    Each table is validated separately; the checks in a [[node]] section are validated together with those of the file.
+    Mistakes that only appear in all layers together (a baseline that contradicts the file) are left to
+    resolve_settings().
     """
     names = {f.name for f in fields_of(Settings)}
     top = _top_level(table)
@@ -154,7 +155,7 @@ def find_mistakes(table: Mapping[str, Any], source: str, available: Mapping[str,
             allowed = {k: v for k, v in section.settings.items() if k not in node_sections.FORBIDDEN_SETTINGS}
             section_mistakes += find_mistakes(allowed, section_source, available)
             parts = [section.checks]
-            if isinstance(section.checks, Mapping):  # validated on top of those of the file, which must be valid
+            if isinstance(section.checks, Mapping):  # validated together with the file's checks, which must be valid
                 parts = [{name: own} for name, own in section.checks.items() if name not in failed_checks]
             for checks in parts:
                 judge = functools.partial(_validate_section, tables, checks, available)
@@ -163,7 +164,7 @@ def find_mistakes(table: Mapping[str, Any], source: str, available: Mapping[str,
 
 
 def _split_tables(name: str, table: Any, available: Mapping[str, Check]) -> list[Any]:
-    """Return the table of a check once for each of its named tables, so that the mistakes in all of them are found."""
+    """Return a check's table once for each of its named tables, so that the mistakes in all of them are found."""
     if name not in available or not available[name].per or not isinstance(table, Mapping):
         return [table]
     own = {f.name for f in fields_of(available[name].config)}
@@ -181,14 +182,14 @@ def _validate_check(name: str, table: Any, available: Mapping[str, Check]) -> No
 
 
 def _validate_section(file: Mapping[str, Any], checks: Any, available: Mapping[str, Check]) -> None:
-    """Raise ConvertError if the checks of a [[node]] section, on top of those of the file, are invalid."""
+    """Raise ConvertError if the checks in a [[node]] section are invalid together with those of the file."""
     lower_layer = {name: file[name] for name in checks if name in file} if isinstance(checks, Mapping) else {}
     tables = _check_section([Layer("", lower_layer)], Layer("", checks), available)
     _check_configs(tables, {name: available[name] for name in tables}, {})
 
 
 def _mistakes_of_call(call: Callable[[], object]) -> tuple[str, ...]:
-    """Return the mistakes that a call raises, a sentence each."""
+    """Return the mistakes that a call raises, one sentence each."""
     try:
         call()
     except ConvertError as error:
@@ -198,7 +199,7 @@ def _mistakes_of_call(call: Callable[[], object]) -> tuple[str, ...]:
 
 @contextmanager
 def _naming_source(source: str, origins: Mapping[str, str]) -> Iterator[None]:
-    """Convert ConvertError into a ConfigError that names the file or the flag of the invalid value."""
+    """Convert ConvertError into a ConfigError that names the file or flag with the invalid value."""
     try:
         yield
     except ConvertError as error:
@@ -207,9 +208,9 @@ def _naming_source(source: str, origins: Mapping[str, str]) -> Iterator[None]:
 
 
 def _merge_layers(layers: Sequence[Layer], available: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
-    """Merge the layers per setting (a list or table that is a setting's value is replaced as a whole).
+    """Merge the layers setting by setting. A list or table that is a setting's value is replaced as a whole.
 
-    Also returns the layer of each setting.
+    Also return the layer that each setting comes from.
     """
     tables: dict[str, Any] = {}
     layer_by_path: dict[str, Layer] = {}
@@ -232,7 +233,7 @@ def setting_path(check: str, instance: str, setting: str) -> str:
 
 
 def _guessed(check: Check, instance: str, layer_by_path: Mapping[str, Layer]) -> tuple[str, ...]:
-    """Return the settings of one run that a profile guessed. The instance's own table takes precedence over the
+    """Return the settings of a run whose values a profile guessed. An instance's own table takes precedence over the
     check's.
     """
     found: list[str] = []
@@ -282,7 +283,7 @@ def _require_existing(tables: Any, available: Mapping[str, Check]) -> None:
 def _check_configs(
     tables: Mapping[str, Any], available: Mapping[str, Check], layer_by_path: Mapping[str, Layer], complete: bool = True
 ) -> dict[RunName, CheckConfig]:
-    """Return the Config of every run. complete: False = names and types only, without validate()."""
+    """Return the Config of every run. complete: False validates only names and types, without validate()."""
     runs: list[tuple[Check, str, dict[str, Any]]] = []
     for name, check in available.items():
         table = tables.get(name, {})
@@ -291,7 +292,7 @@ def _check_configs(
         for instance, values in _instances(name, table, check):
             where = f"checks.{name}" + (f'."{instance}"' if instance else "")
             if "name" in values:
-                raise ConvertError(f"{where}.name: is set by the name of the table")
+                raise ConvertError(f"{where}.name: is set by the table's name")
             if "guessed" in values:
                 raise ConvertError(f'{where}: unknown setting "guessed"')
             guessed = _guessed(check, instance, layer_by_path)
@@ -308,7 +309,7 @@ def _check_configs(
 
 
 def _require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
-    """Raise ConfigError if the code of a site's file hangs or crashes when it validates its settings."""
+    """Raise ConfigError if a site file's code hangs or crashes while it validates its settings."""
     if runs:
         from healthd.agent.settings.trial import require_validated
 
@@ -316,7 +317,7 @@ def _require_judged(runs: Sequence[tuple[str, str, Mapping[str, Any]]]) -> None:
 
 
 def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the runs of a check: the check itself, or its named sub-tables, which inherit its other settings."""
+    """Return a check's runs: the check itself, or its named sub-tables, which inherit the check's other settings."""
     if not check.per:
         return [("", table)]
     own = {f.name for f in fields_of(check.config)}
@@ -345,14 +346,14 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
 
 
 def _overlay(lower: dict[str, Any], upper: Mapping[str, Any]) -> None:
-    """Merge settings into others, setting by setting: the tables [slurm], [fleet] ... are joined."""
+    """Merge settings into others, setting by setting. The tables [slurm], [fleet] ... are joined."""
     for key, value in upper.items():
         current = lower.get(key)
         lower[key] = {**current, **value} if isinstance(current, Mapping) and isinstance(value, Mapping) else value
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set one setting in nested tables. A value in the place of a table stays, so that it is refused later."""
+    """Set one setting in nested tables. A value where a table is expected stays, so that it is refused later."""
     *path, last = dotted.split(".")
     for name in path:
         subtable = table.get(name, {})
@@ -375,7 +376,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def setting_rows(loaded: Loaded) -> list[tuple[str, Any, str]]:
-    """Return (setting, value, origin) of every setting, for `healthd config show`."""
+    """Return (setting, value, origin) for every setting, for `healthd config show`."""
     origins = dict(loaded.origins)
     if loaded.profile:
         origins["profile"] = f"{origins.get('profile', 'default')}: {loaded.profile}"
@@ -400,7 +401,7 @@ def _all_fields(config: Any) -> dict[str, Any]:
 
 
 def _contradiction(limits: FleetLimits) -> str:
-    """Return a contradiction between the limits, "" = none: the limit for shared causes may not be the higher one."""
+    """Return the contradiction if the limit for shared causes is the higher one, or ""."""
     for name, own, shared in (
         ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
         ("limit_min_nodes", limits.own_hardware_limit_min_nodes, limits.limit_min_nodes),

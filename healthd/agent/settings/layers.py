@@ -1,10 +1,10 @@
-"""Layers below healthd.toml: the profile of this machine's type, and the baseline of this node.
+"""Layers below healthd.toml: the profile for this machine's type, and this node's baseline.
 
-A profile (conf/profiles) describes the hardware of one machine type. It is a guess: deviations from it warn and never
-drain. A baseline (`healthd baseline`) describes the hardware of this node. Both contain only [checks.*]; a profile also
+A profile (conf/profiles) describes a machine type's hardware. It is a guess, so deviations from it warn and never
+drain. A baseline (`healthd baseline`) describes this node's hardware. Both contain only [checks.*]; a profile also
 has [match], which selects it.
 
-GPUs are identified by their PCI ids in sysfs, never by name: names need NVIDIA's driver, which may hang
+GPUs are identified by their PCI ids in sysfs, never by name, because names require NVIDIA's driver, which may hang
 (docs/adr/0013).
 """
 
@@ -32,9 +32,9 @@ PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 
 
 class Match(Value, frozen=True):
-    """Machines of a profile.
+    """Machines that a profile describes.
 
-    products   patterns of the DMI product name, () = any name
+    products   patterns for the DMI product name; () = any name
     gpus       PCI ids and descriptions: {"10de:2330" = "H100 SXM5 80GB"}
     at_least, at_most   number of these GPUs on PCI; ignored if `products` decides, because all GPUs may be lost
     """
@@ -45,7 +45,7 @@ class Match(Value, frozen=True):
     at_most: int = 1000
 
     def fits(self, product: str, gpus: Mapping[str, int]) -> bool:
-        """Return True if the profile fits. `gpus`: PCI id -> count, for every NVIDIA GPU on PCI."""
+        """Return True if the profile fits. `gpus`: number of NVIDIA GPUs on PCI for each PCI id."""
         mine = sum(count for pci_id, count in gpus.items() if pci_id in self.gpus)
         if self.products:
             return any(fnmatchcase(product, pattern) for pattern in self.products) and (mine > 0 or not gpus)
@@ -53,7 +53,7 @@ class Match(Value, frozen=True):
 
 
 def lower_layers(settings: Settings) -> list[Layer]:
-    """Return the layers below healthd.toml, the lowest first. Raises ConfigError; ConvertError for an unknown
+    """Return the layers below healthd.toml, lowest first. Raises ConfigError, or ConvertError for an unknown
     profile.
     """
     layers = []
@@ -68,12 +68,12 @@ def lower_layers(settings: Settings) -> list[Layer]:
 
 
 def layers_without_baseline(settings: Settings) -> list[Layer]:
-    """Return the layers for creating a new baseline: without the old one."""
+    """Return the layers for creating a new baseline, without the old baseline."""
     return lower_layers(replace(settings, baseline_file=""))
 
 
 def _applies_to_root(settings: Settings) -> bool:
-    """Return True if the baseline applies to this root: the default baseline is only valid for "/"."""
+    """Return True if the baseline applies to this root. The default baseline is only valid for "/"."""
     return settings.root == "/" or settings.baseline_file != Settings().baseline_file
 
 
@@ -83,7 +83,7 @@ def profile_names() -> list[str]:
 
 
 def _chosen_profile(settings: Settings) -> str:
-    """Return the profile's name or path, "" for none."""
+    """Return the profile's name or path, or "" for none."""
     profile = settings.profile
     if profile == "auto":
         return _find_profile(Host(settings.root))
@@ -108,7 +108,7 @@ def _find_profile(host: Host) -> str:
     except (OSError, ValueError):
         return ""  # pcie_devices and gpu_count report the error; a guess without this data is worse than none
     if not product and not gpus:
-        return ""  # a machine without this data: skip reading the profiles
+        return ""  # the machine has no such data, so do not read the profiles
     matches = {name: _match(name) for name in profile_names()}
     by_product = sorted(matches, key=lambda name: (not matches[name].products, name))
     return next((name for name in by_product if matches[name].fits(product, gpus)), "")
@@ -127,15 +127,15 @@ def _built_in(name: str) -> dict[str, Any]:
 
 
 def baseline_tables(baseline_file: str) -> Any:
-    """Return [checks] of a baseline, which has nothing else. Raises ConfigError."""
+    """Return [checks] from a baseline, which has nothing else. Raises ConfigError."""
     return _only_checks(read_file(baseline_file, False, "baseline_file"), baseline_file)
 
 
 def _only_checks(table: Mapping[str, Any], path: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return [checks] of a file that has no other tables than `allowed`. Raises ConfigError."""
+    """Return [checks] from a file. Other tables than `allowed` are an error. Raises ConfigError."""
     for key in table:
         if key != "checks" and key not in allowed:
-            raise ConfigError(f'{path}: unknown setting "{key}"; only [checks.NAME] belongs in this file')
+            raise ConfigError(f'{path}: unknown setting "{key}"; this file may only contain [checks.NAME]')
     if "match" in table:
         try:
             load(Match, table["match"], "match")

@@ -1,7 +1,7 @@
-"""Types with limits for settings: a class of settings declares its fields with them.
+"""Types with limits, with which a settings class declares its fields.
 
-`codec.load` refuses an invalid value and names its place. The rule belongs to the class that declares the field, not to
-the field's name, so a site's check may choose any names.
+`codec.load` refuses an invalid value and names the setting. The rule belongs to the class that declares the field, not
+to the field's name, so a site's check may choose any names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 from healthd.common.codec import Rule, number, show
 from healthd.common.text import regex
 
-KERNEL_LOGS = ("kmsg", "journal", "off")  # values of kernel_log.source that are not files
+KERNEL_LOGS = ("kmsg", "journal", "off")  # values for kernel_log.source that are not files
 
 _CLUSTER_NAME = regex(r"[A-Za-z0-9_.-]{1,40}")
 _NODE_NAME = regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -34,7 +34,7 @@ def _file_or_name(value: str) -> str:
 
 
 def absolute_path_problem(value: str) -> str:
-    """Return why `value` is no absolute path; "" = it is one."""
+    """Return why `value` is not an absolute path, or "" if it is one."""
     return "" if value.startswith("/") and "\0" not in value else f"must be an absolute path, got {show(value)}"
 
 
@@ -43,13 +43,13 @@ def _absolute_path_or_none(value: str) -> str:
 
 
 def _kernel_log(value: str) -> str:
-    """Refuse other names: a typo would be followed as a file that never appears, and the node would miss all events."""
+    """Refuse other names. healthd would wait for a mistyped name as for a file, and the node would miss all events."""
     fits = value in KERNEL_LOGS or not absolute_path_problem(value)
     return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
 
 def is_node_name(value: str) -> bool:
-    """Return True for what Slurm takes as the name of one node: "ALL" and "n[1-9]" also mean other nodes."""
+    """Return True if Slurm takes this as the name of one node. "ALL" and "n[1-9]" also mean other nodes."""
     return _NODE_NAME.fullmatch(value) is not None and value.upper() != "ALL"
 
 
@@ -64,7 +64,7 @@ def _cluster_name(value: str) -> str:
 
 
 def addresses_problem(value: tuple[str, ...]) -> str:
-    """Validate several addresses: no "off" among them, and no duplicates."""
+    """Check a list of addresses. It must not contain "off" or duplicates."""
     if "off" in value:
         return 'must be a list of ADDRESS:PORT; "off" must not be in a list'
     duplicates = [address for number, address in enumerate(value) if address in value[:number]]
@@ -78,10 +78,10 @@ def addresses_problem(value: tuple[str, ...]) -> str:
 
 
 def address_problem(value: str) -> str:
-    """Return why `value` is neither ADDRESS:PORT nor "off"; "" = it is one."""
+    """Return why `value` is neither ADDRESS:PORT nor "off", or "" if it is valid."""
     address, _, port = value.rpartition(":")
     if address == "*":
-        suggestion = f'for every address write "0.0.0.0:{port}" or "[::]:{port}"'
+        suggestion = f'to listen on every address, write "0.0.0.0:{port}" or "[::]:{port}"'
         return f'must be ADDRESS:PORT or "off", got "{value}"; {suggestion}'
     fits = value == "off" or (address and regex("[0-9]{1,5}").fullmatch(port) and int(port) <= 65535)
     return "" if fits else f'must be ADDRESS:PORT or "off", got "{value}"'
@@ -95,9 +95,9 @@ MAX_WILDCARDS = 10
 
 
 def longest_literal(pattern: str) -> str:
-    """Return the longest literal text of a pattern that every matching line contains, in any log format.
+    """Return a pattern's longest literal text, which every matching line contains in any log format.
 
-    Lines are found by it, so a short literal would be found in most lines.
+    Lines are searched for it, so a short literal would be found in most lines.
     """
     return max(_NOT_PLAIN.split(pattern), key=len)
 
@@ -117,25 +117,25 @@ def _line_pattern(value: str) -> str:
 def _pattern_names(value: dict[str, object]) -> str:
     invalid = next((name for name in value if not _PATTERN_NAME.fullmatch(name)), None)
     if invalid is not None:
-        return f"a name must be letters, digits, dots, hyphens and underscores, at most 40, got {show(invalid)}"
-    return "" if len(value) <= 100 else f"must be at most 100 patterns, got {len(value)}"
+        return f"a name must have at most 40 letters, digits, dots, hyphens and underscores, got {show(invalid)}"
+    return "" if len(value) <= 100 else f"must have at most 100 patterns, got {len(value)}"
 
 
 # Wide enough for every existing or announced machine, narrow enough to catch a wrong unit or digit.
-Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # how often, or how long at most
-Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait or to remember
+Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # an interval or a maximum duration
+Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait or remember
 Percent = Annotated[float, between(0, 100)]
 Share = Annotated[float, between(0, 1)]
-Count = Annotated[int, between(0, 10**9)]  # of errors and similar events, which hardware counts in millions
+Count = Annotated[int, between(0, 10**9)]  # number of errors and similar events, which hardware counts in millions
 Rate = Annotated[float, between(0, 1e9)]  # the same, per second or minute
-SmallCount = Annotated[int, between(0, 1000)]  # small counts: restarts, runs
+SmallCount = Annotated[int, between(0, 1000)]  # restarts, runs
 Times = Annotated[int, between(1, 1000)]
 Nodes = Annotated[int, between(0, 65536, " nodes")]  # the largest clusters have some 10,000
-Gpus = Annotated[int, between(0, 255, " GPUs")]  # /dev/nvidiactl is minor number 255, GPUs are those below it
-MigDevices = Annotated[int, between(-1, 64)]  # of a GPU: the driver makes 7
-Links = Annotated[int, between(0, 64, " links")]  # of a GPU; NVML_NVLINK_MAX_LINKS of nvml.h is 18
-Lanes = Annotated[int, between(0, 32, " lanes")]  # PCI Express has 32 at most
-Cpus = Annotated[int, between(0, 8192, " CPUs")]  # NR_CPUS of Linux on x86 at most
+Gpus = Annotated[int, between(0, 255, " GPUs")]  # /dev/nvidiactl has minor number 255, GPUs have those below it
+MigDevices = Annotated[int, between(-1, 64)]  # per GPU: the driver makes 7
+Links = Annotated[int, between(0, 64, " links")]  # per GPU; NVML_NVLINK_MAX_LINKS in nvml.h is 18
+Lanes = Annotated[int, between(0, 32, " lanes")]  # PCI Express has at most 32
+Cpus = Annotated[int, between(0, 8192, " CPUs")]  # maximum NR_CPUS of Linux on x86
 Processes = Annotated[int, between(1, 2**22, " processes")]  # PID_MAX_LIMIT of Linux
 ExitStatus = Annotated[int, between(0, 255)]  # waitpid(2): the low 8 bits
 Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52 bits of physical address
@@ -148,11 +148,11 @@ Mbps = Annotated[int, between(0, 10_000_000, " Mbit/s (10 Tbit/s)")]
 Mtu = Annotated[int, between(68, 65536, " bytes")]  # IPv4's minimum (RFC 791), and Linux' value for lo
 FileOrName = Annotated[str, Rule(_file_or_name)]  # "dgx-h100", "/path", ""
 KernelLog = Annotated[str, Rule(_kernel_log)]
-LinePattern = Annotated[str, Rule(_line_pattern)]  # of a message of the kernel: "LustreError: *evicted*"
-PatternNames = Rule(_pattern_names)  # of a table of patterns: Annotated[dict[str, ...], PatternNames]
+LinePattern = Annotated[str, Rule(_line_pattern)]  # for a kernel message: "LustreError: *evicted*"
+PatternNames = Rule(_pattern_names)  # for a table of patterns: Annotated[dict[str, ...], PatternNames]
 AbsolutePath = Annotated[str, Rule(absolute_path_problem)]
 AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
-NodeName = Annotated[str, Rule(_node_name)]  # "" = the host's
+NodeName = Annotated[str, Rule(_node_name)]  # "" = the hostname
 Address = Annotated[str, Rule(address_problem)]  # "127.0.0.1:9478", "[::1]:9478" or "off"
 Addresses = Annotated[tuple[Address, ...], Rule(addresses_problem)]
-ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = ClusterName of slurm.conf on the node
+ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = ClusterName in the node's slurm.conf

@@ -1,4 +1,4 @@
-"""[[node]] sections of the settings: one file for nodes of several kinds. Pure.
+"""[[node]] sections in the settings, which allow one file for several kinds of nodes. Pure.
 
     [[node]]
     match = ["gpu-[001-128]", "!gpu-042"]
@@ -6,9 +6,9 @@
     [node.checks.gpu_count]
     expected = 8
 
-A section applies to a node whose name is in one of its host lists (Slurm's: "rack[1-2]n[01-16]") and in none of those
-that begin with "!". With only "!" lists it applies to all other nodes. Its settings take precedence over those outside
-the sections, setting by setting, and a later section's over an earlier one's.
+A section applies to a node whose name is in one of its host lists (in Slurm's format: "rack[1-2]n[01-16]") and in none
+of those that begin with "!". If all lists begin with "!", it applies to all other nodes. Its settings take precedence
+over those outside the sections, setting by setting, and a later section takes precedence over an earlier one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from healthd.common.codec import ConvertError, raise_mistakes, show
 from healthd.common.slurm.hostlist import HostListError, expand
 
 SECTIONS = "node"
-# These are needed before the node's name is known, or define it.
+# These settings are needed before the node's name is known, or define it.
 FORBIDDEN_SETTINGS = ("node_name", "runtime_dir", "state_dir", "checks_dir", SECTIONS)
 
 
 class Section(NamedTuple):
     """One [[node]] section.
 
-    name      "[[node]] 2" for the second section of the file
+    name      "[[node]] 2" for the second section in the file
     match     host lists, as written; () if `match` is not a list
     settings  top-level settings
     checks    [node.checks.*], as written
@@ -41,15 +41,15 @@ class Section(NamedTuple):
 
 
 def sections(table: Mapping[str, Any]) -> list[Section]:
-    """Return the sections of a settings file, in order. Raises one ConvertError with the mistakes of all sections."""
+    """Return the sections of a settings file, in order. Raises one ConvertError with the mistakes in all sections."""
     found = read_sections(table)
     raise_mistakes([mistake for section in found for mistake in _mistakes(section)])
     return found
 
 
 def read_sections(table: Mapping[str, Any]) -> list[Section]:
-    """Return the sections of a settings file without validation. Raises ConvertError if `node` is not [[node]]
-    sections.
+    """Return the sections of a settings file without validating them. Raises ConvertError if `node` does not consist
+    of [[node]] sections.
     """
     found = table.get(SECTIONS, [])
     if (
@@ -74,7 +74,7 @@ def _mistakes(section: Section) -> list[str]:
         found.append('match: must be a list of host lists, such as match = ["gpu-[001-128]", "!gpu-042"]')
     else:
         found += [f"match: {problem}" for hosts in section.match if (problem := _host_list_problem(hosts))]
-    refusal = "cannot be set for single nodes; set it outside the sections"
+    refusal = "cannot be set for individual nodes; set it outside the sections"
     found += [f"{key}: {refusal}" for key in FORBIDDEN_SETTINGS if key in section.settings]
     kernel_log = section.settings.get("kernel_log")
     if isinstance(kernel_log, Mapping) and "patterns" in kernel_log:  # `healthd scan` reads logs of any node

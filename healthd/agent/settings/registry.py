@@ -1,9 +1,9 @@
-"""Registry of checks: the built-in ones (healthd/checks/NAME.py), and the site's (Python files in its directory).
+"""Registry of checks: the built-in ones (healthd/checks/NAME.py) and the site's (Python files in `checks_dir`).
 
 A site's Python file is code that healthd runs as root. The file, every directory above it and every symbolic link on
-the path must belong to root, and no other user may write to them (ownership.py); the verified file is the imported one.
-The daemon imports it at its start, for its Config; its run() is called only in the worker. Its other functions
-(validate, overdue, explain) may raise: that is logged in one sentence and never ends the daemon.
+the path must belong to root, and no other user may write to them (ownership.py). The verified file is the one that is
+imported. The daemon imports it at its start, for its Config. Its run() is only called in the worker. Its other
+functions (validate, overdue, explain) may raise: this is logged in one sentence and never stops the daemon.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from healthd.host.host import Host
 T = TypeVar("T")
 
 
-# CHECK/others of any check: the condition that counts further problems (agent/conditions/bounds.py).
+# CHECK/others, which any check may have: the condition that counts further problems (agent/conditions/bounds.py).
 OTHERS_EXPLAIN = Explain(
     Severity.WARNING,
     Clears.OPERATOR,
     "All checks together report more than 128 problems. The worst ones have their own conditions; this one counts "
     "the other problems of this check.",
-    "Its severity is that of its worst problem, and it drains if that would.",
-    "Run healthd status and dmesg, and fix the named conditions first. This one ends with the last problem that it "
-    "counts, which may need a reboot, or with healthd repaired CHECK/others others.",
+    "It has the severity of its worst problem, and drains if that problem would.",
+    "Run healthd status and dmesg, and fix the named conditions first. This condition ends with the last problem that "
+    "it counts, which may require a reboot, or with healthd repaired CHECK/others others.",
 )
 
 
 class Check(Value, frozen=True):
     """A check module and its declarations (contract.py).
 
-    `path` and `version` are "" for a built-in check; `version` is the checksum of a site's file.
+    `path` and `version` are "" for a built-in check; for a site's file, `version` is its checksum.
     """
 
     name: str
@@ -110,14 +110,14 @@ class Check(Value, frozen=True):
 
     @property
     def reads_kernel_log(self) -> bool:
-        """True if it evaluates kernel events."""
+        """True if the check evaluates kernel events."""
         return not self.path and self.declares.correlate is not None
 
     def may_block_resume(self, config: CheckConfig) -> bool:
         """Return True if a drained node waits for this check when it fails to run.
 
-        That is not so if the check can only warn, by the site's settings or because none of its codes drains, or if it
-        declares so. A check that explains none of its codes may drain for any of them.
+        This is not the case if the check can only warn, by the site's settings or because none of its codes drains, or
+        if the check declares so. A check that explains none of its codes may drain for any of them.
         """
         if is_capped(config, "") or not self.declares.HOLDS_RESUME:
             return False
@@ -128,13 +128,13 @@ class Check(Value, frozen=True):
         return not explained or any(severity >= Severity.DEGRADED for severity in (*other_severities, *worst))
 
     def resource(self, instance: str) -> str:
-        """Return the resource that a hanging run quarantines: NVML as a whole, otherwise this run's own."""
+        """Return the resource that a hung run quarantines: NVML as a whole, otherwise this run's own resource."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
     def run(
         self, host: Host, config: CheckConfig, past: History
     ) -> Iterable[Finding | Observation | Repair | NothingToCheck]:
-        """Run the check once. Raises what the check raises."""
+        """Run the check once. Exceptions from the check are passed on."""
         if self.declares.run is None:
             raise TypeError(f"the check {self.name} only reads the kernel log")
         return self.declares.run(host, config, past)
@@ -145,11 +145,11 @@ class Check(Value, frozen=True):
         node: Inventory,
         config: CheckConfig,
     ) -> tuple[list[Finding], Failures]:
-        """Return (the findings in a window of kernel events, the events on which the check raises).
+        """Return (the findings for a window of kernel events, the events on which the check raises).
 
-        Both are empty for a check that does not evaluate kernel events, and for site checks. This runs in the daemon,
-        for each line. If the check raises, the other checks and the daemon continue (otherwise the daemon would fail on
-        the same line at each start), and each event is evaluated separately.
+        Both are empty for site checks, and for checks that do not evaluate kernel events. This runs in the daemon, for
+        each line. If the check raises, each event is evaluated separately. The other checks and the daemon continue;
+        otherwise the daemon would fail on the same line at each start.
         """
         correlate = None if self.path else self.declares.correlate
         if correlate is None:
@@ -166,12 +166,12 @@ class Check(Value, frozen=True):
 
     @property
     def baseline_settings(self) -> Baseline | None:
-        """Settings of the check in the node's baseline. A site's BASELINE may be something else."""
+        """The check's settings in the node's baseline. A site's BASELINE may have another type."""
         declared = self.declares.BASELINE
         return declared if isinstance(declared, Baseline) else None
 
     def baseline(self, host: Host, config: CheckConfig) -> Iterable[Entry | LeftOut]:
-        """Return the current values of these settings. Raises what the check raises."""
+        """Return the current values of these settings. Exceptions from the check are passed on."""
         read_baseline = self.declares.baseline if self.baseline_settings else None
         return read_baseline(host, config) if read_baseline else ()
 
@@ -198,7 +198,7 @@ class Check(Value, frozen=True):
 
     def _finding(self, item: object) -> Finding:
         if not isinstance(item, Finding) or item.code.partition("/")[0] != self.name:
-            raise TypeError(f'{item!r:.100} is no Finding with a code "{self.name}/..."')
+            raise TypeError(f'{item!r:.100} is not a Finding with a code "{self.name}/..."')
         return load(Finding, dump(item))
 
     def explain(self, code: str) -> Explain | None:
@@ -206,7 +206,7 @@ class Check(Value, frozen=True):
         return self._call_safely("explain", lambda: _as_explain((declares.explain or declares.EXPLAIN.get)(code)), None)
 
     def explain_more(self, code: str) -> Explain | None:
-        """Return the text for a name that is no code, but occurs in a finding's message: "nvlink5/149:4"."""
+        """Return the text for a name that is not a code, but occurs in a finding's message: "nvlink5/149:4"."""
         return self._call_safely("explain_more", lambda: _as_explain(self.declares.explain_more(code)), None)
 
     def extra_names(self) -> list[str]:
@@ -214,23 +214,23 @@ class Check(Value, frozen=True):
         return self._call_safely("known_more", lambda: list(self.declares.known_more()), [])
 
     def codes(self) -> list[str]:
-        """Return the codes that it can explain; for codes with numbers (Xids), those in the catalogue."""
+        """Return the codes that the check can explain. Codes with numbers (Xids) are those in the catalogue."""
         list_codes = self.declares.known_codes or partial(sorted, self.declares.EXPLAIN)
         return self._call_safely("explain", lambda: list(map(str, list_codes())), [])
 
     @property
     def meanings(self) -> dict[str, str]:
-        """Observation -> description of its value."""
+        """Description of each observation's value."""
         return {name: meaning.text for name, meaning in self.declares.OBSERVATIONS.items()}
 
     @property
     def judges_settings(self) -> bool:
-        """True if code of a site's file runs when its settings are read: a validate(), or a Config's own code."""
+        """True if code in a site's file runs when its settings are read: a validate(), or a Config's own code."""
         own = getattr(self.config, "__post_init__", None) is not getattr(CheckConfig, "__post_init__", None)
         return bool(self.path) and (own or hasattr(self.module, "validate"))
 
     def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
-        """Return its Config from plain data. Raises ConvertError, also for anything that a site's Config raises."""
+        """Return the check's Config from plain data. Raises ConvertError for anything that a site's Config raises."""
         with self._naming_errors("Config", where):
             config = load(self.config, values, where)
             if self.path:
@@ -241,9 +241,9 @@ class Check(Value, frozen=True):
             return config
 
     def check_config(self, config: CheckConfig, where: str) -> None:
-        """Validate the Config: codes in `severity` must exist, and the module's `validate` may refuse it.
+        """Validate the Config. Codes in `severity` must exist, and the module's `validate` may refuse the Config.
 
-        Raises one ConvertError for all mistakes.
+        Raises one ConvertError with all mistakes.
         """
         found = []
         for code in config.severity:
@@ -256,7 +256,7 @@ class Check(Value, frozen=True):
         raise_mistakes(found)
 
     def _code_hint(self, written: str) -> str:
-        """Return the hint for an unknown code: the most similar one, else all codes if they are few."""
+        """Return the hint for an unknown code: the most similar code, or all codes if there are few."""
         import difflib
 
         codes = [code.partition("/")[2] for code in self.codes()]
@@ -266,7 +266,7 @@ class Check(Value, frozen=True):
 
     @contextmanager
     def _naming_errors(self, name: str, where: str) -> Iterator[None]:
-        """Convert an error in the check's module into a ConvertError of one sentence, as for an invalid setting."""
+        """Convert an error in the check's module into a one-sentence ConvertError, as for an invalid setting."""
         try:
             yield
         except (ConvertError, KeyboardInterrupt):
@@ -285,12 +285,12 @@ class Check(Value, frozen=True):
 
 
 def _as_explain(found: Explain | None) -> Explain | None:
-    """Return the explanation with validated types: a site's check may return values of any type."""
+    """Return the explanation with validated types, because a site's check may return values of any type."""
     return None if found is None else load(Explain, dump(found))
 
 
 def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
-    """Return the worst severity that a finding of this code may have, or get later, under these settings."""
+    """Return the worst severity that a finding with this code may have, now or later, under these settings."""
     if is_capped(config, explain.expects):
         return Severity.WARNING
     if code in config.severity:
@@ -309,11 +309,11 @@ def require_common(config: CheckConfig, where: str) -> None:
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in fields_of(CheckConfig)}, where)
 
 
-MAX_LISTED_CODES = 16  # so many codes fit into a sentence
+MAX_LISTED_CODES = 16  # more codes do not fit into a sentence
 
 
 def built_in_checks(only: Collection[str] | None = None) -> dict[str, Check]:
-    """Return the built-in checks; `only`: those with one of these names."""
+    """Return the built-in checks, or only those with the names in `only`."""
     from healthd import checks
 
     files = map(os.path.splitext, os.listdir(checks.__path__[0]))
@@ -363,14 +363,14 @@ _loaded_site_files: list[str] = []
 
 
 def has_loaded_site_file() -> bool:
-    """Return True if this process has executed code of a site's file, which may have loaded or started anything."""
+    """Return True if this process has executed code from a site's file, which may have loaded or started anything."""
     return bool(_loaded_site_files)
 
 
 def load_site(path: str) -> Check:
-    """Import one site file through the verified descriptor. Raises ConfigError with a sentence that names the file.
+    """Import a site file through the verified descriptor. Raises ConfigError with a sentence that names the file.
 
-    By name, another file could be loaded a moment later, and a compiled file in the same folder could be forged.
+    If it were imported by name, the file could be swapped, or a compiled file in the same folder could be forged.
     """
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -399,7 +399,7 @@ def load_site(path: str) -> Check:
 
 
 def _misdeclared(check: Check) -> str:
-    """Return the problem with a site module's declarations, "" = none."""
+    """Return the problem with a site module's declarations, or ""."""
     declares = check.declares
     if not callable(declares.run):
         return "has no run(host, config, past)"
@@ -420,13 +420,13 @@ def _misdeclared(check: Check) -> str:
         return "HOLDS_RESUME must be True or False"
     table = declares.OBSERVATIONS
     if not isinstance(table, Mapping) or not all(isinstance(meaning, Meaning) for meaning in table.values()):
-        return "OBSERVATIONS must be a table: name of an observation -> Meaning"
+        return "OBSERVATIONS must map the name of each observation to a Meaning"
     if not all(isinstance(text, str) for text, _ in table.values()):
         return "OBSERVATIONS: the first field of a Meaning must be text"
     if baseline := check.baseline_settings:
         own = {f.name for f in fields_of(config)}
         if not callable(declares.baseline):
-            return "has BASELINE and no baseline(host, config)"
+            return "has BASELINE but no baseline(host, config)"
         for setting in baseline.settings:
             if setting not in own:
                 return f'BASELINE names "{setting}", which Config does not have'
@@ -434,7 +434,7 @@ def _misdeclared(check: Check) -> str:
 
 
 def _misspelt_names(check: Check) -> Iterator[tuple[str, str]]:
-    """Yield names in a site's module that nothing reads, each with a similar name of the contract: AFTER_EVENT."""
+    """Yield unused names in a site's module (AFTER_EVENT), each with a similar name from the contract."""
     from difflib import get_close_matches
 
     with open(check.path, encoding="utf-8", errors="replace") as file:
@@ -446,7 +446,7 @@ def _misspelt_names(check: Check) -> Iterator[tuple[str, str]]:
 
 
 def _redeclared(config: type[CheckConfig]) -> str:
-    """Return the problem with a common setting that a site's Config redeclares with an invalid default, "" = none."""
+    """Return the problem if a site's Config redeclares a common setting with an invalid default, or ""."""
     common = {f.name for f in fields_of(CheckConfig)}
     fields = [f for f in fields_of(config) if f.name in common and f.default is not NODEFAULT]
     try:
@@ -457,10 +457,10 @@ def _redeclared(config: type[CheckConfig]) -> str:
 
 
 def find_checks(directory: str, bounded: bool = True) -> dict[str, Check]:
-    """Return every check by name, built-in and the site's. Raises ConfigError with one sentence.
+    """Return every check by name, both built-in and the site's. Raises ConfigError with one sentence.
 
-    `bounded`: import each site file in another process first, because it may hang. The worker does not need that: it
-    has a deadline.
+    `bounded`: first import each site file in another process, because it may hang. The worker does not need this,
+    because it has a deadline.
     """
     checks = built_in_checks()
     paths = site_files(directory)
@@ -493,7 +493,7 @@ def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
 
 
 def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Remedy]:
-    """Return the remedies that these codes declare, by code."""
+    """Return the remedies that are declared for these codes, by code."""
     found = ((code, explain(checks, code)) for code in codes)
     return {code: text.remedy for code, text in found if text is not None and text.remedy is not None}
 
@@ -501,8 +501,8 @@ def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Rem
 def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, list[str]]:
     """Return the checks that a round of `loaded` does not run, by reason.
 
-    kernel_log_only  it only reads the kernel log
-    idle        it runs only while the node is drained and idle
+    kernel_log_only  the check only reads the kernel log
+    idle        it only runs while the node is drained and idle
     off         enabled = false
     not_set_up  the settings have no table for it
     """

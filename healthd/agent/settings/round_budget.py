@@ -1,4 +1,4 @@
-"""Checks that a round can end before the next one begins, as far as the settings determine it."""
+"""Check that a round can end before the next one begins, as far as the settings determine this."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from healthd.agent.settings.configured import Configured
 def max_round_seconds(configured: Configured) -> float:
     """Return the maximum duration of a round of all runs.
 
-    That is the sum of their timeouts, but no run begins after round_timeout_seconds.
+    This is the sum of their timeouts, but no run begins after round_timeout_seconds.
     """
     timeouts = [config.timeout_seconds for name, config in configured.runs.items() if configured.check(name).has_run]
     return min(sum(timeouts), configured.settings.round_timeout_seconds + max(timeouts, default=0.0))
 
 
 def warnings(configured: Configured) -> list[str]:
-    """Return a sentence for each interval that is shorter than the maximum round: if checks hang, rounds start late."""
+    """Return a sentence for each interval that is shorter than the longest round, as rounds may then start late."""
     settings, max_seconds = configured.settings, max_round_seconds(configured)
     intervals = {"interval_seconds": settings.interval_seconds}
     for name, config in configured.runs.items():
@@ -24,7 +24,7 @@ def warnings(configured: Configured) -> list[str]:
             intervals[f"checks.{name.check}{instance}.interval_seconds"] = config.interval_seconds
     return [
         f"{setting}: a round may take {max_seconds:g} s (the timeouts of its checks, bounded by round_timeout_seconds "
-        f"{settings.round_timeout_seconds:g} and its last check), longer than {interval:g} s: rounds then start late"
+        f"{settings.round_timeout_seconds:g} and its last check), longer than {interval:g} s: rounds may start late"
         for setting, interval in intervals.items()
         if max_seconds > interval
     ]

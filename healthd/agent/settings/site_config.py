@@ -1,7 +1,7 @@
 """`healthd.api.CheckConfig`: the common settings of checks as a dataclass, the base class of a site's Config.
 
-The Config of a built-in check is a Struct, which is defined 50 times as fast. A site's check declares a dataclass of
-the standard library.
+The Config of a built-in check is a Struct, which is defined 50 times as fast. A site's check declares a standard
+library dataclass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trial runs of the site's check files in another process, so that one that hangs or crashes does not stop the daemon.
+"""Trial runs of the site's check files in another process, so that a hang or crash does not stop the daemon.
 
 The trial covers the code that a daemon executes: the import, and the validation of settings (Config, validate()).
 
@@ -7,8 +7,8 @@ The trial covers the code that a daemon executes: the import, and the validation
     python -m healthd.agent.settings SECONDS --settings SETTINGS...
         the same with [FILE, PLACE, {SETTING: VALUE}], as JSON
 
-Exceptions are not reported here, because the following import in the daemon raises them too. run() is not called: it
-has its deadline in the worker.
+Exceptions are not reported here, because the following import in the daemon raises them again. run() is not called,
+because it has its own deadline in the worker.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from healthd.common.text import regex
 from healthd.host.oom import raise_score
 from healthd.host.program import ProgramResult, run_program
 
-LOAD_SECONDS = 10.0  # for all files; numpy from a cold disk takes 2
-START_SECONDS = 2.0  # for the start of the process, before its own limit begins
+LOAD_SECONDS = 10.0  # for all files; importing numpy from a cold disk takes 2 s
+START_SECONDS = 2.0  # for starting the process, before its own limit begins
 DONE = "done"
 
 SETTINGS = "--settings"
 
-_passed: set[tuple[str, int, int]] = set()  # (argument, inode, time of change in ns): nothing is tested twice
+_passed: set[tuple[str, int, int]] = set()  # (argument, inode, change time in ns) of past trials, not to repeat them
 
 
 class _Trial(NamedTuple):
-    """A trial: its argument, the file, and the label that the process prints before it begins."""
+    """A trial: its argument, the file, and the label that the process prints before the trial begins."""
 
     argument: str
     path: str
@@ -54,7 +54,7 @@ def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> Non
 def require_validated(runs: Sequence[tuple[str, str, Mapping[str, Any]]], seconds: float = LOAD_SECONDS) -> None:
     """Raise ConfigError with one sentence if a Config or its validate() hangs or crashes.
 
-    `runs`: the file, the place of its settings ("checks.fan") and the settings of each run.
+    `runs`: the file, the location of its settings ("checks.fan") and the settings of each run.
     """
     trials = [_Trial(json.dumps(run, default=str), run[0], _label(run[0], run[1])) for run in runs]
     _require(trials, (SETTINGS,), ("validated", "its validation"), seconds)
@@ -77,7 +77,7 @@ def _require(trials: Sequence[_Trial], flags: Sequence[str], phrases: tuple[str,
     command = [sys.executable, "-m", "healthd.agent.settings", str(seconds), *flags, *(trial.argument for trial in new)]
     try:
         ran = run_program(command, seconds + START_SECONDS, os.environ)
-    except TimeoutError:  # it hangs in the kernel, so its own timer cannot end it
+    except TimeoutError:  # it hangs in the kernel, where its own timer cannot end it
         raise ConfigError(f"{names}: refused: not {phrases[0]} within {seconds:g} s") from None
     except OSError as error:
         raise ConfigError(f"{names}: cannot be tested: {error.strerror}") from None
@@ -92,9 +92,9 @@ def _describe(ran: ProgramResult, path: str, phrases: tuple[str, str], seconds: 
     action, subject = phrases
     if "Timeout (" in ran.stderr:
         line = regex(rf'File "{re.escape(path)}", line ([0-9]+)').search(ran.stderr)
-        return f"not {action} within {seconds:g} s" + (f"; it hangs in line {line[1]}" if line else "")
+        return f"not {action} within {seconds:g} s" + (f"; it hangs at line {line[1]}" if line else "")
     if ran.status < 0:
-        return f"{subject} ends the process by {signal.Signals(-ran.status).name}"
+        return f"{subject} kills the process with {signal.Signals(-ran.status).name}"
     stderr = " ".join(ran.stderr.split())[-200:]
     return f"{subject} ends the process with status {ran.status}" + (f": {stderr}" if stderr else "")
 
@@ -103,8 +103,8 @@ def main(load_site: Callable[[str], Any]) -> None:
     raise_score()
     seconds, arguments = float(sys.argv[1]), sys.argv[2:]
     progress = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discards the output of the files
-    faulthandler.dump_traceback_later(seconds, exit=True)  # from a C thread, so it also ends a loop in C
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard the files' output
+    faulthandler.dump_traceback_later(seconds, exit=True)  # runs in a C thread, so it also ends a loop in C code
     if arguments[:1] == [SETTINGS]:
         for path, where, values in map(json.loads, arguments[1:]):
             os.write(progress, f"{_label(path, where)}\n".encode())
@@ -117,4 +117,4 @@ def main(load_site: Callable[[str], Any]) -> None:
             with suppress(ConfigError):
                 load_site(path)
     os.write(progress, f"{DONE}\n".encode())
-    os._exit(0)  # does not wait for threads that a file may have started
+    os._exit(0)  # do not wait for threads that a file may have started

@@ -23,7 +23,7 @@ from healthd.events.schema import Event
 
 
 def command_events(argv: Argv, result: CommandResult | None) -> list[Event]:
-    """Return the event of a command that starts (`result` is None) or fails. A reconciliation reports its success."""
+    """Return the event for a command that starts (`result` is None) or fails. The reconciliation reports success."""
     action, detail = describe_change(argv)
     if not action or (result is not None and result.status == 0):
         return []
@@ -33,9 +33,9 @@ def command_events(argv: Argv, result: CommandResult | None) -> list[Event]:
 
 
 def report_events(reason: str, resumed: bool, acknowledged: bool, requeued: tuple[str, ...]) -> Iterator[Event]:
-    """Yield the events of a reconciliation. `reason`: the Reason of healthd's drain before it.
+    """Yield the events for a reconciliation. `reason`: the Reason of healthd's drain before the reconciliation.
 
-    A new drain is not included: its event is emitted when the ledger changes.
+    A new drain is not included, because its event is emitted when the ledger changes.
     """
     if resumed or acknowledged:
         user_field = {} if resumed else {"who": OPERATOR}
@@ -48,26 +48,26 @@ def report_events(reason: str, resumed: bool, acknowledged: bool, requeued: tupl
 
 
 class LineContext(NamedTuple):
-    """Data for naming the cause of a line. `causes`: the conditions that the reconciliation was started for."""
+    """Data for naming a line's cause. `causes`: the conditions that the reconciliation was started for."""
 
     causes: Sequence[Condition]
     ledger: Ledger
 
 
 def operator_resume_line(context: LineContext) -> Iterator[Line]:
-    text = "an operator resumed the node: open conditions are acknowledged, and drain only if they are found again"
+    text = "an operator resumed the node: open conditions are acknowledged, and drain it only if they are found again"
     yield Line(Severity.WARNING, text, _fields(OPERATOR_RESUME, context.ledger.slurm.reason, context))
 
 
 def hold_lines(previous: FleetHold | None, current: FleetHold | None, now: float) -> Iterator[Line]:
-    """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is INFO: it is no fault."""
+    """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is INFO: not a fault."""
     if current is not None and current != previous:
         severity = Severity.CRITICAL if current.times else Severity.INFO
         yield Line(severity, f"{fleet_limit.describe(current)}; next try in {current.until - now:.0f} s", {})
 
 
 def drain_lines(previous: str, context: LineContext) -> Iterator[Line]:
-    """Yield a line if the ledger has a new Reason. `previous_reason`: the Reason in the ledger before."""
+    """Yield a line if the ledger has a new Reason. `previous`: the earlier Reason in the ledger."""
     reason = context.ledger.slurm.reason
     if reason not in ("", previous):
         yield Line(Severity.WARNING, f"drained the node: {reason}", _fields(DRAIN, reason, context))
@@ -76,9 +76,9 @@ def drain_lines(previous: str, context: LineContext) -> Iterator[Line]:
 def report_lines(
     report: ReconcileReport, previous: str, logged: Collection[tuple[str, str]], context: LineContext
 ) -> Iterator[Line]:
-    """Yield the lines of a reconciliation.
+    """Yield the log lines for a reconciliation.
 
-    previous_reason: healthd's Reason when it started. logged: (job, why) of jobs that are not requeued, already logged.
+    previous: healthd's Reason when it started. logged: (job, why) for jobs whose missing requeue is already logged.
     """
     if report.resumed:
         yield Line(
@@ -96,11 +96,11 @@ def report_lines(
 
 
 def _fields(action: str, reason: str, context: LineContext) -> Fields:
-    """Return the journal fields of a change to the node. `reason`: healthd's Reason, which names the cause."""
+    """Return the journal fields for a change to the node. `reason`: healthd's Reason, which names the cause."""
     candidates = (*context.causes, *context.ledger.conditions, *reversed(context.ledger.cleared))
     found = next((c for c in candidates if reason.startswith(reason_start(c))), None)
     if found is None and reason == "":
-        found = next(iter(context.causes), None)  # the node has a drain that healthd did not make
+        found = next(iter(context.causes), None)  # another user or tool drained the node
     if found is not None:
         return {"NODE_ACTION": action, **log_fields.condition_fields(found)}
     code, part = parse_reason(reason) or ("", "")

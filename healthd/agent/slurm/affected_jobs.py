@@ -1,16 +1,16 @@
 """Jobs that a fault hits. Pure.
 
-fault                                                      victims, on a node with gres/gpu in Slurm
+fault                                                      victims on a node with gres/gpu in Slurm
 ---------------------------------------------------------  --------------------------------------------------------
-of one GPU (Xid 79, its memory, its link)                  the jobs on that GPU
-of the NVSwitches or the fabric; of the driver, or of a    all jobs with a GPU
-GPU that the inventory does not have
-of the host (memory, disks, mounts, network, PCIe ports)   all jobs
+one GPU (Xid 79, its memory, its link)                     the jobs on that GPU
+the NVSwitches, the fabric, the driver, or a GPU that the  all jobs with a GPU
+inventory does not list
+the host (memory, disks, mounts, network, PCIe ports)      all jobs
 
-A job is on the GPUs that Slurm allocated to it, and on those that its processes have open. If a job's GPUs are unknown,
-it counts as hit. On a node without gres/gpu in Slurm every job is hit, because Slurm allocates no GPUs there. If the
-number of the node's GPUs in Slurm could not be read, a job is hit only if it is proven to be on the GPU: an unreadable
-table never causes a requeue of an unaffected job.
+A job is on the GPUs that Slurm allocated to it, and on those that its processes have open. A job whose GPUs are unknown
+counts as hit. On a node without gres/gpu in Slurm every job is hit, because Slurm allocates no GPUs there. If the
+number of the node's GPUs in Slurm could not be read, a job is hit only if it is proven to be on the GPU. An unreadable
+table therefore never causes a requeue of an unaffected job.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections.abc import Collection, Sequence
 from healthd.common.model import Condition, Gpu, PciDevice
 from healthd.common.values import Value
 
-# Checks of parts that all GPUs of a node share, although the condition may name one GPU.
+# Checks for parts that all of a node's GPUs share, although the condition may name one GPU.
 SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})
 
 
 class FaultReach(Value, frozen=True):
-    """Jobs that a fault can hit: all jobs, or the jobs on the GPU `pci` ("" = on any GPU)."""
+    """Jobs that a fault can hit: all jobs, or the jobs on the GPU `pci` ("" for any GPU)."""
 
     all_jobs: bool = False
     pci: str = ""
@@ -35,11 +35,11 @@ ALL_JOBS, ANY_GPU = FaultReach(all_jobs=True), FaultReach()
 
 
 class JobGpus(Value, frozen=True):
-    """GPUs of a job, by PCI address.
+    """A job's GPUs, by PCI address.
 
-    has_allocation  Slurm allocated GPUs to it (None: not known); `allocated`: which ones, None: not known
-    opened          GPUs that its processes have open; a missing one proves nothing
-    is_complete     all its processes were inspected
+    has_allocation  whether Slurm allocated GPUs to it (None: unknown); `allocated`: which GPUs (None: unknown)
+    opened          GPUs that its processes have open; if a GPU is missing here, that proves nothing
+    is_complete     whether all its processes were inspected
     """
 
     has_allocation: bool | None = None
@@ -49,9 +49,9 @@ class JobGpus(Value, frozen=True):
 
 
 def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> FaultReach:
-    """Return the reach of a fault. `gpus`: all GPUs that NVML has shown, also lost ones.
+    """Return the reach of a fault. `gpus`: all GPUs that NVML has reported, including lost ones.
 
-    The part decides first: a PCIe error of a GPU belongs to that GPU, one of a port to the host.
+    The part is decisive: a GPU's PCIe error belongs to that GPU, a port's PCIe error to the host.
     """
     kind = next((device.kind for device in devices if device.pci == cause.subject), "")
     if cause.check in SHARED_BY_GPUS or kind == "nvswitch":
@@ -62,21 +62,21 @@ def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDe
 
 
 def is_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
-    """Return True if the fault hits the job. `node_gpus`: the node's gres/gpu in Slurm (not 0), None = not known."""
+    """Return True if the fault hits the job. `node_gpus`: the node's gres/gpu in Slurm (not 0), or None if unknown."""
     if node_gpus is None:
         return is_proven_hit(fault, job)
     if fault.all_jobs or job.has_allocation is None:
         return True
     if not job.has_allocation:
         return bool(job.opened) or not job.is_complete
-    # A job that opened other GPUs does not follow Slurm's allocation.
+    # A job that opened other GPUs does not respect Slurm's allocation.
     if not fault.pci or job.allocated is None or not job.opened <= job.allocated:
         return True
     return fault.pci in job.allocated
 
 
 def is_proven_hit(fault: FaultReach, job: JobGpus) -> bool:
-    """Return True if the known GPUs of the job prove that the fault hits it."""
+    """Return True if the job's known GPUs prove that the fault hits it."""
     if fault.all_jobs:
         return True
     if not fault.pci:
@@ -85,7 +85,7 @@ def is_proven_hit(fault: FaultReach, job: JobGpus) -> bool:
 
 
 def is_certain_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
-    """Return True if the fault hits the job regardless of its allocation. `node_gpus`: as for `is_hit`, 0 = none."""
+    """Return True if the fault hits the job regardless of its allocation. `node_gpus`: as for `is_hit`, or 0."""
     return fault.all_jobs or node_gpus == 0 or fault.pci in job.opened
 
 

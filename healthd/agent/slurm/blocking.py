@@ -12,7 +12,7 @@ from healthd.host.child_process import Child
 
 
 def run(command: Command) -> CommandResult:
-    """Run the command. A missing program gives status 127, an expired deadline None."""
+    """Run the command. The status is 127 if the program is missing, and None if the deadline passed."""
     deadline = time.monotonic() + command.deadline_seconds
     started = time.time()
     try:
@@ -27,7 +27,7 @@ def run(command: Command) -> CommandResult:
 
 
 def node_problem(node_name: str, seconds: float) -> str:
-    """Return why this node cannot be read from Slurm, as in the daemon's `problem`; "" if it can be read."""
+    """Return why this node cannot be read from Slurm, worded as the daemon's `problem`, or "" if it can be read."""
     argv = commands.node(node_name)
     result = run(Command(argv, seconds))
     if result.status != 0:

@@ -1,6 +1,6 @@
 """Slurm controller of the daemon: decides when to reconcile the node, and applies what operators did in Slurm.
 
-The decision is pure (agent/slurm/policy.py); a generator of commands carries it out (agent/slurm/reconcile.py).
+A pure function decides (agent/slurm/policy.py), and a generator of commands acts (agent/slurm/reconcile.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from healthd.host.wakeup import FOREVER
 
 
 class SlurmController:
-    """Slurm controller. `settings`: the current ones, replaced by a reload. `decision`: the last one."""
+    """Slurm controller. A reload replaces `settings`. `decision` is the last decision."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class SlurmController:
             settings, boot_id, self._save_record, self.may_change, now, monotonic, self._refusals, self._log_command
         )
         self._slurmd = SlurmdStartDetector(settings.root, monotonic)
-        self._goal: object = None  # the goal of the last reconciliation
+        self._goal: object = None  # the last reconciliation's goal
         self._retry_at = FOREVER
         self._decision_inputs: object = None
-        self._logged_jobs: set[tuple[str, str]] = set()  # jobs that are not requeued, and why: logged once
-        self.requeued: tuple[str, ...] = ()  # jobs that this process requeued since healthd's drain in force was set
+        self._logged_jobs: set[tuple[str, str]] = set()  # jobs that are not requeued, and why; each is logged once
+        self.requeued: tuple[str, ...] = ()  # jobs that this process requeued since healthd's current drain was set
         self._causes: tuple[Condition, ...] = ()  # causes of the last reconciliation
-        self._initial_record = DrainRecord()  # the record at the start of the last reconciliation
+        self._initial_record = DrainRecord()  # the record when the last reconciliation started
 
     # --- waiting
 
@@ -69,7 +69,7 @@ class SlurmController:
         return min(self._driver.deadline, self._slurmd.deadline, self._retry_at)
 
     def close(self) -> None:
-        """Leave a running scontrol alone: it ends by itself, and the next start reads its result."""
+        """Leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
         self._driver.abandon()
 
     # --- state
@@ -86,7 +86,7 @@ class SlurmController:
         return self.settings.mode is not Mode.OBSERVE and self._store.ledger.pause is None
 
     def is_drained_and_idle(self, verdict: Verdict) -> bool:
-        """Return True if Slurm has shown this node drained and idle since the last round. Older data may be outdated.
+        """Return True if Slurm has shown this node drained and idle since the last round. Older answers are ignored.
 
         Slurm is queried in each round only while healthd desires or has a drain, and never in mode observe.
         """
@@ -99,7 +99,7 @@ class SlurmController:
 
     @property
     def jobs_blocked_since(self) -> float:
-        """Time since which Slurm itself keeps jobs from this node (epoch seconds; infinity: it does not)."""
+        """Time since when Slurm itself keeps jobs from this node (epoch seconds), or infinity if it does not."""
         return jobs_blocked_since(self.status.node, self._store.ledger.slurm, self._boot_id)
 
     def must_refuse_jobs(self, verdict: Verdict) -> bool:
@@ -113,7 +113,7 @@ class SlurmController:
         return not fleet_limit.is_withheld(verdict.causes, record, name, limits, now)
 
     def is_drain_undecided(self, verdict: Verdict) -> bool:
-        """Return True if a drain is desired and Slurm's answer is not known yet."""
+        """Return True if a drain is desired and Slurm has not answered yet."""
         slurm = self.status
         return bool(verdict.causes) and self.may_change() and bool(self.is_busy or not slurm.read_at or slurm.problem)
 
@@ -134,7 +134,7 @@ class SlurmController:
     def reconcile_if_due(self, verdict: Verdict, round_ended: bool) -> ReconcileReport | None:
         """Start a reconciliation if one is due. Return the report if it needed no command.
 
-        Called also right after a reconciliation has ended, because no later event signals a change during it.
+        Call this right after a reconciliation too, because no later event signals a change that happened during it.
         """
         if self.settings.mode is Mode.OBSERVE:
             self._decide_without_slurm(verdict)
@@ -149,7 +149,7 @@ class SlurmController:
         return self._apply_report(self._driver.start(verdict, ledger.slurm, self._policy(), gpus))
 
     def _decide_without_slurm(self, verdict: Verdict) -> None:
-        """Decide what healthd would do to a node without a drain. Runs no Slurm command."""
+        """Decide what healthd would do to an undrained node. Runs no Slurm command."""
         self._driver.abandon()
         self._driver.step()
         self._retry_at, self._goal = FOREVER, None
@@ -175,17 +175,17 @@ class SlurmController:
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:
-        """Return True at the start, after a change of the goal, in each round with a drain desired or set, and for a
-        retry.
+        """Return True at the start, after a change of the goal, for a retry, and in each round while a drain is desired
+        or set.
         """
         ledger = self._store.ledger
         is_involved = not needs_no_query(verdict, ledger.slurm)
-        # Without the time of the last event: a storm of events must not query Slurm repeatedly.
+        # Exclude the time of the last event, because a storm of events must not query Slurm repeatedly.
         causes = tuple((c.key, c.severity, c.critical_at) for c in verdict.causes)
         goal = (causes, is_involved and verdict.may_resume, ledger.pause, self.settings.mode)
         is_retry_due = self._monotonic() >= self._retry_at
         own_hardware = fleet_limit.is_own_hardware(verdict.causes)
-        is_waiting = fleet_limit.must_wait(ledger.slurm.hold, own_hardware, self._now())  # a hold has its own time
+        is_waiting = fleet_limit.must_wait(ledger.slurm.hold, own_hardware, self._now())  # a hold has its own schedule
         if goal == self._goal and not is_retry_due and not (is_involved and round_ended and not is_waiting):
             return False
         self._goal = goal
@@ -194,7 +194,7 @@ class SlurmController:
     # --- results
 
     def _apply_report(self, report: ReconcileReport | None) -> ReconcileReport | None:
-        """Save the changes that operators made in Slurm in one transaction, and set the time of the next
+        """In one transaction, save the changes that operators made in Slurm. Set the time of the next
         reconciliation.
         """
         if report is None:
@@ -209,7 +209,7 @@ class SlurmController:
         write_log_lines(action_log.report_lines(report, previous.reason, self._logged_jobs, self._context))
         is_drained = bool(report.record.reason)
         self.requeued = tuple(dict.fromkeys((*self.requeued, *report.requeued))) if is_drained else ()
-        # after a problem not all jobs were read
+        # after a problem, some jobs may not have been read
         self._logged_jobs = set(report.not_requeued) | (self._logged_jobs if report.problem else set())
         self._decision_inputs = None
         self.decision = report.decision
@@ -238,10 +238,10 @@ class SlurmController:
             self._store.save()
 
     def _save_record(self, slurm: DrainRecord) -> None:
-        """Save the record before the next command is sent, so that a daemon that is killed now can recognise its drain
+        """Save the record before the next command is sent, so that a daemon that is killed here can recognise its drain
         later.
 
-        If an operator reported a repair during the reconciliation, the reset of the count is kept.
+        If an operator reported a repair during the reconciliation, the count stays reset.
         """
         recorded = self._store.ledger.slurm
         previous_reason = recorded.reason

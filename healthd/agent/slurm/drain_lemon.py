@@ -1,9 +1,9 @@
 """Drain of a lemon (`healthd fleet lemons --apply`), from the head node: a generator of commands, like reconcile.py.
 
-It only drains, and never resumes. It skips a node that is already drained or down, and one that would exceed a limit.
-The fleet limit counts drains by daemons and by this command together (output.parse_fleet), against the lower limit of
-fleet_limit.py, because a lemon can wait. All drained lemons count, regardless of the run that drained them
-(output.parse_lemons). It ends if Slurm does not answer.
+It only drains, and never resumes. It skips nodes that are already drained or down, or whose drain would exceed a limit.
+The fleet limit counts the daemons' drains and this command's together (output.parse_fleet). The lower limit of
+fleet_limit.py applies, because a lemon can wait. All drained lemons count, regardless of the run that drained them
+(output.parse_lemons). The command stops if Slurm does not answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Steps = Generator[Command, CommandResult, T]
 
 
 class LemonResult(Value, frozen=True):
-    """Result for one node. text: a sentence."""
+    """Result for one node. text: one sentence."""
 
     node: str
     done: bool
@@ -46,22 +46,22 @@ class LemonResult(Value, frozen=True):
 def drain(
     name: str, evidence: str, max_lemons: int, limits: FleetLimits, command_timeout_seconds: float
 ) -> Steps[LemonResult]:
-    """Drain one lemon. max_lemons: how many nodes of the cluster may be drained as lemons.
+    """Drain one lemon. max_lemons: how many of the cluster's nodes may be drained as lemons.
 
     Raises SlurmError if Slurm does not answer or refuses.
     """
     if not is_node_name(name):
-        return LemonResult(name, False, "left: not a valid node name")
+        return LemonResult(name, False, "skipped: not a valid node name")
     slurm = _SlurmClient(name, command_timeout_seconds)
     try:
         node = yield from slurm.node()
     except NoSuchNode as error:
-        return LemonResult(name, False, f"left: {error}")
+        return LemonResult(name, False, f"skipped: {error}")
     why = skip_reason(node)
     if not why:
         lemons = parse_lemons((yield from slurm.read(commands.drained_nodes())))
         if len(lemons) >= max_lemons:
-            why = f"limit: {len(lemons)} nodes of the cluster are already drained as lemons; the limit is {max_lemons}"
+            why = f"limit: {len(lemons)} nodes in the cluster are already drained as lemons; the limit is {max_lemons}"
     if not why:
         partitions = require_partitions(node)
         counts = parse_fleet((yield from slurm.read(commands.fleet())), partitions, float("inf"))
@@ -74,7 +74,7 @@ def drain(
     if not why:
         why = skip_reason((yield from slurm.node()))  # another tool may have drained it in the meantime
     if why:
-        return LemonResult(name, False, f"left: {why}")
+        return LemonResult(name, False, f"skipped: {why}")
     yield from slurm.read(commands.drain(name, lemon_reason(evidence)), changes=True)
     node = yield from slurm.node()
     if node.flags.isdisjoint(DRAINED_STATES) or not node.reason.startswith(LEMON.strip()):
@@ -84,8 +84,8 @@ def drain(
 
 
 def skip_reason(node: NodeState) -> str:
-    """Return why a node must not be drained; "" = it may be. The Reason alone is no evidence: from 24.11 on it outlives
-    its drain.
+    """Return why a node must not be drained, or "" if it may be. The Reason alone is not evidence, because from 24.11
+    on it outlives its drain.
     """
     found = sorted(node.flags & (DRAINED_STATES | NOT_RESUMABLE))
     return f"already {'+'.join(found)} in Slurm{_reason_note(node)}" if found else ""

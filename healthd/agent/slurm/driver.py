@@ -1,8 +1,8 @@
-"""Driver of reconcile.reconcile: runs each Command as a child process with its own deadline, without blocking the
+"""Driver for reconcile.reconcile. It runs each Command as a child process with its own deadline, and never blocks the
 daemon.
 
-A Slurm that hangs, is unreachable or refuses a command is never the node's fault. The generator gets a CommandResult,
-and the daemon tries again later. Backoff and jitter keep ten thousand nodes from returning in the same second.
+If Slurm hangs, is unreachable or refuses a command, that is never the node's fault. The generator gets a CommandResult
+and the daemon retries later. Backoff and jitter keep ten thousand nodes from retrying in the same second.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ log = logging.getLogger("healthd.agent.slurm")
 
 FIRST_RETRY_SECONDS = 5.0
 MAX_RETRY_SECONDS = 300.0
-# After a boot slurmd may register late, and Slurm may then remove healthd's drain: until then healthd polls more often.
+# After a boot, slurmd may register late and Slurm may then remove healthd's drain. Until then healthd polls more often.
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
-# slurmd registers within seconds of its start.
+# slurmd registers within seconds after it starts.
 REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
 POLL_SECONDS = 1.0  # between two searches for a new slurmd
 
@@ -39,8 +39,8 @@ class SlurmDriver:
     """Runs one reconciliation at a time.
 
     save_record: stores the record before the generator continues. may_change: called before each command that changes
-    something, because a pause or another mode may have started. log_command: called right before each change (result
-    None) and after it.
+    something, because a pause or another mode may have begun. log_command: called right before each change (with None
+    as the result) and after it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SlurmDriver:
         return self._advance(None)
 
     def step(self) -> ReconcileReport | None:
-        """Continue if a command has ended. Return the report when the reconciliation is over."""
+        """Continue if a command has finished. Return the report once the reconciliation has ended."""
         if self._child is None or not self._child.step():
             return None
         child, self._child = self._child, None
@@ -103,9 +103,9 @@ class SlurmDriver:
         return self._advance(self._count(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
 
     def retry_seconds(self, report: ReconcileReport) -> float:
-        """Return the seconds until the next reconciliation: doubling, with jitter; infinity if the goal is reached.
+        """Return the seconds until the next reconciliation: doubling, with jitter, or infinity if the goal is reached.
 
-        A drain that waits for the fleet, and one that has ended, have their own time.
+        A drain that waits for the fleet limit, or that has ended, has its own schedule.
         """
         if report.next_read_at:
             self._failures = 0
@@ -130,13 +130,13 @@ class SlurmDriver:
         self._registration_until = self._monotonic() + REGISTRATION_SECONDS
 
     def abandon(self) -> None:
-        """Abandon the reconciliation. A running command ends by itself, without effect on the daemon."""
+        """Abandon the reconciliation. A running command finishes on its own, without effect on the daemon."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
 
     def close(self) -> None:
-        """Leave a running scontrol alone: it ends by itself, and the next start reads its result."""
+        """Leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
         self.abandon()
 
     def _advance(self, result: CommandResult | None) -> ReconcileReport | None:
@@ -162,9 +162,9 @@ class SlurmDriver:
                     step = self._steps.send(self._count(missing))
         except StopIteration as end:
             return self._finish(end.value)
-        except Exception as error:  # because of Slurm's output, which may be different next time
+        except Exception as error:  # caused by Slurm's output, which may be different next time
             drop(SLURM, error, result.text if result else "")
-            problem = f"healthd failed on Slurm's output: {describe_error(error)}"
+            problem = f"healthd cannot process Slurm's output: {describe_error(error)}"
             return self._finish(ReconcileReport(self._record, problem=problem))
 
     def _finish(self, report: ReconcileReport) -> ReconcileReport:
@@ -199,9 +199,9 @@ class SlurmDriver:
 
 
 class SlurmdStartDetector:
-    """Detects a new slurmd on this node: it registers within seconds, and then slurmctld may remove a drain.
+    """Detects a new slurmd on this node. It registers within seconds, and slurmctld may then remove a drain.
 
-    Only while enabled, it inspects the processes that are new since the last call.
+    While enabled, it inspects the processes that are new since the last call.
     """
 
     def __init__(self, root: str, monotonic: Callable[[], float]) -> None:

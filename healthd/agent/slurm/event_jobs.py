@@ -1,8 +1,8 @@
-"""Slurm jobs that caused a kernel event, stored in its field "job" ("4711", or "12,13" if jobs share a GPU).
+"""Slurm jobs that caused a kernel event, stored in the event's field "job" ("4711", or "12,13" if jobs share a GPU).
 
-That is the job of the process in the line. If the process is gone or the line names none (Xid 79), it is the jobs that
-have the GPU open. Slurm's cgroups give the job within the same pass. Without cgroups, `scontrol listpids` gives it a
-moment later: a child process with a deadline that queries only this node's slurmstepds.
+Normally that is the job of the process in the line. If the process is gone or the line names none (Xid 79), it is every
+job that has the GPU open. Slurm's cgroups show the job at once. Without cgroups, `scontrol listpids` shows it a moment
+later. It is a child process with a deadline, and queries only this node's slurmstepds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from healthd.host.child_process import Child
 from healthd.host.job_processes import job_of_process, job_processes, jobs_using_gpus
 from healthd.host.wakeup import FOREVER
 
-PID_VALID_SECONDS = 10.0  # after a line; later its pid may belong to another process
+PID_VALID_SECONDS = 10.0  # after a line; later the pid may belong to another process
 CGROUP_INTERVAL_SECONDS = 1.0  # limits the rate of cgroup walks in a storm of events
 QUERY_INTERVAL_SECONDS = 2.0  # limits the rate of scontrol calls
 
@@ -31,7 +31,7 @@ class EventJobFinder:
         self._processes: dict[int, str] = {}  # processes of jobs, from their cgroups
         self._jobs_by_gpu: dict[int, tuple[str, ...]] = {}  # by minor number
         self._unresolved: set[int] = set()  # sequence numbers of events for the next query
-        self._queried: set[int] = set()  # ... and of the running query
+        self._queried: set[int] = set()  # ... and for the running query
         self._child: Child | None = None
 
     def waits(self) -> Iterator[tuple[int, bool]]:
@@ -46,8 +46,8 @@ class EventJobFinder:
     def add_jobs(
         self, events: Sequence[KernelEvent], touched: Collection[int], gpus: Sequence[Gpu], now: float
     ) -> tuple[KernelEvent, ...]:
-        """Return `events` with the jobs of those in `touched`, if the cgroups show them. Slurm is queried for the
-        others.
+        """Return `events` with the jobs for those in `touched`, if the cgroups show them. For the others, Slurm is
+        queried.
         """
         nodes = gpu_minors(gpus)
         jobs, unresolved = {}, []
@@ -68,7 +68,7 @@ class EventJobFinder:
     def step(
         self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float, may_query_slurm: bool
     ) -> dict[int, str]:
-        """Continue the query of Slurm. Return the jobs in its answer, by sequence number of `events`.
+        """Continue the Slurm query. Return the jobs in its answer, by the events' sequence numbers.
 
         `may_query_slurm`: False in mode observe.
         """
@@ -99,7 +99,7 @@ class EventJobFinder:
             deadline = self._queried_at + PID_VALID_SECONDS
             self._child = Child(self._argv, deadline, self._monotonic, ENVIRONMENT)
         except OSError:
-            pass  # without Slurm there is no job
+            pass  # without Slurm there are no jobs
 
     def _read_answer(self, child: Child, events: Sequence[KernelEvent], nodes: Mapping[str, int]) -> dict[int, str]:
         processes = parse_processes(child.output()[0].decode("utf-8", "replace")) if child.status == 0 else {}
@@ -122,7 +122,7 @@ class EventJobFinder:
 
 
 def may_find_job(event: KernelEvent, now: float) -> bool:
-    """Return True if the event's job is not known but may still be found.
+    """Return True if the event's job is unknown but may still be found.
 
     Lines from before healthd's start have no job, and a forged line could name any process.
     """
@@ -131,7 +131,7 @@ def may_find_job(event: KernelEvent, now: float) -> bool:
 
 
 def gpu_minors(gpus: Sequence[Gpu]) -> dict[str, int]:
-    """Return PCI address -> N of /dev/nvidiaN."""
+    """Return a dict that maps each PCI address to the N in /dev/nvidiaN."""
     return {gpu.pci: gpu.minor for gpu in gpus if gpu.minor is not None}
 
 
@@ -142,7 +142,7 @@ def find_jobs(
     jobs_by_gpu: Mapping[int, tuple[str, ...]],
     find_job: Callable[[int], str | None],
 ) -> str:
-    """Return "4711", "12,13", or "". A live process outside of jobs blames no job."""
+    """Return "4711", "12,13", or "". If a live process does not belong to a job, no job is blamed."""
     if event.pid:
         job = find_job(event.pid)
         if job is not None:

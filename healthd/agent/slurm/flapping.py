@@ -1,15 +1,16 @@
 """Limit for faults that come and go, so that they do not drain and resume a node repeatedly. Pure.
 
-drain                                                 resume, once every check is clean
-----------------------------------------------------  ---------------------------------------------------------------
-for the node's own hardware, the third in an hour     by an operator: the node kills job after job
-for a cause that nodes share, the second in a row     after 10 minutes, the third after 20, ... at most 4 hours, without
-                                                      an operator, who cannot fix a file server on each of 1,000 nodes
-any other                                             at once
+drain                                                     resume, once every check is clean
+--------------------------------------------------------  -----------------------------------------------------------
+the third within an hour for the node's own hardware      by an operator, because the node kills job after job
+the second in a row for a cause that nodes share          after 10 minutes, the third after 20, ... at most 4 hours. No
+                                                          operator is needed: they cannot fix a file server on each of
+                                                          1,000 nodes
+any other                                                 at once
 
-In a row: each drain began within an hour after the resume of the previous one. Only drains that healthd lifted itself
+Drains in a row each began within an hour after the resume of the previous one. Only drains that healthd lifted itself
 count. An operator who resumes the node, or runs `healthd repaired` for the cause, resets the count. `healthd repaired`
-also works when the fault is over and only the count keeps the node drained.
+also works once the fault is over and only the count keeps the node drained.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from healthd.common.slurm.drain_reason import parse_reason
 from healthd.common.values import Value
 
 IN_A_ROW_SECONDS = 3600.0
-MAX_RESUMED = 20  # the maximum wait is reached long before
+MAX_RESUMED = 20  # the maximum wait is reached long before that
 
 
 class Flapping(Value, frozen=True):
-    """Limits.
+    """Limits for faults that come and go.
 
-    own_faults_per_hour      this many drains for own hardware in an hour need an operator; 0: no limit
-    shared_wait_seconds      wait after the second drain in a row for a shared cause; doubles with each further one
-    shared_max_wait_seconds  maximum of that wait
+    own_faults_per_hour      after this many drains in an hour for own hardware, an operator must resume; 0: no limit
+    shared_wait_seconds      wait after the second drain in a row for a shared cause; each further drain doubles it
+    shared_max_wait_seconds  maximum of this wait
     """
 
     own_faults_per_hour: int = 3
@@ -41,7 +42,7 @@ class Flapping(Value, frozen=True):
 
 
 def after_reading(record: DrainRecord, verdict: Verdict, now: float) -> DrainRecord:
-    """Return the record after a reading of the node: start and cause of the drain, and how long all has been clean.
+    """Return the record after a reading of the node: the drain's start and cause, and how long all has been clean.
 
     Only an open fault resets the clean time. Unknown states (a check that timed out, a pending finding, a restart) do
     not count as clean time either.
@@ -75,7 +76,7 @@ def after_resume(record: DrainRecord, previous: DrainRecord, now: float) -> Drai
 
 
 def reset_count(record: DrainRecord) -> DrainRecord:
-    """Return the record after an operator repaired or resumed the node."""
+    """Return the record with the count reset, after an operator repaired or resumed the node."""
     return replace(record, resumed_drains=())
 
 
@@ -90,7 +91,7 @@ def ended_causes(record: DrainRecord, cleared: Iterable[Condition]) -> list[Cond
 
 
 def may_have_drained(record: DrainRecord, conditions: Iterable[Condition]) -> bool:
-    """Return True if one of these conditions may have drained the node. Repairing a mere warning resets nothing."""
+    """Return True if one of these conditions may have drained the node. A repaired warning does not reset the count."""
     return any(_may_have_drained(record, c) for c in conditions)
 
 
@@ -118,7 +119,7 @@ def count_in_a_row(record: DrainRecord) -> int:
 
 
 def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
-    """Return how long all must be clean before the drain is lifted; infinity: until an operator resumes the node."""
+    """Return how long everything must be clean before the drain is lifted. Infinity: until an operator resumes."""
     if record.own_hardware:
         is_too_often = 0 < limits.own_faults_per_hour <= count_own_faults(record)
         return float("inf") if is_too_often else 0.0
@@ -128,7 +129,7 @@ def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
 
 
 def waits_until(record: DrainRecord, limits: Flapping, now: float) -> float:
-    """Return when the drain may be lifted if all stays clean (epoch seconds); 0 = now, or only by an operator."""
+    """Return when the drain may be lifted if everything stays clean (epoch seconds); 0 for now, or by an operator."""
     until = _resume_at(record, limits, now)
     return until if record.reason and record.clean_since and now < until < float("inf") else 0.0
 
@@ -138,7 +139,7 @@ def _resume_at(record: DrainRecord, limits: Flapping, now: float) -> float:
 
 
 def wait_reason(record: DrainRecord, limits: Flapping, now: float) -> str:
-    """Return why the drain is not lifted although every check is clean; "" = it may be lifted."""
+    """Return why the drain is not lifted although every check is clean, or "" if it may be lifted."""
     seconds = wait_seconds(record, limits)
     if seconds == float("inf"):
         cause = parse_reason(record.reason)
@@ -152,7 +153,7 @@ def wait_reason(record: DrainRecord, limits: Flapping, now: float) -> str:
 
 
 def drain_note(record: DrainRecord, limits: Flapping) -> str:
-    """Return the note for the Reason that only an operator lifts the drain, "" = none. `sinfo -R` shows it."""
+    """Return the note in the Reason (`sinfo -R`) that only an operator lifts the drain, or "" if that is not so."""
     if wait_seconds(record, limits) < float("inf"):
         return ""
     return f"{count_own_faults(record)} times in an hour: an operator must resume it"

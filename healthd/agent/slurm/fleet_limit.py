@@ -10,12 +10,14 @@ Nodes that count at the same moment may all see room for one more. Each node the
 including only drains that are at least as old as its own by slurmctld's clock, and takes its drain back if the limit is
 exceeded. The last node that stays has counted all others that stay, so the limit is never exceeded for long.
 
-If the fleet cannot be counted (sinfo fails, its table cannot be read, slurmctld is away), the limit must not be off:
+If the fleet cannot be counted (sinfo fails, its table cannot be read, slurmctld is unreachable), the limit must still
+apply:
 
-- A stored count stands in for RECENT_SECONDS. Only counts that gave no room, or that confirmed a drain of this node,
-  are stored. Nodes count only when they want to drain, so the nodes that find room in a stored count are nodes whose
-  drain was within the limit and has been resumed since. At most as many nodes as the limit allows can do that within
-  RECENT_SECONDS, however many want to drain; with those that drained in their place, at most twice the limit.
+- A stored count is used for RECENT_SECONDS. Only counts that left no room, or that confirmed a drain of this node, are
+  stored. Nodes count only if they need to drain, so a node that finds room in a stored count is a node whose drain was
+  within the limit and has been resumed since. At most as many nodes as the limit allows can do that within
+  RECENT_SECONDS, however many need to drain. With the nodes that drained in their place, that is at most twice the
+  limit.
 - Otherwise the drain is held. After `uncounted_drain_after_seconds`, and a random time of up to as long again, a
   CRITICAL fault of the node's own hardware drains without a count.
 - Jobs are requeued only after a count that was made after the drain.
@@ -44,12 +46,12 @@ from healthd.common.model import (
 )
 
 # A count takes 13 ms of slurmctld's time at 10,000 nodes. This spreads first counts to five per second. Nodes that
-# drain count twice.
+# drain are counted twice.
 SECONDS_PER_NODE = 0.2
 MIN_HOLD_SECONDS = 60.0
-# A node that is later than this (slurmctld was unreachable, daemons were stopped) is not alone: all nodes spread again.
+# If a node is later than this (slurmctld was unreachable, daemons were stopped), others are too: all spread out again.
 LATE_SECONDS = 60.0
-# How long a stored count replaces one that fails: a slurmctld that restarts or is busy is back by then.
+# How long a stored count replaces a failed one. A slurmctld that restarts or is busy is back by then.
 RECENT_SECONDS = 600.0
 
 
@@ -90,7 +92,7 @@ def spread_seconds(nodes: int, limits: FleetLimits) -> float:
 
 
 def pseudo_random(node_name: str, now: float) -> float:
-    """Return a number from 0 to 1 that varies between nodes and with time like a random one."""
+    """Return a number from 0 to 1 that varies between nodes and over time like a random number."""
     return zlib.crc32(f"{now:.3f} {node_name}".encode()) / 2**32
 
 
@@ -100,7 +102,7 @@ def first_wait(node_name: str, nodes: int, limits: FleetLimits, now: float) -> F
 
 
 def no_wait(now: float) -> FleetHold:
-    """Return the hold of a drain that was lost: it has already waited, and is counted as soon as it is set again."""
+    """Return the hold for a lost drain. It has already waited, and is counted as soon as it is set again."""
     return FleetHold(since=now, until=now)
 
 
@@ -116,7 +118,7 @@ def backoff(
     node_name: str,
     now: float,
 ) -> FleetHold:
-    """Return the next hold of a delayed drain: its wait doubles each time up to a maximum and has 20 % jitter."""
+    """Return the next hold for a delayed drain. The wait doubles each time up to a maximum and has 20 % jitter."""
     attempts = previous.times if previous else 0
     first = max(MIN_HOLD_SECONDS, spread_seconds(count.nodes, limits))
     seconds = min(first * 2.0 ** min(attempts, 20), max(MAX_HOLD_SECONDS, first))
@@ -144,9 +146,9 @@ def fleet_count(count: Sequence[PartitionCount], now: float) -> FleetCount:
 
 
 def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -> tuple[PartitionCount, ...]:
-    """Return the stored count if it is recent and of these partitions, else nothing.
+    """Return the stored count if it is recent and covers these partitions, or () if not.
 
-    It includes this node's own earlier drain, so it shows at most the room that there was."""
+    It includes this node's own earlier drain, so it never shows more room than there was."""
     count = record.stored_count
     if count is None or not 0 <= now - count.time <= RECENT_SECONDS:
         return ()
@@ -156,8 +158,8 @@ def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -
 def after_failed_count(record: DrainRecord, now: float) -> DrainRecord:
     """Return the record after a failed count.
 
-    Failures further apart than RECENT_SECONDS are not one outage: the wait for an uncounted drain begins again, because
-    the time between them is unknown.
+    Failures further apart than RECENT_SECONDS are not one outage, because the state in between is unknown. The wait for
+    an uncounted drain then begins again.
     """
     is_same_outage = record.count_failing_since > 0 and now - record.count_failed_at <= RECENT_SECONDS
     return replace(
@@ -189,9 +191,9 @@ def is_withheld(
 ) -> bool:
     """Return True if the prolog must let jobs start although a drain is desired for these causes.
 
-    A prolog that refuses a job makes slurmctld drain the node. So it must not refuse while the limit delays the drain,
-    nor while the fleet cannot be counted and a drain without a count is not due. A shared cause keeps jobs away only
-    once its drain is set and counted.
+    If a prolog refuses a job, slurmctld drains the node. So it must not refuse while the limit delays the drain, nor
+    while the fleet cannot be counted and a drain without a count is not due. For a shared cause, jobs are kept away
+    only once the drain is set and counted.
     """
     if not is_own_hardware(causes):
         return record.awaits_count or not _is_drained(record)
@@ -211,7 +213,7 @@ def is_uncounted_drain_due(
 def needs_count(causes: Sequence[Condition], record: DrainRecord) -> bool:
     """Return True if a new drain is desired for a fault of the node's own hardware, and no count has allowed it yet.
 
-    A drain for a shared cause is withheld until it is set, so it needs no note of a missing count.
+    A drain for a shared cause is withheld until it is set, so a missing count need not be noted.
     """
     return is_own_hardware(causes) and not _is_drained(record) and not record.awaits_count
 

@@ -1,4 +1,4 @@
-"""GPUs of this node and of its jobs, from data on the node itself. Pure except for two injected readers."""
+"""GPUs of this node and its jobs, from data on the node itself. Pure except for two injected readers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def no_open_gpus(_processes: Mapping[int, str]) -> tuple[dict[str, frozenset[int
 
 
 class NodeGpus(Value, frozen=True):
-    """GPUs of this node.
+    """This node's GPUs.
 
     inventory    the current inventory
-    complete     its GPUs when none was missing
-    read_prolog  job -> the prolog's text about it, and when it was written
+    complete     the GPUs at a time when none was missing
+    read_prolog  job -> what the prolog wrote about it, and when
     find_open    pid -> job: the N of each /dev/nvidiaN that a job has open, and whether all processes were inspected
     """
 
@@ -41,16 +41,16 @@ class NodeGpus(Value, frozen=True):
 
     @property
     def all_gpus(self) -> tuple[Gpu, ...]:
-        """All GPUs that this node has or had, each once."""
+        """All GPUs that this node has or had, without duplicates."""
         return (*self.inventory.gpus, *_without(self.complete, self.inventory.gpus))
 
     def allocation(self, job: str, started: float) -> AllocatedGpus | None:
-        """Return the GPUs that the prolog wrote for this run of the job; None: not written."""
+        """Return the GPUs that the prolog recorded for this run of the job, or None if it recorded none."""
         text, written = self.read_prolog(job)
         return parse_prolog_file(text, job) if written >= started - CLOCK_SKEW_SECONDS else None
 
     def opened_by(self, processes: Mapping[int, str]) -> Callable[[str], JobGpus]:
-        """Return a function that returns the GPUs that a job has open."""
+        """Return a function that maps a job to the GPUs that it has open."""
         found, is_complete = self.find_open(processes)
         names = {
             gpu.minor: gpu.pci for gpu in reversed(self.all_gpus)
@@ -72,8 +72,8 @@ class NodeGpus(Value, frozen=True):
     ) -> JobGpus:
         """Return the job with the GPUs that Slurm allocated to it.
 
-        `slurm_count`: the node's GPUs in Slurm, None if they have several types; `is_ascending`: returns True if
-        gres.conf lists this many GPUs in the order of their device files.
+        `slurm_count`: number of the node's GPUs in Slurm, or None if they have several types. `is_ascending`: returns
+        True if gres.conf lists this many GPUs in the order of their device files.
         """
         if allocated is None:
             return job

@@ -1,32 +1,32 @@
-"""Decision about this node in Slurm: pure. reconcile.py carries it out.
+"""Decision about this node in Slurm. Pure; reconcile.py carries it out.
 
 goal                 owner of the current drain  decision in mode "act"
 -------------------  --------------------------  ------------------------------------------------------------
-(node not read)      ?                           Leave: nothing is sent without a reading
+(node not read)      ?                           Leave: nothing is sent before the node was read
 causes               none                        Drain; requeue if a cause is CRITICAL
 causes               "Prolog error", since our   the same, with our Reason: only healthd caused that drain
                      own prolog refused a job
 none, may_resume     the same                    Resume
-causes               healthd                     keep it (new Reason only for another worst cause); requeue if
-                                                 CRITICAL, also when it became CRITICAL later
+causes               healthd                     keep it (new Reason only if the worst cause changes); requeue if
+                                                 CRITICAL, even if the cause became CRITICAL later
 causes, CRITICAL     an operator, Slurm, an      Reason and drain stay untouched; requeue the victims
                      unrecorded healthd
 causes, no CRITICAL  the same                    Leave
-none, may_resume     healthd                     Resume, unless DOWN, INVALID_REG, powering off or on, or a reboot is
-                                                 pending: then Leave. The drain stays and is lifted when that is
-                                                 over (UNDRAIN keeps DOWN, with our Reason)
-none, may_resume     healthd, and it flaps       Leave: for a while, or until an operator resumes the node (flapping.py)
+none, may_resume     healthd                     Resume. Leave if the node is DOWN, INVALID_REG, powering off or on, or
+                                                 if a reboot is pending: the drain remains and is lifted once that
+                                                 is over (UNDRAIN keeps DOWN, with our Reason)
+none, may_resume     healthd, and it flaps       Leave for a while, or until an operator resumes the node (flapping.py)
 none, not yet        healthd                     Leave: a check that can drain has not completed clean, or the program
-                                                 before the resume has not ended
+                                                 that runs before the resume has not ended
 none                 none, another               Leave
 
-Mode "drain": no requeue. Mode "observe" or paused: Leave, and `would` has the action. A node that an operator set DOWN
-or FAIL counts as drained by the operator: draining it would replace that Reason.
+In mode "drain", nothing is requeued. In mode "observe" or when paused, the decision is Leave, and `would` contains the
+action. If an operator set a node DOWN or FAIL, it counts as drained by the operator: a drain would replace that Reason.
 
-our drain is gone    this machine booted since, a reboot was pending, Slurm powers the node off, slurmctld started
-                     since, another slurmctld answers before the drain was saved, or our own resume was in flight:
-                     lost, drain again if a cause is open
-                     otherwise an operator resumed the node: causes are acknowledged, without another drain
+our drain is gone    the machine rebooted, a reboot was pending, Slurm powers the node off, slurmctld restarted
+                     since, another slurmctld answered before the drain was saved, or our own resume was in flight:
+                     the drain is lost, and healthd drains again if a cause is open
+                     otherwise an operator resumed the node: causes are acknowledged, and do not drain again
 """
 
 from __future__ import annotations
@@ -65,35 +65,35 @@ from healthd.common.slurm.drain_reason import names_worst_cause, parse_reason, r
 from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, POWER, REBOOT, UNSETTLED
 from healthd.common.values import Value
 
-# Munge's credentials live 300 s: after that slurmctld refuses a command that it has not processed yet.
+# Munge credentials expire after 300 s. slurmctld then refuses a command that it has not processed yet.
 IN_FLIGHT_SECONDS = 600.0
 SETTLED_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose the drain
 CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
-# From our prolog's refusal to Slurm's time stamp of "Prolog error": the delay of one message, which is retried for up
+# Time from our prolog's refusal to Slurm's time stamp for "Prolog error": one message's delay, which is retried for up
 # to MessageTimeout (10 s by default). The skew covers the clocks, and files with only the last of several refusals.
 REFUSAL_DELAY_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0
-# slurmctld saves a node about 5 s after a change: if it is killed before, a drain that has ended returns.
+# slurmctld saves a node about 5 s after a change. If it is killed before that, an ended drain returns.
 SAVED_SECONDS = 60.0
 # slurmctld writes a changed node to StateSaveLocation after at most 5 s (src/slurmctld/state_save.c: SAVE_MAX_WAIT).
 # The rest is for a busy slurmctld and a slow file system.
 WRITTEN_SECONDS = 15.0
-# Controller of a change that was sent while `scontrol show config` failed. It equals no other controller.
+# Controller for a change that was sent while `scontrol show config` failed. It never equals another controller.
 UNKNOWN_CONTROLLER = "unknown"
-MAX_EARLIER = 8  # a restored state of slurmctld is seconds old, or as old as its backup
+MAX_EARLIER = 8  # slurmctld's restored state is seconds old, or as old as its backup
 
 
 class Policy(Value, frozen=True):
-    """Settings of the decision. paused_until: epoch seconds, 0 = not paused.
+    """Settings for the decision. paused_until: epoch seconds, or 0 if not paused.
 
-    command_timeout_seconds  deadline of a Slurm command, above MessageTimeout (10 s by default): scontrol reports a
-                             hanging slurmctld after that time, and lost packets after three times that
-    requeue_retry_seconds  how long an unconfirmed requeue may still be in flight (scontrol of a killed daemon, a
-                           slurmctld that was stopped): until then no other is sent for that run of the job
-    max_restarts           a job that was restarted this often is requeued held, for an operator to check
+    command_timeout_seconds  deadline for a Slurm command, above MessageTimeout (10 s by default): scontrol reports a
+                             hanging slurmctld after MessageTimeout, and lost packets after three times that
+    requeue_retry_seconds  how long an unconfirmed requeue may still be in flight (because the daemon was killed, or
+                           slurmctld was stopped); until then, no other requeue is sent for that run of the job
+    max_restarts           a job that was restarted this often is requeued held, so that an operator checks it
     admin_comment          write the fault into the AdminComment of jobs that a CRITICAL fault hit
-    flapping               when the resume of a repeated drain waits
+    flapping               when a repeated drain is resumed
     fleet                  how many nodes healthd may keep drained
-    requeue                jobs that a CRITICAL fault requeues (affected_jobs.py)
+    requeue                which jobs a CRITICAL fault requeues (affected_jobs.py)
     """
 
     mode: Mode = Mode.OBSERVE
@@ -112,12 +112,12 @@ class Owner(enum.Enum):
 
     NONE = "none"
     HEALTHD = "healthd"
-    UNRECORDED_HEALTHD = "unrecorded_healthd"  # a Reason in healthd's format that this ledger does not have
+    UNRECORDED_HEALTHD = "unrecorded_healthd"  # a Reason in healthd's format that is not in this ledger
     OTHER = "other"  # an operator or Slurm itself
 
 
 def own_reason(node: NodeState, record: DrainRecord) -> str:
-    """Return healthd's Reason on the node as healthd wrote it; "" if there is none."""
+    """Return healthd's Reason on the node as healthd wrote it, or "" if there is none."""
     found = strip_appended(node.reason)
     if record.pending_reason and found == record.pending_reason:
         return record.pending_reason
@@ -129,14 +129,14 @@ def own_reason(node: NodeState, record: DrainRecord) -> str:
 
 
 def is_stale_reason(node: NodeState, record: DrainRecord) -> bool:
-    """Return True if the Reason is left from an ended drain of healthd: 24.11 keeps it, also under Slurm's next
+    """Return True if the Reason is left over from an ended drain by healthd. 24.11 keeps it, even under Slurm's next
     drain.
     """
     return record.ended_drain is not None and _matches(node, record.ended_drain)
 
 
 def restored_drain(node: NodeState, record: DrainRecord) -> EndedDrain | None:
-    """Return healthd's ended drain that is back, because slurmctld restored a state from before its end."""
+    """Return healthd's ended drain if it is back because slurmctld restored an older state."""
     if node.flags.isdisjoint(DRAINED_STATES) or own_reason(node, record):
         return None
     last = (record.ended_drain,) if record.ended_drain and not record.ended_drain.is_saved else ()
@@ -148,10 +148,10 @@ def _matches(node: NodeState, old: EndedDrain) -> bool:
 
 
 def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainRecord) -> NodeState:
-    """Return the node, marked if Slurm drained it because our prolog refused a job. `refusals`: times, epoch seconds.
+    """Return the node, marked if Slurm drained it because our prolog refused a job. `refusals`: in epoch seconds.
 
     Slurm receives each refusal within seconds, and keeps the time of the first. A refusal from before the end of our
-    last drain belongs to that drain: a later "Prolog error" comes from another prolog.
+    last drain belongs to that drain, so a later "Prolog error" comes from another prolog.
     """
     ended_at = record.ended_drain.ended_at if record.ended_drain else 0.0
     is_match = node.reason_time == record.prolog_drain_time or any(
@@ -164,7 +164,7 @@ def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainR
 
 
 def after_refusal(record: DrainRecord, node: NodeState) -> DrainRecord:
-    """Return the record after this reading: whether a drain is in force that only our prolog's refusal caused."""
+    """Return the record after a reading, noting whether a drain is in force that only our prolog's refusal caused."""
     return replace(record, prolog_drain_time=node.reason_time if node.drained_by_own_prolog else 0.0)
 
 
@@ -172,7 +172,7 @@ def drain_owner(node: NodeState, record: DrainRecord) -> Owner:
     if node.drained_by_own_prolog:
         return Owner.NONE
     if node.flags.isdisjoint(DRAINED_STATES):
-        # a suffix is newer: Slurm itself set the node DOWN, and 24.11 keeps the Reason of an ended drain
+        # a suffix is newer: Slurm itself set the node DOWN, and 24.11 keeps an ended drain's Reason
         is_site_reason = bool(node.reason) and not is_set_by_slurm(node.reason) and not node.reason.endswith(APPENDED)
         is_operators = "DOWN" in node.flags and is_site_reason and parse_reason(node.reason) is None
         return Owner.OTHER if is_operators else Owner.NONE
@@ -193,9 +193,9 @@ def is_idle(node: NodeState) -> bool:
 
 
 def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy: Policy, now: float) -> Decision:
-    """Return the decision of the table above."""
+    """Return the decision from the table above."""
     if node is None:
-        # Show the desired action all the same, as for a node without a drain: the fault exists without slurmctld.
+        # Show the desired action anyway, as for an undrained node, because the fault exists without slurmctld too.
         desired = _decide_in_act_mode(verdict, NodeState("", frozenset({"UNKNOWN"})), record, policy, now)
         would = "" if isinstance(desired, Leave) else describe(desired)
         return Leave("the node's state in Slurm is unknown", would)
@@ -248,7 +248,7 @@ def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, 
 
 def describe_foreign_drain(node: NodeState, record: DrainRecord, causes: Sequence[Condition] = ()) -> str:
     if is_stale_reason(node, record):
-        return "drained by Slurm, with the Reason of an ended drain by healthd"
+        return "drained by Slurm, with the Reason from an earlier drain by healthd"
     fault = f"; healthd's finding: {reason(causes)}" if causes and node.reason == PROLOG_ERROR else ""
     return f'drained by {node.reason_user or "another user"}: "{node.reason}"{fault}'
 
@@ -273,16 +273,16 @@ def needs_no_query(verdict: Verdict, record: DrainRecord) -> bool:
 
 
 def last_drain_reason(record: DrainRecord) -> str:
-    """Return the Reason of the drain that concerned healthd at the last reading, "" = none."""
+    """Return the Reason of the drain that concerned healthd at the last reading, or "" if there was none."""
     return record.reason or record.overriding_reason or record.adopted_reason
 
 
 def jobs_blocked_since(node: NodeState | None, record: DrainRecord, boot_id: str) -> float:
-    """Return when Slurm began to keep jobs from the node by itself (epoch seconds; infinity: not yet).
+    """Return when Slurm itself began to keep jobs from the node (epoch seconds), or infinity if it does not yet.
 
-    That requires a drain that has existed for a while, in this boot, and a registered slurmd. An operator who resumed
-    the node admitted a job that starts later. If the prolog refused that job, it would be held, and the node would be
-    drained with "Prolog error", which nothing resumes.
+    That requires a drain that has existed for a while in this boot, and a registered slurmd. If an operator resumed the
+    node, a job that starts later was admitted. If the prolog refused such a job, it would be held, and the node would
+    be drained with "Prolog error", which nothing resumes.
     """
     if node is None or not node.reason_time or not last_drain_reason(record) or record.boot_id != boot_id:
         return float("inf")
@@ -291,18 +291,18 @@ def jobs_blocked_since(node: NodeState | None, record: DrainRecord, boot_id: str
 
 
 def is_drain_gone(node: NodeState, record: DrainRecord) -> bool:
-    """Return True if a drain for our fault was in force at the last reading, and none is now."""
+    """Return True if a drain for our fault was in force at the last reading, but is gone now."""
     return bool(last_drain_reason(record)) and drain_owner(node, record) is Owner.NONE
 
 
 def is_certainly_lost(node: NodeState, record: DrainRecord, boot_id: str, policy: Policy, now: float) -> bool:
-    """Return True if an operator certainly did not lift the missing drain. If unsure, slurmctld's start decides."""
+    """Return True if an operator certainly did not lift the missing drain. If unsure, use slurmctld's start time."""
     is_power_change = record.reboot_pending or not node.flags.isdisjoint(POWER)
     return boot_id != record.boot_id or is_power_change or is_resume_in_flight(record, policy, now)
 
 
 def is_resume_in_flight(record: DrainRecord, policy: Policy, now: float) -> bool:
-    """Return True if a resume by healthd, whose answer was lost, may have ended the missing drain."""
+    """Return True if a resume by healthd may have ended the missing drain, although its answer was lost."""
     since = record.resume_sent_at
     return since > 0 and (since >= record.confirmed_at or now < since + policy.requeue_retry_seconds)
 
@@ -310,11 +310,11 @@ def is_resume_in_flight(record: DrainRecord, policy: Policy, now: float) -> bool
 def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller: str, controller: str) -> bool:
     """Return True if slurmctld may have lost a change that it confirmed at `changed_at`.
 
-    slurmctld answers first and saves a few seconds later. If slurmctld `started` after the change, the other process
-    may have been killed in between, and it has read an older state. The same holds for a backup that took over,
-    although it started days ago: then the current `controller` is not the `previous_controller` from right before the
-    change ("" = the change is saved). UNKNOWN_CONTROLLER counts as another one: a broken node that stays drained, or is
-    drained again after an operator resumed it within seconds, is less harmful than one that returns to work.
+    slurmctld answers first and saves a few seconds later. If it `started` after the change, the previous process may
+    have been killed in between, and the new one has read an older state. The same applies to a backup that took over,
+    even if it started days ago: the current `controller` then differs from the `previous_controller` from right before
+    the change ("" = the change is saved). UNKNOWN_CONTROLLER counts as a different one. It is less harmful if a broken
+    node stays drained, or is drained again after an operator resumed it within seconds, than if it returns to work.
     """
     return started >= changed_at - CLOCK_SKEW_SECONDS or (
         previous_controller != "" and previous_controller != controller
@@ -322,9 +322,9 @@ def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller:
 
 
 def after_drain_ended(record: DrainRecord, node: NodeState, now: float) -> DrainRecord:
-    """Return the record without healthd's drain. A drain in flight and the sent requeues stay.
+    """Return the record without healthd's drain. A drain in flight and the sent requeues are kept.
 
-    A resume by healthd has taken effect by now and can end no later drain. `node`: the last reading with healthd's
+    A resume by healthd has taken effect by now, and cannot end a later drain. `node`: the last reading with healthd's
     Reason, if there is one.
     """
     ended, earlier = record.ended_drain, record.earlier_drains
@@ -345,12 +345,12 @@ def after_drain_ended(record: DrainRecord, node: NodeState, now: float) -> Drain
 
 
 def unsaved_controller(record: DrainRecord) -> str:
-    """Return the controller that confirmed healthd's last change, "" once that change is surely saved."""
+    """Return the controller that confirmed healthd's last change, or "" once that change is certainly saved."""
     return record.unsaved_change.controller if record.unsaved_change else ""
 
 
 def after_restored_drain(record: DrainRecord, old: EndedDrain, now: float) -> DrainRecord:
-    """Return the record after an ended drain of healthd returned, and the drain after it did not."""
+    """Return the record after an ended drain by healthd returned, but the drain after it did not."""
     earlier = tuple(e for e in _with_earlier(record, record.ended_drain, _as_ended(record, now)) if e != old)
     restored = replace(
         record,
@@ -375,21 +375,21 @@ def _as_ended(record: DrainRecord, now: float) -> EndedDrain | None:
 
 
 def _with_earlier(record: DrainRecord, *ended: EndedDrain | None) -> tuple[EndedDrain, ...]:
-    """Return the earlier drains with those that have a time stamp: anyone may write the Reason alone again."""
+    """Return the earlier drains plus those with a time stamp. Without it, the Reason alone could be anyone's."""
     return tuple(dict.fromkeys((*record.earlier_drains, *(old for old in ended if old and old.reason_time))))[
         -MAX_EARLIER:
     ]
 
 
 def mark_saved(record: DrainRecord, now: float) -> DrainRecord:
-    """Return the record after a reading: a drain that ended SAVED_SECONDS ago cannot return."""
+    """Return the record after a reading. A drain that ended SAVED_SECONDS ago can no longer return."""
     if record.ended_drain and not record.ended_drain.is_saved and now >= record.ended_drain.ended_at + SAVED_SECONDS:
         return replace(record, ended_drain=replace(record.ended_drain, is_saved=True))
     return record
 
 
 def next_read_at(record: DrainRecord) -> float:
-    """Return when to read the node once more because slurmctld may lose a change (epoch seconds); 0 = not again.
+    """Return when to read the node once more because slurmctld may lose a change (epoch seconds), or 0.
 
     A drain is read again once it is certainly saved, a resume after SAVED_SECONDS.
     """
@@ -425,7 +425,7 @@ def after_reading(record: DrainRecord, node: NodeState, boot_id: str, now: float
     if owner is Owner.UNRECORDED_HEALTHD:
         return replace(confirmed, reason="", overriding_reason="", adopted_reason=node.reason, reason_time=0.0)
     if owner is Owner.OTHER and last_drain_reason(record):
-        # they took over the node: a drain of healthd that slurmctld restores is theirs to lift
+        # they took over the node, so they must lift a healthd drain that slurmctld restores
         return replace(
             confirmed, reason="", overriding_reason=node.reason, adopted_reason="", reason_time=0.0, earlier_drains=()
         )

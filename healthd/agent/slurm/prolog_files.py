@@ -1,13 +1,13 @@
 """Files that this node's prolog writes: the GPUs of each job, and the jobs that it refused.
 
-RUNTIME_DIR/jobs/N: the GPUs that Slurm allocated to a job, as "JOB NUMBERS [UUIDS]" (gres.parse_prolog_file()). N is
-the job's number modulo 1024, so the number of files is bounded and no cleanup is needed. A file that another job has
-overwritten counts as missing. The files are on tmpfs and live as long as the jobs.
+RUNTIME_DIR/jobs/N contains the GPUs that Slurm allocated to a job, as "JOB NUMBERS [UUIDS]" (gres.parse_prolog_file()).
+N is the job's number modulo 1024, so the number of files is bounded and no cleanup is needed. If another job has
+overwritten a file, the file counts as missing. The files are on tmpfs and live as long as the jobs.
 
-RUNTIME_DIR/refused: one line for each job that the prolog refused because of healthd's verdict, "EPOCH_SECONDS JOB".
-The prolog keeps only the last lines.
+RUNTIME_DIR/refused contains one line, "EPOCH_SECONDS JOB", for each job that the prolog refused because of healthd's
+verdict. The prolog keeps only the last lines.
 
-A file that other users could change is not read.
+Files that other users could change are not read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_BYTES = 16 << 10
 
 
 def read_node_gpus(inventory: Inventory, complete: tuple[Gpu, ...], runtime_dir: str, root: str) -> NodeGpus:
-    """Return the GPUs of this node's jobs, as allocated by Slurm and as opened by their processes. Slurm is not
+    """Return the GPUs of this node's jobs, both allocated by Slurm and opened by their processes. Slurm is not
     queried.
     """
     return NodeGpus(
@@ -40,7 +40,7 @@ def read_node_gpus(inventory: Inventory, complete: tuple[Gpu, ...], runtime_dir:
 
 
 def refusal_times(runtime_dir: str) -> tuple[float, ...]:
-    """Return when the prolog refused jobs, in epoch seconds. Empty if the file is missing or untrusted."""
+    """Return when the prolog refused jobs, in epoch seconds. Return () if the file is missing or untrusted."""
     text, _ = _read(os.path.join(runtime_dir, FILE))
     times = [line.partition(" ")[0] for line in text.split("\n")[-LINES:]]
     return tuple(float(word) for word in times if is_decimal(word) and len(word) <= 12)

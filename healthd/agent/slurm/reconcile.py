@@ -1,19 +1,19 @@
-"""Reconciliation of this node in Slurm: reads it, drains, requeues, resumes. Generators yield the commands to run.
+"""Reconciliation of this node in Slurm: read it, drain, requeue, resume. Generators yield the commands to run.
 
 Commands never run through a shell. The daemon runs them in its event loop; tests pass values.
 
 `reconcile` reads the node, decides (policy.py), acts, and reads the node back. It may be killed at any point and
 started again: data that a later run needs is saved (SaveRecord) before the command that depends on it.
 
-In Slurm the last writer of a Reason wins. So the node is read again right before a change, if another command ran since
-the last reading. If somebody else changed the node first, the decision is made again.
+In Slurm the last writer of a Reason wins. The node is therefore read again right before a change if another command ran
+since the last reading. If another user or tool changed the node first, the decision is made again.
 
 Cost for slurmctld: a reconciliation takes 2 small RPCs (this node's record and the partitions), 3 more for each job on
-the node, and 1 for each change (a drain, a resume, a comment on a job, a requeue). A drain and a resume take 2 more for
-the identity of the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's own
-slurmstepds return its jobs, without slurmctld and slurmd, and the prolog's files have their GPUs. Without those files,
-the GPUs take 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, and so do the counts of the
-fleet before and after a new drain (fleet_limit.py).
+the node, and 1 for each change (a drain, a resume, a comment on a job, a requeue). A drain and a resume take 2 more, to
+identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's own
+slurmstepds report its jobs, without slurmctld and slurmd, and the prolog's files contain the jobs' GPUs. Without those
+files, the GPUs take 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, as do the counts of
+the fleet before and after a new drain (fleet_limit.py).
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class SaveRecord(Value, frozen=True):
 
 
 class AdoptedDrain(Value, frozen=True):
-    """A drain with healthd's Reason that the ledger does not have: a condition that this healthd never resumes."""
+    """A drain with healthd's Reason that is not in the ledger. It becomes a condition. healthd never resumes it."""
 
     code: str
     subject: str
@@ -126,14 +126,14 @@ class ReconcileReport(Value, frozen=True):
 
     record        to be saved; with `acknowledged`, in one transaction with the acknowledgement
     settled       nothing is left to do now. Otherwise reconcile again, with backoff
-    next_read_at  next reconciliation for a drain that waits for the fleet or has ended, epoch seconds; 0 = none
-                  scheduled
-    problem       a problem with Slurm (never with the node), one sentence; "" = none
-    acknowledged  an operator resumed the node: they accept the causes that were open at `acknowledged_before` (when
-                  the drain was last read). The verdict of this reconciliation is out of date
+    next_read_at  next reconciliation for a drain that waits for the fleet limit or has ended, in epoch seconds; 0 if
+                  none is scheduled
+    problem       a problem with Slurm (never with the node) as one sentence, or ""
+    acknowledged  an operator resumed the node, and thereby accepted the causes that were open at `acknowledged_before`
+                  (when the drain was last read). The verdict of this reconciliation is out of date
     resumed       a resume by healthd ended the drain
     requeued      jobs that this reconciliation requeued; those in `held_jobs` wait for `scontrol release`
-    not_requeued  running jobs that should be requeued, but are not: (job, why)
+    not_requeued  running jobs that should be requeued, but are not, as (job, why)
     """
 
     record: DrainRecord
@@ -167,7 +167,7 @@ def reconcile(
     gpus: NodeGpus = UNKNOWN_GPUS,
     refusals: Callable[[], tuple[float, ...]] = tuple,
 ) -> Steps[ReconcileReport]:
-    """Reconcile the node once. A Command is answered with its CommandResult, a SaveRecord with None.
+    """Reconcile the node once. A Command is answered with a CommandResult, a SaveRecord with None.
 
     `refusals`: returns when this node's prolog refused jobs because of healthd's verdict (epoch seconds).
     """
@@ -181,14 +181,14 @@ def reconcile(
             with suppress(Overtaken):
                 yield from reconciliation.act(verdict)
                 return reconciliation.report(verdict, problem=reconciliation.count_problem)
-        raise SlurmError("other users or tools change the node whenever healthd is about to change it")
+        raise SlurmError("another user or tool changed the node each time healthd was about to change it")
     except SlurmError as error:
         reconciliation.note_missing_count(verdict)
         return reconciliation.report(verdict, problem=str(error))
 
 
 class Overtaken(HealthdError):
-    """Another user or tool changed the node in the meantime. It was read again, and the decision is made again."""
+    """Another user or tool changed the node in the meantime. The node was read again; decide again."""
 
 
 class _Reconciliation:
@@ -305,13 +305,13 @@ class _Reconciliation:
         elif isinstance(self.decision, Resume):
             try:
                 yield from self.resume()
-            finally:  # also if others changed the node right after it
+            finally:  # even if others changed the node right afterwards
                 self.record = flapping.after_resume(self.record, unchanged, self.now())
         elif not isinstance(self.decision, Leave):
             unreachable(self.decision)
 
     def next_read_at(self) -> float:
-        """Return when to reconcile again although nothing is left to do (epoch seconds); 0 = none scheduled."""
+        """Return when to reconcile again although nothing is left to do (epoch seconds), or 0."""
         waits_until = flapping.waits_until(self.record, self.policy.flapping, self.now())
         return min((moment for moment in (next_read_at(self.record), waits_until) if moment), default=0.0)
 
@@ -341,7 +341,7 @@ class _Reconciliation:
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
 
     def read_controller(self) -> Steps[str]:
-        """Return which slurmctld answers, read at most once; UNKNOWN_CONTROLLER if it cannot be read."""
+        """Return which slurmctld answers, or UNKNOWN_CONTROLLER if that cannot be read. It is read at most once."""
         if self.controller is None:
             self.controller = UNKNOWN_CONTROLLER
             with suppress(SlurmError):
@@ -358,7 +358,7 @@ class _Reconciliation:
             if not (self.record.awaits_count and isinstance(desired, Drain)):
                 self.record = fleet_limit.after_count(self.record)
             return desired
-        self.decision = Leave("the drained nodes of the fleet are not counted yet", would=describe(desired))
+        self.decision = Leave("the drained nodes in the fleet have not been counted yet", would=describe(desired))
         own_hardware, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         hold, now = self.record.hold, self.now()
         if hold is None and not own_hardware:
@@ -367,7 +367,7 @@ class _Reconciliation:
             hold = fleet_limit.spread_again(hold, self.node_name, limits, now)
         if hold is not None and fleet_limit.must_wait(hold, own_hardware, now):
             return self.delay(hold, desired)
-        self.record = replace(self.record, hold=hold)  # also if the count fails now, because the wait is over
+        self.record = replace(self.record, hold=hold)  # even if the count fails now, because the wait is over
         counts: Sequence[PartitionCount] | None = yield from self.count(own_hardware)
         if counts is None:
             counts = fleet_limit.recent_count(self.record, self.node.partitions, self.now())
@@ -387,12 +387,12 @@ class _Reconciliation:
         return desired
 
     def store_count(self) -> None:
-        """Keep this count, with all drains, as a replacement for a later one that fails."""
+        """Store this count, with all drains, as a replacement if a later count fails."""
         if not self.count_problem:
             self.record = replace(self.record, stored_count=fleet_limit.fleet_count(self.full_count, self.now()))
 
     def recount(self, decision: Drain, verdict: Verdict) -> Steps[Decision]:
-        """Count again, now that other nodes see our drain. Lift it if others took the last room in the same moment."""
+        """Count again, now that other nodes see our drain. Lift it if others used up the limit at the same moment."""
         assert self.node is not None
         is_healthds = drain_owner(self.node, self.record) is Owner.HEALTHD
         if not self.record.awaits_count or not (is_healthds or self.record.count_failing_since):
@@ -404,7 +404,7 @@ class _Reconciliation:
             return decision  # the next reconciliation counts
         self.store_count()
         count = fleet_limit.tightest(counts, limits, own_hardware)
-        if not is_healthds:  # an operator took over a drain that was set without a count: requeue only if there is room
+        if not is_healthds:  # an operator took over a drain that was set without a count: requeue only within the limit
             self.record = replace(self.record, awaits_count=fleet_limit.is_exceeded(count, limits, own_hardware))
             return decision
         if not fleet_limit.is_exceeded(count, limits, own_hardware) or not self.node.flags.isdisjoint(NOT_RESUMABLE):
@@ -449,7 +449,7 @@ class _Reconciliation:
             self.record = fleet_limit.after_failed_count(self.record, self.now())
 
     def cluster_size(self) -> Steps[int]:
-        """Return the number of nodes of the largest partition; no node is read."""
+        """Return the number of nodes in the largest partition. No node is read."""
         return parse_cluster_size((yield from self.read(commands.all_partitions())).text)
 
     # drain and resume
@@ -506,13 +506,13 @@ class _Reconciliation:
         )
         self.record = after_drain_ended(self.record, previous, self.now())
         self.resumed = True
-        if foreign_reason:  # from 24.11 on a resume keeps the Reason, also one that was set after our last reading
+        if foreign_reason:  # from 24.11 on, a resume keeps the Reason, even one that was set after our last reading
             argv = commands.drain(self.node_name, (yield from self.exact_reason(foreign_reason)))
             yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
             raise Overtaken
 
     def exact_reason(self, displayed: str) -> Steps[str]:
-        """Return the node's Reason byte for byte, for writing it back; `displayed` if that cannot be read."""
+        """Return the node's Reason byte for byte, for writing it back, or `displayed` if it cannot be read."""
         with suppress(SlurmError):
             table = yield from self.read(commands.whole_reason(self.node_name))
             return parse_whole_reason(table.stdout) or displayed
@@ -545,16 +545,16 @@ class _Reconciliation:
     # requeue
 
     def requeue(self, verdict: Verdict) -> Steps[None]:
-        """Requeue the batch jobs that have run here since before a fault that hits them.
+        """Requeue the batch jobs that were already running here when a fault hit them.
 
-        Only on a node that was read as drained: a job that is requeued while its node is open returns to it.
+        Do this only on a node that was read as drained: if a job is requeued while its node is open, it returns to it.
         """
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
         if result.status != 0 and not has_no_steps(result):
-            if result.stdout.count(b"\n") < 2:  # no more than the table's header
+            if result.stdout.count(b"\n") < 2:  # only the table's header
                 raise SlurmError(describe_failure(argv, result))
-            # A slurmstepd has died or is ending: 22.05 fails, but prints the jobs of the others.
+            # A slurmstepd has died or is ending. 22.05 then fails, but prints the other slurmstepds' jobs.
             self.refused_change, self.has_pending_jobs = describe_failure(argv, result), True
         by_part = self.policy.requeue is Requeue.PART
         opened_by = self.gpus.opened_by(parse_processes(result.text) if by_part else {})
@@ -592,9 +592,9 @@ class _Reconciliation:
     def find_faults(
         self, job: Job, previous: UnaffectedJob | None, opened: JobGpus, verdict: Verdict
     ) -> Steps[list[Condition]]:
-        """Return the faults that hit a job. Slurm is queried for the job's GPUs only if they decide.
+        """Return the faults that hit a job. Slurm is queried for the job's GPUs only if the result depends on them.
 
-        `previous`: the record of a run that was not hit before.
+        `previous`: the record of a run that was found not hit before.
         """
         timely = [cause for cause in _critical(verdict) if _was_running_during(job.start, cause, verdict)]
         if certain := [cause for cause in timely if self.is_certain(cause, job.id, opened)]:
@@ -617,7 +617,7 @@ class _Reconciliation:
         return faults
 
     def faults_hitting(self, run: UnaffectedJob, opened: JobGpus, verdict: Verdict) -> list[Condition]:
-        """Return the faults that hit a run of a job with known GPUs."""
+        """Return the faults that hit a job's run with known GPUs."""
         assert self.node is not None
         job_gpus = self.with_allocation(opened, run.allocated_gpus)
         return [
@@ -651,7 +651,7 @@ class _Reconciliation:
         self.record = replace(self.record, unaffected_jobs=(*self.record.unaffected_jobs, run))
 
     def query_allocation(self, job_id: str) -> Steps[AllocatedGpus | None]:
-        """Return the GPUs of this node that Slurm allocated to the job; None if Slurm does not show them."""
+        """Return the GPUs of this node that Slurm allocated to the job, or None if Slurm does not show them."""
         argv = commands.job_gres(job_id)
         result = yield from self.run(argv)
         if is_slurmctld_unreachable(result):
@@ -659,7 +659,7 @@ class _Reconciliation:
         return parse_job_gpus(result.text, job_id, self.node_name) if result.status == 0 else None
 
     def read_gres_conf(self, allocated: AllocatedGpus) -> Steps[None]:
-        """Read gres.conf, at most once, if Slurm names GPUs by number. An unreadable file counts as empty."""
+        """Read gres.conf, at most once, if Slurm refers to GPUs by number. An unreadable file counts as empty."""
         if self.gres_conf is None and any(map(is_decimal, allocated)):
             result = yield from self.run(commands.gres_conf(GRES_CONF_BYTES))
             self.gres_conf = result.text if result.status == 0 else ""
@@ -674,8 +674,8 @@ class _Reconciliation:
             yield from self.run(commands.comment(job.name, text), changes=True)
 
     def requeue_job(self, job: Job) -> Steps[None]:
-        """Requeue a run of a job once, and again only if the job is still in that run when the earlier requeue has
-        expired.
+        """Requeue a run of a job once. Requeue it again only if the job is still in that run when the earlier requeue
+        has expired.
         """
         previous = next((r for r in self.record.sent_requeues if (r.job, r.restarts) == (job.name, job.restarts)), None)
         if previous and self.now() < previous.time + self.policy.requeue_retry_seconds:
@@ -699,14 +699,14 @@ class _Reconciliation:
             return
         after = yield from self.read_job(job.id)
         if after and _is_running(after) and after.restarts == job.restarts:
-            self.has_pending_jobs = True  # scontrol exits with 0 also when it did nothing
+            self.has_pending_jobs = True  # scontrol also exits with 0 when it did nothing
         elif after and after.restarts > job.restarts:
             self.requeued.append(job.name)
             if hold:
                 self.held_jobs.append(job.name)
 
     def read_job(self, job_id: str) -> Steps[Job | None]:
-        """Return the job; None if Slurm no longer has it."""
+        """Return the job, or None if Slurm no longer has it."""
         argv = commands.job(job_id)
         result = yield from self.run(argv)
         if is_unknown_job(result):
@@ -735,7 +735,7 @@ def _is_running(job: Job) -> bool:
 
 
 def not_requeued_reason(job: Job) -> str:
-    """Return why a running job that the fault hit is not requeued; "" = it can be."""
+    """Return why a running job that the fault hit is not requeued, or "" if it can be."""
     if not job.batch:
         return "started by srun or salloc: only batch jobs can be requeued"
     if not job.requeue:

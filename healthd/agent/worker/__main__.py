@@ -1,4 +1,4 @@
-"""Entry point of `python -m healthd.agent.worker`, which the daemon starts as its worker process."""
+"""Entry point for `python -m healthd.agent.worker`, which the daemon starts as its worker process."""
 
 from healthd.agent.worker.process import main
 

@@ -1,8 +1,8 @@
-"""Client of the worker in the daemon: one request at a time, each with a deadline.
+"""The daemon's client for the worker: one request at a time, each with a deadline.
 
 A worker that hangs in the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and 120
-followed). Its stream is closed, and it ends when the call returns. Other overdue workers are killed. Until the worker
-has ended, its resource is quarantined: requests for it are STUCK at once, so that each resource has at most one lost
+followed). Its stream is closed, and it exits once the call returns. Other overdue workers are killed. Until the worker
+has exited, its resource is quarantined: requests for it are STUCK at once, so that each resource has at most one lost
 worker.
 
 The client never blocks: the socket is non-blocking, and the daemon waits for children through pidfds.
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
-NVML_PROBLEM = "nvml_trouble"  # in AFTER_EVENTS of a check: it runs at once after a reply with `has_nvml_problem`
-TRUSTED_SECONDS = 10.0  # a library that a worker loaded this recently is the installed one
+NVML_PROBLEM = "nvml_trouble"  # in a check's AFTER_EVENTS: the check runs at once after a reply with `has_nvml_problem`
+TRUSTED_SECONDS = 10.0  # if a worker loaded a library this recently, it is the installed one
 EXIT_WAIT_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
 WORKERS_FILE = "workers.json"
 Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 
 
 class Request(Value, frozen=True):
-    """A request. `resource`: the resource that it may hang in ("nvml", "mount /data")."""
+    """A request. `resource`: what it may hang in ("nvml", "mount /data")."""
 
     resource: str
     timeout_seconds: float
@@ -72,8 +72,8 @@ class Reply(Value, frozen=True):
     """Result of a request.
 
     answered      the worker responded
-    answer        of the request's type in ANSWERS (COMPLETED, or FAILED: the findings of a run until then)
-    message_time  the time (epoch) in the message, None without one or without a response
+    answer        of the type that ANSWERS has for the request (if COMPLETED; if FAILED, a run's findings so far)
+    message_time  the time in the message (epoch seconds); None if it has no time or there was no response
     clock_step    seconds by which the clock was set between that time and the response
     """
 
@@ -94,7 +94,7 @@ class Reply(Value, frozen=True):
 
     @property
     def has_nvml_problem(self) -> bool:
-        """True if a run met a problem of the GPUs in general: one was lost, or NVML did not answer."""
+        """True if a run encountered a general GPU problem: a GPU was lost, or NVML did not answer."""
         if self.request.resource != "nvml" or not isinstance(self.request.operation, Run):
             return False
         timed_out = self.outcome is Outcome.TIMED_OUT and self.seconds > 0
@@ -102,7 +102,7 @@ class Reply(Value, frozen=True):
 
 
 class Identity(Value, frozen=True):
-    """A process, unique across reuse of its pid. `start`: field 22 of /proc/PID/stat, clock ticks since boot."""
+    """A process, unique even if the pid is reused. `start`: field 22 of /proc/PID/stat, clock ticks since boot."""
 
     pid: int
     start: int
@@ -110,7 +110,7 @@ class Identity(Value, frozen=True):
 
 
 class _Lost(Struct):
-    """A lost worker. pidfd: None = no descriptor was left for one."""
+    """A lost worker. pidfd: None if no descriptor was left for it."""
 
     identity: Identity
     pidfd: int | None
@@ -122,8 +122,8 @@ class _Worker(Struct):
 
     started_at      monotonic
     nvml_open       it may hold the driver open
-    matched_driver  the NVML that it loaded matched the driver
-    request_count   each message and its response have this number
+    matched_driver  the NVML library that it loaded matched the driver
+    request_count   number of the current message and of its response
     """
 
     process: Process
@@ -140,7 +140,7 @@ class _Worker(Struct):
 
 
 def start_program(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a worker as a separate program, which shares only the stream with this process. Raises OSError."""
+    """Start a worker as a separate program, which shares nothing but the stream with this process. Raises OSError."""
     return subprocess.Popen(
         [sys.executable, "-m", "healthd.agent.worker", str(stream.fileno()), encode(setup).decode()],
         pass_fds=[stream.fileno()],
@@ -154,8 +154,8 @@ def start_program(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes
 class WorkerClient:
     """Sends requests to the worker, starts a worker if there is none, and replaces one that fails.
 
-    now            clock whose time each request contains; None: requests contain no time, and the worker uses its clock
-    start_process  starts a worker at its end of the stream; raises OSError
+    now            clock for the time in each request; if None, requests contain no time, and the worker uses its own
+    start_process  starts a worker on its end of the stream; raises OSError
     """
 
     def __init__(
@@ -175,14 +175,14 @@ class WorkerClient:
         self._request: Request | None = None
         self._request_began = 0.0
         self._message_time: float | None = None
-        self._chunk = bytearray(CHUNK_BYTES)  # shared: a new one for each answer would fragment the heap
+        self._chunk = bytearray(CHUNK_BYTES)  # shared, because a new one for each answer would fragment the heap
         self._lost: list[_Lost] = []
         self._written = b""
         self._workers_fd = -1
         self.started_total = 0
         self.abandoned_total = 0
 
-    # --- inputs of the daemon's wait
+    # --- inputs for the daemon's wait
 
     @property
     def is_busy(self) -> bool:
@@ -200,11 +200,11 @@ class WorkerClient:
 
     @property
     def deadline(self) -> float:
-        """When the request in flight is overdue (monotonic); infinity without one."""
+        """When the request in flight becomes overdue (monotonic), or infinity if there is none."""
         return self._request_began + self._request.timeout_seconds if self._request else float("inf")
 
     def waits(self) -> Iterator[tuple[int, bool]]:
-        """Yield (file descriptor, wait for writing) of everything that can wake the daemon."""
+        """Yield (file descriptor, wait for writing) for everything that can wake the daemon."""
         if self._worker is not None:
             yield self._worker.stream.fileno(), bool(self._worker.outgoing)
         for lost in self._lost:
@@ -213,7 +213,7 @@ class WorkerClient:
 
     @property
     def quarantined(self) -> dict[str, int]:
-        """resource -> pid of the lost worker that hangs in it."""
+        """Pid of the lost worker that hangs in each quarantined resource."""
         return {lost.identity.resource: lost.identity.pid for lost in self._lost} if self._lost else {}
 
     @property
@@ -231,17 +231,17 @@ class WorkerClient:
     # --- requests
 
     def adopt_lost(self) -> None:
-        """Take over workers of an earlier daemon that are still alive: their resources stay quarantined."""
+        """Take over an earlier daemon's workers that are still alive. Their resources stay quarantined."""
         try:
             identities = decode(list[Identity], ownership.read(self._workers_file))
         except (OSError, DecodeError):
-            return  # no file, or truncated by a crash: no process of that boot is alive
+            return  # the file is missing, or was truncated by a crash: no process from that boot is alive
         for identity in identities:
             if start_time(identity.pid) == identity.start:
                 try:
                     self._lost.append(_Lost(identity, shortage.open_pidfd(identity.pid), None))
                 except OSError:
-                    continue  # it has just ended
+                    continue  # it has just exited
 
     def send(self, request: Request) -> Reply | None:
         """Begin a request. Return a Reply if it cannot begin: its resource is quarantined, or no worker starts."""
@@ -264,7 +264,7 @@ class WorkerClient:
             self._worker.is_outdated = True
 
     def step(self) -> Reply | None:
-        """Advance, and check the deadline. Return the Reply if the request ended."""
+        """Advance one step, and check the deadline. Return the Reply if the request ended."""
         if self._lost:
             self._forget_ended()
         if self._worker is None:
@@ -275,7 +275,7 @@ class WorkerClient:
         return reply
 
     def close(self, wait_seconds: float) -> None:
-        """End an idle worker, or leave a busy one. It ends by itself, and the next daemon adopts it."""
+        """Stop an idle worker, or leave a busy one. It exits on its own, and the next daemon adopts it."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.stream.close()
@@ -291,7 +291,7 @@ class WorkerClient:
             if lost.pidfd is not None:
                 os.close(lost.pidfd)
             if lost.process is not None:
-                lost.process.returncode = 0  # avoids a warning: it may outlive the daemon
+                lost.process.returncode = 0  # avoid a warning, because it may outlive the daemon
         self._lost = []
 
     # --- internals
@@ -318,14 +318,14 @@ class WorkerClient:
         worker.request_count += 1
         worker.nvml_open = worker.nvml_open or request.resource == "nvml"
         worker.incoming = bytearray()
-        # Not earlier: starting or discarding a worker may have taken seconds.
+        # Do not set this earlier, because starting or discarding a worker may have taken seconds.
         self._request_began, self._message_time = self._monotonic(), self._now() if self._now else None
         worker.outgoing = encode(Message(worker.request_count, request.operation, self._message_time)) + b"\n"
         self._record_workers(request.resource)
         return self._send_more()
 
     def _discard_unusable(self) -> None:
-        """Replace an idle worker that died, sent unrequested data, or has old code. Called before a request."""
+        """Replace an idle worker that died, sent unrequested data, or has old code. Called before each request."""
         if self._worker is None:
             return
         if self._worker.is_outdated:
@@ -379,7 +379,7 @@ class WorkerClient:
             header, _, raw = line.partition(SEPARATOR)
             response = decode(Response, header)
             if response.number != worker.request_count:
-                raise DecodeError(f"response {response.number} to request {worker.request_count}")
+                raise DecodeError(f"received response {response.number} to request {worker.request_count}")
         except DecodeError:
             self._discard()
             return self._end_request(Outcome.FAILED, "the worker sent an invalid answer")
@@ -396,16 +396,16 @@ class WorkerClient:
         outdated = response.outdated and is_old
         worker.matched_driver = worker.matched_driver or (request.resource == "nvml" and not response.outdated)
         if outdated and worker.request_count > 1:
-            # The NVML that it loaded for an earlier round does not match the driver that is loaded now. The driver may
-            # have been upgraded: a new process loads the installed NVML. The result of that process is trusted for the
-            # rest of the round; otherwise each GPU check would start a process.
+            # The NVML that it loaded for an earlier round does not match the current driver, which may have been
+            # upgraded. A new process loads the installed NVML. That process's result is trusted for the rest of the
+            # round; otherwise each GPU check would start a process.
             self._discard()
             try:
                 return self._send_request(self._start(), request)
             except OSError as start_error:
                 return self._end_request(Outcome.FAILED, f"no worker could be started: {start_error}")
         if remainder or outdated or (closes_nvml and error):
-            self._discard()  # after a failed nvmlShutdown the process holds the driver open until it ends
+            self._discard()  # after a failed nvmlShutdown, the process keeps the driver open until it exits
         reply = self._end_request(Outcome.FAILED if error else Outcome.COMPLETED, error)
         if self._message_time is None or self._now is None:
             return replace(reply, answered=True, answer=answer)
@@ -413,7 +413,7 @@ class WorkerClient:
         return replace(reply, answered=True, answer=answer, message_time=self._message_time, clock_step=clock_step)
 
     def _died(self) -> Reply | None:
-        """Handle the end of the stream. Return a Reply only if a request was in flight."""
+        """Handle the end of the stream. Return a Reply if a request was in flight."""
         assert self._worker is not None
         process = self._worker.process
         _ended_within(process, EXIT_WAIT_SECONDS)  # wait for its exit, to report the exit status
@@ -430,7 +430,7 @@ class WorkerClient:
         return self._end_request(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
 
     def _discard(self) -> None:
-        """Close a worker's stream, so that it ends at its next read, and kill it unless it may be in the driver."""
+        """Close a worker's stream, so that it exits at its next read, and kill it unless it may be in the driver."""
         worker, self._worker = self._worker, None
         assert worker is not None
         worker.stream.close()
@@ -451,7 +451,7 @@ class WorkerClient:
     def _record_lost(self, worker: _Worker, resource: str) -> None:
         try:
             pidfd = shortage.open_pidfd(worker.process.pid)
-        except OSError:  # it has just ended
+        except OSError:  # it has just exited
             worker.process.poll()
             return
         self._lost.append(_Lost(Identity(worker.process.pid, worker.start, resource), pidfd, worker.process))
@@ -470,7 +470,7 @@ class WorkerClient:
                 self._lost.remove(lost)
 
     def _record_workers(self, resource: str) -> None:
-        """Record the workers and the resources that they may hang in, for the next daemon in case of a kill."""
+        """Record the workers and the resources that they may hang in, for the next daemon if this one is killed."""
         if not self._workers_file:
             return
         workers = [lost.identity for lost in self._lost]
@@ -480,8 +480,8 @@ class WorkerClient:
         if text == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: ConditionStore.save reports it
-            # Written in place with one call, because it changes with every check of a round. Blanks overwrite the rest
-            # of a longer text: JSON ignores them.
+            # Written in place with one call, because it changes with every check in a round. Blanks overwrite the rest
+            # of a longer text, because JSON ignores them.
             if self._workers_fd < 0:
                 self._workers_fd = open_own_file(self._workers_file)
                 os.ftruncate(self._workers_fd, 0)
@@ -498,7 +498,7 @@ def _ended_within(process: Process, seconds: float) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat; None for a zombie or a missing process. Never blocks, unlike cmdline."""
+    """Return field 22 of /proc/PID/stat, or None for a zombie or a missing process. Never blocks, unlike cmdline."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

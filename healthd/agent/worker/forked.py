@@ -1,7 +1,7 @@
-"""A worker of a command: a fork of this process, which has already imported everything that a worker needs.
+"""A worker for a command: a fork of this process, which has already imported everything that a worker needs.
 
-Only for a command, which ends with its round. The daemon starts a program (`client.start_program`): its worker must use
-the installed files, and no state of a process that is weeks old.
+Use it only for a command that exits after its round. The daemon starts a program (`client.start_program`), because its
+worker must use the installed files, and no state from a process that is weeks old.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from healthd.agent.settings.registry import Check
 from healthd.agent.worker import process
 from healthd.agent.worker.process import Setup
 
-MAX_POLL_SECONDS = 0.05  # longest pause between two polls for its exit
+MAX_POLL_SECONDS = 0.05  # longest pause between two polls for the exit
 
 
 class ForkedProcess:
@@ -37,7 +37,7 @@ class ForkedProcess:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # SIGCHLD is ignored: the status is unknown, as with subprocess.Popen
+            except ChildProcessError:  # SIGCHLD is ignored, so the status is unknown, as with subprocess.Popen
                 pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -57,14 +57,14 @@ class ForkedProcess:
 
     def kill(self) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # SIGCHLD is ignored, and it has just ended
+            with suppress(ProcessLookupError):  # SIGCHLD is ignored, and it has just exited
                 os.kill(self.pid, signal.SIGKILL)
 
 
 def can_fork() -> bool:
     """Return True if a fork of this process is as good as a new process.
 
-    A site's file that was imported here, even a rejected one, may have loaded any library (such as NVML) and started
+    If a site's file was imported here, even a rejected one, it may have loaded any library (such as NVML) and started
     threads, whose locks would stay locked in a fork.
     """
     return not registry.has_loaded_site_file() and len(os.listdir("/proc/self/task")) == 1
@@ -75,7 +75,7 @@ def start(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> F
     for output in (sys.stdout, sys.stderr):
         if output is not None:
             output.flush()  # otherwise the fork would write the same text
-    # Only the parent handles Ctrl-C, from the start.
+    # From the start, only the parent handles Ctrl-C.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         pid = os.fork()
@@ -104,7 +104,7 @@ def _detach_from_parent(stream: int) -> None:
     """Drop everything that a separate program would not have: session, terminal, directory, signal handlers and open
     files.
 
-    A worker that hangs and is abandoned must not keep a pipe, lock or socket of the parent open.
+    If a worker hangs and is abandoned, it must not keep a pipe, lock or socket of the parent open.
     """
     gc.freeze()  # a garbage collection would copy each page of the parent's memory
     os.setsid()
@@ -116,5 +116,5 @@ def _detach_from_parent(stream: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != stream:
-            with suppress(OSError):  # the descriptor of the listing
+            with suppress(OSError):  # the descriptor that lists the directory
                 os.close(int(name))

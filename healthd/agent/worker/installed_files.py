@@ -1,7 +1,7 @@
 """Detect removal or replacement of the files that this process was started from.
 
-If someone removes the venv, or installs into it, while the daemon runs, the daemon continues with its memory, while new
-workers start from the new files. The worker reads the files, because their disk may hang.
+If the venv is removed or something is installed into it while the daemon runs, the daemon continues with the code in
+its memory, but new workers start from the new files. The worker reads the files, because their disk may hang.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import healthd
 
-# Two files of the package, and the interpreter's name in the venv. pip and dpkg create each file again. The target of
+# Two of the package's files, and the interpreter's name in the venv. pip and dpkg create each file anew. The target of
 # the interpreter's link belongs to the distribution, and may be replaced.
 FILES = (healthd.__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), sys.executable)
 RESTART = "restart it (systemctl restart healthd)"
 
 
 def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
-    """Return inode, time of the last change in ns, and size of each file that exists."""
+    """Return the inode, last change time in ns, and size of each file that exists."""
     found = {}
     for path in paths:
         try:
@@ -31,11 +31,11 @@ def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
 
 
 def problem(before: Mapping[str, tuple[int, int, int]], current: Mapping[str, tuple[int, int, int]]) -> str:
-    """Return a sentence if the files are missing or changed, "" if not."""
+    """Return a sentence if the files are missing or changed, otherwise ""."""
     for path in before:
         if path not in current:
-            return f"healthd's files were removed ({path}); healthd still runs: install it again, and {RESTART}"
+            return f"healthd's files were removed ({path}) while healthd is running: reinstall it, then {RESTART}"
     for path, identity in before.items():
         if current[path] != identity:
-            return f"healthd's files were replaced ({path}) while healthd runs: {RESTART}"
+            return f"healthd's files were replaced ({path}) while healthd is running: {RESTART}"
     return ""

@@ -2,9 +2,9 @@
 
     python -m healthd.agent.worker FD SETUP    FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
-Messages and responses are JSON lines (requests.py). The end of the stream is the order to end: an abandoned worker
-detects it before its next call of NVML, or when it reads the next request, so that it is never killed in the driver.
-Output of libraries and plug-ins on standard output is discarded.
+Messages and responses are JSON lines (requests.py). The end of the stream tells the worker to exit. An abandoned worker
+detects it before its next NVML call, or when it reads the next request, so that it is never killed in the driver.
+Anything that libraries and plug-ins print to standard output is discarded.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ from healthd.host.host import Host, fake_nvml_opener
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
-MAX_OBSERVATIONS = 4096  # of one run: a DGX H100 has about 600 for its NVLinks; each is a series
+MAX_OBSERVATIONS = 4096  # per run; a DGX H100 has about 600 for its NVLinks; each is a series
 NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
-CACHE_SECONDS = 0.25  # answers are shared within a round, but not with a run after a removal
+CACHE_SECONDS = 0.25  # answers are shared within a round, but not with a run after a device removal
 
 
 class Setup(Value, frozen=True):
-    """Parameters of a worker.
+    """Parameters for a worker.
 
-    fake_nvml    a profile or scenario file, "" for the real NVML
-    record       a directory for notes of all questions and answers, "" = none
-    replay       a recording that answers instead of the machine, "" = none; root and fake_nvml are the recording's
-    state_dir    the daemon's, for checks that read files of other parts of healthd
-    runtime_dir  the same
+    fake_nvml    a profile or scenario file, or "" for the real NVML
+    record       a directory for notes of all questions and answers, or ""
+    replay       a recording that answers instead of the machine, or ""; root and fake_nvml are then the recording's
+    state_dir    the daemon's state directory, for checks that read files from other parts of healthd
+    runtime_dir  the daemon's runtime directory, for the same purpose
     """
 
     root: str = "/"
@@ -76,7 +76,7 @@ class Setup(Value, frozen=True):
 
 
 def worker_setup(settings: Settings, record: str = "") -> Setup:
-    """Return the parameters of the worker of a daemon with these settings."""
+    """Return the parameters for the worker of a daemon with these settings."""
     return Setup(
         settings.root,
         settings.nvml.fake,
@@ -95,8 +95,8 @@ def main() -> None:
 def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Check] = NO_CHECKS) -> None:
     """Answer requests until the stream ends. `checks`: checks that are already imported."""
     raise_score()
-    faulthandler.enable(2)  # by its number: in a fork sys.stderr may be an object of the parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C in a terminal, and then ends this process
+    faulthandler.enable(2)  # by number, because sys.stderr may be the parent's object in a fork
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C in a terminal, and then stops this process
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -107,14 +107,14 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
         try:
             stream.sendall(worker.respond(line))
         except ConnectionError:
-            break  # abandoned while it hung: the answer is not needed
+            break  # abandoned while it hung, so the answer is not needed
     host.close_nvml()
 
 
 def _end_if_abandoned(stream: socket.socket) -> None:
-    """End this process if the daemon has closed its end of the stream.
+    """Exit if the daemon has closed its end of the stream.
 
-    nvmlShutdown is skipped: it may hang too, and the kernel closes the driver's files.
+    nvmlShutdown is skipped, because it may hang too, and the kernel closes the driver's files.
     """
     poller = select.poll()
     poller.register(stream, select.POLLRDHUP)
@@ -124,7 +124,7 @@ def _end_if_abandoned(stream: socket.socket) -> None:
 
 def _lines(stream: socket.socket) -> Iterator[bytes]:
     buffer = b""
-    chunk = bytearray(CHUNK_BYTES)  # shared: a new one for each request would fragment the heap
+    chunk = bytearray(CHUNK_BYTES)  # shared, because a new one for each request would fragment the heap
     while True:
         try:
             size = stream.recv_into(chunk)
@@ -160,9 +160,9 @@ def _create_host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
 
 
 class Worker:
-    """The operations: each takes a request (agent/worker/requests.py) and returns its answer.
+    """The operations. Each takes a request (agent/worker/requests.py) and returns its answer.
 
-    An exception becomes an error of one sentence.
+    An exception becomes a one-sentence error.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Worker:
         return encode(Response(message.number, error, self.host.nvml_is_outdated)) + SEPARATOR + raw + b"\n"
 
     def answer(self, operation: Operation, now: float | None = None) -> tuple[str, Answer | None]:
-        """Carry out a request. Return the error as one sentence ("" = none) and the answer."""
+        """Execute a request. Return the error as one sentence ("" if none) and the answer."""
         try:
             if isinstance(operation, Run):
                 return self.do_run(operation, now)
@@ -201,7 +201,7 @@ class Worker:
     def do_run(self, operation: Run, now: float | None = None) -> tuple[str, RunAnswer]:
         """Run a check once. A site check is imported when it is first requested.
 
-        now: the time of the readings (epoch seconds); None: this machine's clock.
+        now: the time for the readings (epoch seconds), or None for this machine's clock.
         """
         check = self._check(operation.check)
         self.begin(check.name, operation.instance)
@@ -213,7 +213,7 @@ class Worker:
         try:
             for item in check.run(self.host, config, History(store, moment, operation.boot_id)):
                 found[_item_type(item, check.name)].append(item)
-        except Exception as problem:  # checks do not catch exceptions: all are caught here
+        except Exception as problem:  # checks do not catch exceptions, so all are caught here
             error = error_sentence(problem)
         observations = found[Observation]
         left_out = max(len(observations) - MAX_OBSERVATIONS, 0)
@@ -260,9 +260,9 @@ class Worker:
         )
 
     def do_save_copy(self, operation: requests.SaveCopy) -> None:
-        """Copy files of the runtime directory to the state directory, durably.
+        """Copy files from the runtime directory to the state directory, durably.
 
-        `keep_old`: the old copy could not be read at the start. It is moved aside instead of being replaced.
+        `keep_old`: the old copy could not be read at the start, so move it aside instead of replacing it.
         """
         from healthd.agent.conditions.state_files import read_text, set_aside
         from healthd.common import ownership
@@ -316,7 +316,7 @@ class Worker:
         return identities(operation.paths)
 
     def do_read_journal(self, operation: requests.ReadJournal) -> JournalLines:
-        """Return kernel lines of this boot that the ring buffer no longer has."""
+        """Return kernel lines from this boot that the ring buffer no longer has."""
         from healthd.agent.kernel_log.journal import read_journal
 
         lines = read_journal(
@@ -326,10 +326,10 @@ class Worker:
 
 
 def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> list[Entry | LeftOut]:
-    """Return the present hardware of this node as settings of one check. A check that raises is left out as a whole.
+    """Return this node's current hardware as settings of one check. A check that raises is left out as a whole.
 
     A part that may be broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that
-    come and go (mounts of containers and users, virtual functions, unused ports) are left out without one.
+    come and go (mounts of containers and users, virtual functions, unused ports) are left out without a reason.
     """
     from healthd.nvidia.nvml import NvmlError
 
@@ -345,9 +345,9 @@ def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> li
 
 
 def _validated(check: registry.Check, item: object) -> Entry | LeftOut:
-    """Return the item in the form in which it is sent.
+    """Return the item in the form in which it will be sent.
 
-    Raises TypeError if the check may not yield it or if it has no JSON, ConvertError for a field of a wrong type.
+    Raises TypeError if the check may not yield it or it has no JSON, ConvertError if a field has a wrong type.
     """
     settings = check.baseline_settings.settings if check.baseline_settings else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):
@@ -358,7 +358,7 @@ def _validated(check: registry.Check, item: object) -> Entry | LeftOut:
 
 
 def _item_type(item: object, check: str) -> type:
-    """Return the type of an item that a check yielded. Raises ValueError, TypeError if a check may not yield it."""
+    """Return the type of an item that a check yielded. Raises ValueError or TypeError if a check may not yield it."""
     if isinstance(item, Finding) and item.code.partition("/")[0] != check:
         raise ValueError(f'the check "{check}" yielded a finding with the code "{item.code}": it must be "{check}/..."')
     if isinstance(item, Observation):

@@ -1,7 +1,7 @@
 """Messages between the daemon and its worker: one type for each request and each answer. Pure.
 
 A message is a line with the JSON of a Message (common/values.py). The response is a line with the JSON of a Response
-and of the answer, separated by a tab, so that an invalid answer does not spoil the response.
+and that of the answer, separated by a tab, so that an invalid answer does not spoil the response.
 
     Message(1, Run("gpu_ecc", "", {...}, past, boot_id), now)  ->  Response(1)  RunAnswer(...)
 """
@@ -38,14 +38,14 @@ class TakeInventory(Value, frozen=True, tag_field="op", tag="inventory"):
 
 
 class TakeBaseline(Value, frozen=True, tag_field="op", tag="baseline"):
-    """Read the present values of the settings that a check has in the baseline."""
+    """Read the current values of a check's baseline settings."""
 
     check: str
     config: dict[str, Any]
 
 
 class SaveCopy(Value, frozen=True, tag_field="op", tag="save_copy"):
-    """Copy the files `names` of the folder `source` to the folder `target`, durably.
+    """Copy the files `names` from the folder `source` to the folder `target`, durably.
 
     keep_old: an old copy in `target` could not be read at the start. Move it aside instead of replacing it.
     """
@@ -85,7 +85,7 @@ class CheckInstalledFiles(Value, frozen=True, tag_field="op", tag="check_install
 class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
     """Read lines that the ring buffer lost.
 
-    The lines lie between two times of the log's clock in microseconds, both exclusive. At most `limit` lines are read.
+    The lines lie between two times on the log's clock, in microseconds, both exclusive. At most `limit` lines are read.
     history: the lines are older than healthd's first start.
     """
 
@@ -113,7 +113,7 @@ Operation = (
 
 
 class Message(Value, frozen=True):
-    """A request with its number. now: epoch seconds of the daemon's clock; None: the worker reads its own clock."""
+    """A request with its number. now: epoch seconds on the daemon's clock, or None if the worker uses its own."""
 
     number: int
     operation: Operation
@@ -148,21 +148,21 @@ class BaselineAnswer(Value, frozen=True):
 
 
 class CopyAnswer(Value, frozen=True):
-    """Texts of the files; None for a missing one. written_at: time of the newest file (epoch), 0 = unknown."""
+    """Texts of the files, or None for a missing file. written_at: time of the newest file (epoch seconds), or 0."""
 
     texts: dict[str, str | None] = field(default_factory=dict)
     written_at: float = 0.0
 
 
 NO_ANSWER = b"null"
-SEPARATOR = b"\t"  # JSON contains no raw tab: strings have \t
+SEPARATOR = b"\t"  # JSON contains no raw tab; strings have \t
 
 
 class Response(Value, frozen=True):
-    """Response to the request of this number.
+    """Response to the request with this number.
 
-    error     why the request failed, in one sentence; "" = it did not
-    outdated  the NVML that the worker loaded does not match the driver, permanently
+    error     why the request failed, in one sentence, or ""
+    outdated  the NVML that the worker loaded does not match the driver; only a new worker helps
     """
 
     number: int
@@ -174,7 +174,7 @@ JournalLines = tuple[tuple[float, str, int, str], ...]  # journal.JournalLine
 Identities = dict[str, tuple[int, int, int]]  # installed_files.identities
 Answer = RunAnswer | BaselineAnswer | Inventory | CopyAnswer | JournalLines | Identities | str | int
 
-# Type of the answer to each request. AppendEvents: number of events that the journal did not accept. ReadClusterName:
+# Type of the answer to each request. AppendEvents: number of events that the journal rejected. ReadClusterName:
 # the name.
 ANSWERS: Mapping[type[Operation], Any] = {
     Run: RunAnswer,
@@ -192,5 +192,5 @@ ANSWERS: Mapping[type[Operation], Any] = {
 
 
 def operation_name(kind: type[Operation]) -> str:
-    """Return the name of a type of request: "save_copy"."""
+    """Return the name of a request type: "save_copy"."""
     return str(kind.__struct_config__.tag)

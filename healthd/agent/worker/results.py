@@ -12,19 +12,19 @@ CLOCK_STEP_SECONDS = 2.0
 
 
 def run_started_at(reply: Reply, ended: float) -> float:
-    """Return when a run that ended at `ended` (epoch) began.
+    """Return when a run that ended at `ended` (epoch seconds) began.
 
-    If the worker answered, it is exactly the time that its check received: the check's past has its readings at that
-    time, and a Repair names it.
+    If the worker answered, this is exactly the time that its check received. The readings in the check's past have that
+    time, and a Repair refers to it.
     """
     return ended - reply.seconds if reply.message_time is None else reply.message_time
 
 
 def make_result(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
-    """Return the result of a run that began at `started` (epoch).
+    """Return the result of a run that began at `started` (epoch seconds).
 
-    `silent_seconds`: for how long the check has not answered, in this run and those before; 0 if it did. A check that
-    was skipped in the round was not silent.
+    `silent_seconds`: for how long the check has not answered, in this run and earlier ones; 0 if it has answered. A
+    check that was skipped in the round was not silent.
     """
     run, outcome = reply.run, reply.outcome
     answer = reply.answer if isinstance(reply.answer, RunAnswer) else RunAnswer()

@@ -1,4 +1,4 @@
-"""`healthd failslow`: find components that work but are too slow."""
+"""`healthd failslow`: find components that work, but too slowly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXIT_STATUS = (
 def failslow_errors(command: str = "failslow") -> Iterator[None]:
     """Convert errors to a message and exit status 3.
 
-    This includes internal errors: their usual exit status is 1, which means here that something is slow.
+    This includes internal errors. Their usual exit status is 1, which means here that something is slow.
     """
     try:
         yield
@@ -41,7 +41,7 @@ def failslow_errors(command: str = "failslow") -> Iterator[None]:
         *_, frame = traceback.extract_tb(error.__traceback__)
         location = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
         raise Stop(
-            f"healthd {command}: internal error of healthd, no result: {describe_error(error)} ({location})", UNKNOWN
+            f"healthd {command}: internal error in healthd, no result: {describe_error(error)} ({location})", UNKNOWN
         ) from error
 
 
@@ -51,24 +51,24 @@ def column_flags(parser: Parser) -> None:
         "files",
         metavar="FILE|DIR",
         nargs="+",
-        help="samples of a job (-: standard input), or a directory with one file per rank",
+        help="a job's samples (-: standard input), or a directory with one file per rank",
     )
     parser.add_argument("--series", metavar="C[,C]", help="columns that identify a worker or rank")
     parser.add_argument("--value", metavar="C", help="column with the iteration times")
-    parser.add_argument("--index", metavar="C", help="column with iteration number or time (default: row order)")
+    parser.add_argument("--index", metavar="C", help="column with the iteration number or time (default: row order)")
     parser.add_argument("--group", metavar="C[,C]", help="columns that identify a group of peers")
     parser.add_argument("--node", metavar="C", help="column with the node")
     parser.add_argument(
-        "--regime", metavar="C[,C]", help="columns whose change explains a different speed: batch size, ..."
+        "--regime", metavar="C[,C]", help="columns whose changes explain a different speed: batch size, ..."
     )
-    parser.add_argument("--busy", metavar="C", help="column with the time of a rank's own work")
+    parser.add_argument("--busy", metavar="C", help="column with the time spent on a rank's own work")
     parser.add_argument("--wait", metavar="C", help="column with the time spent waiting for other ranks")
     parser.add_argument("--transfer", metavar="C", help="column with the time spent on sending and receiving")
 
 
 def _failslow_flags(parser: Parser) -> None:
     column_flags(parser)
-    parser.add_argument("--db", metavar="DB", help="fleet store, for what the nodes of the job reported at that time")
+    parser.add_argument("--db", metavar="DB", help="fleet store, to show what the job's nodes reported at that time")
     parser.add_argument("--plot", metavar="FILE", help="draw the slow series: FILE.svg, or FILE.html with a table")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
@@ -80,7 +80,7 @@ def requested_columns(args: argparse.Namespace, command: str = "failslow") -> Co
     def column_name(flag: str) -> str:
         text = getattr(args, flag)
         if text is not None and not text.strip():
-            raise Stop(f"healthd {command}: --{flag}: is empty; name a column")
+            raise Stop(f"healthd {command}: --{flag}: is an empty string; name a column")
         return (text or "").strip()
 
     def column_names(flag: str) -> tuple[str, ...]:
@@ -103,10 +103,10 @@ def requested_columns(args: argparse.Namespace, command: str = "failslow") -> Co
 
 
 def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], str]:
-    """Return the fleet store's conditions on the nodes of these series at that time, and a sentence about their number.
+    """Return the conditions in the fleet store on these series' nodes at that time, and a sentence that counts them.
 
-    Times are as in Series.index; the sentence has no full stop. Raises Stop: 64 if no series has a node or the index is
-    not a time, 3 if the query fails.
+    Times are as in Series.index; the sentence has no full stop. Raises Stop with status 64 if no series has a node or
+    the index is not a time, and with status 3 if the query fails.
     """
     from healthd.cli.fleet.answers import study_or_exit
     from healthd.cli.fleet.ingest import fleet_errors
@@ -125,7 +125,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     with fleet_errors(COMMAND):
         from healthd.fleet.answers.evidence import WINDOW_BEFORE_SECONDS, slowdown_evidence
 
-    # A condition can cause a slowness that begins up to ten minutes after its report.
+    # A job may become slow up to ten minutes after the condition that caused it was reported.
     flags = _store_flags(folder, math.floor(first / unit) - WINDOW_BEFORE_SECONDS, math.floor(last / unit) + 1)
     with study_or_exit(flags, command=COMMAND) as study:
         records = slowdown_evidence(study, nodes)
@@ -135,7 +135,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
     ]
     reporting_nodes = len({item.node for item in found})
     findings = plural(len(found), "finding")
-    return found, f"the store has {findings} of {reporting_nodes:,} of the {len(nodes):,} nodes at that time"
+    return found, f"the store has {findings} from {reporting_nodes:,} of the {len(nodes):,} nodes at that time"
 
 
 def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
@@ -160,7 +160,7 @@ def _check_plot(path: str | None, files: Sequence[str]) -> None:
 
 
 def _draw(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> None:
-    """Write the plot after the answer was printed, so that a failure does not suppress the answer. Raises Stop."""
+    """Write the plot after the answer is printed, so that a failure does not suppress the answer. Raises Stop."""
     from healthd.failslow import plot
 
     try:
@@ -172,9 +172,9 @@ def _draw(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> None:
 def _failslow(args: argparse.Namespace) -> int:
     columns = requested_columns(args)
     if "" in args.files:
-        raise Stop("healthd failslow: FILE is empty; name a file")
+        raise Stop("healthd failslow: FILE is an empty string; name a file")
     if args.db == "":
-        raise Stop("healthd failslow: --db: is empty; name a fleet store")
+        raise Stop("healthd failslow: --db: is an empty string; name a fleet store")
     _check_plot(args.plot, args.files)
     with failslow_errors():
         from healthd.failslow import report
@@ -203,8 +203,8 @@ COMMANDS = {
         _failslow_flags,
         _failslow,
         "Find the worker, node or link that makes a job slow. The input is iteration times (CSV, JSON lines, Parquet) "
-        "or records of operations (NCCL Inspector, flight recorder, a hook's log). Slowness that all workers share is "
-        "not attributed to a single worker.\n"
+        "or operation records (NCCL Inspector, flight recorder, a hook's log). If all workers are equally slow, no "
+        "single worker is named as the cause.\n"
         f"Columns that you do not name are found by their usual names.\n{EXIT_STATUS}",
         "  healthd failslow job.csv --series worker --value batch_time_norm\n"
         "  healthd failslow ranks/ --busy compute_ms --transfer comm_ms --json\n"

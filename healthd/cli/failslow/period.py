@@ -1,4 +1,4 @@
-"""`healthd failslow period`: the duration of an iteration, from the recorded operations of a rank."""
+"""`healthd failslow period`: find the duration of an iteration from a rank's recorded operations."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Document = dict[str, object]
 
 
 def _flags(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="record or table of operations and their times")
-    parser.add_argument("--operation", metavar="C", help="column of a table with the operations")
-    parser.add_argument("--time", metavar="C", help="column of a table with their times")
-    parser.add_argument("--series", metavar="C", help="column of a table that identifies a rank")
+    parser.add_argument("file", metavar="FILE", help="log or table of operations with their times")
+    parser.add_argument("--operation", metavar="C", help="table column with the operations")
+    parser.add_argument("--time", metavar="C", help="table column with the operations' times")
+    parser.add_argument("--series", metavar="C", help="table column that identifies a rank")
     parser.add_argument("--json", action="store_true", help="print JSON: {period, iteration_seconds, confidence}")
 
 
 def _period(args: argparse.Namespace) -> int:
     for flag in ("operation", "time", "series"):
         if (value := getattr(args, flag)) is not None and not value.strip():
-            raise Stop(f"healthd failslow period: --{flag}: is empty; name a column")
+            raise Stop(f"healthd failslow period: --{flag}: is an empty string; name a column")
     with failslow_errors():
         from healthd.failslow.readers import streams
         from healthd.failslow.stream import StreamError, find_stream_period
@@ -65,13 +65,13 @@ def _period(args: argparse.Namespace) -> int:
 
 
 def _doubt_notes(periods: dict[str, Period]) -> Iterator[str]:
-    """Yield a sentence for each pair of about equally good periods, and one for uncertain iteration times."""
+    """Yield a sentence for each pair of periods that fit about equally well, and one for uncertain iteration times."""
     from healthd.failslow.period import MAX_RELATIVE_ERROR
 
     def rank_suffix(rank_names: list[str]) -> str:
         if len(periods) == 1:
             return ""
-        return f" of rank {rank_names[0]}" + (f" and {len(rank_names) - 1:,} more" if rank_names[1:] else "")
+        return f" on rank {rank_names[0]}" + (f" and {len(rank_names) - 1:,} more" if rank_names[1:] else "")
 
     ranks: dict[tuple[int, int], list[str]] = {}
     for rank, period in periods.items():
@@ -82,21 +82,19 @@ def _doubt_notes(periods: dict[str, Period]) -> Iterator[str]:
         seconds = period.alternative[1] if period.alternative else 0.0
         yield (
             f"doubtful: an iteration{rank_suffix(rank_names)} may have {other_operations:,} operations and take "
-            f"{seconds:.6g} s as well as {operations:,} and {period.iteration_seconds:.6g} s"
+            f"{seconds:.6g} s, or {operations:,} operations and {period.iteration_seconds:.6g} s"
         )
     uncertain = [rank for rank, period in periods.items() if period.relative_error > MAX_RELATIVE_ERROR]
     if uncertain:
         period = periods[uncertain[0]]
         yield (
-            f"doubtful: from {len(period.seconds):,} iterations{rank_suffix(uncertain)}, the iteration time may be "
-            f"wrong by {period.relative_error:.1%}"
+            f"doubtful: with only {len(period.seconds):,} iterations{rank_suffix(uncertain)}, the iteration time may "
+            f"be wrong by {period.relative_error:.1%}"
         )
 
 
 def _document(periods: dict[str, Period], notes: list[str]) -> Document:
-    """Return the document. For several ranks it has the period with the highest confidence and the median iteration
-    time.
-    """
+    """Return the document. For several ranks, use the most confident period and the median iteration time."""
     most_confident = max(periods.values(), key=lambda period: period.confidence)
     return {
         "period": most_confident.operations,
@@ -124,7 +122,7 @@ COMMANDS = {
         _flags,
         _period,
         "Find the duration of an iteration without changing the job, from the repeating pattern of its operations. "
-        "The input is records of NCCL Inspector (NCCL_INSPECTOR_DUMP_VERBOSE=1), a flight-recorder dump, a hook's log "
+        "The input is NCCL Inspector records (NCCL_INSPECTOR_DUMP_VERBOSE=1), a flight-recorder dump, a hook's log "
         "(one line per call: time, operation), or CSV, JSON lines or Parquet with a column for each.\n"
         "Exit status: 0 found, 3 the file cannot be read or has no repeating pattern, 64 usage error.",
         "  healthd failslow period calls.log\n  healthd failslow period calls.csv --operation op --time t --json\n",

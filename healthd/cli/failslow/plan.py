@@ -1,4 +1,4 @@
-"""`healthd failslow plan|split`: when to apply which remedy for a slow job, and how to divide micro-batches."""
+"""`healthd failslow plan|split`: which remedy to apply to a slow job and when, and how to divide micro-batches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-MAX_FILE_BYTES = 1 << 20  # bytes of --times FILE
+MAX_FILE_BYTES = 1 << 20  # for --times FILE
 MAX_GPUS = 1_000_000
-MAX_OVERHEAD_SECONDS = 7 * 86400.0  # of an overhead
+MAX_OVERHEAD_SECONDS = 7 * 86400.0
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 MAX_SHOWN = 12  # slow spans, groups
 ACTION_TEXTS = {
@@ -45,7 +45,7 @@ def _parse_number(text: str) -> float:
 
 def _split_flags(parser: Parser) -> None:
     parser.add_argument(
-        "--micro-batches", metavar="M", required=True, help="micro-batches of an iteration, in all groups together"
+        "--micro-batches", metavar="M", required=True, help="micro-batches per iteration, all groups together"
     )
     parser.add_argument(
         "--times", metavar="T,T,...|FILE", required=True, help="time of one micro-batch in each data-parallel group"
@@ -54,7 +54,7 @@ def _split_flags(parser: Parser) -> None:
 
 
 def _parse_times(text: str) -> list[float]:
-    """Return the times of a list or a file. Raises Stop."""
+    """Return the times from a list or a file. Raises Stop."""
     source = "--times"
     if os.path.exists(text):
         source = f"--times {printable(text)}"
@@ -68,11 +68,11 @@ def _parse_times(text: str) -> list[float]:
         text = data.decode("utf-8", "replace")
     tokens = text.replace(",", " ").split()
     if not tokens:
-        raise Stop(f"healthd failslow split: {source}: has no number; one time per group is required")
+        raise Stop(f"healthd failslow split: {source}: contains no numbers; give one time per group")
     for token in tokens:
         if not _parse_number(token) > 0 or math.isinf(_parse_number(token)):
             raise Stop(
-                f'healthd failslow split: {source}: must be numbers above 0 like 1.0,1.3, or a file, has "'
+                f'healthd failslow split: {source}: must be numbers above 0 like 1.0,1.3, or a file, got "'
                 f'{printable(token)[:40]}"'
             )
     return [_parse_number(token) for token in tokens]
@@ -107,8 +107,8 @@ def _split(args: argparse.Namespace) -> int:
     hidden = len(rows) - MAX_SHOWN
     more = f"  and {hidden:,} more groups (--json has all)\n" if hidden > 0 else ""
     head = (
-        f"the slowest group takes {found.makespan:g}, {found.even:g} if evenly divided: "
-        f"{1 - found.makespan / found.even:.0%} less\n"
+        f"the slowest group takes {found.makespan:g}, which is {1 - found.makespan / found.even:.0%} less than "
+        f"{found.even:g} if evenly divided\n"
     )
     return write_output(head + "".join(rows[:MAX_SHOWN]) + more)
 
@@ -118,15 +118,17 @@ def _split(args: argparse.Namespace) -> int:
 
 def _plan_flags(parser: Parser) -> None:
     column_flags(parser)
-    parser.add_argument("--gpus", metavar="N", required=True, help="GPUs of the whole job: all wait for the slowest")
+    parser.add_argument("--gpus", metavar="N", required=True, help="GPUs in the whole job: all wait for the slowest")
     parser.add_argument(
         "--overhead", metavar="S2=5,S3=60,S4=600", help="cost of each remedy in seconds (default: s2=5,s3=60,s4=600)"
     )
     parser.add_argument(
-        "--layout", metavar="PPxDPxTP", help="stages x data-parallel groups x tensor-parallel ranks: print swaps for S3"
+        "--layout",
+        metavar="PPxDPxTP",
+        help="stages x data-parallel groups x tensor-parallel ranks; prints swaps for S3",
     )
     parser.add_argument("--slow-links", metavar="A-B,...", help="pairs of ranks with a slow link, for --layout")
-    parser.add_argument("--unit", choices=sorted(UNITS), default="s", help="unit of the times (default: s)")
+    parser.add_argument("--unit", choices=sorted(UNITS), default="s", help="unit for the times (default: s)")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
@@ -141,7 +143,7 @@ def _parse_overheads(text: str | None) -> Overheads:
         if name not in Overheads._fields or name in parsed or not 0 <= seconds <= MAX_OVERHEAD_SECONDS:
             raise Stop(
                 f"healthd failslow plan: --overhead: must be seconds from 0 to {MAX_OVERHEAD_SECONDS:,.0f} like "
-                f's2=5,s3=60,s4=600, each once, has "{printable(part)[:40]}"'
+                f's2=5,s3=60,s4=600, each once, got "{printable(part)[:40]}"'
             )
         parsed[name] = seconds
     return Overheads(**parsed)
@@ -157,7 +159,7 @@ def _parse_gpus(text: str) -> int:
 
 
 def _parse_layout(text: str) -> dict[int, RankPosition]:
-    """Return the position of each rank: tensor-parallel ranks are consecutive, then data-parallel groups, then stages.
+    """Return each rank's position. Tensor-parallel ranks vary fastest, then data-parallel groups, then stages.
 
     This is Megatron-LM's default order (tp-cp-ep-dp-pp). Raises Stop.
     """
@@ -183,7 +185,7 @@ def _parse_slow_links(text: str | None) -> list[tuple[int, int]]:
         ends = token.strip().split("-")
         if len(ends) != 2 or not all(is_decimal(end) and len(end) < 10 for end in ends):
             raise Stop(
-                "healthd failslow plan: --slow-links: must be pairs of ranks like 0-4,1-5, has "
+                "healthd failslow plan: --slow-links: must be pairs of ranks like 0-4,1-5, got "
                 f'"{printable(token)[:40]}"'
             )
         links.append((int(ends[0]), int(ends[1])))
@@ -191,12 +193,12 @@ def _parse_slow_links(text: str | None) -> list[tuple[int, int]]:
 
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
-    """Return the swaps of S3 for ranks that are slow at the end, or None without --layout. Raises Stop."""
+    """Return the S3 swaps for ranks that are slow at the end, or None without --layout. Raises Stop."""
     from healthd.failslow.mitigation.stages import InvalidTopology, rearrange
 
     if layout is None:
         if links is not None:
-            raise Stop("healthd failslow plan: --slow-links needs --layout")
+            raise Stop("healthd failslow plan: --slow-links requires --layout")
         return None
     names = sorted({name for span in slow if span["lasts"] for name in span["series"]})
     for name in names:
@@ -216,7 +218,7 @@ def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -
 def _plan(args: argparse.Namespace) -> int:
     columns = requested_columns(args, "failslow plan")
     if "" in args.files:
-        raise Stop("healthd failslow plan: FILE is empty; name a file")
+        raise Stop("healthd failslow plan: FILE is an empty string; name a file")
     gpus, overheads = _parse_gpus(args.gpus), _parse_overheads(args.overhead)
     with failslow_errors("failslow plan"):
         from healthd.failslow.analysis import diagnose
@@ -226,12 +228,12 @@ def _plan(args: argparse.Namespace) -> int:
 
         series, notes, unread, _ = read_files(args.files, columns)
         diagnosis = diagnose(series)
-        # After a remedy, the detector needs this many iterations to see the effect.
+        # After a remedy, the detector needs this many iterations to detect the effect.
         spans = replay(series, diagnosis, gpus, overheads, UNITS[args.unit], 2 * MIN_SLOW_SAMPLES)
         document = _document(args.files, series, spans, gpus, overheads)
         notes += [
             f"{f'{item.series_kind} {item.series}'.strip()} is slower than its peers throughout ({item.ratio:.2f} x): "
-            "no plan, because its healthy time is unknown"
+            "no plan, because its healthy iteration time is unknown"
             for item in diagnosis.slow_throughout
         ]
         document["topology"] = _topology(args.layout, args.slow_links, document["slow"])
@@ -286,7 +288,7 @@ def _action_document(series: Series, applied: AppliedAction) -> Document:
 
 
 def _current_advice(span: SlowSpan | None) -> Document:
-    """Return the advice at the end of the file."""
+    """Return the advice that applies at the end of the file."""
     if span is None:
         return {"action": "s1", "slow": False, "lost_gpu_seconds": 0.0, "next": None}
     return {
@@ -300,13 +302,13 @@ def _current_advice(span: SlowSpan | None) -> Document:
 
 def _text(document: Document) -> Iterator[str]:
     if not document["slow"]:
-        yield f"nothing became slow in {document['samples']:,} samples: there is no remedy to plan\n"
+        yield f"nothing became slow in {document['samples']:,} samples, so no remedy is needed\n"
     for span in document["slow"][:MAX_SHOWN]:
         subjects = ", ".join(printable(name) for name in span["series"][:4]) + (
             ", ..." if len(span["series"]) > 4 else ""
         )
         until = (
-            "until now" if span["lasts"] else "until its end" if span["relief"] is None else f"until {span['relief']}"
+            "until now" if span["lasts"] else "until it ended" if span["relief"] is None else f"until {span['relief']}"
         )
         yield (
             f"slow from {span['onset']} {until}: {subjects or 'the job'} ({span['cause']}), "
@@ -314,7 +316,9 @@ def _text(document: Document) -> Iterator[str]:
         )
         for action in span["actions"]:
             saved = action["saved_gpu_seconds"]
-            loss_text = "so far {} more than it saves" if span["lasts"] else "too late: it costs {} more than it saves"
+            loss_text = (
+                "so far it costs {} more than it saves" if span["lasts"] else "too late: it costs {} more than it saves"
+            )
             outcome = f"it could have saved {_hours(saved)}" if saved > 0 else loss_text.format(_hours(-saved))
             lost, costs = _hours(action["lost_gpu_seconds"]), _hours(action["overhead_gpu_seconds"])
             head = f"  at {action['at']}: {action['action'].upper()}, {ACTION_TEXTS[action['action']]}"
@@ -329,7 +333,7 @@ def _text(document: Document) -> Iterator[str]:
         next_text = ""
         if following:
             more = following["at_gpu_seconds"] - current["lost_gpu_seconds"]
-            when = f"after a further loss of {_hours(more)}" if more > 0 else "if it does not help"
+            when = f"after another {_hours(more)} lost" if more > 0 else "if that does not help"
             next_text = f"; then {following['action'].upper()}, {ACTION_TEXTS[following['action']]}, {when}"
         yield f"now: {current['action'].upper()}, {ACTION_TEXTS[current['action']]}{next_text}\n"
     if document["topology"]:
@@ -360,10 +364,10 @@ COMMANDS = {
     "failslow plan": Command(
         _plan_flags,
         _plan,
-        "Find which remedy for a slow job is worth its cost, and when, from its iteration times. The order is S2 "
-        "(micro-batches), S3 (topology), S4 (checkpoint and restart): each once the job has lost as much time as the "
-        "remedy costs.\n"
-        "The possible saving of a remedy assumes that it removes the slowness completely.\n"
+        "Find out from a slow job's iteration times which remedy is worth its cost, and when. The order is S2 "
+        "(micro-batches), S3 (topology), S4 (checkpoint and restart). Each remedy is due once the job has lost as much "
+        "time as the remedy costs.\n"
+        "The possible saving assumes that the remedy makes the job as fast as before.\n"
         "Exit status: 0 nothing to do now, 1 apply a remedy, 3 a file cannot be read, 64 usage error.",
         "  healthd failslow plan job.csv --series worker --value step_time --gpus 64\n"
         "  healthd failslow plan ranks/ --gpus 1024 --overhead s3=90,s4=1200 --json\n"
@@ -373,7 +377,7 @@ COMMANDS = {
         _split_flags,
         _split,
         "Divide micro-batches among the data-parallel groups so that the slowest group finishes as early as possible. "
-        "Every group gets at least one.\nExit status: 0 divided, 3 the file cannot be read, 64 usage error.",
+        "Each group gets at least one.\nExit status: 0 divided, 3 the file cannot be read, 64 usage error.",
         "  healthd failslow split --micro-batches 32 --times 1.0,1.0,1.3,1.0\n"
         "  healthd failslow split --micro-batches 512 --times times.txt --json\n",
     ),

@@ -1,6 +1,6 @@
-"""`healthd fleet NAME`: answers of the centre's store.
+"""`healthd fleet NAME`: answers from the fleet store.
 
-healthd/fleet/answers/NAME.py computes each answer, healthd/fleet/views/NAME.py describes it.
+healthd/fleet/answers/NAME.py computes each answer, and healthd/fleet/views/NAME.py describes it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ CHOICES = ("cluster", "partition", "account", "model", "switch")
 
 
 class _NonEmptyName(argparse.Action):
-    """Argument that must not be empty: "" would mean all."""
+    """Argument that must not be empty, because "" would select everything."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
     ) -> None:
         if not values:
-            raise argparse.ArgumentError(self, "must be a name, not empty")
+            raise argparse.ArgumentError(self, "must be a name, got an empty string")
         setattr(namespace, self.dest, values)
 
 
@@ -40,27 +40,27 @@ class _NonEmptyName(argparse.Action):
 
 
 def add_store_flags(parser: Parser) -> None:
-    """Add options for the store, the period, and the choice of jobs and nodes."""
-    parser.add_argument("--db", metavar="DB", help="directory of the store (default: $HEALTHD_FLEET_DB, else ./db)")
+    """Add options for the store, the period, and the selection of jobs and nodes."""
+    parser.add_argument("--db", metavar="DB", help="store directory (default: $HEALTHD_FLEET_DB, else ./db)")
     add_times(parser)
     parser.add_argument(
-        "--cluster", action=_NonEmptyName, metavar="NAME", default="", help="jobs and nodes of a cluster"
+        "--cluster", action=_NonEmptyName, metavar="NAME", default="", help="jobs and nodes in this cluster"
     )
     parser.add_argument(
-        "--partition", action=_NonEmptyName, metavar="NAME", default="", help="jobs and nodes of a partition"
+        "--partition", action=_NonEmptyName, metavar="NAME", default="", help="jobs and nodes in this partition"
     )
     parser.add_argument(
         "--account",
         action=_NonEmptyName,
         metavar="NAME",
         default="",
-        help="jobs of an account, and the nodes on which they ran",
+        help="this account's jobs, and the nodes on which they ran",
     )
     parser.add_argument(
-        "--model", action=_NonEmptyName, metavar="NAME", default="", help="nodes with a GPU model, and their jobs"
+        "--model", action=_NonEmptyName, metavar="NAME", default="", help="nodes with this GPU model, and their jobs"
     )
     parser.add_argument(
-        "--switch", action=_NonEmptyName, metavar="NAME", default="", help="nodes on a leaf switch, and their jobs"
+        "--switch", action=_NonEmptyName, metavar="NAME", default="", help="nodes on this leaf switch, and their jobs"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     add_engine(parser)
@@ -68,22 +68,22 @@ def add_store_flags(parser: Parser) -> None:
 
 @contextmanager
 def study_or_exit(args: argparse.Namespace, other_mib: int = 0, command: str = "healthd fleet") -> Iterator[Study]:
-    """Open the store like open_store. Errors end the command with a message."""
+    """Open the store as open_store does. An error ends the command with a message."""
     with fleet_errors(command), open_store(args, other_mib, command) as study:
         yield study
 
 
 @contextmanager
 def open_store(args: argparse.Namespace, other_mib: int = 0, command: str = "healthd fleet") -> Iterator[Study]:
-    """Open the store of the options, for their period and choice.
+    """Open the store that the options name, with the selected period, jobs and nodes.
 
     Args:
-        other_mib: memory that the process needs besides the answer, at most half of its limit.
-        command: the command, for messages.
+        other_mib: memory that the process needs in addition to the answer, at most half of its limit.
+        command: name of the command, for messages.
 
     Raises:
-        StoreError: the store cannot be used, is damaged, or the answer takes too much memory.
-        Stop: wrong use.
+        StoreError: the store is damaged or cannot be used, or the answer needs too much memory.
+        Stop: usage error.
     """
     import os
 
@@ -110,7 +110,7 @@ def open_store(args: argparse.Namespace, other_mib: int = 0, command: str = "hea
 
 
 def memory_limit(args: argparse.Namespace) -> int:
-    """Return the memory limit of the command in MiB."""
+    """Return the command's memory limit in MiB."""
     from healthd.fleet import engine
 
     return int(args.memory or 1024 * (args.threads or engine.THREADS))
@@ -119,7 +119,7 @@ def memory_limit(args: argparse.Namespace) -> int:
 def print_answer(
     args: argparse.Namespace, document: Document, view: Callable[[Document], View], found: FindingsPredicate
 ) -> int:
-    """Print the document, as JSON or for people. Return the exit status."""
+    """Print the document as JSON or as text. Return the exit status."""
     from healthd.fleet.view import view_text
 
     status = REFUSED if found(document) else OK
@@ -136,7 +136,7 @@ def run_answer(
     found: FindingsPredicate,
     **options: Any,
 ) -> int:
-    """Print an answer of the store. given: from the answer's own options."""
+    """Print an answer from the store. given: values from the answer's own options."""
     with study_or_exit(args) as study:
         document = answer(study, **options)
     return print_answer(args, document, view, found)
@@ -147,9 +147,9 @@ def run_answer(
 
 def _states_arguments(parser: Parser) -> None:
     add_store_flags(parser)
-    parser.add_argument("--split", metavar="TIME", help="compare the outcome of large jobs before and after TIME")
+    parser.add_argument("--split", metavar="TIME", help="compare how large jobs ended before and after TIME")
     parser.add_argument(
-        "--large", metavar="GPUS", type=positive, default=512, help="minimum GPUs of a large job (default: 512)"
+        "--large", metavar="GPUS", type=positive, default=512, help="minimum GPUs in a large job (default: 512)"
     )
 
 
@@ -168,7 +168,7 @@ def _states(args: argparse.Namespace) -> int:
 def _goodput_arguments(parser: Parser) -> None:
     add_store_flags(parser)
     parser.add_argument(
-        "--checkpoint", metavar="TIME", default="60m", help="checkpoint interval, of which half is lost (default: 60m)"
+        "--checkpoint", metavar="TIME", default="60m", help="checkpoint interval; half of it is lost (default: 60m)"
     )
     parser.add_argument("--price", metavar="MONEY", type=parse_price, help="price of a GPU-hour")
 
@@ -184,7 +184,7 @@ def _goodput(args: argparse.Namespace) -> int:
     return run_answer(args, goodput.goodput, view, goodput.has_findings, checkpoint=checkpoint, price=args.price)
 
 
-MAX_PRICE = 1e9  # per GPU-hour: more than a GPU costs in any currency
+MAX_PRICE = 1e9  # per GPU-hour; more than a whole GPU costs in any currency
 
 
 def parse_price(text: str) -> float:
@@ -193,7 +193,7 @@ def parse_price(text: str) -> float:
         value = float(text) if text.isascii() else -1.0
     except ValueError:
         value = -1.0
-    if not 0 <= value <= MAX_PRICE:  # NaN too
+    if not 0 <= value <= MAX_PRICE:  # also rejects NaN
         raise argparse.ArgumentTypeError(
             f'must be the price of a GPU-hour, a number from 0 to {MAX_PRICE:,.0f}, got "{text}"'
         )
@@ -211,7 +211,7 @@ def _availability_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--count-reservations",
         action="store_true",
-        help="count reservations that are not maintenance like any other time",
+        help="treat reservations that are not for maintenance like any other time",
     )
 
 
@@ -235,13 +235,13 @@ def _number(text: str) -> float:
 
 
 def _nccl_flags(parser: Parser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="flight-recorder dumps (PyTorch) or logs of a job's ranks")
+    parser.add_argument("folder", metavar="DIR", help="flight-recorder dumps (PyTorch) or logs from a job's ranks")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
 def _nccl(args: argparse.Namespace) -> int:
     if not args.folder:
-        raise Stop("healthd fleet nccl: DIR is empty: name a folder")
+        raise Stop("healthd fleet nccl: DIR is an empty string; name a folder")
     with fleet_errors():
         from healthd.fleet.answers import nccl
         from healthd.fleet.views.nccl import view
@@ -270,13 +270,13 @@ def _rate_flags(parser: Parser) -> None:
         "--more-than-gpus",
         metavar="N",
         type=non_negative,
-        help="only jobs with more GPUs (default: 128; 0: all jobs)",
+        help="only jobs with more than N GPUs (default: 128; 0: all jobs)",
     )
     parser.add_argument(
         "--gpus-per-node",
         metavar="N",
         type=positive,
-        help="GPUs per node in the projection (default: as in the jobs)",
+        help="GPUs per node in the projection (default: as in the store's jobs)",
     )
 
 
@@ -291,32 +291,32 @@ def _rate(args: argparse.Namespace) -> int:
 
 def _ettr_flags(parser: Parser) -> None:
     add_store_flags(parser)
-    parser.add_argument("--gpus", metavar="N", type=positive, help="GPUs of the job (default: 16384)")
+    parser.add_argument("--gpus", metavar="N", type=positive, help="GPUs in the job (default: 16384)")
     parser.add_argument(
         "--gpus-per-node",
         metavar="N",
         type=positive,
-        help="GPUs per node (default: as in the store's jobs; with --rate 8)",
+        help="GPUs per node (default: as in the store's jobs; with --rate, 8)",
     )
     parser.add_argument(
         "--rate",
         metavar="R_F",
         type=_failure_rate,
-        help="failures per 1000 node-days; needs no store (default: the rate of healthd fleet rate)",
+        help="failures per 1000 node-days; needs no store (default: as reported by healthd fleet rate)",
     )
     for flag, kind, help_text in (
         ("--checkpoint", _positive_duration, "progress between two checkpoints (default: 60m)"),
-        ("--restart", _duration, "time from a start to progress (default: 5m)"),
+        ("--restart", _duration, "time from the start to the first progress (default: 5m)"),
         ("--queue", _duration, "duration of each wait for nodes (default: 0)"),
         ("--write", _duration, "time to write a checkpoint (default: 0)"),
         (
             "--productive",
             _positive_duration,
-            "progress that the job needs to finish, like 30d (default: it never finishes)",
+            "progress that the job needs to finish, such as 30d (default: it never finishes)",
         ),
     ):
         parser.add_argument(flag, metavar="DURATION", type=kind, help=help_text)
-    parser.add_argument("--seed", metavar="N", type=non_negative, help="seed of the simulation (default: 13)")
+    parser.add_argument("--seed", metavar="N", type=non_negative, help="seed for the simulation (default: 13)")
 
 
 def _ettr(args: argparse.Namespace) -> int:
@@ -345,12 +345,12 @@ def _ettr(args: argparse.Namespace) -> int:
 
 
 def _given_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given."""
+    """Return only the options that were given."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 MAX_SECONDS = 100 * 365 * 86400
-MAX_FAILURES = 1e6  # per 1000 node-days: one every 86 s on each node
+MAX_FAILURES = 1e6  # per 1000 node-days: one failure every 86 s on each node
 
 
 def _positive_duration(text: str) -> float:
@@ -385,7 +385,7 @@ def _alarms_flags(parser: Parser) -> None:
         metavar="SHARE",
         type=parse_share,
         default=0.01,
-        help="report checks above this share (default: 0.01, or 1%%)",
+        help="report checks above this share (default: 0.01, which is 1%%)",
     )
 
 
@@ -418,7 +418,7 @@ def _checks_flags(parser: Parser) -> None:
         metavar="SECONDS",
         type=positive,
         default=900,
-        help="failures on a node further apart are two incidents (default: 900)",
+        help="failures on a node that are further apart are separate incidents (default: 900)",
     )
 
 
@@ -452,7 +452,7 @@ def _failslow(args: argparse.Namespace) -> int:
     return run_answer(args, failslow.failslow, view, failslow.has_findings)
 
 
-# The answers that are chapters of `healthd fleet report`, in its order.
+# The answers that are chapters of `healthd fleet report`, in the report's order.
 COMMANDS = {
     "fleet states": Command(
         _states_arguments,
@@ -464,7 +464,7 @@ COMMANDS = {
     "fleet goodput": Command(
         _goodput_arguments,
         _goodput,
-        f"Show the work lost when nodes failed: in jobs that they ended, in jobs those displaced, in requeue "
+        f"Show the work lost to node failures: in failed jobs, in jobs preempted by their restarts, in requeue "
         f"loops.\n{EXIT_STATUS}",
         "  healthd fleet goodput --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet goodput --checkpoint 30m --price 2.50\n",
@@ -479,13 +479,13 @@ COMMANDS = {
     "fleet nccl": Command(
         _nccl_flags,
         _nccl,
-        f"Find the rank that blocks a stuck job, from the NCCL records of its ranks.\n{EXIT_STATUS}",
+        f"Find the rank that blocks a stuck job, from the ranks' NCCL records.\n{EXIT_STATUS}",
         "  healthd fleet nccl /shared/dumps/1234\n  healthd fleet nccl /shared/dumps/1234 --json\n",
     ),
     "fleet attribution": Command(
         add_store_flags,
         _attribution,
-        "Show the most likely cause of each failed job, the cost of each cause, how much of it is chance, and the "
+        "Show the most likely cause of each failed job, the cost of each cause, the share that may be chance, and the "
         f"weeks in which a cause is unusually frequent.\n{EXIT_STATUS}",
         "  healthd fleet attribution --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet attribution --partition train --json\n",
@@ -493,7 +493,7 @@ COMMANDS = {
     "fleet rate": Command(
         _rate_flags,
         _rate,
-        "Show how often large jobs fail because of their nodes (r_f, with interval), and the MTTF of a job of any "
+        "Show how often large jobs fail because of their nodes (r_f, with interval), and the MTTF for a job of any "
         "size.\n"
         f"{EXIT_STATUS}",
         "  healthd fleet rate --from 2026-10-01 --to 2026-11-01\n  healthd fleet rate --more-than-gpus 64 --json\n",
@@ -501,8 +501,8 @@ COMMANDS = {
     "fleet ettr": Command(
         _ettr_flags,
         _ettr,
-        "Show the share of its time in which a large job makes progress (ETTR): by formula, by simulation, and as "
-        "measured in the store.\nWith --rate it needs no store.\n"
+        "Show the share of time in which a large job makes progress (ETTR): from a formula, from a simulation, and as "
+        "measured in the store.\nWith --rate, no store is needed.\n"
         f"{EXIT_STATUS}",
         "  healthd fleet ettr --gpus 16384 --checkpoint 60m --restart 5m --rate 6.5\n"
         "  healthd fleet ettr --gpus 4096 --checkpoint 30m --write 1m --productive 30d\n",
@@ -510,27 +510,27 @@ COMMANDS = {
     "fleet alarms": Command(
         _alarms_flags,
         _alarms,
-        f"Show completed jobs that saw a failing check: how often a check may be a false alarm.\n{EXIT_STATUS}",
+        f"Show completed jobs that saw a failing check, to estimate how often a check is a false alarm.\n{EXIT_STATUS}",
         "  healthd fleet alarms --from 2026-10-01 --to 2026-11-01\n  healthd fleet alarms --limit 0.5%\n",
     ),
     "fleet checks": Command(
         _checks_flags,
         _checks,
-        "Show which check detected an incident first, which was the only one, which never reported one, and the time "
-        f"until the drain.\n{EXIT_STATUS}",
+        "Show which checks detected an incident first, which were the only ones to detect it, which never did, and the "
+        f"time until the node was drained.\n{EXIT_STATUS}",
         "  healthd fleet checks --from 2026-10-01 --to 2026-11-01\n  healthd fleet checks --model H100 --json\n",
     ),
     "fleet links": Command(
         add_store_flags,
         _links,
-        f"Show flaps, errors and lost speed of links by port and switch, and the outliers.\n{EXIT_STATUS}",
+        f"Show link flaps, errors and lost speed by port and switch, and the outliers.\n{EXIT_STATUS}",
         "  healthd fleet links --from 2026-10-01 --to 2026-11-01\n  healthd fleet links --switch leaf012\n",
     ),
     "fleet failslow": Command(
         add_store_flags,
         _failslow,
-        "Show the cost of jobs that became slower, in hours and GPU-hours, the worst nodes, the time until the "
-        f"slowness was reported and someone acted, and validations that failed or were slow.\n{EXIT_STATUS}",
+        "Show the cost of jobs that became slower, in hours and GPU-hours, the worst nodes, the time until the slow "
+        f"job was reported and someone acted, and validations that failed or were slow.\n{EXIT_STATUS}",
         "  healthd fleet failslow --from 2026-10-01 --to 2026-11-01\n  healthd fleet failslow --model H100 --json\n",
     ),
 }

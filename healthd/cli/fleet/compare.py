@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _compare_flags(parser: Parser) -> None:
     what = "a period (2026-03, 2026-03..2026-04, FROM..TO) or partition:, account:, model:, switch:, cluster:NAME"
     parser.add_argument("a", metavar="A", help=what)
-    parser.add_argument("b", metavar="B", help="what to compare A with, in the same form")
+    parser.add_argument("b", metavar="B", help="period or group to compare with A, in the same form")
     add_store_flags(parser)
 
 
@@ -31,11 +31,11 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def compare_document(args: argparse.Namespace, a: str, b: str) -> Document:
-    """Return the document of two sides. args: the store's options.
+    """Return the document that compares two sides. args: the store's options.
 
     Raises:
-        Stop: wrong use, also two equal sides.
-        StoreError: the store cannot be used, is damaged, or the answer takes too much memory.
+        Stop: usage error, or both sides are equal.
+        StoreError: the store is damaged or cannot be used, or the answer needs too much memory.
         Unanswerable: the store lacks data for the comparison.
     """
     from healthd.fleet.answers import compare
@@ -51,7 +51,7 @@ def compare_document(args: argparse.Namespace, a: str, b: str) -> Document:
 
 
 def _side_arguments(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """Return the options of one side: its own choice, and the options common to both. Raises Stop."""
+    """Return the options for one side: its own selection, and the options common to both sides. Raises Stop."""
     from healthd.fleet.answers.compare import parse_choice, parse_period
     from healthd.fleet.answers.document import WrongChoice
 
@@ -60,7 +60,7 @@ def _side_arguments(args: argparse.Namespace, name: str) -> argparse.Namespace:
     for key in sorted(conflicting):
         if getattr(args, key):
             flag = key.removesuffix("_time")
-            raise Stop(f'healthd fleet compare: "{name}" and --{flag} conflict: leave one out')
+            raise Stop(f'healthd fleet compare: "{name}" and --{flag} conflict; omit one')
     if chosen is not None:
         return argparse.Namespace(**{**vars(args), chosen[0]: chosen[1]})
     try:

@@ -1,4 +1,4 @@
-"""`healthd fleet ingest` and `prune`: add data to the centre's store, and remove old data."""
+"""`healthd fleet ingest` and `prune`: add data to the fleet store, and remove old data."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from healthd.fleet.ingest import IngestOptions, IngestResult
 
-_MAX_FAILED = 20  # messages about unreadable files: a folder may have a file for each node
+_MAX_FAILED = 20  # messages about unreadable files; a folder may have one file per node
 INSTALL_HINT = 'docs/deploy.md, "Central host", describes the installation'
 
 
 @contextmanager
 def fleet_errors(command: str = "healthd fleet") -> Iterator[None]:
-    """End the command with a message on errors of the store or a source. command: the command."""
+    """End the command with a message when the store or a source fails. command: its name, for messages."""
     from healthd.common.errors import HealthdError
 
     try:
@@ -37,7 +37,7 @@ def fleet_errors(command: str = "healthd fleet") -> Iterator[None]:
 
 
 def parse_time(text: str, flag: str, zone: tzinfo | None = None) -> int:
-    """Parse a date or time to whole seconds; without a zone in `zone`, or UTC. Raises Stop."""
+    """Parse a date or time to whole epoch seconds. Without a time zone, use `zone` or UTC. Raises Stop."""
     from datetime import timezone
 
     from healthd.fleet import times
@@ -59,7 +59,7 @@ def parse_time(text: str, flag: str, zone: tzinfo | None = None) -> int:
 def _ingest_arguments(parser: Parser) -> None:
     from healthd.fleet.all_sources import ALL
 
-    parser.add_argument("--out", metavar="DB", required=True, help="directory of the store; created if missing")
+    parser.add_argument("--out", metavar="DB", required=True, help="store directory; created if missing")
     for source in ALL:
         parser.add_argument(
             source.flag,
@@ -69,17 +69,19 @@ def _ingest_arguments(parser: Parser) -> None:
             action="extend",
             help=source.help.replace("%", "%%"),
         )
-    parser.add_argument("--cluster", metavar="NAME", default="", help="cluster of data that names none")
+    parser.add_argument("--cluster", metavar="NAME", default="", help="cluster name for data that does not name one")
     parser.add_argument("--from", dest="from_time", metavar="TIME", help="skip data that ended before TIME")
     parser.add_argument("--to", dest="to_time", metavar="TIME", help="skip data that began at TIME or later")
-    parser.add_argument("--timezone", metavar="ZONE", help="time zone of times without one: Europe/Berlin, UTC")
+    parser.add_argument(
+        "--timezone", metavar="ZONE", help="time zone for times that have none, such as Europe/Berlin or UTC"
+    )
     parser.add_argument(
         "--users",
         choices=("keep", "drop", "hash"),
         default="",
-        help="store user names as they are, not at all, or as a hash (default: as in the store; new store: hash)",
+        help="store user names unchanged, not at all, or hashed (default: as in the store; new store: hashed)",
     )
-    parser.add_argument("--key", metavar="FILE", help="key of the hashes (default: DB/key, created with the store)")
+    parser.add_argument("--key", metavar="FILE", help="key for the hashes (default: DB/key, created with the store)")
 
 
 def _ingest(args: argparse.Namespace) -> int:
@@ -96,7 +98,7 @@ def _ingest(args: argparse.Namespace) -> int:
         try:
             return _print_result(ingest(args.out, requested, _ingest_options(args)))
         except KeyboardInterrupt:
-            write_error("healthd fleet: stopped; earlier commits are kept, and the same command continues from there")
+            write_error("healthd fleet: stopped; data loaded so far is kept, and the same command continues from there")
             raise
 
 
@@ -124,7 +126,7 @@ def _print_result(result: IngestResult) -> int:
     for sentence in [*result.unread.messages(), *result.failed[:_MAX_FAILED]]:
         write_error(sentence)
     if more := len(result.failed[_MAX_FAILED:]):
-        write_error(f"... and {more:,} more that cannot be read")
+        write_error(f"... and {more:,} more files that cannot be read")
     if result.failed:
         return UNKNOWN
     return REFUSED if result.unread.is_over_limit() else OK
@@ -134,8 +136,8 @@ def _print_result(result: IngestResult) -> int:
 
 
 def _prune_arguments(parser: Parser) -> None:
-    parser.add_argument("--db", metavar="DB", required=True, help="directory of the store")
-    parser.add_argument("--before", metavar="DATE", required=True, help="2026-01-01, in UTC")
+    parser.add_argument("--db", metavar="DB", required=True, help="store directory")
+    parser.add_argument("--before", metavar="DATE", required=True, help="date in UTC, such as 2026-01-01")
 
 
 def _prune(args: argparse.Namespace) -> int:
@@ -158,8 +160,8 @@ COMMANDS = {
     "fleet ingest": Command(
         _ingest_arguments,
         _ingest,
-        "Load the new data of each given source into the store.\n"
-        "If the command is interrupted or killed, run it again: it continues.\n"
+        "Load new data from each given source into the store.\n"
+        "If the command is interrupted or killed, run it again to continue.\n"
         "Exit status: 0 done, 1 more than 1 % of a source's rows could not be read, 3 a source or the store could not "
         "be used (data from other sources is kept), 64 usage error.",
         "  healthd fleet ingest --out db --sacct --events /srv/events\n"

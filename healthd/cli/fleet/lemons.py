@@ -1,4 +1,4 @@
-"""`healthd fleet lemons`: nodes that keep failing. With --apply they are drained one after another."""
+"""`healthd fleet lemons`: find nodes that keep failing. With --apply, drain them one after another."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 COMMAND = "healthd fleet lemons: --apply"
-MAX_AGE_SECONDS = 86400.0  # older data may miss a repair of the node
+MAX_AGE_SECONDS = 86400.0  # older data may not include a repair
 
 
 def _lemons_flags(parser: Parser) -> None:
     add_store_flags(parser)
     parser.add_argument(
-        "--days", metavar="N", type=positive, help="the last N days (default: 28; with --from, all since then)"
+        "--days",
+        metavar="N",
+        type=positive,
+        help="only the last N days (default: 28; with --from, everything since then)",
     )
     parser.add_argument(
         "--probability",
         metavar="P",
         type=_probability,
-        help="name nodes that are bad with at least this probability (default: 0.33); --apply drains all of them",
+        help="list nodes that are bad with at least this probability (default: 0.33); --apply drains all of them",
     )
     parser.add_argument(
         "--apply", action="store_true", help="drain the nodes in this machine's Slurm, within the fleet limit"
@@ -71,29 +74,30 @@ def _lemons(args: argparse.Namespace) -> int:
 
 
 def is_old(lemons: Document, current_time: float) -> bool:
-    """Return True if the store's data does not end within a day of now, before or after."""
+    """Return True if the store's data ends more than a day before or after now."""
     complete_until = lemons["window"]["known_until"]
     return complete_until is None or abs(current_time - complete_until) > MAX_AGE_SECONDS
 
 
 def require_current(lemons: Document, until: int | None, current_time: float) -> None:
-    """Require current data and a current period, since a drain acts on the current nodes. until: the time of --to."""
+    """Require current data and a current period, because a drain acts on the nodes as they are. until: time in --to."""
     from healthd.fleet.answers import document
 
     if until is not None and not current_time <= until <= current_time + MAX_AGE_SECONDS:
-        raise Stop(f"{COMMAND}: it acts on the current nodes, but --to names another time: leave --to out")
+        raise Stop(f"{COMMAND} acts on the nodes as they are now, but --to names another time; omit --to")
     if is_old(lemons, current_time):
         complete_until = document.format_time(lemons["window"]["known_until"]) or "no time"
         raise Stop(
-            f"{COMMAND}: the store's data ends at {complete_until} UTC, not within a day of now: ingest newer data and "
+            f"{COMMAND}: the store's data ends at {complete_until} UTC, not within a day of now; ingest newer data and "
             "try again",
             UNKNOWN,
         )
 
 
 def require_this_cluster(lemons: Document, given_cluster: str, settings: Settings) -> None:
-    """Require that the store's cluster is the local one: many clusters use the same node names. given_cluster:
-    --cluster.
+    """Require that the store's cluster is the local one, because many clusters use the same node names.
+
+    given_cluster: value of --cluster.
     """
     from healthd.common.slurm import commands
     from healthd.common.slurm.slurm_conf import parse_cluster_name
@@ -101,17 +105,17 @@ def require_this_cluster(lemons: Document, given_cluster: str, settings: Setting
     store_clusters = sorted({fleet["cluster"] for fleet in lemons["fleets"]})
     if len(store_clusters) > 1:
         raise Stop(
-            f"{COMMAND}: the store has clusters {', '.join(map(printable, store_clusters))}: choose one with --cluster"
+            f"{COMMAND}: the store has clusters {', '.join(map(printable, store_clusters))}; choose one with --cluster"
         )
     local_cluster = parse_cluster_name(slurm_output(commands.config(), settings.slurm.command_timeout_seconds))
     if not local_cluster and not given_cluster:
         raise Stop(
-            f"{COMMAND}: the local Slurm does not report its cluster name: name the store's cluster with --cluster"
+            f"{COMMAND}: Slurm on this machine does not report its cluster name; name the cluster with --cluster"
         )
     if local_cluster and store_clusters and store_clusters[0].lower() != local_cluster:
         raise Stop(
             f"{COMMAND}: the store has cluster {printable(store_clusters[0])}, but the local cluster is "
-            f"{local_cluster}: only nodes of the local cluster can be drained"
+            f"{local_cluster}; only nodes in the local cluster can be drained"
         )
 
 
@@ -128,10 +132,9 @@ def slurm_output(argv: Argv, command_timeout_seconds: float) -> str:
 
 
 def drain_lemons(nodes: Sequence[Mapping[str, Any]], max_drained: int, settings: Settings) -> list[dict[str, Any]]:
-    """Drain the nodes and return [{node, drained, words}]. max_drained: limit of lemons that are drained in the
-    cluster.
+    """Drain the nodes and return [{node, drained, words}]. max_drained: limit for drained lemons in the cluster.
 
-    The first error of Slurm ends it with a message on the drains so far.
+    The first Slurm error ends the command with a message that lists the drains so far.
     """
     from healthd.agent.slurm import blocking, drain_lemon
     from healthd.common.slurm.output import SlurmError
@@ -161,7 +164,7 @@ COMMANDS = {
     "fleet lemons": Command(
         _lemons_flags,
         _lemons,
-        "Show nodes that keep failing: which nodes to take out, why, and the expected gain. It prints the commands; "
+        "Show nodes that keep failing: which nodes to remove, why, and the expected gain. It prints the commands; "
         f"--apply runs them within the fleet limit. It never resumes a node.\n{EXIT_STATUS}",
         "  healthd fleet lemons\n  healthd fleet lemons --to 2026-11-01 --json\n"
         "  healthd fleet lemons --partition train --apply\n",

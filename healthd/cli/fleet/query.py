@@ -1,4 +1,4 @@
-"""`healthd fleet query`: queries of the centre's store."""
+"""`healthd fleet query`: run queries on the fleet store."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from healthd.fleet.engine import Files, QueryParameters, QueryResult
     from healthd.fleet.queries import Query
 
-MAX_ROWS = 500  # printed in a table
-CSV_ROWS = 1000  # written at once as CSV
+MAX_ROWS = 500  # maximum printed in a table
+CSV_ROWS = 1000  # rows per write as CSV
 
 
 def _arguments(parser: Parser) -> None:
-    parser.add_argument("question", metavar="NAME|FILE.sql", nargs="?", help="query to run (without: list all)")
-    parser.add_argument("--db", metavar="DB", help="directory of the store")
+    parser.add_argument("question", metavar="NAME|FILE.sql", nargs="?", help="query to run (default: list all queries)")
+    parser.add_argument("--db", metavar="DB", help="store directory")
     add_times(parser)
-    parser.add_argument("--param", metavar="NAME=VALUE", action="append", default=[], help="parameter of the query")
+    parser.add_argument("--param", metavar="NAME=VALUE", action="append", default=[], help="query parameter")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print all rows as one JSON document")
     form.add_argument("--csv", dest="as_csv", action="store_true", help="print all rows as CSV")
@@ -35,7 +35,7 @@ def add_times(parser: Parser) -> None:
     """Add the options for the period."""
     parser.add_argument("--from", dest="from_time", metavar="TIME", help="start of the period (default: all data)")
     parser.add_argument(
-        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 ends with 31 March"
+        "--to", dest="to_time", metavar="TIME", help="end of the period, exclusive: 2026-04-01 includes 31 March"
     )
 
 
@@ -61,13 +61,13 @@ def add_engine(parser: Parser) -> None:
 
 def _engine(text: str) -> str:
     if text not in ("duckdb", "spark") and not text.startswith("spark://"):
-        raise argparse.ArgumentTypeError(f'"{text}" is none of duckdb, spark, spark://HOST:PORT')
+        raise argparse.ArgumentTypeError(f'must be duckdb, spark or spark://HOST:PORT, got "{text}"')
     return text
 
 
-# Every thread is created, even without work for it: 32,000 threads blocked a machine.
+# Every thread is created even if there is no work for it. 32,000 threads blocked a machine.
 MAX_THREADS = 256
-MIN_MIB = 256  # less is not enough to open an empty store
+MIN_MIB = 256  # less is not enough even to open an empty store
 
 
 def thread_count(text: str) -> int:
@@ -75,15 +75,15 @@ def thread_count(text: str) -> int:
 
 
 def memory_mib(text: str) -> int:
-    return _whole_number(text, MIN_MIB, 999_999_999, f"of MiB, from {MIN_MIB} on")
+    return _whole_number(text, MIN_MIB, 999_999_999, f"of MiB, at least {MIN_MIB}")
 
 
 def non_negative(text: str) -> int:
-    return _whole_number(text, 0, 999_999_999, "from 0 on")
+    return _whole_number(text, 0, 999_999_999, "of at least 0")
 
 
 def positive(text: str) -> int:
-    return _whole_number(text, 1, 999_999_999, "from 1 on")
+    return _whole_number(text, 1, 999_999_999, "of at least 1")
 
 
 def _whole_number(text: str, minimum: int, maximum: int, range_text: str) -> int:
@@ -110,7 +110,7 @@ def _query(args: argparse.Namespace) -> int:
 def _print_list(available: Iterable[Query]) -> int:
     lines = [f"{query.name:20} {query.title}" for query in available]
     return write_output(
-        "\n".join([*lines, "", "ask: healthd fleet query NAME --db DB; what each means: docs/fleet.md", ""])
+        "\n".join([*lines, "", "run a query: healthd fleet query NAME --db DB; docs/fleet.md describes each query", ""])
     )
 
 
@@ -132,7 +132,7 @@ def _print_result(args: argparse.Namespace, query: Query, available: dict[str, Q
     from healthd.fleet.tables import TABLES
 
     if args.db is None:
-        raise Stop("healthd fleet query: --db DB is missing")
+        raise Stop("healthd fleet query: --db DB is required")
     engine = str(args.engine)
     queries = with_dependencies(query, available)
     overrides = dict(_parse_pair(text) for text in args.param)
@@ -153,22 +153,25 @@ def _print_result(args: argparse.Namespace, query: Query, available: dict[str, Q
 def _parse_pair(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise Stop(f'healthd fleet query: --param: "{text}" is not NAME=VALUE')
+        raise Stop(f'healthd fleet query: --param: must be NAME=VALUE, got "{text}"')
     return name, value
 
 
 def requested_period(args: argparse.Namespace, folder: str, files: Files, command: str) -> tuple[int, int]:
-    """Return [from, to) of --from and --to, or the period that the store covers. command: for messages. Raises Stop."""
+    """Return the period [from, to) from --from and --to, or the period that the store covers. Raises Stop.
+
+    command: name of the command, for messages.
+    """
     from healthd.fleet.engine import NUMBER_COUNT, covered_period
 
     if not any(files.values()):
-        raise Stop(f"{command}: {folder}: the store is empty: fill it with healthd fleet ingest --out", UNKNOWN)
+        raise Stop(f"{command}: {folder}: the store is empty; load data with healthd fleet ingest --out", UNKNOWN)
     begin = None if args.from_time is None else parse_time(args.from_time, "--from")
     end = None if args.to_time is None else parse_time(args.to_time, "--to")
     if begin is None or end is None:
         covered = covered_period(files)
         if covered is None:
-            raise Stop(f"{command}: {folder}: the store has no times: add --from and --to", UNKNOWN)
+            raise Stop(f"{command}: {folder}: the store has no times; add --from and --to", UNKNOWN)
         begin, end = covered[0] if begin is None else begin, covered[1] if end is None else end
     if begin >= end:
         raise Stop(f"{command}: {_format_time(begin)} (--from) is not before {_format_time(end)} (--to)")
@@ -200,7 +203,7 @@ def _open_result(
 
 
 def _json(query: Query, engine: str, period_parameters: QueryParameters, result: QueryResult) -> Iterator[str]:
-    """Yield the JSON of a result, one row per line: docs/fleet.md, "As JSON"."""
+    """Yield a result as JSON, one row per line (docs/fleet.md, "As JSON")."""
     import json
 
     head = {
@@ -244,7 +247,7 @@ def _table(query: Query, period_parameters: QueryParameters, result: QueryResult
     )
     parts.append(format_table(result.columns, rows[:MAX_ROWS], page()) if rows else "no rows\n")
     if len(rows) > MAX_ROWS:
-        parts.append(f"the first {MAX_ROWS} rows; --csv and --json have all\n")
+        parts.append(f"the first {MAX_ROWS} rows; --csv and --json print all\n")
     write_output("".join(parts))
 
 
@@ -252,8 +255,8 @@ COMMANDS = {
     "fleet query": Command(
         _arguments,
         _query,
-        "Run a built-in query, or a file of SQL, on the store.\n"
-        "Without a name it lists the built-in queries. docs/fleet.md describes them and the SQL files.\n"
+        "Run a built-in query or a SQL file on the store.\n"
+        "Without a name, list the built-in queries. docs/fleet.md describes them and the SQL files.\n"
         "Exit status: 0 done, 3 the store could not be used or is empty, 64 usage error, or the file is not a query.",
         "  healthd fleet query\n"
         "  healthd fleet query states --db db --from 2026-10-01 --to 2026-11-01\n"

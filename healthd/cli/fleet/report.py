@@ -1,4 +1,4 @@
-"""`healthd fleet report`: all answers on one page."""
+"""`healthd fleet report`: write all answers to one page."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 
-# For scipy, the drawing program and all documents. Without this reserve the report of 4 million jobs took 1,185 MiB
-# with a limit of 1,024.
+# For scipy, the drawing program and all documents. Without this reserve, a report on 4 million jobs took 1,185 MiB with
+# a limit of 1,024.
 OTHER_MIB = 320
 
 
 def _arguments(parser: Parser) -> None:
     add_store_flags(parser)
-    parser.add_argument("--out", metavar="DIR", help="directory of report.html; created if missing")
-    parser.add_argument("--price", metavar="P", type=parse_price, help="price of a GPU-hour; shows losses in money too")
+    parser.add_argument("--out", metavar="DIR", help="directory for report.html; created if missing")
     parser.add_argument(
-        "--sla", metavar="PERCENT", type=_percent, help="share of time that nodes should be up, like 99.5"
+        "--price", metavar="P", type=parse_price, help="price of a GPU-hour, to show losses as money too"
+    )
+    parser.add_argument(
+        "--sla", metavar="PERCENT", type=_percent, help="target share of time that nodes are up, such as 99.5"
     )
     parser.add_argument(
         "--compare", metavar=("A", "B"), nargs=2, help="add a comparison, with the arguments of healthd fleet compare"
@@ -38,7 +40,7 @@ def _arguments(parser: Parser) -> None:
         metavar="DIR",
         action="append",
         default=[],
-        help="flight-recorder dumps of a stuck job; may be repeated",
+        help="flight-recorder dumps from a stuck job; may be repeated",
     )
 
 
@@ -48,13 +50,13 @@ def _percent(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 1 <= value <= 100:
-        raise argparse.ArgumentTypeError(f'must be from 1 to 100, as 99.5, got "{text}"')
+        raise argparse.ArgumentTypeError(f'must be a number from 1 to 100 like 99.5, got "{text}"')
     return value
 
 
 def _report(args: argparse.Namespace) -> int:
     if args.out is None and not args.json:
-        raise Stop("healthd fleet report: --out DIR is missing (or use --json)")
+        raise Stop("healthd fleet report: --out DIR or --json is required")
     with fleet_errors():
         from healthd.common.ownership import Untrusted
         from healthd.common.page import plural
@@ -88,8 +90,8 @@ def _report(args: argparse.Namespace) -> int:
 def _precomputed_comparison(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | None:
     """Compare before the store is opened for the chapters, because the memory limit applies to one reader at a time.
 
-    Returns the arguments of the same `healthd fleet compare`, and a function that returns its document or raises its
-    error; None without --compare.
+    Return the arguments for the equivalent `healthd fleet compare`, and a function that returns its document or raises
+    its error. Return None without --compare.
     """
     import shlex
 
@@ -111,7 +113,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _flags(args: argparse.Namespace, from_time: str | None, to_time: str | None) -> str:
-    """Return the options that select the same store, period and choice."""
+    """Return the options that select the same store, period, jobs and nodes."""
     import shlex
 
     engine = None if args.engine == "duckdb" else args.engine
@@ -127,7 +129,7 @@ def _time(seconds: int) -> str:
 
 
 def _origin() -> tuple[str, str]:
-    """Return a sentence on the version and time, and the command line."""
+    """Return a text with the version and time, and the command line."""
     import shlex
     import time
 
@@ -141,8 +143,8 @@ COMMANDS = {
     "fleet report": Command(
         _arguments,
         _report,
-        "Write all answers to one page, DIR/report.html. The file loads nothing from the network.\n"
-        "It starts with a summary of five sentences, which are also printed. It replaces an older report, and no other "
+        "Write all answers to one page, DIR/report.html. The page loads nothing from the network.\n"
+        "It starts with a five-sentence summary, which is also printed. It replaces an older report, but no other "
         "file.\n"
         "If an answer fails (out of memory, a damaged file), its chapter gives the reason; the others are complete.\n"
         "Exit status: 0 written, 3 a chapter failed or nothing could be written, 64 usage error.",

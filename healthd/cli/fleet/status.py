@@ -1,4 +1,4 @@
-"""`healthd fleet status`: current state of all nodes, from Prometheus."""
+"""`healthd fleet status`: show the current state of all nodes, from Prometheus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _arguments(parser: Parser) -> None:
         "--job",
         metavar="NAME",
         default="",
-        help="scrape job to read (default: healthd, and for nodes it lacks every job with healthd metrics)",
+        help="scrape job to read (default: healthd, plus any job with healthd metrics for nodes missing there)",
     )
     parser.add_argument("--basic-file", metavar="FILE", default="", help='file with "user:password"')
     parser.add_argument("--token-file", metavar="FILE", default="", help="file with a bearer token")
@@ -30,14 +30,14 @@ def _arguments(parser: Parser) -> None:
     )
     parser.add_argument("--tenant", metavar="NAME", default="", help="X-Scope-OrgID header, for Mimir")
     selection = parser.add_mutually_exclusive_group()
-    selection.add_argument("--drained", action="store_true", help="only drained nodes, no matter who drained them")
+    selection.add_argument("--drained", action="store_true", help="only drained nodes, regardless of who drained them")
     selection.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
-    selection.add_argument("--all", action="store_true", help="list healthy nodes one by one too")
+    selection.add_argument("--all", action="store_true", help="also list each healthy node")
     parser.add_argument(
         "--sort",
         choices=("worst", "since", "node"),
         default="worst",
-        help="sort by severity (default), duration, or name",
+        help="sort by severity (default), duration or name",
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
@@ -73,10 +73,11 @@ COMMANDS = {
         _arguments,
         _status,
         "Show the current state of all nodes, from Prometheus: drained nodes with reason and time, broken nodes in "
-        "service, nodes that do not report.\n"
-        "It needs neither a store nor the extra fleet. The server must scrape healthd (docs/metrics.md).\n"
-        "Exit status: 0 all nodes are well; 1 a node warns, is unknown or was drained by others; 2 a node is broken, "
-        "drained by healthd or not reporting; 3 Prometheus cannot answer or has no healthd metrics; 64 usage error.",
+        "service, and nodes that do not report.\n"
+        'It needs neither a store nor the extra "fleet". The server must scrape healthd (docs/metrics.md).\n'
+        "Exit status: 0 all nodes are healthy; 1 a node has a warning, is unknown or was drained by others; 2 a node "
+        "is broken, drained by healthd or not reporting; 3 Prometheus cannot answer or has no healthd metrics; 64 "
+        "usage error.",
         "  healthd fleet status --prometheus http://prometheus:9090\n"
         "  healthd fleet status --drained --sort since\n"
         "  healthd fleet status --json | jq .counts\n",

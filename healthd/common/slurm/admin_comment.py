@@ -1,9 +1,9 @@
-"""AdminComment of a job that a fault hit; `sacct -o AdminComment` shows it:
+"""AdminComment for a job that a fault hit. `sacct -o AdminComment` shows it:
 
     healthd: node n1: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus at 2026-11-21T15:00:00Z
 
-Existing text of others stays in front. Each node of a job has its own entry; entries of an earlier run of the job are
-replaced.
+Existing text by others is kept in front. Each node of a job has its own entry. Entries from an earlier run of the job
+are replaced.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 def admin_comment(current: str, node: str, reason: str, fault_time: float, job_start: float) -> str:
     """Return the new comment for a job whose comment is `current`.
 
-    Returns `current` if it already has the entry of this run, or if there is no room. `reason` is that of the drain,
-    "healthd: ..."; the times are epoch seconds.
+    Return `current` if it already has an entry for this run, or if there is no room. `reason` is the drain's Reason,
+    "healthd: ...". The times are epoch seconds.
     """
     own_pattern = regex(
         rf"(?:^|{SEPARATOR})healthd: node {re.escape(node)}: .*? at (\d{{4}}-\d\d-\d\dT[\d:]{{8}}Z)(?={SEPARATOR}|$)"

@@ -1,11 +1,11 @@
-"""Reasons that slurmctld, slurmd and slurmstepd set on a node by themselves, matched in full. Pure.
+"""Reasons that slurmctld, slurmd and slurmstepd themselves set on a node. They are matched in full. Pure.
 
 Source: github.com/SchedMD/slurm 22.05.8, 24.11.5 and 26.05.3, the callers of drain_nodes(), set_node_down_ptr(),
 set_node_reason() and stepd_drain_node(): src/slurmctld/agent.c, job_mgr.c, node_mgr.c, ping_nodes.c, power_save.c,
 proc_req.c, read_config.c; src/slurmd/slurmd/cred_context.c, src/slurmd/slurmstepd/mgr.c, step_terminate_monitor.c;
 src/interfaces/gres.c (src/common/gres.c in 22.05); src/plugins/select/cons_tres/job_test.c.
 
-A reason that only begins like one of these belongs to the site: "Prolog error: 571 xid 13 errors".
+A reason that only begins like one of these is the site's own: "Prolog error: 571 xid 13 errors".
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import enum
 
 from healthd.common.text import regex
 
-PROLOG_ERROR = "Prolog error"  # for any prolog, also healthd's
-# Suffixes that Slurm appends to any reason at a reboot; from 24.11 on also if a node goes down by itself.
+PROLOG_ERROR = "Prolog error"  # for any prolog, including healthd's
+# Suffixes that Slurm appends to any reason at a reboot, and from 24.11 on also if a node goes down by itself.
 APPENDED = (
     *(" : reboot issued", " : reboot timed out", " : reboot complete"),
     *(" : Not responding", " : ResumeTimeout reached"),
@@ -24,7 +24,7 @@ SINFO_R_BYTES = 20  # length of a Reason in `sinfo -R`
 
 
 class Group(enum.Enum):
-    """Group of Slurm's own reasons with the same meaning."""
+    """Groups of Slurm's own reasons with the same meaning."""
 
     NOT_RESPONDING = "not responding"
     REBOOTED = "rebooted"
@@ -41,7 +41,7 @@ class Group(enum.Enum):
     INTERNAL = "internal"
 
 
-# One finding of a registration (node_mgr.c: validate_node_specs(); gres.c: reason_down).
+# One problem at a registration (node_mgr.c: validate_node_specs(); gres.c: reason_down).
 _NUMBERS = r"\([0-9]+ (?:<|!=) [0-9]+\)"
 _REGISTRATION = "|".join(
     (
@@ -104,7 +104,7 @@ _TRUNCATED = (
     ("RestrictedCoresPerGPU", Group.REGISTRATION),
     ("Failed to parse dynamic_conf nodeline", Group.REGISTRATION),
 )
-# Reasons set by a command of an operator.
+# Reasons that an operator's command sets.
 _REQUESTED = frozenset({Group.REBOOT, Group.POWER})
 
 
@@ -116,13 +116,13 @@ def strip_appended(reason: str) -> str:
 
 
 def reason_group(reason: str) -> Group | None:
-    """Return the group of a complete reason of Slurm; None for any other. Appended suffixes are ignored."""
+    """Return the group of a complete Slurm reason, or None for any other. Appended suffixes are ignored."""
     text = strip_appended(reason)
     return next((group for group, pattern in _COMPILED.items() if pattern.fullmatch(text)), None)
 
 
 def copied_reason_group(text: str) -> Group | None:
-    """Return the group of a copied reason: a complete one, or the beginning of one that `sinfo -R` truncated."""
+    """Return the group of a copied reason, which may be complete or truncated by `sinfo -R`."""
     found = reason_group(text)
     if found or len(text) != SINFO_R_BYTES:
         return found
@@ -134,15 +134,15 @@ def copied_reason_group(text: str) -> Group | None:
 
 
 def is_set_by_slurm(reason: str) -> bool:
-    """Return True if Slurm set this reason by itself, without a command of an operator."""
+    """Return True if Slurm set this reason by itself, without an operator's command."""
     group = reason_group(reason)
     return group is not None and group not in _REQUESTED
 
 
 def replaces_drain_reason(reason: str) -> bool:
-    """Return True if Slurm may have put this reason in the place of a drained node's reason.
+    """Return True if Slurm may replace a drained node's reason with this one.
 
-    slurmstepd does so after a task survived SIGKILL for UnkillableStepTimeout, and slurmctld from 24.11 on after a
-    registration with less than slurm.conf has. "Prolog error" and "Epilog error" leave the reason of a drained node.
+    slurmstepd does so after a task survived SIGKILL for UnkillableStepTimeout, and slurmctld from 24.11 on if a node
+    registers with less than slurm.conf has. "Prolog error" and "Epilog error" do not replace a drained node's reason.
     """
     return reason_group(reason) in (Group.UNKILLABLE, Group.REGISTRATION)

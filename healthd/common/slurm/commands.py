@@ -12,15 +12,15 @@ from healthd.common.values import Value
 Argv: TypeAlias = "tuple[str, ...]"
 Columns: TypeAlias = "tuple[tuple[str, int], ...]"
 
-# Every command prints times as epoch seconds, without a time zone's repeated hour. Local times can be read too.
+# Every command prints times as epoch seconds, so no hour is repeated as in a time zone. Local times can be read too.
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
-# Columns are (name, width in bytes): sinfo and squeue cut a value at that many bytes and pad it with blanks to that
-# many, the last column included (SchedMD/slurm src/sinfo/print.c, src/squeue/print.c: _print_str()). A record is the
-# columns and a newline; a value may contain newlines too.
-# Slurm does not limit the name of a partition. A name that fills the column may be cut.
+# Columns are (name, width in bytes). sinfo and squeue truncate a value to that many bytes and pad it with blanks to
+# that width, even in the last column (SchedMD/slurm src/sinfo/print.c, src/squeue/print.c: _print_str()). A record
+# consists of the columns and a newline. A value may contain newlines too.
+# Slurm does not limit the length of a partition's name. A name that fills the column may be truncated.
 PARTITION_BYTES = 128
-# For one node sinfo prints a record for each partition; in those without it the node is counted 0 times.
+# For one node, sinfo prints a record for each partition. In partitions without it, the node count is 0.
 NODE_COLUMNS = (
     *(("PartitionName", PARTITION_BYTES), ("Nodes", 9)),
     *(("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400), ("Gres", 400)),
@@ -40,7 +40,7 @@ DRAINED_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
 
 
 class Command(Value, frozen=True):
-    """A command, run with ENVIRONMENT added and standard input closed. It is killed at its deadline."""
+    """A command that is run with ENVIRONMENT added and standard input closed, and killed at its deadline."""
 
     argv: Argv
     deadline_seconds: float
@@ -51,7 +51,7 @@ class CommandResult(Value, frozen=True):
     """How a command ended.
 
     status  None = the deadline passed; 127 = it could not be started (stderr has the error)
-    stdout  bytes: Slurm pads and cuts columns by bytes, and a Reason may hold any byte but NUL
+    stdout  bytes: Slurm pads and truncates columns by bytes, and a Reason may contain any byte except NUL
     """
 
     status: int | None
@@ -62,7 +62,7 @@ class CommandResult(Value, frozen=True):
 
     @property
     def text(self) -> str:
-        """Standard output as text, for output without columns of fixed width."""
+        """Standard output as text, for output without fixed-width columns."""
         return self.stdout.decode("utf-8", "backslashreplace")
 
 
@@ -70,55 +70,55 @@ class CommandResult(Value, frozen=True):
 
 
 def node(name: str) -> Argv:
-    """Return the query of NODE_COLUMNS for one node."""
+    """Return the query for one node's NODE_COLUMNS."""
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(NODE_COLUMNS))
 
 
 def whole_reason(name: str) -> Argv:
-    """Return the query of REASON_COLUMNS for one node."""
+    """Return the query for one node's REASON_COLUMNS."""
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(REASON_COLUMNS))
 
 
 def fleet() -> Argv:
-    """Return the query of FLEET_COLUMNS for all nodes."""
+    """Return the query for all nodes' FLEET_COLUMNS."""
     return ("sinfo", "-h", "-a", "-O", column_format(FLEET_COLUMNS))
 
 
 def drained_nodes() -> Argv:
-    """Return the query of DRAINED_COLUMNS for the drained and down nodes, one record for each partition of a node."""
+    """Return the query for the DRAINED_COLUMNS of drained and down nodes, one record per node and partition."""
     return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(DRAINED_COLUMNS))
 
 
 def all_partitions() -> Argv:
-    """Return the query of the size of each partition; no node is read."""
+    """Return the query for the size of each partition. No node is read."""
     return ("scontrol", "-a", "-o", "show", "partition")
 
 
 def config() -> Argv:
-    """Return the query of slurmctld's settings, among them its start time."""
+    """Return the query for slurmctld's settings, which include its start time."""
     return ("scontrol", "show", "config")
 
 
 def listpids(name: str) -> Argv:
-    """Return the query of the processes of the jobs on this node. Its slurmstepds answer."""
+    """Return the query for the processes of this node's jobs. The node's slurmstepds answer it."""
     return ("scontrol", "listpids", "*", name)
 
 
 def job(job_id: str) -> Argv:
-    """Return the query of JOB_COLUMNS for one job, also for one that has ended."""
+    """Return the query for one job's JOB_COLUMNS, even if the job has ended."""
     return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", column_format(JOB_COLUMNS))
 
 
 def job_gres(job_id: str) -> Argv:
-    """Return the query of a job's GPUs on each of its nodes, for which squeue has no column.
+    """Return the query for a job's GPUs on each of its nodes, for which squeue has no column.
 
-    scontrol also reads the table of all nodes, for the job's CPUs (job_info.c: _threads_per_core()).
+    scontrol also reads the table of all nodes, to show the job's CPUs (job_info.c: _threads_per_core()).
     """
     return ("scontrol", "-d", "-o", "show", "job", job_id)
 
 
-# Where Slurm finds its files. The folder of a build depends on the packager, so gres.conf is read from all usual ones;
-# two files that differ make the order of the GPUs unknown.
+# Where Slurm finds its files. The folder depends on who built Slurm, so gres.conf is read from all usual ones. If
+# two files differ, the order of the GPUs is unknown.
 _GRES_CONF = """\
 if [ -n "$SLURM_CONF" ]; then exec head -c "$1" "$(dirname "$SLURM_CONF")/gres.conf"; fi
 for folder in /etc/slurm /run/slurm/conf /usr/local/etc /usr/local/slurm/etc /opt/slurm/etc; do
@@ -135,12 +135,12 @@ def gres_conf(max_bytes: int) -> Argv:
 
 
 def printable_argument(text: str) -> str:
-    """Return an argument of a command for a log or the stream: one line, without lone surrogates."""
+    """Return a command's argument for a log or the stream: one line, without lone surrogates."""
     return printable(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
 def describe_change(argv: Argv) -> tuple[str, str]:
-    """Return the change by a command: ("drain", its Reason), ("resume", "") or ("requeue", the job); else ("", "")."""
+    """Return a command's change: ("drain", its Reason), ("resume", "") or ("requeue", the job); otherwise ("", "")."""
     if argv[1] in ("requeue", "requeuehold"):
         return "requeue", argv[-1]
     if "State=DRAIN" in argv:
@@ -149,7 +149,7 @@ def describe_change(argv: Argv) -> tuple[str, str]:
 
 
 def column_format(columns: Columns) -> str:
-    """Return the argument of `-O` for these columns."""
+    """Return the argument to `-O` for these columns."""
     return ",".join(f"{name}:{width}" for name, width in columns)
 
 
@@ -161,7 +161,7 @@ def drain(name: str, reason: str) -> Argv:
 
 
 def undrain(name: str) -> Argv:
-    """Return the command that removes only the drain: State=RESUME would also end DOWN and cancel a reboot."""
+    """Return the command that only removes the drain. State=RESUME would also end DOWN and cancel a reboot."""
     return ("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
 
 
@@ -170,7 +170,7 @@ def comment(job_name: str, text: str) -> Argv:
 
 
 def requeue(job_name: str, hold: bool) -> Argv:
-    """Return the command that requeues a job only if it has not ended ("incomplete"); otherwise an ended job would run
+    """Return the command that requeues a job only if it has not ended ("incomplete"). Otherwise an ended job would run
     again.
     """
     return ("scontrol", "requeuehold" if hold else "requeue", "incomplete", job_name)

@@ -1,7 +1,7 @@
-"""Reason of healthd's drains: `healthd: CODE PART: message (+N more)`.
+"""Reason for healthd's drains: `healthd: CODE PART: message (+N more)`.
 
-One line of at most 255 printable ASCII characters: slurmdbd truncates at 255, a newline breaks `scontrol show node`,
-bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20: "healthd: gpu_xid/79" is 19.
+It is one line of at most 255 printable ASCII characters: slurmdbd truncates at 255, a newline breaks `scontrol show
+node`, and bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20: "healthd: gpu_xid/79" is 19.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _HEAD = regex(r"healthd: (?P<code>[!-~]+/[!-~]*[!-9;-~])(?: (?P<part>[!-~]+))?: 
 def reason(causes: Sequence[Condition], note: str = "") -> str:
     """Return the Reason for these causes, worst first.
 
-    A changed Reason resets Slurm's time stamp. Call `names_worst_cause` first, and set a new Reason only for another
-    worst cause. `note`: text for its end.
+    A changed Reason resets Slurm's time stamp. Call `names_worst_cause` first, and set a new Reason only if the worst
+    cause has changed. `note`: text to append.
     """
     suffix = (f" (+{len(causes) - 1} more)" if len(causes) > 1 else "") + (f" ({note})" if note else "")
     start = reason_start(causes[0])
@@ -31,13 +31,13 @@ def reason(causes: Sequence[Condition], note: str = "") -> str:
 
 
 def reason_start(cause: Condition) -> str:
-    """Return the start of the Reason, which names the cause: "healthd: gpu_xid/79 0000:1b:00.0: "."""
+    """Return the beginning of the Reason, which names the cause: "healthd: gpu_xid/79 0000:1b:00.0: "."""
     code, subject = _truncate(_escape(cause.code), 80), _truncate(_escape(cause.subject), 120)
     return f"healthd: {code}{' ' if cause.subject else ''}{subject}: "
 
 
 def parse_reason(text: str) -> tuple[str, str] | None:
-    """Return (code, part) of a Reason that `reason` made, None for any other."""
+    """Return (code, part) from a Reason that `reason` made, or None for any other."""
     found = _HEAD.match(text)
     return (_unescape(found["code"]), _unescape(found["part"] or "")) if found else None
 
@@ -49,7 +49,7 @@ def names_worst_cause(text: str, causes: Sequence[Condition]) -> bool:
 
 
 def _ascii_line(text: str) -> str:
-    """Return the text as one line of printable ASCII; scontrol strips a double quote at either end."""
+    """Return the text as one line of printable ASCII. scontrol strips a double quote at either end."""
     ascii_only = text.encode("ascii", "replace").decode().replace('"', "'")
     return regex(r"[^!-~]+").sub(" ", ascii_only).strip()
 

@@ -1,11 +1,11 @@
-"""GPUs in Slurm: how many a node has, and which ones a job has. Pure; any text gives a result.
+"""GPUs in Slurm: how many a node has, and which ones a job has. Pure. Any text gives a result.
 
-Slurm numbers the GPUs of a node from 0 in the order of its own list. With AutoDetect=nvml that is NVML's order, by PCI
-address; otherwise it is the order of gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
+Slurm numbers a node's GPUs from 0 in the order of its own list. With AutoDetect=nvml that is NVML's order, by PCI
+address; otherwise it is the order in gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
 _sort_gpu_by_links_order(); src/interfaces/gres.c: _foreach_fill_in_gres_devices()). It is not the N of /dev/nvidiaN
-("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). slurmd numbers the
-GPUs again when it starts, without a GPU that is gone. So a number counts only if it can mean a single GPU
-(`slurm_gpu_order`), and if gres.conf lists the GPUs in that order (`lists_gpus_in_order`).
+("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). When slurmd
+starts, it numbers the GPUs anew, without a GPU that is gone. A number is therefore used only if it can mean a single
+GPU (`slurm_gpu_order`), and if gres.conf lists the GPUs in that order (`lists_gpus_in_order`).
 MIG devices are numbered individually, mps and shards by their GPU (gres_c_s.c: "must match the order in which SHARINGs
 are defined").
 """
@@ -21,10 +21,10 @@ from healthd.common.model import Gpu
 from healthd.common.slurm.hostlist import HostListError, contains, expand, expand_all
 from healthd.common.text import is_decimal, regex
 
-# GPUs of this node that Slurm allocated to a job: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () = none.
+# This node's GPUs that Slurm allocated to a job: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () if none.
 AllocatedGpus: TypeAlias = "tuple[str, ...]"
 
-MAX_GPUS = 1024  # more than any node has, MIG devices included
+MAX_GPUS = 1024  # more than any node has, including MIG devices
 SHARES = ("mps", "shard")
 _ENTRY = regex(r"([^:,()]+)((?::[^:,()]*)*)(?:\(([^()]*)\))?(?:,|$)")
 # src/api/job_info.c: slurm_sprint_job_info()
@@ -37,7 +37,7 @@ _UUID = regex(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 def count_gpus(gres: str) -> int | None:
     """Return the number of gres/gpu that Slurm allocates to jobs, from sinfo's Gres ("gpu:h100:8(S:0-1),shard:32").
 
-    GPUs marked no_consume are not counted: Slurm gives them to every job. None: the text is no Gres or has no number.
+    GPUs marked no_consume are not counted, because every job gets them. None: the text is not a Gres or has no number.
     """
     if gres == "(null)":
         return 0
@@ -54,7 +54,7 @@ def count_gpus(gres: str) -> int | None:
 
 
 def count_single_type_gpus(gres: str) -> int | None:
-    """Return the number of GPUs if one entry names all of them, else None.
+    """Return the number of GPUs if one entry covers all of them, or None.
 
     sinfo does not show which of several types Slurm numbers first, and slurm.conf and gres.conf may list them in two
     orders.
@@ -63,10 +63,10 @@ def count_single_type_gpus(gres: str) -> int | None:
 
 
 def parse_job_gpus(text: str, job_id: str, node: str) -> AllocatedGpus | None:
-    """Return the GPUs of the job on this node from `scontrol -d -o show job`; None if they are missing or ambiguous.
+    """Return the job's GPUs on this node from `scontrol -d -o show job`, or None if they are missing or ambiguous.
 
-    A job's name, comment and features are in the same record. They may contain newlines and any text, which makes the
-    record ambiguous. A job is one record; only tasks of one array and parts of one heterogeneous job are several.
+    A job's name, comment and features are in the same record. They may contain newlines and any text, which can make
+    the record ambiguous. A job has one record; only an array's tasks and a heterogeneous job's components have several.
     """
     heads = list(_RECORD.finditer(text))
     groups = {head[1] for head in heads}
@@ -81,10 +81,10 @@ def parse_job_gpus(text: str, job_id: str, node: str) -> AllocatedGpus | None:
 
 
 def parse_prolog_file(text: str, job_id: str) -> AllocatedGpus | None:
-    """Parse the prolog's file: "JOB NUMBERS [UUIDS]", such as "4711 0,3" or "4711 0 GPU-2f3a...". None: empty, or
-    another job.
+    """Parse the prolog's file: "JOB NUMBERS [UUIDS]", such as "4711 0,3" or "4711 0 GPU-2f3a...". Return None if it is
+    empty or about another job.
 
-    Without numbers the GPUs are unknown: Slurm passes no number for a GPU without a device file in gres.conf.
+    Without numbers the GPUs are unknown, because Slurm passes no number for a GPU without a device file in gres.conf.
     """
     parts = text.split()
     if not 2 <= len(parts) <= 3 or parts[0] != job_id:
@@ -93,13 +93,13 @@ def parse_prolog_file(text: str, job_id: str) -> AllocatedGpus | None:
     uuids = parts[2].split(",") if len(parts) == 3 else []
     if len(numbers) > MAX_GPUS or not all(regex("[0-9]{1,4}").fullmatch(number) for number in numbers):
         return None
-    # With AutoDetect=nvml CUDA_VISIBLE_DEVICES has UUIDs (gres_common_prep_set_env()), which need no order.
+    # With AutoDetect=nvml, CUDA_VISIBLE_DEVICES has UUIDs (gres_common_prep_set_env()), which need no order.
     has_uuids = len(uuids) == len(numbers) and all(_UUID.fullmatch(uuid) for uuid in uuids)
     return tuple(uuids if has_uuids else numbers)
 
 
 def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
-    """Yield name, the values after colons, and the text in parentheses. Yields nothing if the text is not such
+    """Yield the name, the values after colons, and the text in parentheses. Yield nothing if the text is not such
     a list.
     """
     found, offset = [], 0
@@ -112,9 +112,9 @@ def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
 
 
 def _numbers(gres: str) -> AllocatedGpus | None:
-    """Parse the GPU numbers of a job's GRES.
+    """Parse the GPU numbers in a job's GRES.
 
-    "gpu:h100:2(IDX:0,3)"; a share of GPU 3 is "shard:2(IDX:3)" in 22.05 and "shard:2(0/4,0/4,0/4,2/4)" in 24.11
+    "gpu:h100:2(IDX:0,3)"; a share of GPU 3 is written "shard:2(IDX:3)" in 22.05 and "shard:2(0/4,0/4,0/4,2/4)" in 24.11
     (gres_ctld_job_build_details(), gres_stepmgr_job_build_details()).
     """
     if gres in ("", "(null)"):
@@ -140,7 +140,7 @@ def _parse_detail(detail: str) -> set[int] | None:
 
 
 def parse_numbers(text: str) -> set[int] | None:
-    """Return the numbers of "0,3-5", or None if the text is anything else or has a number that no node reaches."""
+    """Return the numbers in "0,3-5", or None if the text is anything else or has a number that no node reaches."""
     if not _NUMBERS.fullmatch(text):
         return None
     try:
@@ -151,7 +151,7 @@ def parse_numbers(text: str) -> set[int] | None:
 
 
 def _is_named(node: str, hosts: str) -> bool:
-    """Return True if the host list names this node; False also for text that is not a host list."""
+    """Return True if the host list names this node. Return False for text that is not a host list."""
     try:
         return contains(hosts, node)
     except HostListError:
@@ -162,13 +162,13 @@ def _is_named(node: str, hosts: str) -> bool:
 
 
 def slurm_gpu_order(slurm_count: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
-    """Return the PCI address for each of Slurm's GPU numbers; None if a number is ambiguous.
+    """Return the PCI address for each of Slurm's GPU numbers, or None if a number is ambiguous.
 
-    The order is known if Slurm has as many GPUs as the inventory, and if all orders that it may use are equal: PCI
-    addresses, NVML, and device files from /dev/nvidia0 on (SLURM_JOB_GPUS has the N of a file if Slurm knows it:
+    The order is known if Slurm has as many GPUs as the inventory, and if all orders that it may use are equal: by PCI
+    address, NVML's, and by device file from /dev/nvidia0 on (SLURM_JOB_GPUS has the N of a file if Slurm knows it:
     gres_common_prep_set_env()). gres.conf must confirm that Slurm uses this order.
-    MIG must be on for all GPUs or for none: whole GPUs come before all MIG devices from 24.11 on, and between them in
-    22.05 (_get_system_gpu_list_nvml()).
+    MIG must be on for all GPUs or for none, because whole GPUs come before all MIG devices from 24.11 on, and between
+    them in 22.05 (_get_system_gpu_list_nvml()).
     """
     by_pci = sorted(gpus, key=lambda gpu: gpu.pci)
     if [gpu.minor for gpu in by_pci] != list(range(len(gpus))):
@@ -182,14 +182,14 @@ def slurm_gpu_order(slurm_count: int | None, gpus: Sequence[Gpu]) -> tuple[str, 
 
 
 def pci_by_uuid(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """Return UUID of a GPU or MIG device -> PCI address of the GPU."""
+    """Return a dict that maps the UUID of each GPU or MIG device to the GPU's PCI address."""
     return {uuid: gpu.pci for gpu in gpus for uuid in (gpu.uuid, *gpu.mig) if uuid}
 
 
 def pci_addresses(
     allocated: AllocatedGpus, order: Sequence[str] | None, by_uuid: Mapping[str, str]
 ) -> frozenset[str] | None:
-    """Return the PCI addresses of allocated GPUs, also for MIG devices and shares; None if one is not known."""
+    """Return the PCI addresses of allocated GPUs, MIG devices and shares, or None if one is unknown."""
     found = set()
     for word in allocated:
         if is_decimal(word):
@@ -205,7 +205,7 @@ def pci_addresses(
 # --- gres.conf
 
 GRES_CONF_BYTES = 256 << 10
-MAX_DETECTED = 10  # /dev/nvidia0 to 9: their order as text is that of their numbers
+MAX_DETECTED = 10  # /dev/nvidia0 to 9, which sort equally as text and as numbers
 DETECTED = frozenset({"nvml", "nvidia"})
 _PAIR = regex(r"[ \t]*([A-Za-z_]{1,32})[ \t]*=[ \t]*(?:\"([^\"]*)\"|([^\"\s]+))(?=[ \t]|$)")
 _FILE = regex(r"(?:/[^/]{1,255}){1,32}/nvidia([0-9]{1,4})")
@@ -214,15 +214,15 @@ _FILE = regex(r"(?:/[^/]{1,255}){1,32}/nvidia([0-9]{1,4})")
 def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
     """Return True if gres.conf numbers the GPUs in the order of their device files (/dev/nvidia0 is 0, and so on).
 
-    slurmd numbers GPUs in the order of its list: the lines of gres.conf, or, with AutoDetect, the detected GPUs sorted
+    slurmd numbers GPUs in the order of its list: the lines of gres.conf or, with AutoDetect, the detected GPUs sorted
     by the text of their device files (nvidia10 before nvidia2), then by NVLinks (github.com/SchedMD/slurm,
     src/plugins/gres/gpu/gres_gpu.c: _merge_system_gres_conf()). If lines name several types, slurmctld numbers by type
-    and in the order of slurm.conf. The grammar is that of src/common/parse_config.c. Any line that cannot be parsed and
-    may concern this node counts as another order.
+    and in the order of slurm.conf. src/common/parse_config.c defines the grammar. If a line cannot be parsed and may
+    concern this node, it counts as a different order.
 
     Args:
         text: gres.conf; empty if the file does not exist.
-        gpus: how many GPUs the node has, without MIG devices.
+        gpus: how many GPUs the node has, not counting MIG devices.
     """
     if len(text) >= GRES_CONF_BYTES or "\\" in text:  # truncated, or a line that continues on the next one
         return False
@@ -232,7 +232,7 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
         if not (line := line.partition("#")[0].strip()):
             continue
         pairs = _pairs(line)
-        if pairs is None:  # also "include FILE"
+        if pairs is None:  # this includes "include FILE"
             return False
         if "nodename" in pairs and not _is_named(node, pairs["nodename"]):
             continue
@@ -248,12 +248,12 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
     is_detected = bool(detect & DETECTED)
     if len(types) > 1 or not detect <= DETECTED | {"off"} or (is_detected and gpus > MAX_DETECTED):
         return False
-    # AutoDetect in a line of this node overrides the global one: without device files both must detect the GPUs.
+    # AutoDetect in this node's line overrides the global one. Without device files, both must detect the GPUs.
     return files == list(range(gpus)) or (not files and is_detected and "off" not in detect)
 
 
 def _pairs(line: str) -> Mapping[str, str] | None:
-    """Return the "Key=Value" words of a line by lower-case key, or None if it has any other word."""
+    """Return a line's "Key=Value" words by lower-case key, or None if it has any other word."""
     found = dict(_words(line))
     return None if "" in found else found
 
@@ -270,7 +270,7 @@ def _words(line: str) -> Iterator[tuple[str, str]]:
 
 
 def _device_numbers(files: str) -> list[int] | None:
-    """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4", or None unless all are files of GPUs."""
+    """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4", or None unless all are device files of GPUs."""
     try:
         names = expand_all(files, MAX_GPUS)
     except HostListError:

@@ -1,4 +1,4 @@
-"""Slurm's host lists: "rack[1-2]n[01-04,7],login1" names ten nodes of two racks, and one more.
+"""Slurm's host lists: "rack[1-2]n[01-04,7],login1" names ten nodes in two racks, and one more.
 
 Rule: src/common/hostlist.c of https://github.com/SchedMD/slurm. Commas and blanks separate the parts. Brackets contain
 numbers and ranges, and one name may have several brackets. A number is padded with zeros to the width of the range's
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from healthd.common.errors import HealthdError
 from healthd.common.text import is_decimal, redacted, regex
 
-MAX_NODES = 65_536  # the limit of a Slurm cluster: MAX_SLURM_NODES, 64K
+MAX_NODES = 65_536  # the limit for a Slurm cluster: MAX_SLURM_NODES, 64K
 MAX_DIGITS = 18
-MAX_NAME = 1_024  # characters of one name
+MAX_NAME = 1_024  # maximum length of one name
 
 _PART = regex(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 _BETWEEN = regex(r"[\s,]*")
@@ -25,19 +25,19 @@ _UNPRINTABLE = regex(r"[\x00-\x08\x0b-\x1f\x7f]")  # all except separators
 
 
 class HostListError(HealthdError, ValueError):
-    """A text is no host list."""
+    """Raised if a text is not a host list."""
 
 
 def expand(text: str, limit: int = MAX_NODES) -> tuple[str, ...]:
-    """Return the names, each once, in the order in which they are first named. "" names none.
+    """Return the names without duplicates, in the order of their first occurrence. "" names none.
 
-    Raises HostListError, before any name is made if there would be more than `limit`.
+    Raises HostListError. If there would be more than `limit` names, it is raised before any name is made.
     """
     return tuple(dict.fromkeys(expand_all(text, limit)))
 
 
 def expand_all(text: str, limit: int = MAX_NODES) -> list[str]:
-    """Return the names in their order, repeated as often as the list names them. Raises HostListError, as `expand`."""
+    """Return the names in order, including duplicates. Raises HostListError, as `expand`."""
     if "[" not in text and "]" not in text and not _UNPRINTABLE.search(text):
         names = text.replace(",", " ").split()
         if len(names) > limit:
@@ -59,12 +59,12 @@ def expand_all(text: str, limit: int = MAX_NODES) -> list[str]:
 
 
 def contains(text: str, name: str) -> bool:
-    """Return True if the list names this host, without making its names. Raises HostListError."""
+    """Return True if the list names this host, without expanding it. Raises HostListError."""
     return any(_part_names(part, name) for part in _parts(text))
 
 
 def _part_names(part: str, name: str) -> bool:
-    """Match `name` piece by piece; `ends` are the offsets in it where the pieces so far may end."""
+    """Match `name` piece by piece. `ends` are the offsets in `name` where the pieces so far may end."""
     ends = {0}
     for match in _PIECE.finditer(part):
         piece = _piece(match[1], match[2])
@@ -92,13 +92,13 @@ def _parts(text: str) -> list[str]:
     while offset < len(text):
         part = _PART.match(text, offset)
         if part is None:
-            raise HostListError(f"brackets that do not close in {redacted(text)}")
+            raise HostListError(f"unclosed brackets in {redacted(text)}")
         if len(part[0].partition("[")[0]) > MAX_NAME:
             raise HostListError(f"a name of more than {MAX_NAME} characters")
         between = _BETWEEN.match(text, part.end())
         assert between is not None
         if part.end() < len(text) and between.end() == part.end():
-            raise HostListError(f"brackets that do not close in {redacted(text)}")
+            raise HostListError(f"unclosed brackets in {redacted(text)}")
         parts.append(part[0])
         offset = between.end()
     return parts
@@ -128,12 +128,12 @@ def _pad(number: int | str, width: int) -> str:
 
 
 def to_hostlist(names: Iterable[str]) -> str:
-    """Return the host list of these names, in the order of their numbers: "gpu[1-3,7],login1".
+    """Return the host list for these names, in the order of their numbers: "gpu[1-3,7],login1".
 
-    Ranges use the last number of a name, with the zeros before it: gpu09 and gpu10 are one range. A name that no host
+    Ranges use the last number in a name, with its leading zeros: gpu09 and gpu10 are one range. A name that no host
     list can contain (a blank, a comma, a bracket) is listed unchanged.
     """
-    digits: dict[tuple[str, str], set[str]] = {}  # (before, after) -> numbers as they are written
+    digits: dict[tuple[str, str], set[str]] = {}  # maps (before, after) to the numbers as written
     plain: list[str] = []
     for name in set(names):
         if found := _LAST_NUMBER.fullmatch(name):

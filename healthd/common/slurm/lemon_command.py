@@ -1,4 +1,4 @@
-"""Command that drains a lemon, and its Reason. Pure."""
+"""Command that drains a lemon, and the Reason for the drain. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from healthd.common.slurm import commands
 from healthd.common.slurm.drain_reason import LEMON, MAX_CHARACTERS
 from healthd.common.text import regex
 
-# One node's name for Slurm, and one word for a shell: never an option, a host list or "ALL". The name comes from a
+# One node's name for Slurm that is one word for a shell: never an option, a host list or "ALL". The name comes from a
 # store and may be anything.
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -18,12 +18,12 @@ def is_node_name(name: str) -> bool:
 
 
 def lemon_reason(text: str) -> str:
-    """Return one line of printable ASCII that slurmdbd does not truncate, without quotes and shell syntax."""
+    """Return a Reason: one line of printable ASCII that slurmdbd does not truncate, without quotes or shell syntax."""
     return (LEMON + regex(r"[^A-Za-z0-9 ,;:()./%_+=-]+").sub(" ", text).strip())[:MAX_CHARACTERS].rstrip()
 
 
 def shell_command(name: str, text: str) -> str | None:
-    """Return the command for a shell; None for an invalid name."""
+    """Return the command for a shell, or None for an invalid name."""
     if not is_node_name(name):
         return None
     *first, last = commands.drain(name, lemon_reason(text))

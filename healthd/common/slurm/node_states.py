@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 REBOOT = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT^", "REBOOT"})
-# Slurm's power saving removes a drain when it powers a node off; UNDRAIN would undo POWER_DOWN_ASAP.
+# Slurm's power saving removes a drain when it powers off a node. UNDRAIN would undo POWER_DOWN_ASAP.
 POWER = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN", "POWERED_DOWN", "POWER_UP", "POWERING_UP"})
 NOT_RESUMABLE = REBOOT | POWER | {"DOWN", "INVALID_REG"}
 DRAINED_STATES = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})

@@ -1,11 +1,11 @@
-"""Parsers for the output of Slurm's commands. Pure: any input gives a value or one SlurmError, never another error.
+"""Parsers for the output of Slurm's commands. Pure. Any input gives a value or one SlurmError, never another error.
 
-Tables come from sinfo and squeue with columns of a fixed width in bytes (commands.py). They are parsed as bytes: a
-record is found by its length and a value by its offset, so no text that a person typed into Slurm (a Reason, a comment,
-the name of a partition) can move another value or end a record.
+Tables come from sinfo and squeue, with columns of a fixed width in bytes (commands.py). They are parsed as bytes. A
+record is found by its length and a value by its offset, so no text that a person entered in Slurm (a Reason, a comment,
+a partition's name) can shift another value or end a record.
 
-Displays skip rows that cannot be read and count them. A limit is never computed from a part of a table: one unreadable
-row raises SlurmError.
+Displays skip rows that cannot be read, and count them. A limit is never computed from an incomplete table: a single
+unreadable row raises SlurmError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from healthd.common.slurm.node_states import DRAINED_STATES
 from healthd.common.text import is_decimal, regex
 from healthd.common.values import Value
 
-# These become arguments of a command. A name is "12", "12_3" or "20+1".
+# These become a command's arguments. A name is "12", "12_3" or "20+1".
 _JOB_ID = regex("[0-9]{1,10}")
 _JOB_NAME = regex(r"[0-9][0-9_+,%\[\]-]*")
 
@@ -42,9 +42,9 @@ _JOB_NAME = regex(r"[0-9][0-9_+,%\[\]-]*")
 class Job(Value, frozen=True):
     """A job on this node.
 
-    name     the argument for `scontrol requeue`: "12"; "12_3" for one task of an array (the plain number would be the
-             whole array); the leader's number for a component of a heterogeneous job
-    comment  the AdminComment; None if it cannot be written back unchanged
+    name     the argument for `scontrol requeue`: "12"; "12_3" for one of an array's tasks (the plain number would mean
+             the whole array); the leader's number for a component of a heterogeneous job
+    comment  the AdminComment, or None if it cannot be written back unchanged
     """
 
     id: str
@@ -62,14 +62,14 @@ class SlurmError(HealthdError):
 
 
 class NoSuchNode(SlurmError):
-    """Slurm answered and has no node with this name."""
+    """Slurm answered, but has no node with this name."""
 
 
 def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], int]:
-    """Split a table into records and these into values, without the padding.
+    """Split a table into records, and the records into values without padding.
 
-    Returns the records before the first one that does not end where its columns do (the output was cut or has another
-    format), and how many records are missing: the length of the rest over that of a record, rounded up.
+    Return the records before the first one that does not end where its columns do (the output was truncated or has a
+    different format), and how many records are missing: the length of the rest divided by a record's, rounded up.
     """
     width = sum(size for _, size in columns)
     found: list[list[bytes]] = []
@@ -93,24 +93,24 @@ def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[
 
 
 def describe_unread(rows: int) -> str:
-    """Return the sentence for a display that lacks this many rows; "" for 0."""
-    return f"{rows} {'row' if rows == 1 else 'rows'} of sinfo could not be read" if rows else ""
+    """Return the sentence for a display that lacks this many rows, or "" for 0."""
+    return f"{rows} {'row' if rows == 1 else 'rows'} from sinfo could not be read" if rows else ""
 
 
 def _text(value: bytes) -> str:
-    r"""Decode a value for display and comparison: invalid UTF-8 as \xff, each run of blanks as one blank."""
+    r"""Decode a value for display and comparison, with invalid UTF-8 as \xff and each run of blanks as one blank."""
     return " ".join(value.decode("utf-8", "backslashreplace").split())
 
 
 def _number(text: str) -> int | None:
-    """Parse a decimal number of at most 20 digits (int() raises at 5,000 digits); None for other text."""
+    """Parse a decimal number of at most 20 digits (int() raises at 5,000 digits). Return None for other text."""
     return int(text) if regex("[0-9]{1,20}").fullmatch(text) else None
 
 
 def parse_node(data: bytes, name: str) -> NodeState:
-    """Parse NODE_COLUMNS of one node, one row for each partition. Unreadable rows are skipped and counted.
+    """Parse one node's NODE_COLUMNS, one row for each partition. Unreadable rows are skipped and counted.
 
-    Raises NoSuchNode if no partition has the node, SlurmError if none of its rows can be read.
+    Raises NoSuchNode if no partition contains the node, SlurmError if none of its rows can be read.
     """
     table, unread = readable_records(data, NODE_COLUMNS)
     counts = [_number(_text(row[1])) for row in table]
@@ -139,25 +139,25 @@ def parse_node(data: bytes, name: str) -> NodeState:
 
 
 def _flags(state: bytes) -> frozenset[str] | None:
-    """Split a node's state at "+", upper case; None if it is not a state."""
-    # up to 20.x, "*" and similar marks are inside the state: "down*+drain"
+    """Split a node's state at "+" and convert it to upper case. Return None if it is not a state."""
+    # up to 20.x, "*" and similar marks may be inside the state: "down*+drain"
     flags = [word.strip("*~#%!$@^-").upper() for word in _text(state).split("+")]
     return frozenset(flags) if all(regex(r"[A-Z_]+").fullmatch(word) for word in flags) else None
 
 
 def _untruncated(value: bytes, width: int) -> str | None:
-    """Return the text of a value, or None if it fills its column and may have been cut."""
+    """Return the text of a value, or None if it fills its column and may have been truncated."""
     return _text(value) if len(value) < width else None
 
 
 def parse_whole_reason(data: bytes) -> str | None:
-    """Parse REASON_COLUMNS: the exact Reason, for writing it back; None if it may have been truncated.
+    """Parse REASON_COLUMNS. Return the exact Reason, for writing it back, or None if it may have been truncated.
 
-    Bytes that are not UTF-8 are lone surrogates ("surrogateescape"). Raises SlurmError.
+    Bytes that are not UTF-8 become lone surrogates ("surrogateescape"). Raises SlurmError.
     """
     reasons = {reason for nodes, reason in records(data, REASON_COLUMNS) if _number(_text(nodes))}
     if len(reasons) != 1:
-        raise SlurmError(f'sinfo printed no reason of one node: "{_short(data)}"')
+        raise SlurmError(f'sinfo printed no reason for one node: "{_short(data)}"')
     (reason,) = reasons
     return reason.decode("utf-8", "surrogateescape") if len(reason) < REASON_COLUMNS[-1][1] else None
 
@@ -165,18 +165,18 @@ def parse_whole_reason(data: bytes) -> str | None:
 def require_partitions(node: NodeState) -> frozenset[str]:
     """Return all partitions of a node. Raises SlurmError if a row of the node could not be read."""
     if node.unread_rows:
-        raise SlurmError(f"the partitions of {node.name} are not known: {describe_unread(node.unread_rows)}")
+        raise SlurmError(f"the partitions of {node.name} are unknown: {describe_unread(node.unread_rows)}")
     return node.partitions
 
 
 def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[PartitionCount]:
-    """Parse FLEET_COLUMNS: the size of each of these partitions, and how many of its nodes healthd has drained.
+    """Parse FLEET_COLUMNS. Return the size of each of these partitions, and how many of its nodes healthd has drained.
 
-    Drains of daemons and of `fleet lemons --apply` up to `until` (epoch seconds) count. A node counts as drained by its
+    Drains by daemons and by `fleet lemons --apply` up to `until` (epoch seconds) count. A node counts as drained by its
     state, because from 24.11 on a Reason outlives its drain. If Slurm replaced healthd's Reason ("Kill task failed"),
     the drain looks like Slurm's own and is not counted.
 
-    Raises SlurmError, and gives no count, if one record cannot be read or a partition is missing.
+    Raises SlurmError, and returns no count, if one record cannot be read or a partition is missing.
     """
     nodes = dict.fromkeys(partitions, 0)
     drained = dict.fromkeys(partitions, 0)
@@ -193,35 +193,35 @@ def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[
             nodes[name] += count
             drained[name] += count if is_drained and is_healthds else 0
     if not partitions or not all(nodes.values()):
-        raise SlurmError(f"sinfo printed no nodes of the partitions {', '.join(sorted(partitions))}")
+        raise SlurmError(f"sinfo printed no nodes for the partitions {', '.join(sorted(partitions))}")
     return [PartitionCount(name, nodes[name], drained[name]) for name in sorted(partitions)]
 
 
 def _is_healthds(reason: bytes) -> bool:
-    """Return True for a Reason of a healthd daemon or of `fleet lemons --apply`, cut at len(PREFIX) bytes."""
+    """Return True for a Reason by a healthd daemon or by `fleet lemons --apply`, truncated to len(PREFIX) bytes."""
     return reason == PREFIX.strip().encode() or reason.startswith(LEMON.strip().encode())
 
 
 def parse_lemons(data: bytes) -> frozenset[str]:
-    """Parse DRAINED_COLUMNS: the nodes that `fleet lemons --apply` drained.
+    """Parse DRAINED_COLUMNS. Return the nodes that `fleet lemons --apply` drained.
 
-    Raises SlurmError if a record cannot be read or the name of a lemon fills its column: two truncated names may be
+    Raises SlurmError if a record cannot be read, or if a lemon's name fills its column: two truncated names may be
     equal, and the limit would count them as one node.
     """
     names = [name for name, reason in records(data, DRAINED_COLUMNS) if reason == LEMON.strip().encode()]
     width = DRAINED_COLUMNS[0][1]
     if cut := [name for name in names if len(name) >= width or not name]:
-        raise SlurmError(f'sinfo printed no name of a node of less than {width} bytes: "{_short(cut[0])}"')
+        raise SlurmError(f'sinfo printed no node name of less than {width} bytes: "{_short(cut[0])}"')
     return frozenset(map(_text, names))
 
 
 def parse_cluster_size(text: str) -> int:
-    """Return the number of nodes of the largest partition in `scontrol -o show partition`; 0 if there is none."""
+    """Return the number of nodes in the largest partition from `scontrol -o show partition`, or 0 if there is none."""
     return max(map(int, regex(r"\bTotalNodes=([0-9]{1,20})\b").findall(text)), default=0)
 
 
 def parse_listpids(text: str) -> list[str]:
-    """Return the job ids in `scontrol listpids`, each once, in order. Raises SlurmError.
+    """Return the job ids from `scontrol listpids`, in order and without duplicates. Raises SlurmError.
 
     A last line without its newline is dropped: if scontrol was killed or printed too much, its number may be truncated.
     """
@@ -237,14 +237,14 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def parse_processes(text: str) -> dict[int, str]:
-    """Return pid -> job id from `scontrol listpids`. A step with unknown processes has the pid -1."""
+    """Return a dict of pids and job ids from `scontrol listpids`. A step with unknown processes has the pid -1."""
     rows = [line.split() for line in _whole_lines(text)[1:]]
     pids = [(_number(row[0]), row[1]) for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])]
     return {pid: job for pid, job in pids if pid is not None}
 
 
 def parse_job(data: bytes, job_id: str) -> Job | None:
-    """Parse JOB_COLUMNS and return the job with this id (for an array's number squeue prints its other tasks too).
+    """Parse JOB_COLUMNS and return the job with this id (for an array, squeue also prints the other tasks).
 
     Returns None if squeue printed nothing. Raises SlurmError.
     """
@@ -256,7 +256,7 @@ def parse_job(data: bytes, job_id: str) -> Job | None:
         if count is None or not _JOB_NAME.fullmatch(name) or not state:
             raise SlurmError(f'squeue printed no job {job_id}: "{_short(b" ".join(record))}"')
         # A count: slurmctld adds 1 when it requeues a job that was missing on its node or could not be launched
-        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). Only 0 means that it is no batch job.
+        # (job_mgr.c: batch_flag++ in _job_complete() and _job_requeue_op()). Only 0 means that it is not a batch job.
         is_batch = bool(_number(batch))
         comment = _comment(record[-1])
         return Job(job_id, name.partition("+")[0], state, is_batch, _time(start), count, requeue == "1", comment)
@@ -266,7 +266,7 @@ def parse_job(data: bytes, job_id: str) -> Job | None:
 
 
 def _comment(value: bytes) -> str | None:
-    """Decode an AdminComment exactly, because it is written back; None if it may be truncated or is not UTF-8."""
+    """Decode an AdminComment exactly, because it is written back. Return None if it may be truncated or not UTF-8."""
     try:
         comment = value.decode()
     except UnicodeDecodeError:
@@ -277,7 +277,7 @@ def _comment(value: bytes) -> str | None:
 
 
 def parse_slurmctld_start(text: str) -> float:
-    """Return the start time of slurmctld (BOOT_TIME of `scontrol show config`). Raises SlurmError."""
+    """Return slurmctld's start time (BOOT_TIME in `scontrol show config`). Raises SlurmError."""
     found = regex(r"^BOOT_TIME\s*=\s*(\S+)", re.MULTILINE).search(text)
     started = _time(found[1]) if found else 0.0
     if not started:
@@ -286,18 +286,18 @@ def parse_slurmctld_start(text: str) -> float:
 
 
 def parse_controller(text: str) -> str:
-    """Return an identity of the slurmctld that answered `scontrol show config`: "BOOT_TIME HOST".
+    """Return an identity for the slurmctld that answered `scontrol show config`: "BOOT_TIME HOST".
 
-    BOOT_TIME is the start of its process (22.05 to 26.05, src/slurmctld/controller.c: slurmctld_config.boot_time). A
-    backup keeps it when it takes over. HOST is the first controller that responds, since two may have started in the
-    same second; a standby backup responds too. Raises SlurmError.
+    BOOT_TIME is when its process started (22.05 to 26.05, src/slurmctld/controller.c: slurmctld_config.boot_time). A
+    backup keeps it when it takes over. HOST is the first controller that responds, because two may have started in the
+    same second. A standby backup responds too. Raises SlurmError.
     """
     up = regex(r"^Slurmctld\([^()]*\) at (\S+) is UP", re.MULTILINE).search(text)
     return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
 
 
 def _time(text: str) -> float:
-    """Return epoch seconds, from a number or from the local time that Slurm prints by default; 0 if it is neither."""
+    """Return epoch seconds, from a number or from the local time that Slurm prints by default; else 0."""
     if is_decimal(text):
         return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
     try:
@@ -310,7 +310,7 @@ def describe_failure(argv: Argv, result: CommandResult) -> str:
     """Describe a failed command: "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
-        note = "; slurmctld may still do it" if argv[1] in ("update", "requeue", "requeuehold") else ""
+        note = "; slurmctld may still execute it" if argv[1] in ("update", "requeue", "requeuehold") else ""
         return f"{command} did not end in time{note}"
     lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
     if "Invalid user id" in result.stderr:
@@ -319,13 +319,13 @@ def describe_failure(argv: Argv, result: CommandResult) -> str:
 
 
 def is_not_sent(result: CommandResult) -> bool:
-    """Return True if slurmctld certainly did not get the request. After "Socket timed out" it may have."""
+    """Return True if slurmctld certainly did not receive the request. After "Socket timed out" it may have."""
     not_sent = regex(r"\(connect failure\)|Munge encode failed").search(result.stderr)
     return result.status == 127 or not_sent is not None
 
 
 def is_refused(result: CommandResult) -> bool:
-    """Return True if a change was certainly not made: slurmctld refused it or never got it."""
+    """Return True if a change was certainly not made, because slurmctld refused it or never received it."""
     if is_invalid_state(result):
         return False
     return result.status != 0 and (is_not_sent(result) or not is_slurmctld_unreachable(result))
@@ -334,7 +334,7 @@ def is_refused(result: CommandResult) -> bool:
 def is_invalid_state(result: CommandResult) -> bool:
     """Return True for the answer "Invalid node state specified", after which the change may or may not have been made.
 
-    UNDRAIN of a node in state UNKNOWN+DRAIN gives this answer and removes the drain all the same (22.05.8).
+    UNDRAIN for a node in state UNKNOWN+DRAIN gives this answer but removes the drain nevertheless (22.05.8).
     """
     return result.status != 0 and "Invalid node state specified" in result.stderr
 
@@ -349,7 +349,7 @@ def is_unknown_job(result: CommandResult) -> bool:
 
 
 def is_slurmctld_unreachable(result: CommandResult) -> bool:
-    """Return True if slurmctld did not answer, so that the next command would also wait in vain."""
+    """Return True if slurmctld did not answer, so that the next command would also time out."""
     unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
     return result.status is None or is_not_sent(result) or regex(unanswered).search(result.stderr) is not None
 

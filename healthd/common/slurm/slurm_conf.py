@@ -1,4 +1,4 @@
-"""Values from slurm.conf on this node, read without a request to slurmctld. Files that it includes are not read.
+"""Values from slurm.conf on this node, read without a request to slurmctld. Included files are not read.
 
 The daemon leaves this to the worker, because the folder may be on a network file system.
 """
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from healthd.common.text import regex
 
 MAX_BYTES = 4 << 20
-# Where slurmd stores what it received ("configless"), then where packages and builds from source look.
+# First the folder where slurmd stores received files ("configless"), then those that packages and source builds use.
 FILES = ("etc/slurm/slurm.conf", "run/slurm/conf/slurm.conf", "usr/local/etc/slurm.conf", "opt/slurm/etc/slurm.conf")
 NO_LIMIT = float("inf")
 
 
 def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return ClusterName, or "" if it is not known. Raises OSError if a file exists and cannot be read."""
+    """Return ClusterName, or "" if it is unknown. Raises OSError if a file exists and cannot be read."""
     for path in _paths(root, environment):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -30,7 +30,7 @@ def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def parse_cluster_name(text: str) -> str:
-    """Return ClusterName, or "" if the text has none that is valid.
+    """Return ClusterName, or "" if the text has no valid one.
 
     "Any upper case letters in the name will be silently mapped to lower case" (slurm.conf(5)), as in sacct.
     """
@@ -44,7 +44,7 @@ def parse_cluster_name(text: str) -> str:
 def epilog_timeout(root: str, environment: Mapping[str, str] = os.environ) -> float:
     """Return how many seconds Slurm lets an epilog run; infinity if no readable file sets a limit.
 
-    Slurm ends an epilog that takes longer and drains the node (slurm.conf(5): EpilogTimeout, PrologEpilogTimeout).
+    Slurm kills an epilog that takes longer, and drains the node (slurm.conf(5): EpilogTimeout, PrologEpilogTimeout).
     An epilog must not call scontrol, so the limit is read from the file.
     """
     for path in _paths(root, environment):

@@ -1,16 +1,16 @@
-"""Counters of a node while a job runs: bytes of its InfiniBand ports, bytes of its GPUs' NVLinks and PCIe links, and
+"""Node counters while a job runs: bytes on its InfiniBand ports, bytes on its GPUs' NVLinks and PCIe links, and
 energy.
 
 - ib: port_rcv_data and port_xmit_data, in units of four bytes (Linux, sysfs-class-infiniband). The descriptors stay
   open: a read at offset 0 queries the driver again, and opening costs more than reading. mlx5 queries the adapter's
-  firmware for each counter; this takes time, but no CPU time.
+  firmware for each counter, which takes time but no CPU time.
 - nvlink, pcie: one NVML call per GPU (nvml.FIELDS_COUNTED). nvmlDeviceGetPcieThroughput is not used: it counts for 20
-  ms within the call (nvml.h) and does not accumulate. A driver that counts PCIe bytes in 32 bits (580 on an H100) gives
-  no pcie: such a counter overflows within a tenth of a second.
-- power: the driver's mean over the last second, accumulated here, if the driver reports one. Otherwise the energy
-  counter of the driver. On an H100 (driver 580) that costs 4.1 ms of a core per GPU; the mean costs 0.006 ms.
+  ms within the call (nvml.h) and does not accumulate. A driver that counts PCIe bytes in 32 bits (580 on an H100)
+  provides no pcie: such a counter overflows within a tenth of a second.
+- power: the driver's mean over the last second, accumulated here, if the driver reports one. Otherwise the
+  driver's energy counter. On an H100 (driver 580), that costs 4.1 ms of a core per GPU; the mean costs 0.006 ms.
 
-Each source is read as a whole: name -> part -> count. A part that cannot be read is missing.
+Each source is read as a whole, as counts by name and part. A part that cannot be read is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IB, POWER = "ib", "power"
 GPU_SOURCES = ("nvlink", "pcie", POWER)
 SOURCES = (*GPU_SOURCES, IB)
 COUNTERS = ("port_rcv_data", "port_xmit_data")
-MAX_COUNT_BYTES = 24  # of the text of a counter: 2**64 has 20 digits
+MAX_COUNT_BYTES = 24  # of a counter's text; 2**64 has 20 digits
 MAX_PORTS = 64
 WIDTHS = (64, 32)
 
@@ -47,8 +47,8 @@ class NoCounters(HealthdError):
 class Source(Protocol):
     """A source of counters.
 
-    open: returns a sentence about missing counters, or "". Raises OSError or HealthdError if the source is not
-    available. narrow: leaves out half of the parts. Returns False if there is only one part.
+    open: Return a sentence about missing counters, or "". Raises OSError or HealthdError if the source is not
+    available. narrow: Leave out half of the parts. Returns False if there is only one part.
     """
 
     def open(self) -> str: ...
@@ -58,7 +58,7 @@ class Source(Protocol):
 
 
 class IbPorts:
-    """InfiniBand ports of the node below `host.root`."""
+    """InfiniBand ports of the node whose tree is below `host.root`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -72,7 +72,7 @@ class IbPorts:
                 for name in COUNTERS:
                     path = self._host.path(infiniband.path(port, f"counters/{name}"))
                     opened.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-            except OSError:  # the driver of this port has no counters, or the adapter is being removed
+            except OSError:  # the port's driver has no counters, or the adapter is being removed
                 for descriptor in opened:
                     os.close(descriptor)
                 continue
@@ -117,12 +117,13 @@ class GpuCounters:
         self._host = host
         self._requested = self._names = tuple(names)
         self._clock = clock
-        self._energy: dict[str, tuple[float, float]] = {}  # PCI address -> time of last read, millijoules so far
+        self._energy: dict[str, tuple[float, float]] = {}  # time of last read and millijoules so far, by PCI address
         self._gpu_limit: int | None = None
 
     def open(self) -> str:
-        """Open the source. Counters that no GPU reports are not read again: two unsupported PCIe counters cost 0.3 ms
-        on an H100.
+        """Open the source.
+
+        Counters that no GPU reports are not read again, since two unsupported PCIe counters cost 0.3 ms on an H100.
         """
         if not self._host.gpus():
             raise NoCounters("no GPU responds to NVML")
@@ -136,14 +137,14 @@ class GpuCounters:
         if has_answer:  # otherwise unknown: the failure may be temporary
             self._names = tuple(name for name in self._requested if name in available)
         missing = ", ".join(name for name in self._requested if name not in self._names)
-        return f"no GPU of this node has a usable counter for {missing}" if missing else ""
+        return f"no GPU on this node has a usable counter for {missing}" if missing else ""
 
     def read(self) -> Counts:
         counts: dict[str, dict[str, int]] = {name: {} for name in self._names}
         for gpu in self._host.gpus()[: self._gpu_limit]:
             try:
                 gpu_counts = self._read_gpu(gpu)
-            except (HealthdError, ValueError):  # the GPU is lost: the checks report that
+            except (HealthdError, ValueError):  # the GPU is lost, which the checks report
                 continue
             for name, count in gpu_counts.items():
                 counts[name][gpu.pci] = count
@@ -172,7 +173,7 @@ class GpuCounters:
 
 
 def parse_count(text: bytes) -> int:
-    """Return the value of a counter from its text in sysfs. Raises ValueError."""
+    """Parse a counter's text from sysfs. Raises ValueError."""
     digits = text.decode("ascii", "replace").strip()
     if len(text) >= MAX_COUNT_BYTES or not is_decimal(digits):
         raise ValueError(f"not a count: {digits[:40]!r}")
@@ -182,7 +183,7 @@ def parse_count(text: bytes) -> int:
 class CounterTotal:
     """Sum of the growth of all parts of a source since the first reading.
 
-    A part counts from its second reading on. After a counter reset, its growth is 0 once.
+    A part counts from its second reading. After a counter reset, its growth is 0 once.
     """
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ class CounterTotal:
         self._total = 0
 
     def add(self, counts: Mapping[str, int]) -> int | None:
-        """Return the total, or None if no part was in the previous reading: the growth since then is unknown."""
+        """Return the total, or None if no part was in the previous reading, so that the growth is unknown."""
         last, self._last = self._last, counts
         pairs = [(last[part], count) for part, count in counts.items() if part in last]
         if not pairs:
@@ -200,7 +201,7 @@ class CounterTotal:
 
 
 def growth(before: int, now: int) -> int:
-    """Return the growth between two readings, with overflow at the width of the counter. 0 after a reset."""
+    """Return the growth between two readings, allowing for overflow at the counter's width. It is 0 after a reset."""
     if now >= before:
         return now - before
     for bits in WIDTHS:

@@ -1,4 +1,4 @@
-"""Parser for the messages of ranks. Pure functions: untrusted bytes in, a value or None out.
+"""Parser for messages from ranks. Pure functions that take untrusted bytes and return a value or None.
 
 The format is defined in healthd/client.py, which has no imports from healthd so that it can be copied. A test packs
 messages there and parses them here.
@@ -19,9 +19,9 @@ MAX_STEPS = 10**7
 
 
 class StepMessage(NamedTuple):
-    """Message of a rank about its steps.
+    """A rank's message about its steps.
 
-    rank, local_rank: as the rank reports them, -1 if it does not. steps: number of steps in this message. seconds: mean
+    rank, local_rank: as reported by the rank, -1 if not reported. steps: number of steps in this message. seconds: mean
     duration of a step. busy, wait: mean time of the rank's own work and of waiting, or None if not reported.
     """
 
@@ -39,7 +39,7 @@ def parse(message: bytes) -> StepMessage | None:
     if message[:4] != MAGIC or not _FORMAT.size <= len(message) <= MAX_BYTES:
         return None
     _, rank, local_rank, step, steps, seconds, busy, wait = _FORMAT.unpack_from(message)
-    # Written so that NaN is rejected too.
+    # Written so that NaN is also rejected.
     if not (MIN_SECONDS <= seconds <= MAX_SECONDS and 1 <= steps <= MAX_STEPS and rank >= -1 and local_rank >= -1):
         return None
     return StepMessage(rank, local_rank, step, steps, seconds, _optional_seconds(busy), _optional_seconds(wait))

@@ -1,7 +1,7 @@
-"""Document from the live process to the daemon's check: RUNTIME_DIR/failslow.json, described in docs/json.md. Pure
+"""Document from the live process for the daemon's check: RUNTIME_DIR/failslow.json (see docs/json.md). Pure
 functions.
 
-The check treats it like any other file of the machine: unexpected content raises a DecodeError.
+The check treats it like any other file on the machine: unexpected content raises a DecodeError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from healthd.common.values import DecodeError, decode
 
 FILE = "failslow.json"
 SCHEMA = 1
-MAX_RECENT = 32  # ended jobs
+MAX_RECENT = 32  # ended jobs to keep
 MAX_BYTES = 1 << 20
 MAX_SENTENCE = 200  # characters of a sentence
 
@@ -23,16 +23,16 @@ MAX_SENTENCE = 200  # characters of a sentence
 class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
     """One job on this node.
 
-    ranks         number of ranks that reported steps here; 1 for counters, which show the job as a whole
+    ranks         number of ranks that reported steps here; 1 for counters, which show only the whole job
     source        "client": reported by the job; "counters": read by root
     since         when the slowness began (epoch seconds), None while the job is not slow
-    slowdown      0.26: 26 % slower than before, for the slowest rank
+    slowdown      0.26 means 26 % slower than before, for the slowest rank
     lost_seconds  time lost in slow iterations, summed over this node's ranks
-    suspect       PCI address of the GPU of the only rank that works longer, "" if no rank is named
-    rank          that rank, as the job names it, "" if no rank is named
+    suspect       PCI address of the GPU used by the only rank that works longer, "" if no rank is named
+    rank          that rank, as named by the job, "" if no rank is named
     cause         a failslow.model.Cause, "" if not slow
     evidence      sentences without a full stop
-    node_changed  True if the evidence includes a fault of this node's hardware, read by root, from that time
+    node_changed  True if the evidence, read by root, includes a hardware fault on this node from that time
     ended         when the job ended, None while it runs
     """
 
@@ -52,11 +52,11 @@ class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
-    """Dropped input since the process started.
+    """Input dropped since the process started.
 
     oversized, malformed: messages. strangers: connections from processes outside any job. series, jobs: connections
-    beyond the limits. flood: times that a connection had to wait because its messages exceeded the budget.
-    file_descriptors: accept(2) failed because no descriptor was left; the connections wait.
+    beyond the limits. flood: number of times a connection had to wait because its messages exceeded the budget.
+    file_descriptors: number of times accept(2) failed because no descriptor was left; the connections wait.
     """
 
     oversized: int = 0
@@ -71,7 +71,7 @@ class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
 class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds lost in slow iterations since the process started, including jobs that ended.
 
-    client: summed over the ranks that reported here. counters: as counters show it, for whole jobs.
+    client: sum over the ranks that reported here. counters: as shown by counters, for whole jobs.
     """
 
     client: float = 0.0
@@ -79,10 +79,10 @@ class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LiveDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the document.
+    """Contents of the document.
 
-    paused_until: detection is paused until then, 0 if it is not. problems: why a source gives no data. sampling: the
-    sampler's share of a core, None if sampling is off.
+    paused_until: time until which detection is paused, 0 if it is not. problems: why a source provides no data.
+    sampling: the sampler's share of a core, None if sampling is off.
     """
 
     written: float
@@ -105,7 +105,7 @@ def parse(text: str) -> LiveDocument:
     """Parse the document. Raises DecodeError."""
     document = decode(LiveDocument, text)
     if document.schema != SCHEMA:
-        raise DecodeError(f"not of schema {SCHEMA}")
+        raise DecodeError(f"does not have schema {SCHEMA}")
     return document
 
 

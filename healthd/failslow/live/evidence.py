@@ -1,9 +1,9 @@
-"""Changes on this node when a job became slow: readings before the onset compared with readings since. Pure functions.
+"""Changes on this node when a job became slow: compares readings before the onset with readings since. Pure functions.
 
-Each comparison compares one value with itself on the same node and reports both numbers. A change is not a verdict: the
-slowness was measured elsewhere, and these are the places to check next, the most likely explanation first. A value that
-was the same before explains nothing and is not reported. The limits are simple (twice as much as before, and enough to
-matter), so that a quiet node reports nothing.
+Each comparison compares one value with its earlier value on the same node and reports both. A change is not a verdict:
+the slowness was measured elsewhere, and these are the places to check next, with the most likely explanation first. A
+value that was the same before explains nothing and is not reported. The limits are simple (twice as much as before, and
+enough to matter), so a healthy node reports nothing.
 
 If the ranks' times gave a cause, changes of that kind come first.
 """
@@ -18,7 +18,7 @@ from healthd.failslow.live.node_reading import OperationTimes, Reading
 from healthd.failslow.model import Cause
 
 MAX_CHANGES = 6
-CHANGE_RATIO = 2.0  # times the value before
+CHANGE_RATIO = 2.0  # relative to the earlier value
 FAULT_WEIGHT = 0.6
 FAMILY_BONUS = 1.0  # added to the weight of a change that fits the cause
 CLOCK_LIMIT_REASONS = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
@@ -27,7 +27,7 @@ CLOCK_LIMIT_REASONS = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU s
     0x40: "thermal slowdown by the hardware",
     0x80: "power brake by the power supply",
 }
-POWER_CAP = 0x04  # normal for any busy GPU: reported only if the clock fell
+POWER_CAP = 0x04  # normal for any busy GPU, so reported only if the clock fell
 CLOCK_DROP = 0.05
 TEMPERATURE_RISE_CELSIUS = 8
 WAITING_SHARE = 0.1  # share of the time
@@ -47,7 +47,7 @@ FAMILIES: Mapping[Cause, frozenset[str]] = {
     Cause.COMMUNICATION_INTER_NODE: frozenset({FABRIC}),
     Cause.IMBALANCE: frozenset({STORAGE, CPU}),
 }
-# Counters of a port: minimum rate per second, weight, and description.
+# Port counters: minimum rate per second, weight and description.
 PORT_COUNTERS: Mapping[str, tuple[float, float, str]] = {
     "link_downed": (0.0, 0.9, "link downs"),
     "link_error_recovery": (0.01, 0.7, "link recoveries"),
@@ -70,7 +70,7 @@ PORT_COUNTERS: Mapping[str, tuple[float, float, str]] = {
 class NodeChange(NamedTuple):
     """A change on the node.
 
-    weight: 0 to 1, how much of a slowness it could explain; from FAULT_WEIGHT on it is a fault of the part. sentence:
+    weight: how much of the slowness it could explain, 0 to 1; from FAULT_WEIGHT, it is a fault in the part. sentence:
     without a full stop. part: PCI address or name of the part, "" if there is none.
     """
 
@@ -81,7 +81,7 @@ class NodeChange(NamedTuple):
 
 
 class BeforeAfter(NamedTuple):
-    """Readings before the onset and since: the first and the last reading of each. A single reading has no rates."""
+    """The first and last readings before the onset, and the first and last since. A single reading has no rates."""
 
     first_before: Reading
     last_before: Reading
@@ -89,9 +89,9 @@ class BeforeAfter(NamedTuple):
     last_after: Reading
 
     def rates(self, select: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
-        """Yield (name, rate per second before, rate per second since) of counters that are in all four readings.
+        """Yield (name, rate per second before, rate per second since) for counters that are in all four readings.
 
-        A counter that was reset has no rate. There are no rates if there is only one reading before.
+        A counter that was reset has no rate. There are no rates if only one reading precedes the onset.
         """
         first, last, begin, now = (select(reading) for reading in self)
         before, since = self.last_before.time - self.first_before.time, self.last_after.time - self.first_after.time
@@ -107,7 +107,7 @@ Comparison = Callable[[BeforeAfter], Iterator[NodeChange]]
 
 
 def is_hardware_fault(change: NodeChange) -> bool:
-    """Return True for a fault of the node's own hardware, which a job cannot cause by load or congestion."""
+    """Return True for a fault in the node's own hardware, which a job cannot cause by load or congestion."""
     return change.family in (GPU, LINK, FABRIC) and change.weight >= FAULT_WEIGHT
 
 
@@ -117,7 +117,7 @@ def find_changes(
     """Return at most MAX_CHANGES changes, the most likely explanation first.
 
     Args:
-        before, since: readings, oldest first. The last one before the onset is also the begin of `since`.
+        before, since: readings, oldest first. The last one before the onset also begins `since`.
         gpu: PCI address of the named rank's GPU. Its changes come before those of other GPUs.
     """
     if not before or not since:
@@ -184,7 +184,7 @@ def port_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
 
 
 def pressure_changes(readings: BeforeAfter) -> Iterator[NodeChange]:
-    """Compare PSI: "full" of memory and io, when all tasks wait, and "some" of the CPUs, where "full" is always 0."""
+    """Compare PSI: "full" for memory and io (all tasks wait), and "some" for the CPUs, where "full" is always 0."""
     watched = {
         "cpu some": (CPU, "tasks waited for a CPU"),
         "memory full": (CPU, "all tasks waited for memory"),

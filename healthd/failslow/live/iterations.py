@@ -1,36 +1,36 @@
-"""Duration of a job's iterations from the readings of a counter, for a job that reports nothing. Pure functions.
+"""Duration of a job's iterations from readings of a counter, for a job that reports nothing. Pure functions.
 
 A training job computes, then communicates: the bytes that a link counts every 0.1 s rise and fall once per iteration.
-`find_rhythm` finds the period of a window of rates. If the rates agree with those k samples later, k is a period:
+`find_rhythm` finds the period in a window of rates. If the rates agree with the rates k samples later, k is a period:
 
     ACF_k = 1/(L-k) sum_{t=1..L-k} (x_t - mean)(x_{t+k} - mean)  /  1/L sum_{t=1..L} (x_t - mean)^2
 
 This is FALCON's rule (arXiv 2410.12588, 2.2 step 2) with one change. FALCON divides both sums by the same number. Its
 value therefore shrinks as (L-k)/L, and a period of a fifth of the window cannot exceed 0.8. Its threshold of 0.95 is
-for names of operations, which agree or differ. A rate has noise, and ACF_k is the share of its variance that the period
-explains. The rules are therefore:
+meant for names of operations, which either agree or differ. A rate has noise, and ACF_k is the share of its variance
+that the period explains. The rules are therefore:
 
-- THRESHOLD: more than half of the variance. Noise without memory gives a normal value with deviation 1/sqrt(L-k), 0.09:
+- THRESHOLD: more than half of the variance. Noise without memory gives a normal value with deviation 1/sqrt(L-k), 0.09;
   half is 5.6 deviations, a chance of one in a hundred million per lag. The other rules exclude series with memory and
   no period (a random walk, irregular transfers). docs/fail-slow-counters.md gives measured error rates of all rules.
-- The lag is a local peak with a valley before it. There are also peaks at two and three times the lag, if the window
-  has two periods of them.
-- The result is the smallest such lag that is about as high as the highest one: a multiple of a period is also a period.
-  Micro-batches are a shorter period within an iteration. If the iterations agree no better than their micro-batches,
-  the result is the micro-batches, and their slowness is that of the job. `near`, the previous period, is kept if it
-  still qualifies.
-- At least MIN_PERIOD samples: a shorter period is not measured well enough to show 10 %.
+- The lag is a local peak with a valley before it. There must also be peaks at two and three times the lag, if the
+  window holds two such periods.
+- The result is the smallest such lag whose peak is about as high as the highest, since a multiple of a period is also a
+  period. Micro-batches are a shorter period within an iteration. If the iterations agree no better than their
+  micro-batches, the result is the micro-batches, and their slowness is that of the job. `near`, the previous period, is
+  kept if it still qualifies.
+- The period has at least MIN_PERIOD samples: a shorter period is not measured well enough to show 10 %.
 
-If a condition fails, there is no period: the result is None, never a guess.
+If a condition fails, there is no period, and the result is None, never a guess.
 
 `Iterations` computes the rates on a grid. The count between two readings is spread evenly over the time between them,
 so that a late or missing reading changes little. Each octave halves the rate of the one before it. A period of 20 to 44
 samples is 2 to 4.4 s in the first octave if there is a reading every 0.1 s, 4 to 8.8 s in the second, and 64 to 140 s
-in the last. An octave tests its last 160 samples after every 40 new ones: its result is the mean of four to eight
+in the last. An octave tests its last 160 samples after every 40 new ones, so its result is the mean of four to eight
 iterations.
 
-One octave at a time gives results, and only after it found the same period twice. Another one takes over if the first
-has had no result for longer than a window of the other: iterations that become longer than 44 samples are found an
+One octave at a time gives results, and only after it has found the same period twice. Another octave takes over if the
+first has had no result for longer than the other's window. Iterations that become longer than 44 samples are found an
 octave lower.
 """
 
@@ -44,26 +44,26 @@ from operator import mul
 from typing import NamedTuple
 
 WINDOW = 160  # samples
-MIN_PERIOD, MAX_PERIOD = 20, 44  # samples of a period: the window has three of them, or more
+MIN_PERIOD, MAX_PERIOD = 20, 44  # samples per period; the window has three or more periods
 THRESHOLD = 0.5
-PEAK_MARGIN = 0.12  # below the highest peak: two lags of one rhythm differ by this much by chance
+PEAK_MARGIN = 0.12  # below the highest peak; two lags of one rhythm differ by this much by chance
 PREVIOUS_MARGIN = 0.25  # the same for the previous period
-VALLEY = 0.35  # how far the valley lies below the peak, as a share of the peak's height
-MIN_VARIATION = 0.1  # of the mean: a rate that varies less is constant, or the beat of a shorter period
+VALLEY = 0.35  # depth of the valley below the peak, as a share of the peak's height
+MIN_VARIATION = 0.1  # of the mean; a rate that varies less is constant, or the beat of a shorter period
 MULTIPLE_SHARE = 0.6  # minimum height of the peaks at multiples, as a share of the first peak's height
 
 
 class Rhythm(NamedTuple):
-    """A detected period. period: samples. strength: the share of the variance that the rhythm explains, 0 to 1."""
+    """A detected period. period: in samples. strength: share of the variance that the rhythm explains, 0 to 1."""
 
     period: float
     strength: float
 
 
 def find_rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
-    """Return the period of the last WINDOW rates, which have equal distances.
+    """Return the period of the last WINDOW rates, which are equally spaced.
 
-    None if there is no period between MIN_PERIOD and MAX_PERIOD samples, or too few rates.
+    Return None if there are too few rates or no period between MIN_PERIOD and MAX_PERIOD samples.
 
     Args:
         near: the previous period.
@@ -107,7 +107,7 @@ def autocorrelation(rates: Sequence[float], max_lag: int) -> list[float] | None:
 
 
 def clip_peaks(rates: Sequence[float]) -> list[float]:
-    """Return the rates without extreme peaks: a checkpoint is a single burst in a window."""
+    """Return the rates without extreme peaks, such as the single burst of a checkpoint."""
     high = 1.5 * sorted(rates)[len(rates) * 94 // 100]
     return [min(rate, high) for rate in rates] if high > 0 else list(rates)
 
@@ -130,7 +130,7 @@ def _peak_height(correlation: Sequence[float], lag: int, period: int) -> float:
 
 
 def _fractional_period(correlation: Sequence[float], lag: int) -> float:
-    """Return the period as a fraction of samples, measured at the largest multiple that the window allows."""
+    """Return the period in fractional samples, measured at the largest multiple that the window allows."""
     period = _parabola_top(correlation, lag)
     for times in (2, 3):
         goal = round(times * period)
@@ -162,7 +162,7 @@ def _parabola_top(correlation: Sequence[float], lag: int) -> float:
 
 OCTAVES = 6
 STRIDE = WINDOW // 4
-MAX_MISSED = 4.0  # samples in a row that may be missing
+MAX_MISSED = 4.0  # consecutive samples that may be missing
 SAME_PERIOD_RATIO = 1.15  # two windows have the same period if they differ by no more than this
 
 
@@ -183,8 +183,8 @@ class Iteration(NamedTuple):
 class _Octave:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     new_samples: int = 0  # since the last evaluation
-    pending_rate: float | None = None  # a rate that waits for the next one
-    period: float | None = None  # samples, in the last window with a period
+    pending_rate: float | None = None  # a rate that waits for the next
+    period: float | None = None  # in samples, in the last window with a period
     is_confirmed: bool = False  # the previous window had the same period
 
 
@@ -203,7 +203,7 @@ class Iterations:
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """Add a reading: the count at a time. Yield the durations that it completes.
+        """Add a reading, which is the count at a time. Yield the durations that it completes.
 
         A time or count that decreases, or a gap of more than MAX_MISSED readings, resets the state. Non-finite values
         are ignored.
@@ -269,5 +269,5 @@ class Iterations:
 
 
 def detectable_periods(seconds: float) -> tuple[float, float]:
-    """Return the shortest and the longest period, in seconds, that readings `seconds` apart can show."""
+    """Return the shortest and longest periods, in seconds, that readings `seconds` apart can show."""
     return MIN_PERIOD * seconds, MAX_PERIOD * seconds * 2 ** (OCTAVES - 1)

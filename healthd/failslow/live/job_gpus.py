@@ -1,6 +1,6 @@
-"""Jobs on this node, by the cgroups of their processes, and the GPUs that these processes have open.
+"""Jobs on this node, identified by their processes' cgroups, and the GPUs that these processes have open.
 
-CUDA opens the device file of each GPU that a process may use. For a process with several open GPUs the local rank,
+CUDA opens the device file of each GPU that a process may use. For a process with several open GPUs, the local rank,
 which the job reports, selects one of them. The minor numbers of the device files are in
 /proc/driver/nvidia/gpus/PCI/information as "Device Minor".
 """
@@ -19,7 +19,7 @@ _MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
 
 
 class RunningJobs(NamedTuple):
-    """jobs: all jobs with a process on this node. gpu_process: a process with an open GPU, 0 if none was found."""
+    """jobs: all jobs with a process on this node. gpu_process: a process with an open GPU, or 0 if none was found."""
 
     jobs: frozenset[str]
     gpu_process: int = 0
@@ -29,7 +29,7 @@ def find_jobs(root: str, needs_gpu: bool, last: RunningJobs) -> RunningJobs:
     """Return the jobs on this node and, if there is only one job, one of its processes with an open GPU.
 
     Args:
-        last: the previous result. Its process is tried first, because each process has hundreds of descriptors.
+        last: the previous result. Its process is tried first, because processes have hundreds of descriptors.
     """
     jobs = local_jobs(root)
     if not needs_gpu or len(jobs) != 1:
@@ -45,7 +45,7 @@ def _has_open_gpu(processes: Mapping[int, str], root: str) -> bool:
 
 
 def gpus_by_minor(host: Host) -> dict[int, str]:
-    """Return a map from N of /dev/nvidiaN to the PCI address. Empty without the driver."""
+    """Return a map from N in /dev/nvidiaN to the PCI address. It is empty without the driver."""
     found = {}
     try:
         names = host.list(DRIVER)

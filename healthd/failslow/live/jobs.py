@@ -1,12 +1,12 @@
-"""The monitored jobs of this node: their series, their slowness, and the rank that causes it. No sockets and no clock.
+"""The monitored jobs on this node: their series, their slowness, and the rank that causes it. No sockets and no clock.
 
 A job exists while one of its ranks is connected, or while its counters are sampled.
 
-The rule for naming a rank is that of healthd/failslow/peers.py, for the ranks of one node. A collective makes every
+The rule for naming a rank is that of healthd/failslow/peers.py, for the ranks on one node. A collective makes every
 rank equally slow, so a rank is named only by its own time. Its busy time must have risen against its own baseline, and
-by LIMIT more than the median of the other ranks (FALCON, arXiv 2410.12588, step 5). There must be at least MIN_PEERS
-ranks. The rise must make up MIN_EXPLAINED_SHARE of the lost time, and the outlying ranks must be a minority. If no rank
-reports a busy time, the iterations of workers that do not wait for each other are compared.
+by more than LIMIT times the median of the other ranks (FALCON, arXiv 2410.12588, step 5). There must be at least
+MIN_PEERS ranks. The rise must make up MIN_EXPLAINED_SHARE of the lost time, and the outlying ranks must be a minority.
+If no rank reports a busy time, the iterations of workers that do not wait for each other are compared.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from healthd.failslow.model import Cause, Kind
 from healthd.failslow.outliers import LIMIT, MIN_EXPLAINED_SHARE, MIN_PEERS
 
 CLIENT, COUNTERS = "client", "counters"
-FORGET_SECONDS = 120.0  # a job known only from counters ends this long after its last sample, plus QUIET_SAMPLES
-MAX_GPU_LOOKUPS = 5  # a user decides how many files a rank has open, so the search for its GPU is limited
+FORGET_SECONDS = 120.0  # a job known only from counters ends QUIET_SAMPLES plus this time after its last sample
+MAX_GPU_LOOKUPS = 5  # users control how many files a rank has open, so the search for its GPU is limited
 GRACE_SECONDS = 60.0  # a message may include steps before the connection
-QUIET_SAMPLES = 50.0  # times the duration of a sample: a rhythm that changed is found again within this time
+QUIET_SAMPLES = 50.0  # times the duration of a sample; a rhythm that changed is found again within this time
 
 # (PCI address of the suspect GPU or "", cause from the ranks' times, onset) -> changes on the node
 FindChanges = Callable[[str, Cause, float | None], tuple[NodeChange, ...]]
@@ -41,8 +41,8 @@ FindChanges = Callable[[str, Cause, float | None], tuple[NodeChange, ...]]
 class Rank:
     """One process that reports its steps.
 
-    number, local_rank: as the process reports them, -1 if it does not. started_at: time of the first message.
-    reported_seconds: total duration of the steps since then. gpu_lookups: how often its GPU was searched.
+    number, local_rank: as reported by the process, -1 if not reported. started_at: time of the first message.
+    reported_seconds: total duration of the steps since then. gpu_lookups: number of searches for its GPU.
     """
 
     pid: int
@@ -60,7 +60,7 @@ class Rank:
         return f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
 
     def plausible_steps(self, step: StepMessage, now: float) -> float:
-        """Return how many of the steps fit into the elapsed time. This limits the loss that a rank can report."""
+        """Return how many of the steps fit in the elapsed time. This limits the loss that a rank can report."""
         available_seconds = max(0.0, now - self.started_at + GRACE_SECONDS - self.reported_seconds)
         steps = min(float(step.steps), available_seconds / step.seconds)
         self.reported_seconds += steps * step.seconds
@@ -71,7 +71,7 @@ class Rank:
 class Job:
     """One job as seen by one source.
 
-    ranks: by connection. counters: by name of the counter. ended_ranks_seconds: time lost by ranks that ended.
+    ranks: by connection. counters: by counter name. ended_ranks_seconds: time lost by ranks that ended.
     sample_seconds: time that one sample of the counters covers.
     """
 
@@ -102,11 +102,11 @@ class Jobs:
         self._find_gpu = find_gpu
         self._find_changes = find_changes
         self._jobs: dict[tuple[str, str], Job] = {}
-        self._reported: list[tuple[object, ...]] = []  # content of the last evaluation, to detect changes
+        self._reported: list[tuple[object, ...]] = []  # contents of the last evaluation, to detect changes
         self._ended_lost = {CLIENT: 0.0, COUNTERS: 0.0}  # seconds
 
     def reconfigure(self, settings: LiveSettings) -> None:
-        """Apply new thresholds. The data of running jobs is kept."""
+        """Apply new thresholds. The data on running jobs is kept."""
         self.settings = settings
         for job in self._jobs.values():
             percent = self._slow_percent(job.source)
@@ -122,7 +122,7 @@ class Jobs:
         return [job.record for job in self._jobs.values() if job.record is not None and job.record.slow]
 
     def add_step(self, connection: int, pid: int, name: str, step: StepMessage, now: float) -> bool:
-        """Add a message of a rank. Return True if the job is new, or something in it became slow or recovered."""
+        """Add a rank's message. Return True if the job is new, or if something in it became slow or recovered."""
         is_new = (name, CLIENT) not in self._jobs
         job = self._job(name, CLIENT)
         job.last_time = now
@@ -164,9 +164,9 @@ class Jobs:
         return True
 
     def end_quiet_jobs(self, now: float, sampled_job: str) -> bool:
-        """End jobs that are known from counters and have no new samples. Return True if there was such a job.
+        """End jobs that are known only from counters and have no new samples. Return True if there was such a job.
 
-        Such a job ends if its counters are no longer sampled (`sampled_job` is the sampled one), or if no sample came
+        Such a job ends if its counters are no longer sampled (`sampled_job` is the sampled job), or if no sample came
         for longer than expected.
         """
         by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
@@ -180,10 +180,10 @@ class Jobs:
         return bool(quiet)
 
     def evaluate(self, is_paused: bool) -> bool:
-        """Evaluate all jobs again. Return True if the reported content changed.
+        """Evaluate all jobs again. Return True if the reported contents changed.
 
         Args:
-            is_paused: do not report jobs that become slow now.
+            is_paused: True to not report jobs that become slow now.
         """
         before = self._reported
         for job in self._jobs.values():
@@ -223,7 +223,8 @@ class Jobs:
             gpu, name = rank.gpu, rank.name
         cause = Cause.COMPUTE_GPU if gpu and found.cause is Cause.COMPUTE else found.cause
         before = job.record if was_slow else None
-        # The changes on the node belong to the onset: they are computed once, and again if another rank is named.
+        # The changes on the node belong to the onset, so they are computed once, and again only if another rank is
+        # named.
         if before is None or (before.suspect, before.rank) != (gpu, name):
             job.node_changes = self._find_changes(gpu, cause, found.since)
         return replace(
@@ -265,7 +266,7 @@ def evaluate_counters(counters: dict[str, Series]) -> Evaluation:
         return Evaluation(False)
     since = min((counter.since for counter in counters.values() if counter.since is not None), default=None)
     evidence = tuple(
-        f"{name}: iterations take {point.slowdown:.0%} longer than the {counters[name].healthy:.3g} s before"
+        f"{name}: iterations take {point.slowdown:.0%} longer than before ({counters[name].healthy:.3g} s)"
         for name, point in slow.items()
     )
     return Evaluation(True, since, max(point.slowdown for point in slow.values()), None, Cause.UNKNOWN, evidence)
@@ -301,13 +302,13 @@ def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
     if not timed:
         return _blame_by_iterations(ranks)
     if len(timed) < MIN_PEERS:
-        return None, Cause.UNKNOWN, (f"{len(timed)} ranks of this node report their own work: too few to compare",)
+        return None, Cause.UNKNOWN, (f"{len(timed)} ranks on this node report their own work, too few to compare",)
     busy = {number: channel for number in timed if (channel := ranks[number].busy) is not None}
     ratios = {number: channel.ratio or 1.0 for number, channel in busy.items()}
     middle = statistics.median_high(ratios.values())
     risen = [number for number in timed if busy[number].slow is not None]
     if len(risen) * 2 >= len(timed):
-        return None, Cause.IMBALANCE, (f"own work rose in {len(risen)} of {len(timed)} ranks: more work for all",)
+        return None, Cause.IMBALANCE, (f"own work rose in {len(risen)} of {len(timed)} ranks, so all have more work",)
     lost = statistics.median([_rise(rank.iteration) for rank in ranks if rank.iteration.slow is not None])
     outlying = [
         number
@@ -315,7 +316,11 @@ def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
         if ratios[number] >= LIMIT * middle and _rise(busy[number]) >= MIN_EXPLAINED_SHARE * lost
     ]
     if not outlying:
-        return None, Cause.UNKNOWN, ("no rank of this node works longer: the cause is communication or another node",)
+        return (
+            None,
+            Cause.UNKNOWN,
+            ("no rank on this node works longer, so the cause is communication or another node",),
+        )
     worst = max(outlying, key=lambda number: ratios[number])
     return worst, Cause.COMPUTE, _explain(ranks, worst, busy, outlying, "own work")
 
@@ -339,7 +344,7 @@ def _blame_by_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tupl
 
 
 def _rise(channel: Series) -> float:
-    """Return by how many seconds an iteration or its busy part is longer now."""
+    """Return the increase in an iteration or its busy part, in seconds."""
     return channel.healthy * max((channel.ratio or 1.0) - 1, 0.0)
 
 
@@ -350,11 +355,11 @@ def _explain(
     peers = [channel.ratio or 1.0 for number, channel in channels.items() if number != worst]
     others = [ranks[number].name for number in outlying if number != worst]
     comparison = (
-        f"{subject} takes {_format_seconds(worst_channel.healthy * (worst_channel.ratio or 1.0))} against "
-        f"{_format_seconds(worst_channel.healthy)} before; median of its {len(peers)} peers "
+        f"{subject} takes {_format_seconds(worst_channel.healthy * (worst_channel.ratio or 1.0))}, up from "
+        f"{_format_seconds(worst_channel.healthy)}; median of its {len(peers)} peers "
         f"{statistics.median(peers) - 1:+.0%}"
     )
-    return (comparison, f"{', '.join(others)}: slower too, by a smaller factor") if others else (comparison,)
+    return (comparison, f"{', '.join(others)}: also slower, by a smaller factor") if others else (comparison,)
 
 
 def _format_seconds(value: float) -> str:
@@ -371,5 +376,5 @@ def _all_series(job: Job) -> Iterator[Series]:
 
 
 def _reported_content(records: Iterable[LiveJob]) -> list[tuple[object, ...]]:
-    """Return the content whose change must be reported. Jobs that start or end without being slow do not count."""
+    """Return the contents whose changes must be reported. Jobs that start or end without being slow do not count."""
     return [(record.job, record.source, record.suspect, record.rank, record.cause) for record in records if record.slow]

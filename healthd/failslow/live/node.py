@@ -1,8 +1,8 @@
-"""Readings of this node from /proc and sysfs, and a history of one hour, to compare before and after a job became slow.
+"""Readings of this node from /proc and sysfs, with one hour of history, to compare before and after a job became slow.
 
-Only /proc and sysfs are read, not NVML: `gpus` contains the NVML values from the sampling process. The counters of a
-port come from the adapter's firmware, which can block for a minute if it is dead. After READ_SECONDS no further port is
-read.
+Only /proc and sysfs are read, not NVML: `gpus` contains the NVML values from the sampling process. A
+port's counters come from the adapter's firmware, which can block for a minute if it is dead. After READ_SECONDS, no
+further port is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ READ_SECONDS = 2.0
 MAX_PROCESSES = 256
 MAX_PORTS = 64
 # Counters that grow if a link, the fabric or a receiver is the cause (Linux, sysfs-class-infiniband; NVIDIA,
-# "Understanding mlx5 Linux Counters and Status Parameters"). Pause frames (PFC) are only in ethtool -S, not in sysfs.
+# "Understanding mlx5 Linux Counters and Status Parameters"). Pause frames (PFC) appear only in ethtool -S, not in
+# sysfs.
 COUNTERS = (
     *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_xmit_discards", "port_xmit_wait"),
 )
@@ -43,7 +44,7 @@ _ALLOWED = regex(r"(?m)^Cpus_allowed_list:\s*([0-9,-]{1,200})$")
 def read_node(
     host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic
 ) -> Reading:
-    """Return the node's current state. Never raises: values that cannot be read are missing."""
+    """Return the node's current state. Never raises. Values that cannot be read are missing."""
     deadline = monotonic() + READ_SECONDS
     devices = list(_devices(host))
     ports = dict(_ports(host, deadline, monotonic))
@@ -131,13 +132,13 @@ def _pinned(host: Host) -> dict[str, int]:
 
 INTERVAL_SECONDS = 60.0
 MAX_READINGS = 60
-BASELINE_READINGS = 10  # readings before the onset that later ones are compared with
-FRESH_SECONDS = 10.0  # a reading of this age still counts as current
+BASELINE_READINGS = 10  # readings before the onset with which later ones are compared
+FRESH_SECONDS = 10.0  # a reading up to this age still counts as current
 
 
 @dataclass(slots=True)
 class Readings:
-    """Readings of the last hour, one per minute while a job is monitored. Jobs that start and end cause no extra
+    """Readings of the last hour, one per minute while a job is monitored. Jobs that start or end cause no extra
     readings.
 
     read: returns the node's current state. deadline: time of the next reading (monotonic), or FOREVER.
@@ -150,7 +151,7 @@ class Readings:
     _readings: deque[Reading] = field(default_factory=lambda: deque(maxlen=MAX_READINGS))
 
     def step(self, now: float, is_needed: bool) -> None:
-        """Read the node if that is due. If no job is monitored (`is_needed` is False), forget all readings."""
+        """Read the node if a reading is due. If no job is monitored (`is_needed` is False), forget all readings."""
         if not is_needed:
             self._readings.clear()
             self.deadline = FOREVER
@@ -167,7 +168,7 @@ class Readings:
     def find_changes(self, onset: float | None, cause: Cause, gpu: str, now: float) -> tuple[NodeChange, ...]:
         """Return the changes since the onset (epoch seconds).
 
-        Readings newer than the last one are ignored: the clock was set back.
+        Readings newer than the last one are ignored, because the clock was set back.
         """
         if now >= self._fresh_until:
             self._take(now)

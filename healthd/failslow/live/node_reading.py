@@ -1,6 +1,6 @@
-"""The state of this node at one time, and parsers for the texts of /proc and /sys. Pure functions.
+"""The state of this node at one time, and parsers for text from /proc and /sys. Pure functions.
 
-Root reads all values; none is reported by a job. A line in an unexpected format is skipped: these values are only
+Root reads all values; none is reported by a job. A line in an unexpected format is skipped, since these values are only
 evidence for a slowness that was measured elsewhere.
 """
 
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from healthd.common.text import is_decimal, regex
 from healthd.host.disks import NO_DISKS, whole_disk
 
-MAX_PARTS = 256  # disks, mounts; a node has dozens
-MAX_NAME = 60  # characters of a name in a sentence
+MAX_PARTS = 256  # disks and mounts; a node has dozens
+MAX_NAME = 60  # characters in a name within a sentence
 
 _PRESSURE = regex(r"(?m)^(some|full) avg10=[0-9.]+ avg60=[0-9.]+ avg300=[0-9.]+ total=([0-9]{1,19})$")
 _MOUNT = regex(r"device .{1,4096} mounted on (.{1,4096}) with fstype nfs4? statvers=.*")
@@ -25,7 +25,7 @@ _RATE = regex(
 
 
 class Gpu(NamedTuple):
-    """Values of a GPU, None if NVML does not report them. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
+    """A GPU's values, None if NVML does not report them. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
 
     celsius: int | None
     sm_mhz: int | None
@@ -40,7 +40,7 @@ class Link(NamedTuple):
 
 
 class OperationTimes(NamedTuple):
-    """Operations of a disk or a mount since boot, and their total duration."""
+    """Operations on a disk or mount since boot, and their total duration."""
 
     operations: int
     milliseconds: int
@@ -52,7 +52,7 @@ class Reading:
 
     gpus     PCI address -> NVML values      links    PCI address -> the link of a GPU or network adapter
     errors   PCI address -> AER counters: "correctable", "nonfatal"
-    ports    "mlx5_0/1" -> counters by their names in sysfs; speeds: Gbit/s of the port
+    ports    "mlx5_0/1" -> counters by sysfs name; speeds: the port's Gbit/s
     waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
     cpu      CPU time in ticks: "steal", "idle", "all"
     disks, mounts   name -> OperationTimes     memory   pages swapped in and out, "oom_kill"
@@ -74,7 +74,7 @@ class Reading:
 
 
 def pressure(text: str, resource: str) -> Iterator[tuple[str, int]]:
-    """Parse /proc/pressure/cpu, memory and io (Linux, accounting/psi.rst)."""
+    """Parse /proc/pressure/cpu, memory or io (Linux, accounting/psi.rst)."""
     for match in _PRESSURE.finditer(text):
         yield f"{resource} {match[1]}", int(match[2])
 
@@ -82,7 +82,7 @@ def pressure(text: str, resource: str) -> Iterator[tuple[str, int]]:
 def cpu_times(text: str) -> dict[str, int]:
     """Parse the first line of /proc/stat (proc_stat(5)).
 
-    Its columns are user nice system idle iowait irq softirq steal guest guest_nice. A guest's time is included in user.
+    Its columns are user nice system idle iowait irq softirq steal guest guest_nice. Guest time is included in user.
     """
     cells = text.partition("\n")[0].split()
     if len(cells) < 9 or cells[0] != "cpu" or not all(map(is_decimal, cells[1:9])):
@@ -92,7 +92,7 @@ def cpu_times(text: str) -> dict[str, int]:
 
 
 def disk_times(text: str) -> dict[str, OperationTimes]:
-    """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes of whole disks, and milliseconds."""
+    """Parse /proc/diskstats (Linux, admin-guide/iostats.rst): reads and writes on whole disks, and their time in ms."""
     found: dict[str, OperationTimes] = {}
     for line in text.split("\n"):
         cells = line.split()
@@ -105,10 +105,10 @@ def disk_times(text: str) -> dict[str, OperationTimes]:
 
 
 def nfs_times(text: str) -> dict[str, OperationTimes]:
-    """Parse /proc/self/mountstats (nfs-utils, mountstats(8)): operations of each NFS mount, and their milliseconds.
+    """Parse /proc/self/mountstats (nfs-utils, mountstats(8)): operations on each NFS mount, and their milliseconds.
 
     The columns are operations, transmissions, timeouts, bytes sent, bytes received, and the times in the queue, until
-    the reply, and in total. The last one is used. The kernel lets numbers fall below 0; such an operation is skipped.
+    the reply, and in total. The last time is used. The kernel lets numbers fall below 0; such an operation is skipped.
     """
     found: dict[str, OperationTimes] = {}
     mount_point = ""
@@ -135,7 +135,7 @@ def memory_events(text: str) -> dict[str, int]:
 
 
 def gbit_per_s(text: str) -> float | None:
-    """Parse `rate` of a port: "400 Gb/sec (4X NDR)"."""
+    """Parse a port's `rate`: "400 Gb/sec (4X NDR)"."""
     match = _RATE.fullmatch(text)
     return float(match[1]) if match else None
 

@@ -4,8 +4,8 @@ one file.
     python -m healthd.failslow.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"locations": ...,
     "settings": ...}
 
-After a reload the daemon sends a line {"settings": ...}. The process ends when the stream is closed. It sends single
-bytes to the daemon: ALIVE each minute, and CHANGED when the content of the file changed. It has a low priority and
+After a reload, the daemon sends a line {"settings": ...}. The process ends when the stream is closed. It sends single
+bytes to the daemon: ALIVE each minute, and CHANGED when the contents of the file changed. It has a low priority and
 limited memory, and the daemon monitors both (agent/scheduler/failslow_process.py). It never opens the driver, so it can
 be killed at any time. A separate process queries NVML (sampling.py, docs/adr/0030).
 """
@@ -49,7 +49,7 @@ ALIVE, CHANGED = b".", b"c"
 ALIVE_SECONDS = 60.0
 REPORT_SECONDS = 30.0  # interval for updates of the lost time
 EVALUATION_SECONDS = 1.0  # minimum interval between evaluations
-NOTIFY_SECONDS = 10.0  # minimum interval between runs of the daemon's check, whatever a job reports
+NOTIFY_SECONDS = 10.0  # minimum interval between runs of the daemon's check, whatever jobs report
 MAX_DATA_BYTES = 512 << 20
 NICE = 10
 MAX_LINE_BYTES = 1 << 16
@@ -94,7 +94,7 @@ class LiveProcess:
         self.advice: AdviceWriter | None = None
         self.sampler: Sampler | None = None
         self.readings = Readings(self._read_node)
-        self.problems: dict[str, str] = {}  # source without data -> reason
+        self.problems: dict[str, str] = {}  # reason for each source without data
         self._incoming = b""
         self._alive_at = self._evaluate_at = self._report_at = 0.0
         self._notified_at = -NOTIFY_SECONDS
@@ -113,7 +113,7 @@ class LiveProcess:
         if self.receiver is not None:
             if now >= self.receiver.poll_at:
                 waits.append((self.receiver.fileno(), False))
-            else:  # messages wait for the next poll: this limits the CPU use of this process
+            else:  # messages wait for the next poll, which limits this process's CPU use
                 deadlines.append(self.receiver.poll_at)
         if self.sampler is not None:
             deadlines.append(self.sampler.deadline)
@@ -140,7 +140,7 @@ class LiveProcess:
         return True
 
     def _notify(self, byte: bytes) -> None:
-        """Send a byte to the daemon. If the channel is full, the same byte is already in it."""
+        """Send a byte to the daemon. If the channel is full, it already contains the same byte."""
         with suppress(BlockingIOError, ConnectionError):
             self.channel.send(byte)
 
@@ -215,7 +215,7 @@ class LiveProcess:
         self._reported_dropped = document.dropped
         try:
             replace_file(os.path.join(self.locations.runtime_dir, FILE), to_json(document), FILE_MODE)
-        except OSError as error:  # for example a full tmpfs: the next attempt follows soon
+        except OSError as error:  # for example a full tmpfs; the next attempt follows soon
             self._log_problem("file", error)
 
     def _dropped(self) -> Dropped:
@@ -224,7 +224,7 @@ class LiveProcess:
     # --- settings
 
     def reconfigure(self, settings: LiveSettings) -> None:
-        """Apply settings at the start and after a reload. The data of running jobs is kept."""
+        """Apply settings at the start and after a reload. The data on running jobs is kept."""
         previous = self.jobs.settings
         self.jobs.reconfigure(settings)
         if self.receiver is not None and not settings.client:
@@ -265,19 +265,19 @@ class LiveProcess:
             print(f"healthd.failslow.live: {source}: {describe_error(error)}", file=sys.stderr, flush=True)
         self.problems[source] = f"{source}: {describe_error(error)}"
 
-    # --- data of the node for a slow job
+    # --- node data for a slow job
 
     def _find_gpu(self, pid: int, job: str, local_rank: int) -> str:
         try:
             return find_gpu(self.host, pid, job, local_rank)
-        except Exception as error:  # content of a user's /proc files must not end the monitoring of all other jobs
+        except Exception as error:  # the contents of a user's /proc files must not end the monitoring of all other jobs
             self._log_problem("gpu", error)
             return ""
 
     def _find_changes(self, gpu: str, cause: Cause, since: float | None) -> tuple[NodeChange, ...]:
         try:
             return self.readings.find_changes(since, cause, gpu, time.monotonic())
-        except Exception as error:  # as above: the slow job is reported in any case
+        except Exception as error:  # as above; the slow job is reported in any case
             self._log_problem("evidence", error)
             return ()
 

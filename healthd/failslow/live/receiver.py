@@ -1,13 +1,13 @@
-"""Socket that ranks of jobs connect to. It bounds the work for any input and shares it fairly between jobs.
+"""Socket to which jobs' ranks connect. It bounds the work for any input and shares it fairly between jobs.
 
 It uses connections (SOCK_SEQPACKET), not datagrams to one socket (docs/adr/0031). A datagram socket has one queue for
-all senders: a flood from one job fills it for the ranks of all other jobs. A connection has its own queue, its end is
-the end of the rank, and the kernel states once and reliably which process connected (SO_PEERCRED, unix(7)). This also
-works from another pid namespace, with the pid in this namespace. The job of that pid is the one of its cgroup. A
+all senders, so a flood from one job fills it for the ranks of all other jobs. A connection has its own queue, its end
+is the end of the rank, and the kernel states once and reliably which process connected (SO_PEERCRED, unix(7)). This
+also works from another pid namespace and gives the pid in this namespace. The pid's cgroup identifies the job. A
 process outside any job is rejected.
 
 Each poll has a budget: a number of messages, a share for each job, and POLL_SECONDS until the next poll. Messages that
-are not read wait in the sender's own queue. When that is full, `healthd.client.step` adds the next steps to one
+are not read wait in the sender's own queue. When that queue is full, `healthd.client.step` adds the next steps to one
 message.
 """
 
@@ -32,20 +32,20 @@ from healthd.host.passed_descriptor import refuse_descriptors
 
 SOCKET = "failslow.sock"
 POLL_SECONDS = 0.2
-MESSAGES_PER_POLL = 100  # 500 per second, each 0.1 ms including its evaluation
+MESSAGES_PER_POLL = 100  # 500 per second; each takes 0.1 ms including its evaluation
 MESSAGES_PER_CONNECTION = 2
 ACCEPTS_PER_POLL = 32
-MAX_MALFORMED = 50  # messages, then the connection is closed
-BACKLOG = 128  # connections that wait for accept(2)
-MAX_CONNECTIONS = 2048  # of all jobs; the series of one rank take 85 KiB (bench/live_flood.py)
+MAX_MALFORMED = 50  # malformed messages after which the connection is closed
+BACKLOG = 128  # connections waiting for accept(2)
+MAX_CONNECTIONS = 2048  # for all jobs; the series of one rank take 85 KiB (bench/live_flood.py)
 DEFAULT_FILES = 1024  # systemd's default for a service
 RESERVED_FILES = 64  # descriptors for other uses of this process
-SOCKET_CHECK_SECONDS = 10.0  # between two checks that the socket file still exists
+SOCKET_CHECK_SECONDS = 10.0  # between two checks whether the socket file still exists
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Received(NamedTuple):
-    """A message of a rank. connection: number of the connection, never reused."""
+    """A message from a rank. connection: the connection's number, never reused."""
 
     connection: int
     pid: int
@@ -54,7 +54,7 @@ class Received(NamedTuple):
 
 
 class Disconnected(NamedTuple):
-    """A connection that ended: the process of the rank ended, or its healthd.client reconnected."""
+    """A connection that ended because the rank's process ended or its healthd.client reconnected."""
 
     connection: int
     job: str
@@ -121,7 +121,7 @@ class Receiver:
         share = max(MESSAGES_PER_CONNECTION, MESSAGES_PER_POLL // max(1, len(self._connections_by_job)))
         budget, used = MESSAGES_PER_POLL, Counter[str]()
         self._turn += 1
-        start = self._turn * 61 % len(ready) if ready else 0  # so that each connection gets its turn
+        start = self._turn * 61 % len(ready) if ready else 0  # so that each connection gets a turn
         for descriptor, _ in (*ready[start:], *ready[:start]):
             if descriptor == self._listener.fileno():
                 self._accept()
@@ -208,7 +208,7 @@ class Receiver:
             self._ready.register(stream, select.EPOLLIN)
 
     def _refusal(self, job: str) -> str:
-        """Return the limit that forbids another connection of this job, or ""."""
+        """Return the limit that forbids another connection from this job, or ""."""
         if not job:
             return "strangers"
         if job not in self._connections_by_job and len(self._connections_by_job) >= self.max_jobs:
@@ -223,7 +223,7 @@ class Receiver:
 
     def _listen(self) -> socket.socket:
         with suppress(FileNotFoundError):
-            os.unlink(self.path)  # left by a process that was killed
+            os.unlink(self.path)  # left behind by a process that was killed
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self._brief = refuse_descriptors(listener)
@@ -239,7 +239,7 @@ class Receiver:
         return listener
 
     def _reopen_socket(self) -> None:
-        """Create the socket again if its file was removed. Existing connections stay."""
+        """Create the socket again if its file was removed. Existing connections remain open."""
         try:
             found = os.stat(self.path)
             is_present = (found.st_dev, found.st_ino) == self._identity
@@ -252,7 +252,7 @@ class Receiver:
 
 
 def _connection_limit() -> int:
-    """Return the maximum number of connections that the descriptor limit of this process allows."""
+    """Return the maximum number of connections that this process's descriptor limit allows."""
     try:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     except OSError:  # a system call filter may forbid the query

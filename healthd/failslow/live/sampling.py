@@ -1,12 +1,12 @@
-"""The process that samples counters, detects a rhythm, and reports how long iterations took.
+"""Process that samples counters, detects a rhythm and reports how long iterations took.
 
     python -m healthd.failslow.live.sampling SETUP        SETUP: JSON, see Setup
 
-It is a separate process because NVML can hang (docs/adr/0005): the parent (sampler.py) then abandons it and never kills
+It is a separate process because NVML can hang (docs/adr/0005). The parent (sampler.py) then abandons it and never kills
 it. It ends when its standard input is closed, which it checks between two samples. Its output is JSON lines on standard
 output, a few per minute.
 
-Rules: it samples only while exactly one job has been on this node for at least a minute. With several jobs, the
+It samples only while exactly one job has been on this node for at least a minute. With several jobs, the
 counters could not be attributed, and a shorter job has too few iterations. NVML is open only during that time, and only
 while the job itself has a GPU open. A driver without other users takes seconds to open, and loses its error counts when
 it is closed.
@@ -14,10 +14,10 @@ it is closed.
 Budget: sampling may take 0.1 % of a core. The cost of a sample depends on the driver, the adapters' firmware and the
 number of GPUs and ports. It is therefore measured over each minute. If it is too high:
 
-1. half as many samples, if the detected rhythm remains visible;
-2. half of the GPUs or ports: those of one job have the same rhythm;
-3. half as many samples, even if the rhythm is no longer visible;
-4. no samples.
+1. take half as many samples, if the detected rhythm remains visible;
+2. sample half of the GPUs or ports, since those of one job have the same rhythm;
+3. take half as many samples, even if the rhythm is no longer visible;
+4. take no samples.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from healthd.host.host import Host, fake_nvml_opener
 from healthd.host.oom import raise_score
 from healthd.host.wakeup import FOREVER, poll
 
-JOBS_SECONDS = 10.0  # between two queries of the jobs
+JOBS_SECONDS = 10.0  # between two queries for jobs
 SETTLED_SECONDS = 60.0
 GPUS_SECONDS = 30.0
 ALIVE_SECONDS = 60.0
@@ -52,18 +52,18 @@ WAIT_SECONDS, QUIET_WAITS = 1.0, 5  # for the previous process
 
 MAX_SHARE = 0.001  # of a core
 BUDGET_SECONDS = 60.0
-MAX_INTERVAL_SECONDS = 5.0  # between two samples: iterations below 100 s are not visible
+MAX_INTERVAL_SECONDS = 5.0  # between two samples; iterations below 100 s are then not visible
 
 Send = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Setup of the process.
+    """Configuration of the process.
 
-    sources: of counters.SOURCES. seconds: between two samples. fake_nvml: the daemon's setting. lock: a file that only
-    one such process locks at a time, "" for none. settled_seconds: minimum time that a job must have been here.
-    """
+    sources: names from counters.SOURCES. seconds: interval between two samples. fake_nvml: the daemon's setting. lock:
+    a file that only one such process locks at a time, "" for none. settled_seconds: minimum time that a job must have
+    been here."""
 
     sources: tuple[str, ...]
     seconds: float
@@ -81,13 +81,13 @@ class Reduction(enum.Enum):
 
 @dataclass(slots=True)
 class Budget:
-    """CPU budget. started: monotonic time and CPU seconds of this process at the begin of the measurement."""
+    """CPU budget. started: monotonic time and this process's CPU seconds at the start of the measurement."""
 
     started: tuple[float, float]
-    shares: list[float] = field(default_factory=list)  # shares of the last minutes
+    shares: list[float] = field(default_factory=list)  # shares in the last minutes
 
     def share(self, now: float, cpu: float) -> float | None:
-        """Return the share of a core in the last minute, or None while the minute lasts."""
+        """Return the share of a core in the last minute, or None while the minute is not over."""
         since, before = self.started
         if now - since < BUDGET_SECONDS:
             return None
@@ -106,8 +106,9 @@ def choose_reduction(seconds: float, period: float | None, can_narrow: bool) -> 
 
 
 class Sampling:
-    """Sampler. `find_jobs` returns the jobs on this node, `cpu` the CPU seconds of this process; `send_line` takes one
-    line.
+    """Sampler.
+
+    `find_jobs` returns the jobs on this node, `cpu` returns this process's CPU seconds, and `send_line` takes one line.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class Sampling:
         return min(self._jobs_at, self._alive_at, self._sample_at if self._opened else FOREVER)
 
     def step(self, now: float, clock: float) -> None:
-        """Do what is due. now: monotonic seconds, clock: epoch seconds."""
+        """Perform the steps that are due. now: monotonic seconds. clock: epoch seconds."""
         if now >= self._alive_at:
             self._send({"alive": clock})
             self._alive_at = now + ALIVE_SECONDS
@@ -178,7 +179,7 @@ class Sampling:
             self.close()
             self._send({"job": job})
         self._report_problem(
-            "jobs", f"{len(jobs)} jobs on this node: counters cannot be attributed to a job" * (len(jobs) > 1)
+            "jobs", f"{len(jobs)} jobs on this node, so counters cannot be attributed to a job" * (len(jobs) > 1)
         )
         if not job or now - self._since < self.setup.settled_seconds:
             return
@@ -196,7 +197,7 @@ class Sampling:
             self._report_problem(name, f"{name}: {error}")
             self._retry_at[name] = now + RETRY_SECONDS
             self._close(name)
-            if self._host.nvml_is_outdated:  # the library cannot be unloaded: a new process loads the new one
+            if self._host.nvml_is_outdated:  # the library cannot be unloaded, so a new process loads the new one
                 self.close()
                 self.stopped = True
             return
@@ -258,7 +259,7 @@ class Sampling:
             self.seconds *= 2
             self._report_problem(
                 "rate",
-                f"sampling used {share:.2%} of a core (limit {MAX_SHARE:.1%}): it continues every "
+                f"sampling used {share:.2%} of a core (limit {MAX_SHARE:.1%}). It continues every "
                 f"{self.seconds:g} s, and iterations shorter than {detectable_periods(self.seconds)[0]:g} s are not "
                 "detected",
             )
@@ -270,7 +271,7 @@ class Sampling:
         self._report_problem("rate", "")
         self._report_problem(
             "cost",
-            f"sampling is off: it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit "
+            f"sampling is off because it used {share:.2%} of a core with a sample every {self.seconds:g} s (limit "
             f"{MAX_SHARE:.1%})",
         )
 
@@ -310,7 +311,7 @@ def main() -> None:
     try:
         while not sampling.stopped:
             if poll([(0, False)], sampling.deadline - time.monotonic()):
-                break  # standard input is closed: the parent has ended or abandoned this process
+                break  # standard input is closed, so the parent has ended or abandoned this process
             sampling.step(time.monotonic(), time.time())
     except BrokenPipeError:
         pass
@@ -320,8 +321,10 @@ def main() -> None:
 
 
 def send(line: Mapping[str, Any]) -> None:
-    """Write a line. It is shorter than PIPE_BUF except with many GPUs, and the parent reads within seconds: no long
-    blocking.
+    """Write a line.
+
+    A line is shorter than PIPE_BUF except with many GPUs, and the parent reads within seconds, so this does not block
+    for long.
     """
     os.write(1, json.dumps(line).encode() + b"\n")
 
@@ -329,12 +332,12 @@ def send(line: Mapping[str, Any]) -> None:
 def _wait_for_lock(path: str) -> bool:
     """Wait until no other process samples here. Return False if standard input is closed.
 
-    A process that was asked to end does so at once, unless it hangs in the driver.
+    A process that was asked to end does so immediately, unless it hangs in the driver.
     """
     waits = 0
     while not _try_lock(path):
         if waits >= QUIET_WAITS:
-            send({"problem": ["lock", "sampling waits: an earlier sampling process hangs in the driver"]})
+            send({"problem": ["lock", "sampling waits because an earlier sampling process hangs in the driver"]})
         waits += 1
         if poll([(0, False)], WAIT_SECONDS):
             return False

@@ -1,4 +1,4 @@
-"""A series of iteration times of a running job: its samples, the begin of its slowness, and the lost time."""
+"""A series of iteration times from a running job: its samples, the start of its slowness, and the lost time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from healthd.failslow.model import Kind, Point
 
 
 class Sample(NamedTuple):
-    """Duration of an iteration of a job, as measured by one source.
+    """Duration of one of a job's iterations, as measured by one source.
 
     job     the job's number in Slurm ("4711")
-    series  the series within the job and the source: a rank's connection, a kind of counter ("ib")
+    series  the series within the job and the source: a rank's connection or a kind of counter ("ib")
     time    when the iteration ended, epoch seconds
     value   seconds, more than 0
     kind    ITERATION, or BUSY for a rank's own work in it
-    steps   number of iterations that `value` is the mean of
+    steps   number of iterations over which `value` is the mean
     """
 
     job: str
@@ -35,7 +35,7 @@ CERTAIN_SHARE = 0.7  # share of slow_percent that must be exceeded with certaint
 
 
 def detector_limits(percent: float) -> Limits:
-    """Return the detector's limits for a value of slow_percent."""
+    """Return the detector's limits for a given slow_percent."""
     return Limits(math.log1p(percent / 100), math.log1p(CERTAIN_SHARE * percent / 100))
 
 

@@ -1,4 +1,4 @@
-"""Settings of the live process, which the daemon sends as JSON at the start and after a reload."""
+"""Settings for the live process, which the daemon sends as JSON at startup and after a reload."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from healthd.common.codec import load
 
 @dataclass(frozen=True, slots=True)
 class LiveSettings:
-    """Settings of [checks.failslow] for the live process. A test checks that names and defaults are the same there.
+    """Settings from [checks.failslow] for the live process. A test checks that names and defaults match the check's.
 
     client           jobs may report their steps
     sample           counters to sample without the job's help: "nvlink", "pcie", "ib", "power"
     sample_seconds   interval between samples
-    slow_percent     from this slowdown on, a job's times count as slow
+    slow_percent     slowdown from which a job's times count as slow
     counters_percent the same for times from sampled counters
     max_jobs, max_ranks  maximum number of monitored jobs on this node, and of ranks of each job
-    restart_seconds  cost of a restart for a job: the job is advised to restart when it has lost as much time
+    restart_seconds  cost of a restart for a job; the job is advised to restart once it has lost that much time
     """
 
     client: bool = False
@@ -34,7 +34,7 @@ class LiveSettings:
 
 @dataclass(frozen=True, slots=True)
 class Locations:
-    """Paths of the live process.
+    """Paths for the live process.
 
     runtime_dir: the daemon's runtime directory. root: the tree of /proc and /sys ("/" is this machine). fake_nvml: a
     profile or scenario file in place of the driver, "" for the real driver.
@@ -46,6 +46,6 @@ class Locations:
 
 
 def live_settings(table: Mapping[str, Any]) -> LiveSettings:
-    """Return the settings that are needed here from the check's whole table. Raises ConvertError."""
+    """Return the settings that the live process needs from the check's table. Raises ConvertError."""
     names = {item.name for item in fields(LiveSettings)}
     return load(LiveSettings, {name: value for name, value in table.items() if name in names})

@@ -1,11 +1,11 @@
 """S2: division of micro-batches so that the slowest data-parallel group finishes as early as possible. Pure functions.
 
 FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. This alone misses the best makespan,
-max(m_i t_i), in about 2 % of random cases, and the makespan is the duration of an iteration. This module therefore
-minimises the makespan first, and then the variance among all divisions with that makespan. Both steps are exact:
+max(m_i t_i), in about 2 % of random cases, but the makespan is the duration of an iteration. This module therefore
+minimises the makespan first, then the variance among all divisions with that makespan. Both steps are exact:
 
 - Makespan: each micro-batch goes to the group that finishes it first. All micro-batches that finish by the time T with
-  sum(T / t_i) = M precede any other. The search begins there and has fewer than one micro-batch per group left.
+  sum(T / t_i) = M precede any other. The search starts there, with fewer than one micro-batch per group left.
 - Variance: sum((x_i - mean)^2) is the minimum over c of sum((x_i - c)^2). For a given c this is convex in each m_i, so
   that moving single micro-batches between groups finds the optimum. With A = sum x_i^2 and B = sum x_i the variance
   A - B^2 / n is concave. The optimum is therefore a corner of the convex hull of all (B, A), and each corner is optimal
@@ -24,7 +24,7 @@ from healthd.common.errors import HealthdError
 
 MAX_GROUPS = 10_000
 MAX_MICRO_BATCHES = 1_000_000
-MAX_TIME_RATIO = 1e6  # between the longest and the shortest time; more indicates a wrong time
+MAX_TIME_RATIO = 1e6  # between the longest and shortest times; more indicates a wrong time
 ROUNDING = 1e-14  # relative error of a sum of squares
 TOLERANCE = 1e-9  # relative difference of makespans that count as equal, because times are measured
 
@@ -36,8 +36,8 @@ class InvalidSplit(HealthdError):
 class Split(NamedTuple):
     """A division of micro-batches.
 
-    micro_batches: of each group, in the order of the times. makespan: time of the slowest group, in the unit of the
-    times. even: the same if the micro-batches are divided evenly, or nearly.
+    micro_batches: number for each group, in the order of the times. makespan: time of the slowest group, in the unit of
+    the times. even: the makespan if the micro-batches are divided evenly, or nearly so.
     """
 
     micro_batches: tuple[int, ...]
@@ -58,13 +58,13 @@ def split(times: Sequence[float], micro_batches: int) -> Split:
     makespan = max(map(_product, shares, relative))
     shares = _minimize_variance(relative, shares, makespan)
     each, more = divmod(micro_batches, len(times))
-    # If the division has a remainder, the first groups get one more, as in frameworks that allow this.
+    # If the division leaves a remainder, the first groups get one more, as in frameworks that allow this.
     even = max(time * (each + (at < more)) for at, time in enumerate(times))
     return Split(tuple(shares), max(map(_product, shares, times)), even)
 
 
 def variance(times: Sequence[float], shares: Sequence[int]) -> float:
-    """Return the objective of the paper: sum((m_i t_i - mean)^2)."""
+    """Return the paper's objective: sum((m_i t_i - mean)^2)."""
     spent = list(map(_product, shares, times))
     mean = math.fsum(spent) / len(spent)
     return math.fsum((group_time - mean) ** 2 for group_time in spent)
@@ -79,28 +79,29 @@ def _check(times: Sequence[float], micro_batches: int) -> None:
     if not groups:
         raise InvalidSplit("no time given: one per data-parallel group is required")
     if groups > MAX_GROUPS:
-        raise InvalidSplit(f"there are {groups:,} groups: at most {MAX_GROUPS:,} can be divided")
+        raise InvalidSplit(f"there are {groups:,} groups, but at most {MAX_GROUPS:,} can be divided")
     for nth, time in enumerate(times, 1):
         if not (math.isfinite(time) and time > 0):
             raise InvalidSplit(f"the time of group {nth} must be a number above 0, got {time:g}")
     if max(times) / min(times) > MAX_TIME_RATIO:
         raise InvalidSplit(
-            f"the times differ by more than {MAX_TIME_RATIO:,.0f} times, from {min(times):g} to {max(times):g}: "
-            f"one time is wrong"
+            f"the times differ by more than a factor of {MAX_TIME_RATIO:,.0f}, from {min(times):g} to {max(times):g}; "
+            f"at least one is wrong"
         )
     if micro_batches < groups:
         raise InvalidSplit(
-            f"{micro_batches:,} micro-batches are too few for {groups:,} groups: each needs at least one"
+            f"{micro_batches:,} micro-batches are too few for {groups:,} groups; each group needs at least one"
         )
     if micro_batches > MAX_MICRO_BATCHES:
         raise InvalidSplit(
-            f"{micro_batches:,} micro-batches are too many: at most {MAX_MICRO_BATCHES:,} can be divided"
+            f"{micro_batches:,} micro-batches are too many; at most {MAX_MICRO_BATCHES:,} can be divided"
         )
 
 
 def _minimize_makespan(times: Sequence[float], micro_batches: int) -> list[int]:
     """Return the shares with the smallest makespan. Each group has at least one micro-batch."""
-    # Groups whose first micro-batch finishes after the deadline get only one. The deadline is computed without them.
+    # Groups whose first micro-batch finishes after the deadline get only one. The deadline is computed without these
+    # groups.
     ascending, remaining, rate = sorted(times), micro_batches, math.fsum(1 / time for time in times)
     for time in reversed(ascending):
         if remaining / rate >= time:
@@ -124,7 +125,7 @@ def _minimize_makespan(times: Sequence[float], micro_batches: int) -> list[int]:
 
 
 class _Corner(NamedTuple):
-    """A corner of the convex hull. center: the c for which it is optimal. total, squares: B and A, relative to
+    """A corner of the convex hull. center: the c for which the corner is optimal. total, squares: B and A, relative to
     `origin`.
     """
 
@@ -163,7 +164,7 @@ def _minimize_variance(times: Sequence[float], shares: list[int], makespan: floa
         width = high.total - low.total
         if width <= TOLERANCE or high.center <= low.center:
             continue
-        # Intersection of both tangents: no corner between them is better.
+        # The intersection of both tangents. No corner between them is better.
         at_low, at_high = (item.squares - 2 * item.center * item.total for item in (low, high))
         tip = (at_low - at_high) / (2 * (high.center - low.center))
         if value(tip, at_low + 2 * low.center * tip) >= best_value - rounding:
@@ -181,7 +182,7 @@ def _minimize_variance(times: Sequence[float], shares: list[int], makespan: floa
 def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max_shares: Sequence[int]) -> list[int]:
     """Return the shares with the smallest sum((m_i t_i - c)^2) and 1 <= m_i <= max_shares.
 
-    Move one micro-batch from where that saves most to where it costs least, until no move saves anything.
+    Move one micro-batch from where that saves the most to where it costs the least, until no move saves anything.
     """
     found = list(shares)
 
@@ -190,10 +191,10 @@ def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max
         return times[at] * ((2 * found[at] + 1) * times[at] - 2 * c) if found[at] < max_shares[at] else math.inf
 
     def removal_saving(at: int) -> float:
-        """Return the saving of one micro-batch less."""
+        """Return the saving from one micro-batch less."""
         return times[at] * ((2 * found[at] - 1) * times[at] - 2 * c) if found[at] > 1 else -math.inf
 
-    # Heap entries can be out of date. Such an entry is computed again when it reaches the top.
+    # Heap entries may be out of date. Such an entry is recomputed when it reaches the top.
     additions = [(added_cost(at), at) for at in range(len(times))]
     removals = [(-removal_saving(at), at) for at in range(len(times))]
     heapify(additions)

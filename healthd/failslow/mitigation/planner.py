@@ -1,27 +1,27 @@
-"""Choice of a remedy and its time: ski rental (arXiv 2410.12588, algorithm 1). Pure functions.
+"""Choice of a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure functions.
 
-It is unknown how long a slowness will last. Acting at once is expensive if it ends by itself; waiting is expensive if
+It is unknown how long slowness will last. Acting at once is expensive if it ends by itself; waiting is expensive if
 it does not. The planner compares the loss so far with the cost of each remedy, cheapest first. It applies a remedy when
-the loss has reached its cost, and then continues with the next one. After a relief it starts again.
+the loss has reached its cost, then continues with the next. After a relief, it starts again.
 
-Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and none of a job's GPUs works while it
+Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and none of a job's GPUs work while it
 moves micro-batches or restarts.
 
-Guarantees, with C the loss and the costs together, k the number of applied remedies, and "one iteration" the loss in
-the iteration in which the loss reached a cost:
+Guarantees, where C is the sum of the loss and the costs, k is the number of applied remedies, and "one iteration" is
+the loss in the iteration in which the loss reached a cost:
 
 - one remedy that removes the slowness: C <= 2 x the smallest possible value + one iteration;
 - several remedies, none of which makes it worse: C <= (1 + k) x (the smallest possible value + one iteration). When k
-  were applied, the loss had reached the cost of each, so they cost at most k times the loss. The loss before the remedy
-  of the best plan is at most its cost and one iteration, and after it no more than that of the best plan.
+  remedies were applied, the loss had reached the cost of each, so they cost at most k times the loss. The loss before
+  the remedy of the best plan is at most its cost and one iteration, and after it no more than that of the best plan.
 
-If `settles` is more than 0, that many iterations pass after a remedy to see its effect. "One iteration" is then that
-many.
+If `settles` is more than 0, healthd waits that many iterations after a remedy to see its effect. "One iteration" then
+means that many.
 
 `replay` finds when the planner would have acted on a job with known times, and how much that would have saved. The
-points are those of the detector, which uses no sample after its alarm. The causes are those of the whole file, and a
+points are the detector's, which uses no sample after its alarm. The causes are those found in the whole file, and a
 relief counts from its position, not from its detection. The savings assume that a remedy removed the slowness
-completely when it was applied: its real effect is not known in advance.
+completely when it was applied, since its real effect is not known in advance.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class Overheads(NamedTuple):
 class Observation(NamedTuple):
     """One iteration of the gang.
 
-    lost_seconds: its time minus a healthy one, summed over the iterations not yet reported (a slowness is detected some
-    iterations after its onset). gpus: of the whole gang. whole_stage: the slow node runs a whole pipeline stage.
-    """
+    lost_seconds: its time minus a healthy iteration's, summed over the iterations not yet reported (slowness is
+    detected some iterations after its onset). gpus: number in the whole gang. whole_stage: the slow node runs a whole
+    pipeline stage."""
 
     slow: bool
     lost_seconds: float = 0.0
@@ -73,8 +73,8 @@ class Observation(NamedTuple):
 class State(NamedTuple):
     """State of the ongoing slowness.
 
-    lost: GPU-seconds since the onset. actions: in order. since: iterations since the last action. whole_stage: as in
-    Observation.
+    lost: GPU-seconds since the onset. actions: in the order applied. since: iterations since the last action.
+    whole_stage: as in Observation.
     """
 
     cause: Cause = Cause.UNKNOWN
@@ -93,9 +93,9 @@ class NextAction(NamedTuple):
 
 HEALTHY = State()
 
-# From the paper's table: S2 mitigates only slow compute, S3 both, S4 removes both. For an unknown cause it is also
-# unknown which part to relieve, so only a restart remains. Slowness caused by the job itself (longer sequences, an
-# unequal pipeline) returns after a restart.
+# From the paper's table: S2 mitigates only slow compute, S3 mitigates slow compute and communication, and S4 removes
+# both. For an unknown cause, it is also unknown which part to relieve, so only a restart remains. Slowness caused by
+# the job itself (longer sequences, an unequal pipeline) returns after a restart.
 _COMPUTE = (Action.MICRO_BATCHES, Action.TOPOLOGY, Action.RESTART)
 _COMMUNICATION = (Action.TOPOLOGY, Action.RESTART)
 CANDIDATES = {
@@ -110,7 +110,7 @@ CANDIDATES = {
 }
 
 
-# Every data-parallel group passes through each stage. No other group is faster, and the stragglers already are in the
+# Every data-parallel group passes through each stage. No other group is faster, and the stragglers are already in the
 # smallest number of stages.
 USELESS_FOR_WHOLE_STAGE = (Action.MICRO_BATCHES, Action.TOPOLOGY)
 
@@ -121,7 +121,7 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 
 def find_next_action(state: State, gpus: int, overheads: Overheads) -> NextAction | None:
-    """Return the next remedy for this cause and its loss, or None if only ignoring (S1) remains."""
+    """Return the next remedy for this cause and the loss it requires, or None if only ignoring (S1) remains."""
     useless = USELESS_FOR_WHOLE_STAGE if state.whole_stage else ()
     candidates = [
         candidate for candidate in CANDIDATES[state.cause] if candidate not in (Action.IGNORE, *useless, *state.actions)
@@ -137,7 +137,7 @@ def advance(
 ) -> tuple[State, Action | None]:
     """Return the state after one more iteration, and the remedy to apply now.
 
-    A remedy is applied at most once in a slowness, and not before the loss has reached its cost.
+    A remedy is applied at most once per slow period, and not before the loss has reached its cost.
     """
     if not observation.slow:
         return HEALTHY, None
@@ -159,7 +159,7 @@ def advance(
 # --- replay of a job's times
 
 HEALTHY_SAMPLES = 400  # healthy samples
-PAUSE_RATIO = 10.0  # times a healthy iteration: a checkpoint or an evaluation, which counts as a normal iteration
+PAUSE_RATIO = 10.0  # times a healthy iteration; this is a checkpoint or an evaluation and counts as a normal iteration
 
 
 class AppliedAction(NamedTuple):
@@ -175,8 +175,8 @@ class AppliedAction(NamedTuple):
 class SlowSpan(NamedTuple):
     """A time in which the job or one of its parts was slow.
 
-    onset, relief: positions in `series`; relief is None while it lasts. suspects: their names, "" for the job as a
-    whole. state, next_action: at the end of the series.
+    onset, relief: positions in `series`; relief is None while it lasts. suspects: names of the suspects, "" for the job
+    as a whole. state, next_action: at the end of the series.
     """
 
     series: Series
@@ -216,7 +216,7 @@ def replay(
     """Replay the slow spans of a job.
 
     Args:
-        gpus: of the whole gang.
+        gpus: number in the whole gang.
         seconds: length of one unit of the times.
     """
     found = list(_find_slow_series(series, diagnosis))
@@ -237,7 +237,7 @@ def _find_slow_series(
 ) -> Iterable[tuple[Series, Sequence[Point], Point, str, Cause, bool]]:
     """Yield each suspect and slow job with the series from which its loss is computed.
 
-    That is its own series if it has the point, otherwise a series that has it.
+    That is its own series if that has the point, otherwise a series that has it.
     """
     owners = list(zip(series, diagnosis.points, strict=True))
     named = [(item.point, item.series, item.subject, item.cause, item.whole_stage) for item in diagnosis.suspects]
@@ -281,7 +281,7 @@ def _on_clock(
 
 
 def _healthy_time(series: Series, points: Sequence[Point], onset: int, regime: str) -> float:
-    """Return the median of the healthy samples of a regime before an onset, or 0 if there are none."""
+    """Return the median of a regime's healthy samples before an onset, or 0 if there are none."""
     count = len(series.value)
     slow = [
         (slow_point.onset_index, count if slow_point.relief_index is None else slow_point.relief_index)
@@ -297,7 +297,7 @@ def _healthy_time(series: Series, points: Sequence[Point], onset: int, regime: s
 
 
 def _group_overlapping(slow_series: Sequence[_SlowSeries]) -> Iterable[list[_SlowSeries]]:
-    """Group spans that overlap: they are one slowness of the gang."""
+    """Group overlapping spans, which form one slow period of the gang."""
     group: list[_SlowSeries] = []
     for item in slow_series:
         if group and item.begin >= max(member.end for member in group):

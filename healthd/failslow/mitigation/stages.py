@@ -1,17 +1,17 @@
-"""S3: exchange of ranks' positions, so that a slow GPU or link costs the job as little as possible. Pure functions.
+"""S3: an exchange of ranks' positions by which a slow GPU or link costs the job as little as possible. Pure functions.
 
 FALCON (arXiv 2410.12588, S3): a pipeline is as fast as its slowest stage. Stragglers are therefore packed into as few
-stages as possible, ceil(stragglers / GPUs of a stage). Interior stages are preferred, because the first and the last
-stage have more work (embedding, loss). A slow link should carry only what two neighbouring stages send each other, or
+stages as possible, ceil(stragglers / GPUs per stage). Interior stages are preferred, because the first and last
+stages have more work (embedding, loss). A slow link should carry only what two neighbouring stages send each other, or
 nothing, rather than the gradients of a data-parallel group, which are many times larger.
 
 Whole tensor-parallel groups move: their ranks communicate in each layer, so they are on one node and stay together. A
-straggler counts with its group: there are ceil(slow groups / groups of a stage) stages. This is the paper's number if a
-group is one GPU, or all of it is slow. Two groups that exchange positions exchange their weights and the positions of
-all their ranks. No rank is without a position in between.
+straggler counts as its whole group, so there are ceil(slow groups / groups per stage) stages. This is the paper's
+number if a group is one GPU or is entirely slow. Two groups that exchange positions exchange their weights and the
+positions of all their ranks. At no time is a rank without a position.
 
-For stragglers, the number of moves is minimal. For links, one move is found if one is enough. If several are needed,
-each next one is the most effective, which is not necessarily minimal.
+For stragglers, the number of moves is minimal. For links, a single move is found if one is enough. If several are
+needed, each is the most effective next move, which is not necessarily minimal.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Swap(NamedTuple):
 class Topology(NamedTuple):
     """Result of the rearrangement.
 
-    stages: stages that contain all stragglers now, ascending. positions: of each rank, after the swaps in order.
-    limitations: sentences without a full stop about problems that no move solves.
+    stages: stages that now contain all stragglers, ascending. positions: each rank's position after the swaps, which
+    apply in order. limitations: sentences, without a full stop, on problems that no move solves.
     """
 
     stages: tuple[int, ...]
@@ -69,8 +69,8 @@ def rearrange(
     """Return the swaps for these stragglers and slow links. Raises InvalidTopology.
 
     Args:
-        positions: of each rank.
-        stragglers: ranks.
+        positions: position of each rank.
+        stragglers: straggling ranks.
         slow_links: pairs of ranks with a slow connection.
     """
     stages, width, depth = _shape(positions)
@@ -78,7 +78,7 @@ def rearrange(
     for rank, position in positions.items():
         groups[position.stage, position.dp][position.tp] = rank
     cells = sorted(groups)
-    ranks = [groups[cell] for cell in cells]  # of each group; from here on a group is identified by its number
+    ranks = [groups[cell] for cell in cells]  # ranks of each group; from here on, a group is identified by its number
     group_by_rank = {rank: group for group, group_ranks in enumerate(ranks) for rank in group_ranks}
     _check_ranks(group_by_rank, stragglers, slow_links)
     slow = {group_by_rank[rank] for rank in stragglers}
@@ -121,7 +121,7 @@ def _shape(positions: Mapping[int, RankPosition]) -> tuple[int, int, int]:
     ):
         raise InvalidTopology(
             f"{len(positions):,} ranks do not fill {shape[0]:,} stages x {shape[1]:,} data-parallel groups x "
-            f"{shape[2]:,} tensor-parallel ranks, each position once and from 0"
+            f"{shape[2]:,} tensor-parallel ranks, with each position used once and counted from 0"
         )
     return shape
 
@@ -140,7 +140,7 @@ def _check_ranks(
 def _group_links(
     slow: Collection[tuple[int, int]], group_by_rank: Mapping[int, int]
 ) -> tuple[list[Link], list[tuple[int, int]]]:
-    """Return the links between two groups, each once, and the links within one group, which no move improves."""
+    """Return the links between groups, each once, and the links within one group, which no move improves."""
     links, within = set(), []
     for first, second in sorted(slow):
         a, b = sorted((group_by_rank[first], group_by_rank[second]))
@@ -167,7 +167,7 @@ def _pack_stragglers(
     """Return the moves of slow groups into the chosen stages, each with the healthy group for the exchange.
 
     There is one move for each slow group outside the chosen stages, which is the minimum. The healthy group is the one
-    with the fewest slow links that carry gradients, preferably of the same pipeline.
+    with the fewest slow links that carry gradients, preferably in the same pipeline.
     """
     cells, pairs = list(cell_by_group), []
     free = [group for group, (stage, _) in enumerate(cell_by_group) if stage in chosen and group not in slow]
@@ -213,7 +213,7 @@ def _link_traffic(first: Cell, second: Cell) -> str:
 def _best_link_move(
     cell_by_group: Sequence[Cell], slow: Collection[int], chosen: Collection[int], links: Sequence[Link]
 ) -> tuple[int, int] | None:
-    """Return the move that frees most slow links from gradients, or None. The stragglers stay packed."""
+    """Return the move that frees the most slow links from gradients, or None. The stragglers stay packed."""
     gradient_groups = sorted(
         {
             group
@@ -248,18 +248,18 @@ def _limitations(
     if chosen:
         names = ", ".join(map(str, sorted(chosen)))
         stay = f"stages {names} of {stages} stay" if len(chosen) > 1 else f"stage {names} of {stages} stays"
-        sentences.append(f"{stay} slow: packing limits the damage to them")
+        sentences.append(f"{stay} slow; packing limits the damage to {'these' if len(chosen) > 1 else 'this stage'}")
     outer = sorted({0, stages - 1} & set(chosen))
     if outer:
         names = " and ".join(map(str, outer))
         sentences.append(
-            f"stage{'s' * (len(outer) > 1)} {names}, at an end of the pipeline, must contain stragglers too"
+            f"stage{'s' * (len(outer) > 1)} {names}, at an end of the pipeline, must also contain stragglers"
         )
     for a, b in links:
         carries = _link_traffic(cell_by_group[a], cell_by_group[b])
         if carries == "nothing":
             continue
         effect = "still carries gradients" if carries == "gradients" else "carries the traffic between two stages"
-        sentences.append(f"the link of ranks {ranks[a][0]} and {ranks[b][0]} {effect}")
-    sentences += [f"the link of ranks {a} and {b} lies within a tensor-parallel group" for a, b in within]
+        sentences.append(f"the link between ranks {ranks[a][0]} and {ranks[b][0]} {effect}")
+    sentences += [f"the link between ranks {a} and {b} lies within a tensor-parallel group" for a, b in within]
     return sentences

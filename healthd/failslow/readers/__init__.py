@@ -1,1 +1,1 @@
-"""Readers for files of iteration times and operations."""
+"""Readers for files with iteration times or operations."""

@@ -1,6 +1,6 @@
-"""Reader of tables as columns, a chunk of rows at a time: CSV and JSON lines, both also as gzip, and Parquet.
+"""Reader for tables as columns, a chunk of rows at a time: CSV and JSON lines (also compressed with gzip), and Parquet.
 
-The standard library reads text, so that each error has its line. DuckDB reads Parquet (extra healthd[failslow]).
+The standard library reads text, so that each error names its line. DuckDB reads Parquet (extra healthd[failslow]).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Unreadable(HealthdError):
 class Chunk(NamedTuple):
     """Some rows.
 
-    columns: the cells of each selected column: str from CSV, JSON values, numbers and str from Parquet. where(row):
-    "line 17", for a message; rows count from 0.
+    columns: cells of each selected column (str from CSV, JSON values, numbers and str from Parquet). where(row):
+    the location for a message, such as "line 17"; rows count from 0.
     """
 
     columns: tuple[Sequence[Any], ...]
@@ -50,8 +50,8 @@ class Chunk(NamedTuple):
 class Table(NamedTuple):
     """An open table.
 
-    names: its columns. first: the first rows of all columns. chunks(selected): all rows of the columns with these
-    indices; may be called once. notes: sentences without a full stop about reading, complete after the last chunk.
+    names: names of the columns. first: first rows of all columns. chunks(selected): all rows of the columns with these
+    indices; may be called only once. notes: sentences without a full stop on reading, complete after the last chunk.
     """
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ def open_table(path: str, name: str, standard_input: BinaryIO | None = None) -> 
 
     Args:
         name: the file's name in messages.
-        standard_input: read in place of the file, if given.
+        standard_input: read instead of the file, if given.
     """
     try:
         with standard_input or _open_regular(path, name) as file:
@@ -95,13 +95,13 @@ def _open_regular(path: str, name: str) -> BinaryIO:
     if not stat.S_ISREG(kind):
         file.close()
         shell = stat.S_ISFIFO(kind) and path.startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
-        hint = " (standard input is named -: ... | healthd failslow -)" if shell else ""
+        hint = " (for standard input, use -: ... | healthd failslow -)" if shell else ""
         raise Unreadable(f"{name}: is not a regular file{hint}")
     return file
 
 
 def _peek(file: BinaryIO) -> bytes:
-    begin = file.read(4) or b""  # None if a kernel file has no data now
+    begin = file.read(4) or b""  # None if a kernel file has no data at present
     file.seek(0)
     return begin
 
@@ -119,12 +119,14 @@ def _text_table(file: BinaryIO, name: str) -> Table:
     if sample.lstrip().startswith("{"):
         return _json_table(chain.from_iterable(block.split("\n") for block in all_blocks), name)
     if sample.lstrip().startswith("["):
-        raise Unreadable(f"{name}: line 1: is a JSON array; one object per line is required (convert with jq -c '.[]')")
+        raise Unreadable(
+            f"{name}: line 1: is a JSON array, but one object per line is required (convert with jq -c '.[]')"
+        )
     return _csv_table(all_blocks, sample, name)
 
 
 def _blocks(file: BinaryIO, name: str) -> Iterator[str]:
-    """Yield blocks of whole lines, without the last newline, which the file may lack too."""
+    """Yield blocks of whole lines, without the last newline, which may also be missing from the file."""
     incomplete, lines, begin = b"", 0, True
     while data := file.read(BLOCK):
         if begin:
@@ -155,13 +157,13 @@ def _csv_table(blocks: Iterator[str], head: str, name: str) -> Table:
     names = [cell.strip() for cell in head_rows[begin]]
     if all(map(NUMBER.fullmatch, names)):
         names = [str(column) for column in range(1, len(names) + 1)]
-        notes.append('has no header: columns are named "1", "2" and so on')
+        notes.append('has no header, so columns are named "1", "2" and so on')
     else:
         head_rows[begin] = []
     width = len(names)
 
     def columns(selected: Sequence[int]) -> Iterator[Chunk]:
-        torn = ""  # a line that is too short: the last line of a file may be incomplete
+        torn = ""  # a line that is too short; the last line of a file may be incomplete
         for start, part in chain([(line_before, head_rows)], parts):
             if torn:
                 raise Unreadable(f"{name}: {torn}")
@@ -213,7 +215,7 @@ def _read_rows(reader: Any, start: int, name: str, limit: int) -> list[list[str]
     """Return the next rows of a csv.reader. Raises Unreadable.
 
     Args:
-        start: number of the line before its first one.
+        start: number of the line before its first line.
     """
     try:
         return list(islice(reader, limit))
@@ -224,7 +226,7 @@ def _read_rows(reader: Any, start: int, name: str, limit: int) -> list[list[str]
 def _split_cells(block: str, width: int, delimiter: str) -> list[list[str]] | None:
     """Return the columns of text without quotes whose lines all have `width` cells, otherwise None.
 
-    This is three times as fast as the csv module. Each newline becomes a cell of its own, which must then be at every
+    This is three times as fast as the csv module. Each newline becomes a separate cell, which must then be at every
     expected position.
     """
     if '"' in block or "\r" in block:
@@ -243,7 +245,7 @@ def _line(start: int, row: int) -> str:
 def _check_widths(
     rows: Sequence[list[str]], start: int, width: int, name: str
 ) -> tuple[list[list[str]], list[str], str]:
-    """Return the rows of the right width without blank lines, their lines, and the problem of the last row.
+    """Return the rows with the right width, without blank lines; their lines; and any problem with the last row.
 
     Raises Unreadable if another row has a wrong width.
 
@@ -259,7 +261,7 @@ def _check_widths(
             good_rows.append(row)
             lines.append(f"line {start:,}")
         elif row:
-            problem = f"line {start:,}: has {len(row):,} cells, the header has {width:,}"
+            problem = f"line {start:,}: has {len(row):,} cells, but the header has {width:,}"
             if len(row) > width:
                 break
         start += sum(cell.count("\n") for cell in row) if width else 0
@@ -285,9 +287,9 @@ def _json_table(lines: Iterator[str], name: str) -> Table:
 def _objects(
     lines: Iterator[str], name: str, notes: list[str]
 ) -> Iterator[tuple[Sequence[int], Sequence[dict[str, Any]]]]:
-    """Yield the numbers of the lines and their objects, CHUNK_ROWS at a time.
+    """Yield line numbers and their objects, CHUNK_ROWS at a time.
 
-    A last line that is not JSON is incomplete: it is left out, with a note. Raises Unreadable for any other line that
+    A last line that is not JSON is incomplete, so it is left out with a note. Raises Unreadable for any other line that
     is not an object.
     """
     numbers: list[int] = []
@@ -326,7 +328,7 @@ def _parquet_table(path: str, name: str) -> Table:
         import duckdb
     except ImportError:
         raise Unreadable(
-            f"{name}: Parquet needs the package duckdb (extra failslow): pip install duckdb; or write the data as CSV"
+            f"{name}: Parquet needs the package duckdb (extra failslow): pip install duckdb, or write the data as CSV"
         ) from None
     try:
         database = duckdb.connect(config={"threads": 2, "memory_limit": "256MB"})

@@ -1,8 +1,8 @@
-"""Cleaning of one series: rows of a file become samples that are ordered, unique and positive, with the job's starts.
+"""Cleaning of one series: rows from a file become ordered, unique and positive samples, with the job's starts.
 Pure functions.
 
-A restart of the job is distinguished from rows that are only late. The decision about a row depends only on the rows
-before it and the RESTART_RUN rows after it. Appended rows therefore change no earlier decision.
+A job restart is distinguished from rows that are only late. The decision on a row depends only on the rows
+before it and the RESTART_RUN rows after it. Appended rows therefore never change an earlier decision.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from operator import lt, sub
 RESTART_RUN = 8  # consecutive ascending rows that begin another attempt; fewer are late rows
 MIN_RESTART_RUN = 3
 GAP_INTERVALS = 60  # a restart takes this many usual intervals, and twice as long as any earlier gap
-INTERVALS = 64  # the usual interval is the median of this many previous ones
+INTERVALS = 64  # the usual interval is the median of this many previous intervals
 MIN_INTERVALS = 8
-MIN_VALUE, MAX_VALUE = 1e-18, 1e18  # limits of an iteration's time in any unit; other values are errors in the file
-SAME_STEP = 0.8  # of the intervals: the index then counts iterations, and a gap means missing rows
+MIN_VALUE, MAX_VALUE = 1e-18, 1e18  # limits for an iteration's time in any unit; other values are errors in the file
+SAME_STEP = 0.8  # of the intervals; from this share, the index counts iterations, and a gap means missing rows
 
 # Counters for all series of a file, as displayed.
 MISSING, INFINITE, NOT_POSITIVE = "without a value", "with an infinite value", "with a value of zero or less"
-NO_TIME = f"with a value that is not a time (below {MIN_VALUE:g}, or above {MAX_VALUE:g})"
+NO_TIME = f"with a value that is not a time (below {MIN_VALUE:g} or above {MAX_VALUE:g})"
 REPEATED, LATE, RESTARTS, NEGATIVE_PART = "repeated", "not in order", "restarts", "negative part"
 
 Floats = Sequence[float]
@@ -37,8 +37,8 @@ Floats = Sequence[float]
 class RawSeries:
     """One series with its rows in file order.
 
-    value: NaN if missing. index: None if there is only the order of the rows. parts: busy, wait and transfer, as far as
-    reported. regimes: None, or a name for each row. is_time: the index is known to be time.
+    value: NaN if missing. index: None if only the order of the rows is known. parts: busy, wait and transfer, as far as
+    reported. regimes: None, or a name for each row. is_time: True if the index is known to be a time.
     """
 
     value: array[float]
@@ -50,10 +50,10 @@ class RawSeries:
 
 @dataclass(frozen=True, slots=True)
 class CleanSeries:
-    """As RawSeries, but ordered, with values from MIN_VALUE to MAX_VALUE only.
+    """Like RawSeries, but ordered and with values only from MIN_VALUE to MAX_VALUE.
 
-    rows: position of each sample among the ordered rows of the series, including rows without a value; None if equal to
-    the position of the sample. starts: as Series.starts.
+    rows: position of each sample among the ordered rows of the series, including rows without a value, or None if equal
+    to the sample's position. starts: as Series.starts.
     """
 
     value: Floats
@@ -129,9 +129,9 @@ def _mask_invalid(part: array[float], counts: Counter[str]) -> array[float]:
 def sort_rows(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[int], tuple[int, ...]]:
     """Return the rows in order, and the positions at which the job started (always including 0).
 
-    An index that falls back and continues over positions that already had other values is a restart from a checkpoint.
-    A row with the index and value of an earlier row of its attempt is a repeat. Any other row is late: it is sorted,
-    after rows with the same index.
+    If the index falls back and continues over positions that already had other values, the job restarted from a
+    checkpoint. A row with the index and value of an earlier row of its attempt is a repeat. Any other row is late and
+    is sorted after rows with the same index.
     """
     order: list[int] = []
     starts = [0]
@@ -186,7 +186,7 @@ def _has_value(value: float, earlier: Sequence[float]) -> bool:
 def _add_gap_starts(index: Floats, starts: tuple[int, ...], is_time: bool) -> tuple[int, ...]:
     """Add starts after times without a sample that are longer than earlier pauses.
 
-    An index that counts iterations (most of its intervals are the same) has no such gaps: rows are missing there.
+    An index that counts iterations (most of its intervals are the same) has no such gaps; there, rows are missing.
     """
     if len(index) <= MIN_INTERVALS:
         return starts
@@ -221,10 +221,10 @@ FAR_ABOVE, FAR_BELOW = (
 def unit_mismatch(value: Floats, parts: Sequence[Floats], is_complete: bool) -> str:
     """Return "above" or "below" if the sum of the parts is far from the value in most samples, otherwise "".
 
-    The columns then have different units: no time can be spent ten times.
+    The columns then have different units, since no time can be spent ten times.
 
     Args:
-        is_complete: the parts are meant to add up to the value.
+        is_complete: True if the parts should add up to the value.
     """
     shares = [
         sum(part_values) / total

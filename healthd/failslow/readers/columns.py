@@ -1,4 +1,4 @@
-"""Meaning of the columns of a table: as requested, or from their well-known names. Pure functions."""
+"""Meaning of a table's columns: as requested, or from well-known names. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from healthd.common.text import printable, regex
 
-# Names used by training loops and their loggers, without the unit.
+# Names used by training loops and their loggers, without units.
 _VALUES = (
     *("iteration_time", "iter_time", "iteration_duration", "step_time", "step_duration", "batch_time"),
     *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
 )
-# Names of the times only if no column has a name above: such a column may also count the time since the start.
+# Names of times only if no column has a name above, since such a column may also count the time since the start.
 _PLAIN_VALUES = ("seconds", "secs", "sec", "milliseconds", "millis", "ms")
 _COUNTERS = ("step", "iteration", "iter", "batch")  # times if they have a unit: step_ms
 _UNIT = regex(
@@ -43,7 +43,7 @@ _MAX_NAMED = 12
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of a table's columns; "" or () if there is none.
+    """Names of a table's columns, "" or () if there are none.
 
     Several columns of series, group or regime are combined.
     """
@@ -81,10 +81,10 @@ def missing_column(requested: Columns, names: Sequence[str]) -> str:
 def choose_columns(
     requested: Columns, names: Sequence[str], is_numeric: Callable[[str], bool]
 ) -> tuple[Columns, list[str], str]:
-    """Return the requested columns, and by well-known names those that were not requested.
+    """Return the requested columns, and find the others by well-known names.
 
-    Also return the columns found by name, as "value step_time", and a sentence without a full stop if the column of the
-    values is ambiguous, or "".
+    Also return the columns found by name, as "value step_time", and a sentence without a full stop if the column with
+    the values is ambiguous, or "".
 
     Args:
         names: columns of the table.
@@ -102,7 +102,7 @@ def choose_columns(
             if best:
                 return requested, [], f"which of {join_names(best)} contains the times? Use --value"
             if any(map(is_numeric, free)):
-                problem = f"no numeric column is known as iteration times; columns: {join_names(names)}"
+                problem = f"no numeric column is known to contain iteration times; columns: {join_names(names)}"
                 return (
                     requested,
                     [],
@@ -135,7 +135,7 @@ def _with_part(columns: Columns, part: str, name: str) -> Columns:
 
 
 def _series_columns(free: Sequence[str]) -> tuple[str, ...]:
-    """Return the column of a rank or worker, otherwise that of a GPU with its node, otherwise that of a node."""
+    """Return the column of a rank or worker, or else of a GPU with its node, or else of a node."""
     by_name = {name.lower(): name for name in free}
     for name in (*_SERIES,):
         if name in by_name:
@@ -146,7 +146,7 @@ def _series_columns(free: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_time(name: str) -> bool:
-    """Return True for the name of an iteration's time. A counter such as "iteration" is a time only with a unit."""
+    """Return True if the name stands for an iteration's time. A counter such as "iteration" must have a unit."""
     bare = _bare_name(name)
     if bare in _COUNTERS:
         return _UNIT.search(name.strip()) is not None
@@ -154,7 +154,7 @@ def _is_time(name: str) -> bool:
 
 
 def _has_other_role(name: str) -> bool:
-    """Return True for a name of a series, a node, a part or an index, which cannot be the value."""
+    """Return True for the name of a series, a node, a part or an index, which cannot be the value."""
     index_names = ("step", "iteration", "iter", "epoch", "time", "timestamp", "index", "batch", "id")
     known_names = (
         *_SERIES,
@@ -172,7 +172,7 @@ def _bare_name(name: str) -> str:
 
 
 def join_names(names: Sequence[str], conjunction: str = "and") -> str:
-    """Return "a, b and c"; of many names the first."""
+    """Return "a, b and c". If there are many names, only the first are listed."""
     visible = [printable(name) for name in names if name]
     if not visible:
         return "none with a name"

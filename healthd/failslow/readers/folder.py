@@ -17,14 +17,14 @@ from healthd.failslow.readers.columns import Columns
 from healthd.failslow.stream import FailStop, Stream, StreamAnalysis, analyse_streams
 
 MAX_FILES = 200_000
-MAX_BYTES = 64 << 30  # of all files of a folder
+MAX_BYTES = 64 << 30  # of all files in a folder
 MAX_DEPTH = 4  # levels of folders below the given one: some sites have one folder per host
 
 
 class ReadFiles(NamedTuple):
-    """Content of all files.
+    """Contents of all files.
 
-    series: by name. notes: sentences. unread: {file, why} of files in folders. fail_stops: ranks whose operations have
+    series: by name. notes: sentences. unread: {file, why} for files in folders. fail_stops: ranks whose operations have
     stopped.
     """
 
@@ -35,13 +35,13 @@ class ReadFiles(NamedTuple):
 
 
 def read_files(paths: Sequence[str], columns: Columns) -> ReadFiles:
-    """Return all series of the paths. Raises Unreadable.
+    """Return all series in the paths. Raises Unreadable.
 
-    A given file that cannot be read raises. A file in a folder is listed in `unread`, and raises only if no file there
-    can be read.
+    A given file that cannot be read raises. An unreadable file in a folder is listed in `unread` and raises only if no
+    file there can be read.
     """
     tables: list[tuple[str, table.ReadTable]] = []
-    ranks: list[Stream] = []  # of all files: other ranks' files show what a rank waited for
+    ranks: list[Stream] = []  # from all files, since other ranks' files show what a rank waited for
     record_notes: list[str] = []
     unread: list[dict[str, str]] = []
     for path in paths:
@@ -74,7 +74,7 @@ def read_files(paths: Sequence[str], columns: Columns) -> ReadFiles:
 
 
 def _combine_notes(noted: Sequence[tuple[str, str]], files: int) -> list[str]:
-    """Return the notes with their files. A note about several files appears once, with their number."""
+    """Return the notes with their files. A note on several files appears once, with the number of files."""
     names: dict[str, list[str]] = {}
     for name, note in noted:
         names.setdefault(note, []).append(name)
@@ -96,8 +96,8 @@ def read_file(path: str, columns: Columns, name: str) -> table.ReadTable:
 def _merge(tables: Sequence[tuple[str, table.ReadTable]], notes: list[str]) -> list[Series]:
     """Return the series of all files, each with a unique name.
 
-    If several files have a series of the same name and group, the file is added to the name. Copies are left out with a
-    note, because they look like a gang.
+    If several files have a series with the same name and group, the file is added to the name. Copies are left out with
+    a note, because they look like a gang.
     """
     named: dict[tuple[str, str], list[tuple[str, Series]]] = {}
     for path, contents in tables:
@@ -139,8 +139,9 @@ def _distinct_labels(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _drop_copies(labelled: Sequence[tuple[str, Series]], notes: list[str]) -> list[Series]:
-    """Return the series without copies that have the same samples as one in another file. Constant series are not
-    copies.
+    """Return the series without copies, which have the same samples as a series in another file.
+
+    Constant series are not copies.
     """
     unique: list[Series] = []
     first: dict[int, list[tuple[str, Series]]] = {}
@@ -151,7 +152,7 @@ def _drop_copies(labelled: Sequence[tuple[str, Series]], notes: list[str]) -> li
             alike.append((path, item))
             unique.append(item)
         else:
-            notes.append(f"{item.name} has the same samples as {original.name}: counted once")
+            notes.append(f"{item.name} has the same samples as {original.name} and is counted once")
     return unique
 
 
@@ -176,7 +177,7 @@ def _bytes(cells: Sequence[float]) -> bytes:
 def _file_names(folder: str) -> Iterator[str]:
     """Yield the files below the folder.
 
-    Hidden files are skipped and links to folders not followed. Raises Unreadable.
+    Hidden files are skipped, and links to folders are not followed. Raises Unreadable.
     """
     try:
         os.listdir(folder)
@@ -195,7 +196,7 @@ def _file_names(folder: str) -> Iterator[str]:
             try:
                 size += os.stat(os.path.join(directory, file)).st_size
             except OSError:
-                size += 0  # a dangling link: opening it reports the error
+                size += 0  # a dangling link; opening it reports the error
             if size > MAX_BYTES:
                 raise Unreadable(f"{folder}: its files have more than {MAX_BYTES >> 30} GiB together")
             yield os.path.normpath(os.path.join(below, file))

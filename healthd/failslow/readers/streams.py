@@ -1,27 +1,27 @@
-"""Readers of records of operations: NCCL Inspector's, PyTorch's flight recorder's, and the log of a site's own hook.
+"""Readers for records of operations from NCCL Inspector, PyTorch's flight recorder and a site's own hook.
 
 NCCL Inspector writes one JSON object per line and one file per process (NVIDIA/nccl, ext-profiler/inspector:
 inspector.cc, README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
 (dump_timestamp_us, hostname, pid) and `coll_perf` or `p2p_perf`. From v4.3 on header and metadata precede the records
-of a dump, in a line with `dump_stats`. Only with NCCL_INSPECTOR_DUMP_VERBOSE=1 a record has `event_trace_ts`, the time
-when it began; dump_timestamp_us is the time when it was written. v4.0 keeps only the newest operation of a communicator
+of a dump, in a line with `dump_stats`. Only with NCCL_INSPECTOR_DUMP_VERBOSE=1 does a record have `event_trace_ts`, the
+time when it began; dump_timestamp_us is the time when it was written. v4.0 keeps only a communicator's newest operation
 between two dumps.
 
 PyTorch's flight recorder dumps pickle or JSON (pytorch/pytorch, torch/csrc/distributed/c10d/FlightRecorder.hpp,
 versions 2.0 to 2.10): `entries`, one for each collective or send of any group; `time_created_ns`, the time of the call;
 `duration_ms`, only with TORCH_NCCL_ENABLE_TIMING; `pg_config`, the groups of this rank. Most dumps do not contain the
-rank: it is in the name of the file.
+rank: it is in the file name.
 
-A hook writes a line for each call: time, operation and optionally the communicator.
+A hook writes a line for each call, with the time, the operation and optionally the communicator.
 
     # rank=3 host=gpu-0412
     1758610505.592849 all_reduce 0x7f01
     1758610505.611203 all_gather
 
-The first line is optional: without it the rank is in the name of the file. JSON lines have the same content: {"time":
-..., "operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in seconds, or by
-its size in ms, us or ns since 1970. A library that LD_PRELOAD puts before NCCL can write this (FALCON, arXiv
-2410.12588, 2.2).
+The first line is optional; without it, the rank is in the file name. JSON lines have the same contents: {"time":
+..., "operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in seconds or,
+depending on its size, in ms, us or ns since 1970. A library that LD_PRELOAD puts before NCCL can write such a log
+(FALCON, arXiv 2410.12588, 2.2).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAX_BYTES = 1 << 30
 SNIFF_BYTES = 1 << 16
 _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
-# Content that only a record has under these names; a table may have a column with the same name.
+# Contents that only a record has under these names; a table may have a column with the same name.
 _ENTRIES = regex(r'"entries"\s*:\s*\[')
 _INSPECTOR = regex(r'"(coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
 # Protocol 0, which is text: a class with its arguments, or a dict or list of plain data.
@@ -94,7 +94,7 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
 def read_table_streams(
     path: str, name: str, operation: str = "", time: str = "", series: Sequence[str] = ()
 ) -> list[Stream]:
-    """Return the streams of a table (CSV, JSON lines, Parquet) with columns of operations and times.
+    """Return the streams in a table (CSV, JSON lines, Parquet) that has columns with operations and times.
 
     Raises HealthdError with one sentence.
     """
@@ -123,13 +123,14 @@ def read_table_streams(
                     ) from None
                 found.setdefault("/".join(map(str, rank_cells)), []).append(Operation(seconds, str(operation_cell)))
     if not found:
-        raise StreamError(f"{name}: has no operation")
+        raise StreamError(f"{name}: has no operations")
     return [Stream(rank, tuple(done), name) for rank, done in found.items()]
 
 
 def rank_from_name(name: str) -> str:
-    """Return the rank in a file name: "3" for "dumps/nccl_trace_rank_3.pkl". Without a number, the name without its
-    ending.
+    """Return the rank in a file name: "3" for "dumps/nccl_trace_rank_3.pkl".
+
+    Without a number, return the name without its ending.
     """
     base = os.path.basename(name)
     while (shorter := _ENDING.sub("", base)) != base:
@@ -179,7 +180,7 @@ def _read_begin(path: str) -> bytes:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return b""
-        begin = file.read(SNIFF_BYTES) or b""  # None if a kernel file has no data now
+        begin = file.read(SNIFF_BYTES) or b""  # None if a kernel file has no data at present
     if begin[:2] == b"\x1f\x8b":
         with gzip.open(path) as unpacked:
             return unpacked.read(SNIFF_BYTES)
@@ -201,13 +202,13 @@ def _parse_lines(
     found: Mapping[Any, Sequence[Operation]],
     notes: list[str],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the location and the content of each line that is not blank.
+    """Yield the location and contents of each line that is not blank.
 
-    A last line that `parse` rejects is incomplete: it is left out, with a note. Raises StreamError for any other line
+    A last line that `parse` rejects is incomplete, so it is left out with a note. Raises StreamError for any other line
     that `parse` rejects, or if no operation was `found`.
 
     Args:
-        description: words for a rejected line.
+        description: text that describes a rejected line.
     """
     torn = where = ""
     for number, line in enumerate(lines, 1):
@@ -241,7 +242,7 @@ _OPTIONAL_KEYS = frozenset(("comm", "rank", "host", "duration_us", "size"))
 def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]) -> list[Stream]:
     """Return one stream for each rank. Raises StreamError."""
     found: dict[str, list[Operation]] = {}
-    host, description = "", "is not a line of a hook's log (time operation [comm])"
+    host, description = "", "is not a line from a hook's log (time operation [comm])"
     for _, (head_fields, operation) in _parse_lines(lines, source, _parse_hook_line, description, found, notes):
         host = head_fields.get("host", host)
         if operation is None:
@@ -249,12 +250,12 @@ def read_hook_log(lines: Iterable[str], source: str, rank: str, notes: list[str]
         else:
             found.setdefault(head_fields.get("rank", rank), []).append(operation)
     if not found:
-        raise StreamError(f"{source}: has no operation")
+        raise StreamError(f"{source}: has no operations")
     return [Stream(name, tuple(done), source, host) for name, done in found.items()]
 
 
 def _parse_hook_line(line: str) -> tuple[dict[str, str], Operation | None]:
-    """Return the rank and the host in a line, and its operation."""
+    """Return the rank and host in a line, and its operation."""
     if _HEAD.fullmatch(line):
         return dict(_HEAD_FIELD.findall(line)), None
     if not line.lstrip().startswith("{"):
@@ -282,7 +283,7 @@ def _hook_json_operation(record: Any) -> Operation:
 
 
 def to_seconds(value: str | float) -> float:
-    """Return a time as seconds. A time since 1970 may be in ms, us or ns: 10^11 s are 3,169 years. Raises TypeError,
+    """Return a time in seconds. A time since 1970 may be in ms, us or ns (10^11 s are 3,169 years). Raises TypeError,
     ValueError.
     """
     time = float(value)
@@ -292,7 +293,7 @@ def to_seconds(value: str | float) -> float:
 
 
 def _is_hook_line(keys: set[str]) -> bool:
-    """Return True for the keys of a line of a hook's log. A row of a table has more keys."""
+    """Return True for the keys of a line in a hook's log. A row of a table has more keys."""
     required = keys - _OPTIONAL_KEYS
     return len(required) == 2 and bool(required & set(TIMES)) and bool(required & set(OPERATIONS))
 
@@ -310,12 +311,12 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
     operations: dict[tuple[str, str], list[Operation]] = {}
     ranks_by_group: dict[
         tuple[str, str], dict[str, tuple[int, int]]
-    ] = {}  # for each group: number of ranks, and the own rank
+    ] = {}  # number of ranks and this process's rank, by group
     for where, record in _parse_lines(lines, source, json.loads, "is damaged JSON", operations, notes):
         try:
             header, metadata = record.get("header", header), record.get("metadata", metadata)
             if header is None or metadata is None:
-                raise StreamError(f"{where}: has no preceding header and metadata of a communicator")
+                raise StreamError(f"{where}: has no preceding communicator header and metadata")
             process = (str(metadata["hostname"]), str(int(metadata["pid"])))
             group, rank, ranks = str(header["id"]), int(header["rank"]), int(header["n_ranks"])
             if not 0 <= rank < ranks <= MAX_RANKS:
@@ -326,9 +327,9 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
                 if part in record:
                     operations[process].append(_inspector_operation(record[part], kind, group))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            raise StreamError(f"{where}: is not an NCCL Inspector record, or has text in place of a number") from None
+            raise StreamError(f"{where}: is not an NCCL Inspector record, or has text instead of a number") from None
     if not any(operations.values()):
-        raise StreamError(f"{source}: has no operation of NCCL Inspector")
+        raise StreamError(f"{source}: has no NCCL Inspector operations")
     return [
         Stream(
             _main_rank(ranks_by_group[process], process),
@@ -361,9 +362,9 @@ def _inspector_operation(record: Any, kind: str, group: str) -> Operation:
 
 
 def _main_rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
-    """Return the rank in the largest communicator, usually that of the whole job.
+    """Return the rank in the largest communicator, which usually spans the whole job.
 
-    For a process alone in all, its name.
+    For a process that is alone in all communicators, return its name.
     """
     ranks, rank = max(groups.values(), key=lambda entry: entry[0])
     return str(rank) if ranks > 1 else f"{process[0]}/{process[1]}"
@@ -375,7 +376,7 @@ _JSON = re.compile(rb"(\xef\xbb\xbf)?\s*[\[{]")
 
 
 def read_recorder(data: bytes, source: str, rank: str) -> Stream:
-    """Return the stream of a dump. Raises StreamError.
+    """Return the stream in a dump. Raises StreamError.
 
     Args:
         rank: rank from the file name.
@@ -420,7 +421,7 @@ def _recorder_operation(entry: Any) -> Operation:
 
 
 def _group_sizes(config: Any) -> dict[str, int]:
-    """Return the number of ranks of each group. A group with unexpected content is missing."""
+    """Return the number of ranks in each group. A group with unexpected contents is missing."""
     found = {}
     for group in config.values() if isinstance(config, Mapping) else ():
         if isinstance(group, Mapping) and isinstance(group.get("ranks"), str):

@@ -18,7 +18,7 @@ from healthd.failslow.readers import clean
 from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, open_table
 from healthd.failslow.readers.columns import Columns, choose_columns, join_names, missing_column
 
-MIN_SAMPLES = 20  # samples of a series; with fewer there is no useful baseline
+MIN_SAMPLES = 20  # samples in a series; with fewer, there is no useful baseline
 MAX_INDEX = 1e19  # larger than any iteration number or time
 _NO_VALUE = frozenset(("", "nan", "na", "n/a", "none", "null", "nat", "-", "<na>"))
 _INFINITE = frozenset(("inf", "+inf", "infinity", "+infinity"))
@@ -27,8 +27,9 @@ _ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz)){1,8}$"
 
 
 class ReadTable(NamedTuple):
-    """Content of a table. series: by name in natural order. notes: sentences without a full stop and without the file's
-    name.
+    """Contents of a table.
+
+    series: by name in natural order. notes: sentences without a full stop and without the file's name.
     """
 
     series: list[Series]
@@ -48,7 +49,7 @@ def read_table(path: str, requested: Columns, name: str = "", standard_input: Bi
         first = dict(zip(table.names, table.first, strict=True))
         if table.names and not any(table.first) and not requested.value:
             row_count = sum(len(chunk.columns[0]) for chunk in table.chunks([0]))  # raises an error with its line
-            raise Unreadable(f"{name}: has no row" + (" in its first 100 lines" if row_count else ""))
+            raise Unreadable(f"{name}: has no rows" + (" in its first 100 lines" if row_count else ""))
         columns, taken, problem = choose_columns(requested, table.names, lambda column: _is_numeric(first[column]))
         if problem:
             raise Unreadable(f"{name}: {problem}")
@@ -83,7 +84,7 @@ INDEX_NAMES = ("step", "iteration", "iter", "global_step", "iteration_number", "
 
 
 def _mixed_series_problem(columns: Columns, names: Sequence[str], first: Mapping[str, Sequence[Any]]) -> str:
-    """Return a sentence if no column identifies the series but each index occurs several times, otherwise "".
+    """Return a sentence if no column identifies the series although each index occurs several times, otherwise "".
 
     The table then contains several series, which would be read as one.
 
@@ -119,14 +120,14 @@ def _series_question(index: str, likely: Sequence[str]) -> str:
 
 
 class _Runs:
-    """Changes of the value in columns without a role: each new value, with the index at which it begins."""
+    """Value changes in columns without a role: each new value, with the index at which it begins."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.runs: dict[str, list[tuple[str, str]]] = {column: [] for column in columns}
         self.columns = columns
 
     def take(self, cells: Sequence[Sequence[Any]]) -> None:
-        """Add the cells of the index and of each column."""
+        """Add the cells of the index and each column."""
         places, *column_lists = cells
         for column, column_cells in zip(self.columns, column_lists, strict=True):
             runs, row = self.runs[column], 0
@@ -140,8 +141,8 @@ class _Runs:
     def series_columns(self) -> list[str]:
         """Return the columns that identify consecutive series.
 
-        There are three or more values, each once, and all begin at the same index. A job that restarts begins from a
-        checkpoint, and usually restarts less often.
+        Such a column has three or more values, each once, and all begin at the same index. A job that restarts begins
+        from a checkpoint, and usually restarts less often.
         """
         return [
             column
@@ -247,7 +248,7 @@ class _Rows:
     def _joined(
         self, cells: Sequence[Sequence[Any]], where: Callable[[int], str], names: Sequence[str]
     ) -> Sequence[str]:
-        """Return the names of several columns as one: "gpu-1/3"; "" if one is missing."""
+        """Return the names in several columns as one, such as "gpu-1/3", or "" if one is missing."""
         texts = [_texts(values, where, name, self.file) for values, name in zip(cells, names, strict=True)]
         if len(texts) <= 1:
             return texts[0] if texts else []
@@ -261,9 +262,9 @@ class _Rows:
     def _parse_index(
         self, cells: Sequence[Any], where: Callable[[int], str]
     ) -> tuple[Sequence[float], list[bool] | None]:
-        """Return the index of each row, and which rows have one (None if all have).
+        """Return the index of each row, and which rows have an index (None if all do).
 
-        The index consists of whole numbers as long as all are whole, otherwise of floats. Times become seconds since
+        The index consists of whole numbers if all are whole, otherwise of floats. Times become seconds since
         1970.
         """
         if self.style is None and (whole := _whole_numbers(cells)) is not None:
@@ -333,7 +334,7 @@ def _whole_numbers(cells: Sequence[Any]) -> array[int] | None:
 
 
 def _numbers(cells: Sequence[Any], where: Callable[[int], str], column: str, file: str) -> array[float]:
-    """Return the cells as numbers, NaN for an empty one. Raises Unreadable for text."""
+    """Return the cells as numbers, with NaN for an empty cell. Raises Unreadable for text."""
     try:
         if not isinstance(cells[0], str) and bool not in set(map(type, cells)):
             return array("d", cells)
@@ -374,7 +375,7 @@ def _describe_cell(cell: Any) -> str:
 
 
 def _texts(cells: Sequence[Any], where: Callable[[int], str], column: str, file: str) -> Sequence[str]:
-    """Return the cells as text, "" for an empty one."""
+    """Return the cells as text, with "" for an empty cell."""
     if set(map(type, cells)) == {str}:
         return list(map(str.strip, cells))
     found = []
@@ -395,7 +396,7 @@ def _make_series(rows: _Rows, path: str, file: str, notes: list[str]) -> ReadTab
     if not rows.by_key:
         missing_text = " with a name and an index" if rows.rows else ""
         raise Unreadable(
-            f"{file}: has no row{missing_text}" + (f" ({rows.last_row()} is the last)" if rows.rows else "")
+            f"{file}: has no rows{missing_text}" + (f" ({rows.last_row()} is the last)" if rows.rows else "")
         )
     counts: Counter[str] = Counter()
     kind = "/".join(columns.series) if columns.series else ""
@@ -445,21 +446,24 @@ def _make_series(rows: _Rows, path: str, file: str, notes: list[str]) -> ReadTab
         )
     longest = max((len(item.value) for item in series), default=0)
     if longest < 2:
-        count_text = "one sample" if longest else "no sample with a value"
+        count_text = "only one sample" if longest else "no sample with a value"
         raise Unreadable(
-            f"{file}: {rows.last_row()}: {'each series has' if len(series) > 1 else 'there is'} {count_text}: "
+            f"{file}: {rows.last_row()}: {'each series has' if len(series) > 1 else 'there is'} {count_text}; "
             "several samples per series are required"
         )
     return ReadTable(series, notes + _problem_notes(counts, rows.counts["left"], short_count, columns))
 
 
 def _thin_regimes(series: Sequence[Series]) -> str:
-    """Return a sentence if most samples have too few others of their regime, otherwise ""."""
+    """Return a sentence if most samples have too few others in their regime, otherwise ""."""
     sizes = [count for item in series for count in Counter(item.regimes or ()).values()]
     thin = sum(count for count in sizes if count < MIN_SAMPLES)
     if 2 * thin <= sum(sizes):
         return ""
-    return f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {MIN_SAMPLES} samples per series: ignored"
+    return (
+        f"{thin:,} of {sum(sizes):,} samples have a regime with fewer than {MIN_SAMPLES} samples per series; "
+        "regimes are ignored"
+    )
 
 
 def stem(path: str) -> str:
@@ -483,7 +487,7 @@ def natural_key(name: str) -> list[tuple[bool, int, str]]:
 
 
 def _problem_notes(counts: Counter[str], unnamed_count: int, short_count: int, columns: Columns) -> list[str]:
-    """Return notes about the problems in the file, each once."""
+    """Return notes on the problems in the file, each once."""
     without = " or ".join([*(["a series"] if columns.series else []), *(["an index"] if columns.index else [])])
     problems = [
         (unnamed_count, f"without {without}", "left out"),
@@ -491,7 +495,7 @@ def _problem_notes(counts: Counter[str], unnamed_count: int, short_count: int, c
         (counts[clean.INFINITE], clean.INFINITE, "left out"),
         (counts[clean.NOT_POSITIVE], clean.NOT_POSITIVE, "left out"),
         (counts[clean.NO_TIME], clean.NO_TIME, "left out"),
-        (counts[clean.REPEATED], "that repeat an earlier one", "left out"),
+        (counts[clean.REPEATED], "that repeat an earlier row", "left out"),
         (counts[clean.LATE], "that are out of order", "sorted"),
         (
             counts[clean.NEGATIVE_PART],
@@ -510,5 +514,5 @@ def _problem_notes(counts: Counter[str], unnamed_count: int, short_count: int, c
             f"{restart_count:,} restart{'s' if restart_count > 1 else ''} of a series, each followed by a warm-up"
         )
     if short_count:
-        notes.append(f"{short_count:,} series with fewer than {MIN_SAMPLES} samples: too few to evaluate")
+        notes.append(f"{short_count:,} series have fewer than {MIN_SAMPLES} samples, too few to evaluate")
     return notes

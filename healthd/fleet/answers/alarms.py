@@ -1,7 +1,7 @@
 """Completed jobs that saw a failing check: an upper estimate of false alarms.
 
 A failing check is a condition that drains (degraded or critical). A job saw it if the condition began or became worse
-on one of the job's nodes between the job's start and its end. Conditions that were already open, and warnings, are
+on one of the job's nodes between the job's start and its end. Conditions that were already open and warnings are
 counted separately. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section II.C): less than 1 % of the jobs that
 completed saw a failed check. It is a correlation: the fault may be real, and the job may not have needed the broken
 part.
@@ -58,7 +58,7 @@ NO_ALARMS = AlarmCounts(0, "", "", 0, 0, 0, 0, 0)
 
 
 def alarms(study: Study, *, limit: float = LIMIT) -> Document:
-    """Return how many of the completed jobs saw a failing check: in total, per check and per code.
+    """Return how many completed jobs saw a failing check: in total, per check and per code.
 
     limit: a check above this share is a finding. Raises Unanswerable without jobs, or if no source has conditions.
     """
@@ -78,7 +78,7 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
         *study.coverage_notes("jobs", "events"),
     ]
     if placed < jobs.completed:
-        notes.append(f"{jobs.completed - placed:,} completed jobs are left out: their nodes are not known.")
+        notes.append(f"{jobs.completed - placed:,} completed jobs are left out because their nodes are unknown.")
     return {
         **study.head("alarms", *notes),
         "limit": limit,

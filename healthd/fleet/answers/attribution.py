@@ -1,7 +1,7 @@
 """Most likely causes of failed jobs, how often each cause occurred, and what it cost.
 
-Source: the section on attribution of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025). causes.py has the causes,
-their order and the rule for one job. weeks.py counts the causes by week.
+Source: the section on attribution of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025). causes.py defines the
+causes, their order and the rule for one job. weeks.py counts the causes per week.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from healthd.fleet.answers.study import R, Row, Study
 from healthd.fleet.statistics import weeks
 
 MAX_UNATTRIBUTED_JOBS = 20  # jobs without a cause to list
-FAILED_JOBS_PER_PAGE = 200  # failed jobs fetched at once to find them
+FAILED_JOBS_PER_PAGE = 200  # failed jobs fetched at once to find those without a cause
 CONDITIONS_PER_PAGE = 5000  # conditions fetched at once
 
 _NAMES_GPU = regex(r"(?i).*\bgpus?\b.*")
@@ -48,7 +48,7 @@ has_findings = document.no_findings
 class ConditionRow(NamedTuple):
     """Columns of attribution_page.sql: a condition on a node of a failed job, and the job.
 
-    jobs: names of jobs in the condition's source; a condition has one row for each list of names.
+    jobs: job names in the condition's source. A condition has one row for each list of names.
     """
 
     place: int
@@ -186,7 +186,7 @@ def attribution(study: Study) -> Document:
 
 
 def _pages(study: Study, name: str, row: type[R], rows: int, **parameters: int) -> Iterator[R]:
-    """Yield the rows of a query with pages, `rows` places each."""
+    """Yield the rows of a paged query, `rows` at a time."""
     for page in count():
         found = study.query(name, row, after_place=page * rows, page_rows=rows, **parameters)
         yield from found
@@ -246,8 +246,8 @@ def _failure(row: ConditionRow) -> Failure:
 
 
 def _sighting(rows: Sequence[ConditionRow]) -> Sighting:
-    """Build a condition from its rows, which differ in the names of jobs only."""
-    intern = sys.intern  # few different texts, many rows
+    """Build a condition from its rows, which differ only in the names of jobs."""
+    intern = sys.intern  # many rows, but few different texts
     row = rows[0]
     return Sighting(
         node=intern(row.node),
@@ -371,9 +371,9 @@ def _incidents(jobs: Iterable[tuple[Job, Attribution]]) -> list[weeks.Incident]:
 def by_week(
     jobs: Sequence[tuple[Job, Attribution]], gpu_hours: Mapping[int, float], from_time: int, to_time: int
 ) -> Document:
-    """Return each cause in each week of [from, to), including weeks without a failure, and the spikes. Pure.
+    """Return the failures of each cause in each week of [from, to), including weeks without any, and the spikes. Pure.
 
-    The first and last week may be cut: `days` counts only their days within the period.
+    The first and last week may be partial: `days` counts only the days within the period.
     """
     counts: dict[tuple[int, str], int] = Counter((weeks.week_start(job.end_time), result.cause) for job, result in jobs)
     incidents = _incidents(jobs)
@@ -413,7 +413,7 @@ def by_week(
 
 
 def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
-    """Return which faults occurred together, beside the paper's figures for its clusters "RSC-1" and "RSC-2". Pure.
+    """Return which faults occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2". Pure.
 
     Source: the paper's section on co-occurrence. Result: [{what, of, together, share, paper}]; `together` counts
     matches among `of` attributed jobs.
@@ -423,7 +423,12 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
     links = [result for result in jobs if "ib_link" in result.possible_causes]
     lost_gpu, logged_interrupt = "gpu_xid/79", "ipmi_sel/critical_interrupt"
     rows = (
-        ("hardware failure and another like it", hardware, lambda result: result.has_competing_cause, (0.03, 0.05)),
+        (
+            "hardware failure and another hardware failure",
+            hardware,
+            lambda result: result.has_competing_cause,
+            (0.03, 0.05),
+        ),
         ("PCIe error and Xid 79", pcie, lambda result: lost_gpu in result.codes, (0.43, 0.63)),
         (
             "PCIe error, Xid 79, critical interrupt",
@@ -438,7 +443,7 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
             (0.57, 0.37),
         ),
         (
-            "InfiniBand failure and a GPU's",
+            "InfiniBand failure and GPU failure",
             links,
             lambda result: bool(result.possible_causes & GPU_CAUSES),
             (0.02, 0.06),
@@ -457,12 +462,12 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 
 
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
-    """Return the GPU replacements found in the store, sorted by time: [{cluster, node, time, subject, why}]. Pure.
+    """Return the GPU replacements found in the store as [{cluster, node, time, subject, why}], by time. Pure.
 
     flags    cleared flags that a GPU keeps for life
-    tickets  their text may name a GPU and a replacement
+    tickets  tickets, whose text may name a GPU and a replacement
 
-    A flag belongs to a ticket of its node if it was cleared while the ticket was open, or within a day after it was
+    A flag belongs to a ticket for its node if it was cleared while the ticket was open, or within a day after it was
     closed.
     """
     swap_tickets = [row for row in tickets if _NAMES_GPU.fullmatch(row.text) and _NAMES_SWAP.fullmatch(row.text)]
@@ -505,7 +510,7 @@ def _notes(answer: Document, has_tickets: bool) -> Iterator[str]:
             "window; faults there may have been missed."
         )
     sources = (
-        "tickets that mention one, and cleared flags that a GPU keeps for life"
+        "tickets that mention a replacement, and cleared flags that a GPU keeps for life"
         if has_tickets
         else ("cleared flags that a GPU keeps for life (the store has no tickets)")
     )

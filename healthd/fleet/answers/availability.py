@@ -1,7 +1,7 @@
-"""Time that nodes were in service, out of service (and by whom), planned away or not observed, and SLA violations.
+"""Time that nodes were in service, out of service (and by whom), in maintenance or not observed, and SLA violations.
 
-Each second of a node is exactly one of: planned; else out (`OUT_KINDS`); else up, if Slurm's node states were read for
-that time or healthd observed the node; else not observed. Planned time is excluded from the total. The query
+Each second of a node counts once: as planned; else as out (`OUT_KINDS`); else as up, if Slurm's node states were read
+for that time or healthd observed the node; else as not observed. Planned time is excluded from the total. The query
 `out_of_service` gives the outages and who caused them.
 """
 
@@ -24,7 +24,7 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, intersect, merge, subtract, total_seconds
 from healthd.fleet.tables import BIGINT, TEXT
 
-# How a node can be out. drained_unknown: drained in Slurm, by a user that was not read.
+# Ways in which a node can be out. drained_unknown: drained in Slurm by a user whose name was not read.
 OUT_KINDS = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")
 SHARE_KINDS = ("up", *OUT_KINDS, "not_observed")
 PLANNED_KINDS = ("maintenance", "reservation")
@@ -96,8 +96,8 @@ class Observed(NamedTuple):
 class NodeTimes:
     """Known times of one node.
 
-    planned, out  kind -> its times, in any order
-    outages       each outage as (kind, begin, end); end None: not over yet
+    planned, out  the times of each kind, in any order
+    outages       each outage as (kind, begin, end); the end is None if it is not over yet
     observed      times at which the node's state was known
     """
 
@@ -114,7 +114,7 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
     planned: the excluded reservations. sla: {percent, below}, None if no SLA was given.
 
     Args:
-        sla: percent, 1 to 100; `below` lists the fleet, models and racks under it.
+        sla: percent, 1 to 100; `below` lists the fleet, models and racks below it.
         count_reservations: count the time of reservations without the flag MAINT like any other time.
 
     Raises Unanswerable if neither Slurm nor healthd reported node states, WrongChoice for an invalid SLA.
@@ -176,7 +176,7 @@ def has_findings(availability: Document) -> bool:
 def outage_kind(by_whom: str, state: str | None) -> str:
     """Return the kind of an outage, one of `OUT_KINDS`, from its origin and Slurm's first state.
 
-    An outage by healthd or a person counts as theirs, whatever state they set. States that Slurm set itself count as
+    An outage by healthd or a person counts as theirs, whatever state was set. States that Slurm itself set count as
     down, except drains (prolog, epilog, failed launch).
     """
     if by_whom == "healthd":
@@ -207,7 +207,7 @@ def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
 
 
 def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | None]]:
-    """Return (kind, seconds out) of each outage that ended in `whole`, including its time before; None: not over yet.
+    """Return (kind, seconds out) of each outage that ended in `whole`, with its time before; None if not over yet.
 
     Planned time does not count, and outages entirely within planned time are skipped. Overlapping outages of a node
     would count separately; the query `out_of_service` returns none.
@@ -226,7 +226,7 @@ def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | No
 
 
 def total_times(parts: Iterable[Mapping[str, int]], repairs: Iterable[tuple[str, int | None]]) -> Row:
-    """Add up the times of several nodes, each node's second with equal weight. The share of an empty total is None."""
+    """Add up the times of several nodes; each second counts equally. The share of an empty total is None."""
     total = dict.fromkeys((*PLANNED_KINDS, *SHARE_KINDS), 0)
     for part in parts:
         for kind, value in part.items():
@@ -282,8 +282,8 @@ def _worst_first(rows: Iterable[Row]) -> list[Row]:
 def below_sla(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row]) -> list[Row]:
     """Return which of the fleet, its models and its racks were up for less than `sla` percent of their known time.
 
-    In this order; models and racks with the lowest availability first. Nodes without a model or rack count for the
-    fleet only.
+    The fleet comes first, then models, then racks, each sorted by availability, lowest first. Nodes without a model or
+    rack count only for the fleet.
     """
     candidates = [("fleet", None, None, fleet)]
     candidates += [("model", None, row["gpu_model"], row) for row in _worst_first(by_model) if row["gpu_model"]]
@@ -332,11 +332,11 @@ def _notes(
         missing = share(total_seconds(spans), study.to_time - study.from_time)
         if missing:
             found.append(
-                f"Slurm's node states were not read for {percent(missing)} of the time of {cluster}. In that time a "
-                "node counts as up if healthd observed it, and drains by people and by Slurm are not known."
+                f"Slurm's node states were not read for {percent(missing)} of the time of {cluster}. During that "
+                "time, a node counts as up if healthd observed it, and drains by people and by Slurm are unknown."
             )
     if not study.has_rows("events"):
-        found.append("The store has no event streams: drains by healthd are recognised by Slurm's Reason only.")
+        found.append("The store has no event streams: drains by healthd are recognised only by Slurm's Reason.")
     if fleet["shares"]["not_observed"]:
         found.append("Availability is up / (up + drained + down); time that was not observed is excluded.")
     other_reservations = len({(row.cluster, row.name, row.start_time) for row in reserved if not row.maintenance})
@@ -346,7 +346,7 @@ def _notes(
             "state of their nodes; use --count-reservations to include it."
         )
     if fleet["repair"]["still_out"]:
-        found.append("Outages that are not over are excluded from the MTTR, which underestimates it.")
+        found.append("Outages that are not over are excluded from the MTTR, so it is underestimated.")
     return found
 
 

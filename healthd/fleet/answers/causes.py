@@ -1,4 +1,4 @@
-"""Causes of job failures: their domains and ranks, the cause of each code of a check, and the cause of one failed job.
+"""Causes of job failures: their domains and ranks, the cause of each check code, and the cause of one failed job.
 
 Each check declares the causes of its codes, whether they end a job, and which are permanent hardware faults: `CAUSES`,
 `ENDS_JOB` and `PERMANENT` in checks/*.py. scripts/fleet_codes.py writes them to codes.csv, which `meaning` reads.
@@ -10,14 +10,14 @@ used-up spares, the SRAM threshold, retired pages: NVIDIA GPU memory error manag
 dead after a boot. All other hardware faults are transient. The paper publishes neither the cause of each code nor their
 order: both are healthd's.
 
-`CAUSES` is in order of preference, causes that isolate the node first. It begins with the paper's high class of checks
-(GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device, mount). PCIe comes first
-because it is the reason why a GPU is inaccessible. Then come causes that only drain; the user's program is last.
+`CAUSES` is in order of preference: causes that isolate the node come first. It begins with the paper's high class of
+checks (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device, mount). PCIe comes
+first because it is the reason why a GPU is inaccessible. Then come causes that only drain; the user's program is last.
 
-`attribute_failure` returns the most likely cause among the conditions around a job's end. Source of the window and of
+`attribute_failure` returns the most likely cause among the conditions around a job's end. Source for the window and for
 "most likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
-failing job's lifetime (FAILED or NODE_FAIL)"; of several checks it is the one that "indicates whether a node should be
-isolated". That heuristic is not published; `may_have_ended` is healthd's. It excludes unlikely conditions, as the
+failing job's lifetime (FAILED or NODE_FAIL)"; among several checks, it is the one that "indicates whether a node should
+be isolated". That heuristic is not published; `may_have_ended` is healthd's. It excludes unlikely conditions, as the
 paper's differential diagnosis does.
 """
 
@@ -43,7 +43,7 @@ CONFIDENCES = ("high", "medium", "low")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cause of a failure. `label` is for people. `domain` None: unknown (a site's own check)."""
+    """Cause of a failure. `label` is for people. `domain` is None if it is unknown (a site's own check)."""
 
     name: str
     domain: str | None
@@ -66,7 +66,7 @@ CAUSES = {
         Cause("disk", HARDWARE, "disks"),
         Cause("mount", SYSTEM_SOFTWARE, "network file systems"),
         Cause("memory", HARDWARE, "host memory and CPUs"),
-        Cause("power", HARDWARE, "host power and heat"),
+        Cause("power", HARDWARE, "host power and cooling"),
         Cause("kernel", SYSTEM_SOFTWARE, "the kernel"),
         Cause("driver", SYSTEM_SOFTWARE, "GPU driver and setup"),
         Cause("ethernet", HARDWARE, "Ethernet"),
@@ -78,16 +78,17 @@ CAUSES = {
 }
 CAUSE_ORDER = {name: place for place, name in enumerate(CAUSES)}
 
-# One fault causes several codes. A cause on a node belongs to the first of these other causes found on the same node:
-# {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper, section on co-occurrence), and a reset request of
-# the driver (Xid 154) follows from another Xid, which has the reason (docs/severity.md).
+# One fault causes several codes. A cause on a node belongs to the first of these other causes that is found on the same
+# node: {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper, section on co-occurrence), and a reset
+# request of the driver (Xid 154) follows from another Xid, which has the reason (docs/severity.md).
 PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
-# A job on one node does not communicate over these links. Storage does; a lost file system has its own cause.
+# A job on one node does not communicate over these links. Storage traffic does, but a lost file system is its own
+# cause.
 INTER_NODE_CAUSES = frozenset({"ib_link", "ethernet"})
-# Faults of one GPU: a condition that names its jobs did not end any other job.
+# Faults of one GPU: a condition that names jobs did not end any other job.
 SINGLE_GPU_CAUSES = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu", USER_CAUSE})
 
-# Xids that follow from an earlier fault of the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
+# Xids that follow from an earlier fault in the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
 AFTER_PROGRAM_CODES = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
 
 
@@ -96,8 +97,8 @@ class CodeMeaning:
     """Meaning of a code for a job that ended.
 
     cause      a name in `CAUSES`
-    transient  False: permanent; None: not hardware, or unknown
-    is_known   False: the code is in no table
+    transient  False if permanent; None if it is unknown or the cause is not hardware
+    is_known   False if the code is in no table
     """
 
     cause: str
@@ -114,8 +115,8 @@ class CodeMeaning:
 def meaning(code: str) -> CodeMeaning:
     """Return the meaning of a code.
 
-    Newer checks and a site's checks may have codes that are in no table; their cause is `OTHER_CAUSE`. `CHECK/others`
-    counts several codes as one without their names, so its meaning is unknown too.
+    Newer checks and a site's checks may have codes that are in no table. Their cause is `OTHER_CAUSE`. `CHECK/others`
+    counts several codes as one without naming them, so its meaning is also unknown.
     """
     check, _, name = code.partition("/")
     found = _codes().get(code) or (_codes().get(f"{check}/*") if is_decimal(name) else None)
@@ -126,7 +127,7 @@ def meaning(code: str) -> CodeMeaning:
 
 @functools.cache
 def _codes() -> dict[str, CodeMeaning]:
-    """Read codes.csv, which scripts/fleet_codes.py writes: code -> its meaning."""
+    """Read codes.csv, which scripts/fleet_codes.py writes, and map each code to its meaning."""
     with Path(__file__).parents[1].joinpath("codes.csv").open(encoding="utf-8", newline="") as file:
         return {row["code"]: _meaning(row) for row in csv.DictReader(file)}
 
@@ -142,16 +143,16 @@ def checks() -> frozenset[str]:
 
 
 def is_node_fault(code: str) -> bool:
-    """Return True if the code can be a fault of a node that ends jobs.
+    """Return True if the code can be a node fault that ends jobs.
 
-    False for faults of the program, and for codes that only indicate slowness, waiting or bookkeeping.
+    Return False for faults in the program, and for codes that only indicate slowness, waiting or bookkeeping.
     """
     code_meaning = meaning(code)
     return code_meaning.ends is not EndsJob.NEVER and code_meaning.domain != USER_PROGRAM
 
 
 def codes() -> list[str]:
-    """Return the codes of the table. CHECK/* covers numbers that the table does not list."""
+    """Return the codes in the table. CHECK/* covers numbers that the table does not list."""
     return list(_codes())
 
 
@@ -160,9 +161,9 @@ def codes() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A job that ended FAILED or NODE_FAIL. Times are epoch seconds; None: unknown.
+    """A job that ended FAILED or NODE_FAIL. Times are epoch seconds; None if unknown.
 
-    ids    names of the job that a condition may contain: its raw id, or "ARRAY_TASK"
+    ids    the job's names in a condition: its raw id, or "ARRAY_TASK"
     nodes  number of nodes
     """
 
@@ -176,9 +177,9 @@ class Failure:
 class Sighting:
     """A condition on one of the job's nodes within its window (query `seen_with_failures`).
 
-    from_stream  True if a healthd stream reported it; False: only a scrape, which does not show whether a user can
-                 forge it
-    jobs         jobs that the condition names at its source; empty: none, or the list is incomplete
+    from_stream  True if a healthd stream reported it; False if only a scrape did, which does not show whether a user
+                 can forge it
+    jobs         jobs that the condition names at its source; empty if there are none or the list is incomplete
     """
 
     node: str
@@ -197,7 +198,7 @@ class Sighting:
 class Attribution:
     """Most likely cause of a failed job.
 
-    sighting         the condition that decided
+    sighting         the condition that determined the cause
     other_sightings  all other conditions, each with its cause
     possible_causes  causes of all incidents that may have ended the job
     """
@@ -210,7 +211,7 @@ class Attribution:
 
     @property
     def has_competing_cause(self) -> bool:
-        """True if another incident would have isolated a node too."""
+        """True if another incident would also have isolated a node."""
         return bool(self.possible_causes - {self.cause, USER_CAUSE})
 
     @property
@@ -223,10 +224,10 @@ class Attribution:
 def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
     """Return True if this condition may have ended this job.
 
-    It isolates the node (degraded or critical, by its code or as reported), or it is a fault of the program itself.
+    It isolates the node (degraded or critical, by its code or as reported), or it is a fault in the program itself.
     Unlikely combinations are excluded:
     - a fault of one GPU that names other jobs, for a job that FAILED (if the node died, all its jobs ended);
-    - a fault of the program, for a NODE_FAIL (a program does not end slurmd), or from before the job began.
+    - a fault in the program, for a NODE_FAIL (a program does not end slurmd), or from before the job began.
     """
     code_meaning = meaning(sighting.code)
     names_job = bool(sighting.jobs & failure.ids)
@@ -282,7 +283,7 @@ def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attrib
 
 
 def _representative_order(cause: str, sighting: Sighting) -> tuple[object, ...]:
-    """Return the sort key for the representative condition of an incident: the lowest wins."""
+    """Return the sort key for an incident's representative condition: the lowest key wins."""
     has_cause, badness = (
         meaning(sighting.code).cause == cause,
         SEVERITIES.index(sighting.severity) if sighting.severity in SEVERITIES else -1,
@@ -291,7 +292,7 @@ def _representative_order(cause: str, sighting: Sighting) -> tuple[object, ...]:
 
 
 def _with_incident_causes(sightings: Iterable[Sighting]) -> list[tuple[str, Sighting]]:
-    """Return each condition with its own cause, or that of the incident on its node it belongs to, in order of
+    """Return each condition with the cause of its incident on the node, or else its own cause, in order of
     preference.
     """
     all_sightings = list(sightings)
@@ -315,9 +316,10 @@ def _incident_cause(cause: str, node_causes: set[str]) -> str:
 def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_competing_cause: bool) -> str:
     """Return high if the code ends jobs by itself, healthd's stream reported it, and there is no competing cause.
 
-    One step less for each of: a competing cause that isolates a node; only a scrape shows the condition, which gives
-    neither the time within its step nor whether a user can forge it; and the result of `_weakness`. A program's own Xid
-    is medium (bad GPUs cause the same Xids, on different jobs), or low if it only follows from another error (43, 45).
+    It is one step lower for each of these: there is a competing cause that isolates a node; only a scrape, which shows
+    neither the exact time nor whether a user can forge it, reported the condition. `_weakness` adds its steps. A
+    program's own Xid is medium (bad GPUs cause the same Xids, on different jobs), or low if it only follows from
+    another error (43, 45).
     """
     if cause == USER_CAUSE:
         return "low" if all(sighting.code in AFTER_PROGRAM_CODES for sighting in deciding) else "medium"

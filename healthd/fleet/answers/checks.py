@@ -1,9 +1,9 @@
-"""Value of each check: how often it gave the first or only evidence of an incident, and the time until the drain.
+"""Value of each check: how often it provided the first or only evidence of an incident, and the time until the drain.
 
 An incident consists of a node's failing sightings (conditions that drain: degraded or critical), each at most
 `gap_seconds` after the previous one: 15 minutes, the width of the attribution window. Kokolis, Kuchnik et al. (HPCA
 2025, arXiv 2410.21680) let checks overlap on purpose: a PCIe fault may show up as a GPU that does not answer, with no
-Xid. So "never the only one" is no reason to remove a check, and "never" only means that nothing broke that the check
+Xid. So "never the only one" is no reason to remove a check, and "never" means only that nothing broke that the check
 can detect.
 """
 
@@ -109,8 +109,8 @@ class UnobservedDay(NamedTuple):
 def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document:
     """Return the document of `healthd fleet checks`: checks, incidents, and the times from first evidence to drain.
 
-    gap_seconds: sightings of a node further apart than this are two incidents. Raises Unanswerable if no source has
-    conditions.
+    gap_seconds: sightings on a node that are further apart than this are two incidents. Raises Unanswerable if no
+    source has conditions.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
@@ -128,9 +128,12 @@ def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document
     )
     notes = study.coverage_notes("events")
     if not completed:
-        notes.append("The checks that completed are not known: no stream has them (event alive).")
+        notes.append("It is unknown which checks completed: no stream contains them (event alive).")
     if not outages:
-        notes.append("No drain is known: healthd fleet ingest --node-states, or the events of a healthd that drains.")
+        notes.append(
+            "No drains are known: run healthd fleet ingest --node-states, or ingest the events of a healthd that "
+            "drains."
+        )
     deployed_names = {row["check"] for row in check_rows}
     return {
         **study.head("checks", *notes),
@@ -160,7 +163,7 @@ def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document
 
 
 def incidents(sighting_rows: Iterable[Sighting], gap_seconds: int) -> list[Incident]:
-    """Return the incidents of failing sightings, sorted by node and time. Pure."""
+    """Group failing sightings into incidents, sorted by node and time. Pure."""
     by_node: dict[Node, list[tuple[int, int, str]]] = defaultdict(list)
     for sighting in sighting_rows:
         by_node[sighting.cluster, sighting.node].append((sighting.time, -sighting.badness, sighting.check_name))
@@ -184,7 +187,7 @@ def by_check(
 ) -> list[Row]:
     """Return each check that is deployed or reported something, most frequent first evidence first. Pure.
 
-    The shares of first evidence sum to one over all checks. said: failing, warnings (only) or never (enabled, but
+    The shares of first evidence sum to one over all checks. reported: failing, warnings (only) or never (enabled, but
     nothing reported).
     """
     first = Counter(incident.checks[0] for incident in all_incidents)
@@ -231,9 +234,9 @@ def outcomes(all_incidents: Iterable[Incident], outages: Iterable[Outage], to_ti
     """Count how the incidents ended. Pure.
 
     already_out  it began while the node was out of service
-    drained      out of service within DRAIN_WITHIN_SECONDS of its end
-    not_drained  still in service after that time
-    too_recent   that time is not over yet
+    drained      the node went out of service within DRAIN_WITHIN_SECONDS of its end
+    not_drained  the node was still in service after that time
+    too_recent   that time has not passed yet
     """
     by_node: dict[Node, list[Outage]] = defaultdict(list)
     for row in outages:
@@ -264,7 +267,7 @@ def drains(
     The first evidence is the earliest first sighting of a failing condition that was open when the drain began, was
     seen in the day before, and began after the node's previous outage.
 
-    seconds       from the first evidence to the drain; None: no failing condition was open
+    seconds       from the first evidence to the drain; None if no failing condition was open
     sent_seconds  from the first evidence to healthd's drain command, if its stream has one since then
     observed      True if the node was observed for half of that day (UTC), or of the day before
     """

@@ -1,10 +1,10 @@
-"""Differences between two periods, partitions, models, switches, accounts or clusters that are not chance.
+"""Significant differences between two periods, partitions, models, switches, accounts or clusters.
 
 Each measure is a rate: an amount per exposure, on each side. Two rates differ if the interval of their ratio excludes
 1. Independent failures have an exact interval, but real failures come in clumps (a node that fails repeatedly, a job
-that is requeued into the same fault, a user's broken script). Each measure is therefore also counted by such units, and
+that is requeued into the same fault, a user's broken script). Each measure is therefore also counted per such unit, and
 its count is reduced according to their spread (`dispersion`). A share (of jobs, of time) is not a count per exposure:
-90 % of 3,000 jobs is known far more precisely than 2,700 events would be. With many measures one differs by chance:
+90 % of 3,000 jobs is known far more precisely than 2,700 events would be. With many measures, one differs by chance:
 Holm's method limits the probability of any false difference to `LEVEL`.
 """
 
@@ -38,7 +38,7 @@ from healthd.fleet.times import TimeError, parse_seconds
 
 LEVEL = 0.05
 LARGE_GPUS = 128  # as in the answer `rate`
-MIN_EVENTS = 5  # with fewer on both sides together a code cannot show a difference
+MIN_EVENTS = 5  # with fewer events on both sides together, a code cannot show a difference
 CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 
 
@@ -46,7 +46,7 @@ CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 class Units:
     """Amounts and exposures of each unit (a node, a job, a day, a user), in the same order.
 
-    If units have no exposure of their own, all exposures are 0; the spread is then that of the amounts (compound
+    If units have no exposure of their own, all exposures are 0, and the spread is that of the amounts (compound
     Poisson).
     """
 
@@ -59,9 +59,9 @@ class Measure:
     """A rate on one side.
 
     name       "r_f", "code gpu_xid/79"
-    unit       unit of the rate: "of all" is a share
-    per        exposure that the rate refers to: 1 for a share
-    groupings  the same amount by different units; the one with the largest spread counts
+    unit       unit of the rate; "of all" means a share
+    per        exposure to which the rate refers; 1 for a share
+    groupings  the same amount by different units; the grouping with the largest spread counts
     """
 
     name: str
@@ -87,7 +87,7 @@ class Side:
     notes: tuple[str, ...]
     completed_node_days: dict[
         str, int
-    ]  # check -> node-days on which it is known to have completed; empty: unknown for all
+    ]  # check -> node-days on which the check is known to have completed; empty if unknown for all
     nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) of the chosen nodes
 
 
@@ -220,7 +220,7 @@ def job_measures(
 
 
 def _failure_groupings(failed: Sequence[FailedJob], amounts: Sequence[float]) -> tuple[Units, ...]:
-    """Group failures by job with its requeues, and by node if it is known."""
+    """Group failures by job (with its requeues), and by node if it is known."""
     by_job: dict[Any, float] = {}
     by_node: dict[Any, float] = {}
     for index, (row, amount) in enumerate(zip(failed, amounts, strict=True)):
@@ -291,7 +291,7 @@ def compare_sides(a: Side, b: Side) -> Document:
     notes = [*(f"{a.name}: {note}" for note in a.notes), *(f"{b.name}: {note}" for note in b.notes)]
     if uneven_checks:
         notes.append(
-            f"Not compared, because the check ran on one side only or rarely: {', '.join(sorted(uneven_checks))}. A "
+            f"Not compared, because the check ran on one side only, or rarely: {', '.join(sorted(uneven_checks))}. A "
             "new check makes its findings seem to increase."
         )
     notes += overlap_notes(a, b)
@@ -329,7 +329,7 @@ def tested_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def overlap_notes(a: Side, b: Side) -> list[str]:
-    """Return notes about data that counts on both sides. Pure."""
+    """Return notes on data that counts on both sides. Pure."""
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
@@ -345,7 +345,7 @@ def overlap_notes(a: Side, b: Side) -> list[str]:
 def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
     """Return the checks whose share of node-days on one side is less than half of that on the other. Pure.
 
-    Empty if a side has no record of completed checks.
+    The set is empty if a side has no record of completed checks.
     """
     if not a.completed_node_days or not b.completed_node_days:
         return set()
@@ -359,7 +359,7 @@ def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
 
 
 def without_checks(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
-    """Return the measures without the codes of these checks, also in the sum of all codes. Pure."""
+    """Return the measures without the codes of these checks, which the sum of all codes also omits. Pure."""
     remaining = [measure for measure in measures if _check_name(measure.name) not in checks]
     removed = [measure for measure in measures if _check_name(measure.name) in checks]
     for index, measure in enumerate(remaining):
@@ -374,7 +374,7 @@ def without_checks(measures: Sequence[Measure], checks: Collection[str]) -> list
 
 
 def _check_name(name: str) -> str:
-    """Return the check of a measure "code CHECK/NAME", or "" for any other measure."""
+    """Return the check's name for a measure "code CHECK/NAME", or "" for any other measure."""
     return name.removeprefix("code ").partition("/")[0] if name.startswith("code ") else ""
 
 
@@ -385,8 +385,8 @@ def _side_row(side: Side) -> Row:
 def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
     """Pair the measures of both sides by name. Pure.
 
-    A code on one side only counts as 0 on the other, whose nodes were observed too. Codes with fewer than MIN_EVENTS
-    events are left out.
+    A code that is on one side only counts as 0 on the other, whose nodes were also observed. Codes with fewer than
+    MIN_EVENTS events are left out.
     """
     by_name_a, by_name_b = ({measure_a.name: measure_a for measure_a in side} for side in (a, b))
     pairs = []
@@ -402,7 +402,7 @@ def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Meas
 
 
 def _zero_measure(template: Measure | None, side: Sequence[Measure]) -> Measure | None:
-    """Return the measure of a code on a side without it: amount 0, with the exposure of all codes."""
+    """Return the measure for a code that a side lacks: amount 0, with the exposure of all codes."""
     total = next((measure for measure in side if measure.name == "all_codes"), None)
     if template is None or total is None:
         return None
@@ -412,7 +412,7 @@ def _zero_measure(template: Measure | None, side: Sequence[Measure]) -> Measure 
 
 
 def ratio_row(a: Measure, b: Measure) -> Row:
-    """Return rate B / rate A with interval, dispersion and p-value. Pure."""
+    """Return rate B / rate A with its interval, dispersion and p-value. Pure."""
     spread = dispersion(a, b)
     counted = (b.amount, b.exposure, a.amount, a.exposure, spread)
     if a.is_share:
@@ -452,11 +452,11 @@ def _rate(measure: Measure, spread: float) -> Row:
 def dispersion(a: Measure, b: Measure) -> float:
     """Return the variance of both sides' amounts relative to that of independent events, at least 1.
 
-    For each grouping: the sum of squared deviations of its units from their side's rate, divided by the sum for
-    independent events (the amount; for a share p of n, n p (1 - p)). The grouping with the largest result counts.
+    For each grouping, it is the sum of squared deviations of the units from their side's rate, divided by the sum for
+    independent events (the amount; for a share p of n, n p (1 - p)). The grouping with the largest result is used.
 
-    The result is estimated from few units, so Student's quantile replaces the normal one. Source: the variance of a
-    ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A), as a quasi-Poisson dispersion
+    Because the result is estimated from few units, Student's quantile replaces the normal one. Source: the variance of
+    a ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A), as a quasi-Poisson dispersion
     (Wedderburn, Biometrika 61, 1974), for a share as its design effect (Kish, "Survey Sampling", 1965). The widening
     for an estimated dispersion is healthd's, as in `bootstrap_rate`.
     """
@@ -487,7 +487,7 @@ _YEAR, _MONTH, _DAY = regex(r"(\d{4})"), regex(r"(\d{4})-(\d\d)"), regex(r"(\d{4
 
 
 def parse_period(text: str) -> tuple[int, int]:
-    """Return [from, to) of "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC unless a zone is given.
+    """Return [from, to) for "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC unless a zone is given.
 
     A year or month as TO is part of the period; a date or time as TO is the moment at which it ends, as with --to.
     Raises WrongChoice."""
@@ -496,12 +496,12 @@ def parse_period(text: str) -> tuple[int, int]:
         return _parse_calendar_period(text, text)
     boundaries = _parse_boundary(begin, text, 0), _parse_boundary(end, text, 1)
     if boundaries[0] >= boundaries[1]:
-        raise WrongChoice(f'"{text}": FROM is not before TO; a date as TO ends the period as the day begins')
+        raise WrongChoice(f'"{text}": FROM is not before TO; a date as TO ends the period at the start of that day')
     return boundaries
 
 
 def _parse_boundary(word: str, text: str, side: int) -> int:
-    """Return the time that `word` names; for a year or month its beginning (side 0) or its end (side 1)."""
+    """Return the time that `word` names. A year or month gives its beginning (side 0) or its end (side 1)."""
     if _YEAR.fullmatch(word) or _MONTH.fullmatch(word):
         return _parse_calendar_period(word, text)[side]
     try:

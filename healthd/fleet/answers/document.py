@@ -1,4 +1,4 @@
-"""Document of an answer, which `--json` prints unchanged (docs/json.md), and the formats of its values for people."""
+"""Document of an answer, which `--json` prints unchanged (docs/json.md), and formats of its values for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from healthd.common.errors import HealthdError
 
-# Times are epoch seconds, durations seconds, shares 0 to 1; None: unknown or undefined. Never NaN.
+# Times are epoch seconds, durations seconds, shares 0 to 1; None means unknown or undefined. NaN never occurs.
 Document = dict[str, Any]
 FindingsPredicate = Callable[[Document], bool]
 
@@ -27,7 +27,7 @@ class WrongChoice(HealthdError):
 def head(
     name: str, from_time: int | None, to_time: int | None, chosen: Mapping[str, str], notes: Iterable[str]
 ) -> Document:
-    """Return the first keys of each document. notes: limits of the answer, as sentences."""
+    """Return the first keys of each document. notes: sentences on the limits of the answer."""
     return {
         "answer": name,
         "version": VERSION,
@@ -39,7 +39,7 @@ def head(
 
 
 def no_findings(_: Document) -> bool:
-    """Return False: findings predicate of an answer that only reports."""
+    """Return False. This is the findings predicate of answers that only report."""
     return False
 
 
@@ -54,7 +54,7 @@ def share(part: float, whole: float) -> float | None:
 
 
 def percent(value: float | None) -> str:
-    """Format 0.187 as "18.7 %". Shares that would round to 0.0 get two significant digits."""
+    """Format 0.187 as "18.7 %". A share that would round to 0.0 gets two significant digits."""
     if value is None:
         return "-"
     percentage = 100 * value
@@ -62,7 +62,7 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format a number as 12,345 or 0.0123: whole from 1,000 on, else with `digits` significant digits; "-" for None."""
+    """Format a number as 12,345 or 0.0123: whole from 1,000 up, else to `digits` significant digits; "-" for None."""
     if value is None:
         return "-"
     if isinstance(value, int) or abs(value) >= 1000:
@@ -74,7 +74,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def join_limited(names: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """Return the first names and the number of the others: "a, b and 3 more"."""
+    """Join the first names and the number of the others: "a, b and 3 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return separator.join(names[:limit]) + more
 

@@ -1,7 +1,7 @@
-"""Effective training time ratio (ETTR) of a large job, and the measured ETTR of the store's runs.
+"""Effective training time ratio (ETTR) of a large job, and the measured ETTR of the runs in the store.
 
 The answer is `exact`: progress / expected time with random failures. The paper's formulas ignore failures during
-recovery and are too low where failures are frequent. They and a simulation are printed for comparison only.
+recovery and are too low where failures are frequent. They are printed for comparison only, as is a simulation.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics import ettr_model
 from healthd.fleet.statistics.ettr_model import Job
 
-# Default size: that of the paper's example.
+# Default size, from the paper's example.
 GPUS = 16_384
 CHECKPOINT_SECONDS, RESTART_SECONDS = 3600.0, 300.0  # the paper's values for the comparison with its runs
 SEED = 13
-# The grid, as figure 10 of the paper; 2.34 and 6.5 are the rates of its two clusters.
+# The grid, as in figure 10 of the paper. 2.34 and 6.5 are the rates of its two clusters.
 GRID_GPUS = tuple(2**power for power in range(10, 18))
 GRID_CHECKPOINTS_SECONDS = (60, 120, 300, 600, 900, 1800, 3600, 7200)
 GRID_RATES = (0.5, 1.0, 2.34, 4.0, 6.5, 10.0)
 
 # E[R/T] is at least R/E[T] (Jensen).
 RUN_MEAN_NOTE = "The simulated value is the mean of the runs' ratios, which is above the ETTR for short jobs."
-LOWER_BOUND_NOTE = "Formula and closed form ignore failures during recovery: they are lower bounds."
+LOWER_BOUND_NOTE = "The formula and the closed form ignore failures during recovery, so they are lower bounds."
 
 has_findings = document.no_findings
 
@@ -77,7 +77,7 @@ def ettr(
     productive_seconds: float | None = None,
     seed: int = SEED,
 ) -> Document:
-    """Return the ETTR of a job of `gpus` GPUs (0: `GPUS`) at r_f (None: the store's rate), and of the store's runs.
+    """Return the ETTR of a job of `gpus` GPUs (0: `GPUS`) at r_f (None: the store's rate) and of the runs in the store.
 
     Keys: exact, simulated, analytic, ... (docs/json.md). Raises Unanswerable without jobs, or if r_f must come from the
     store and no large job ran.
@@ -89,7 +89,8 @@ def ettr(
         r_f, interval = large_rate["r_f"], large_rate["interval"]
     if r_f is None:
         raise document.Unanswerable(
-            f"no job with more than {rate.MORE_THAN_GPUS} GPUs ran, so there is no failure rate: give one with --rate"
+            f"no job with more than {rate.MORE_THAN_GPUS} GPUs ran, so there is no failure rate: specify one with "
+            "--rate"
         )
     gpus_per_node_used = gpus_per_node or rate.measured_gpus_per_node(ran.large_sums)
     job = Job(
@@ -101,12 +102,12 @@ def ettr(
     if runs:
         notes.append(
             "Every end of a run other than COMPLETED counts as an interruption, including cancellations by users, and "
-            "all priorities are included: the measured ETTR is rather too low."
+            "all priorities are included, so the measured ETTR tends to be too low."
         )
     if families:
         notes.append(
-            f"{plural(families, 'run')} of 24 h or more {'is' if families == 1 else 'are'} left out: jobs of one name "
-            "that ran at the same time do not form a run."
+            f"{plural(families, 'run')} of 24 h or more {'is' if families == 1 else 'are'} left out: jobs with the "
+            "same name that ran at the same time do not form a run."
         )
     return {
         **study.head("ettr", *notes),
@@ -117,9 +118,9 @@ def ettr(
 
 
 def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
-    """Return the ETTR of a job in each form. Pure.
+    """Return a job's ETTR by each method. Pure.
 
-    interval: the interval of a measured rate, else None.
+    interval: confidence interval of a measured rate, or None for a given rate.
     """
     simulated = ettr_model.simulate(job, seed)
     best_interval = ettr_model.daly_young_seconds(job)
@@ -163,22 +164,22 @@ def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Se
 
 
 def warnings(job: Job, simulated: ettr_model.Simulation, interval: Sequence[float] | None = None) -> list[str]:
-    """Return the limits of the answer as sentences. interval: of the rate, as in `ettr_values`."""
+    """Return sentences on the limits of the answer. interval: confidence interval of the rate (see `ettr_values`)."""
     found = []
     if interval is not None and not job.rate:
-        found.append("no failure was seen, so the rate has only an upper bound, and the ETTR only a lower bound")
+        found.append("no failure occurred, so the rate has only an upper bound, and the ETTR only a lower bound")
     if ettr_model.writes_too_long(job):
         found.append(
-            "writing a checkpoint takes more than half the time between two failures: the rule for the best interval "
-            "(Daly, Young) does not apply"
+            "writing a checkpoint takes more than half the time between two failures: so the rule for the best "
+            "interval (Daly, Young) does not apply"
         )
     if not simulated.runs:
-        found.append("almost every interval between two checkpoints has a failure: the job makes no progress")
+        found.append("almost every interval between two checkpoints has a failure, so the job makes no progress")
     return found
 
 
 def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the ETTR over GPUs x checkpoint interval and over GPUs x rate; other parameters as in `job`.
+    """Return the ETTR over GPUs and checkpoint interval, and over GPUs and rate. `job` has the other parameters.
 
     Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025).
     """
@@ -201,11 +202,11 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-# --- the runs of the store: jobs of one name, one after another
+# --- the runs in the store: successive jobs with the same name
 
 
 class JobRun(NamedTuple):
-    """Columns of ettr_runs.sql. lost_seconds: part of its running time."""
+    """Columns of ettr_runs.sql. lost_seconds: part of the running time."""
 
     cluster: str
     run: int
@@ -227,7 +228,7 @@ class ConcurrentRuns(NamedTuple):
 def _measured_runs(
     study: Study, r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of `by_size`, and the number of runs left out: jobs of one name that ran at the same time."""
+    """Return the rows of `by_size` and the number of runs left out (jobs with one name that ran at the same time)."""
     seconds = {"restart_seconds": float(restart_seconds), "checkpoint_seconds": float(checkpoint_seconds)}
     rows = study.query("ettr_runs", JobRun, **seconds)
     (families,) = study.query("ettr_concurrent_runs", ConcurrentRuns)
@@ -238,9 +239,9 @@ def run_ettr(run: JobRun) -> float:
     """Return progress / (running + queued while eligible), from 0 to 1.
 
     lost_seconds is part of the running time: min(runtime, restart + half a checkpoint) for each interrupted attempt,
-    min(runtime, restart) for each other.
+    min(runtime, restart) for every other attempt.
 
-    Source: the definitions, and "half an hour lost" of hourly checkpoints, in Kokolis, Kuchnik et al. (HPCA 2025).
+    Source: the definitions, and "half an hour lost" with hourly checkpoints, in Kokolis, Kuchnik et al. (HPCA 2025).
     """
     return float((run.runtime_seconds - run.lost_seconds) / (run.runtime_seconds + run.queued_seconds))
 
@@ -250,7 +251,7 @@ def by_size(
 ) -> list[dict[str, Any]]:
     """Return [{gpus_up_to, runs, interruptions, mean, low, high, expected}] for each size class.
 
-    mean: of the runs' ETTR. low, high: 10th and 90th percentile. expected: the mean of the model's ETTR for each run,
+    mean: mean ETTR of the runs. low, high: 10th and 90th percentile. expected: mean of the model's ETTR for each run,
     with its own nodes and progress and the class's mean wait.
     """
     classes: dict[int, list[JobRun]] = {}

@@ -1,7 +1,7 @@
 """Evidence from the nodes' event streams: completed checks, and what may have slowed a job (`healthd failslow --db`).
 
-A job may be slowed by conditions of the checks of throttling, clocks, temperature, power, NVLink, PCIe, InfiniBand and
-the host, and of validations. Conditions that a user can forge, or that were in the log before healthd started, are
+A job may be slowed by conditions from the checks of throttling, clocks, temperature, power, NVLink, PCIe, InfiniBand
+and the host, and from validations. Conditions that a user can forge, or that were logged before healthd started, are
 excluded. An edge (an Xid) may explain slowness that begins up to 10 minutes later: the window of Kokolis, Kuchnik et
 al. (HPCA 2025, arXiv 2410.21680).
 """
@@ -37,7 +37,7 @@ class CompletedRow(NamedTuple):
 
 
 class CheckCompletion(NamedTuple):
-    """Number of nodes and node-days on which a check completed, and the first time."""
+    """Number of nodes and node-days on which a check completed, and when it first did."""
 
     nodes: int
     node_days: int
@@ -45,7 +45,7 @@ class CheckCompletion(NamedTuple):
 
 
 def completed_checks(study: Study) -> dict[str, CheckCompletion]:
-    """Return the checks that completed on chosen nodes in the period, by name. Empty if no stream was read."""
+    """Return the checks that completed on chosen nodes in the period, by name; empty if no stream was read."""
     by_check: dict[str, list[CompletedRow]] = defaultdict(list)
     for row in study.query("completed_checks", CompletedRow):
         for name in row.checks.split(","):
@@ -74,7 +74,7 @@ class Slowing(NamedTuple):
 class SlowdownEvidence(NamedTuple):
     """A condition that may have slowed a job, with the fields of failslow.model.Evidence in the same order.
 
-    begin, end: epoch seconds; end None: still open. message: a sentence without a full stop.
+    begin, end: epoch seconds; end is None if still open. message: a sentence without a full stop.
     """
 
     node: str
@@ -87,8 +87,8 @@ class SlowdownEvidence(NamedTuple):
 def slowdown_evidence(study: Study, nodes: Iterable[str]) -> list[SlowdownEvidence]:
     """Return the conditions on these nodes in the study's period, sorted by node and time.
 
-    Empty if the store has nothing about them. Open the study from WINDOW_BEFORE_SECONDS before the job on. Raises
-    StoreError for a damaged file.
+    The list is empty if the store has nothing about these nodes. The study should start WINDOW_BEFORE_SECONDS before
+    the job. Raises StoreError for a damaged file.
     """
     study.add_table("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
     study.add_table("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))
@@ -106,4 +106,4 @@ def slowdown_evidence(study: Study, nodes: Iterable[str]) -> list[SlowdownEviden
 
 def _describe_code(code: str, subject: str | None) -> str:
     text = code.partition("/")[2].replace("_", " ") or code
-    return f"{text} of {subject}" if subject else text
+    return f"{text} on {subject}" if subject else text

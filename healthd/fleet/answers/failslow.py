@@ -1,9 +1,9 @@
-"""Cost of jobs that became slower, on which nodes, and the time until detection and reaction.
+"""Cost of jobs that became slower, by node, and the time until detection and reaction.
 
-Uses the conditions failslow/... and validation/... of the nodes (docs/events.md). An iteration that takes 1 + s of its
-previous time loses s / (1 + s) of that time; this share applies to the job's GPUs on the node while it was reported
-slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss is unknown: it is counted in hours,
-never as 0.
+Uses the nodes' conditions failslow/... and validation/... (docs/events.md). An iteration that takes 1 + s times its
+previous time loses s / (1 + s) of its time. This share applies to the job's GPUs on the node while it was reported
+slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss is unknown, and the time is counted
+in hours, never as 0.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class GpuTime(NamedTuple):
 
 
 class SlowSpan(NamedTuple):
-    """A time in which a node reported a slow job. slowdown: None if none was reported. jobs: named ids, if any."""
+    """A time in which a node reported a slow job. slowdown: None if not reported. jobs: the named ids, if any."""
 
     begin: int
     end: int
@@ -104,7 +104,7 @@ class NodeJob(NamedTuple):
 
 
 class NodeLoss(NamedTuple):
-    """Loss of one node. unknown_seconds: slow time of unknown cost. worst: the largest reported slowdown."""
+    """Loss on one node. unknown_seconds: slow time with unknown cost. worst: the largest reported slowdown."""
 
     slow_seconds: int
     unknown_seconds: int
@@ -169,17 +169,17 @@ def failslow(study: Study) -> Document:
 
 
 def parse_job_ids(text: str | None) -> frozenset[int]:
-    """Parse ids separated by blanks. Words that are not numbers are not Slurm jobs and are skipped."""
+    """Parse ids separated by blanks. A word that is not a number is not a Slurm job and is skipped."""
     return frozenset(int(token) for token in (text or "").split() if is_decimal(token) and len(token) < 19)
 
 
-# --- loss of a node
+# --- loss on a node
 
 
 def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLoss:
-    """Return the loss of a node's GPUs while a job there was reported slow. Pure.
+    """Return the loss on a node's GPUs while a job was reported slow there. Pure.
 
-    Where stretches overlap, the largest slowdown counts for all jobs that they name. If none is named, it counts for
+    Where spans overlap, the largest slowdown counts for all jobs that the spans name. If none is named, it counts for
     the job that was alone on the node.
     """
     slow = merge((slow_span.begin, slow_span.end) for slow_span in slow_spans)
@@ -217,7 +217,7 @@ def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLos
 
 
 def _split_spans(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
-    """Split the spans at each of these times, which include the spans' ends."""
+    """Split the spans at each of the times in `cuts`, which include the ends of the spans."""
     for begin, end in spans:
         times = [time for time in cuts if begin <= time <= end]
         yield from pairwise(times)
@@ -227,7 +227,7 @@ def _split_spans(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
 
 
 def episodes(lives: Sequence[SlowCondition], drains: Sequence[Drain]) -> list[Row]:
-    """Return a node's slow episodes, overlapping ones merged. Pure.
+    """Return a node's slow episodes, merging those that overlap. Pure.
 
     Keys: `onset`, `reported`, `end` (last sighting), `ongoing`, `acted` (time of the first reaction, or None) and `by`
     (healthd, person, slurm, unknown or acknowledged).
@@ -290,7 +290,7 @@ def reaction(episode_rows: Iterable[Row]) -> Row:
 
 
 def _duration_statistics(durations: Iterable[int]) -> Row:
-    """Return median and 90th percentile. Negative durations (a clock was set back) count as 0."""
+    """Return the median and 90th percentile. Negative durations (a clock was set back) count as 0."""
     sorted_durations = sorted(max(value, 0) for value in durations)
     return {
         "episodes": len(sorted_durations),
@@ -304,18 +304,18 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     unknown, slow = sum(row["unknown_seconds"] for row in nodes), sum(row["slow_seconds"] for row in nodes)
     if unknown:
         found.append(
-            f"The cost of {percent(share(unknown, slow))} of the slow time is not known: the job or its GPUs were not "
+            f"The cost of {percent(share(unknown, slow))} of the slow time is unknown: the job or its GPUs were not "
             "accounted, several jobs were possible, or no slowdown was reported. The GPU-hours exclude it."
         )
     found.append(
-        "Slowness is detected only if jobs report their iterations or counters are sampled ([checks.failslow]): a node "
+        "Slowness is detected only if jobs report their iterations or counters are sampled ([checks.failslow]). A node "
         "without reports may still have been slow."
     )
     return [*found, *study.coverage_notes("jobs", "events")]
 
 
 def has_findings(failslow: Document) -> bool:
-    """Return True if a job is still slow, or a failed validation is still open."""
+    """Return True if a job is still slow, or if a failed validation is still open."""
     return any(row["ongoing"] for row in failslow["nodes"]) or any(
         row["ongoing"] for row in failslow["validations"] if row["code"] == FAILED_CODE
     )

@@ -1,4 +1,4 @@
-"""Work lost to node failures: of the jobs that nodes ended, and of jobs pre-empted by their requeues."""
+"""Work lost to node failures, by jobs that nodes ended and by jobs that their requeues pre-empted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthd.fleet.answers.document import Document, WrongChoice, share
 from healthd.fleet.answers.study import Row, Study
 
 CHECKPOINT_SECONDS = 3600.0  # the paper's default: "assume hourly checkpoints"
-LOOP_MIN_ENDS = 5  # a job that nodes ended this often is a requeue loop (healthd's limit)
+LOOP_MIN_ENDS = 5  # a job that nodes ended this many times is in a requeue loop (healthd's limit)
 
 
 class EndedJob(NamedTuple):
@@ -30,7 +30,7 @@ class EndedJob(NamedTuple):
 
 
 class PreemptedJobs(NamedTuple):
-    """Columns of goodput_preempted_jobs.sql: pre-empted jobs. after: the job whose requeue pre-empted them."""
+    """Columns of goodput_preempted_jobs.sql: pre-empted jobs. after: the job whose requeue pre-empted these jobs."""
 
     how: str
     after: int | None
@@ -42,7 +42,7 @@ class PreemptedJobs(NamedTuple):
 
 
 def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: float | None = None) -> Document:
-    """Return first- and second-order losses, by size, requeue loops, and pre-emptions that belong to neither.
+    """Return first- and second-order losses by size, requeue loops, and pre-emptions that belong to neither.
 
         loss(job) = min(runtime, checkpoint / 2) * GPUs
 
@@ -57,7 +57,7 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
     if not 0 < checkpoint < float("inf"):
         raise WrongChoice("--checkpoint: must be more than 0")
     if price is not None and not 0 <= price < float("inf"):
-        raise WrongChoice("--price: must be the price of a GPU-hour, 0 or more")
+        raise WrongChoice("--price: must be the price per GPU-hour, 0 or more")
     study.require("jobs")
     max_loss_seconds = float(checkpoint / 2)
     first = study.query("goodput_ended_jobs", EndedJob, at_most_seconds=max_loss_seconds)
@@ -105,9 +105,9 @@ def loss(rows: Iterable[EndedJob | PreemptedJobs], price: float | None) -> Row:
 
 
 def requeue_loops(first: Sequence[EndedJob], second: Sequence[PreemptedJobs]) -> list[Row]:
-    """Return the jobs that nodes ended LOOP_MIN_ENDS times or more, most frequent first.
+    """Return the jobs that nodes ended at least LOOP_MIN_ENDS times, most frequent first.
 
-    Each with its times, GPUs, the pre-emptions by its requeues, and the loss of both orders.
+    Each row has the number of ends, the GPUs, the pre-emptions by the job's requeues, and the loss of both orders.
     """
     by_job: dict[tuple[str, int], list[EndedJob]] = defaultdict(list)
     for row in first:
@@ -154,12 +154,12 @@ def _notes(study: Study, first: Sequence[EndedJob], other_preempted: Sequence[Pr
     unknown_gpus = sum(row.gpus is None for row in first)
     if unknown_gpus:
         found.append(
-            f"{plural(unknown_gpus, 'job')} ended by nodes had an unknown number of GPUs: their loss is not counted."
+            f"{plural(unknown_gpus, 'job')} ended by nodes had an unknown number of GPUs, so their loss is not counted."
         )
     unknown = sum(row.jobs for row in other_preempted if row.how == "unknown")
     if unknown:
         found.append(
-            f"The pre-emptors of {plural(unknown, 'job')} are not known, so some of the loss may be of second order. "
+            f"The pre-emptors of {plural(unknown, 'job')} are unknown, so some of the loss may be second-order. "
             "Ingest slurmctld's log: healthd fleet ingest --slurmctld-log."
         )
     return found

@@ -1,6 +1,6 @@
 """Jobs that nodes ended: one rule for all answers that count them (states, goodput, rate, ettr, compare).
 
-hardware_ends.sql has the rule and its source.
+hardware_ends.sql contains the rule and its source.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ END_LABELS = dict(zip(END_KINDS, ("NODE_FAIL", "FAILED with a failing check", "R
 
 
 def notes(study: Study) -> list[str]:
-    """Return the limits of the table as sentences."""
+    """Return sentences on the limits of the table."""
     if study.has_rows("events") or study.has_rows("scraped_conditions"):
         return []
-    return ["The store has no health checks: only NODE_FAIL shows which jobs the hardware ended."]
+    return ["The store has no health checks, so only NODE_FAIL shows which jobs the hardware ended."]

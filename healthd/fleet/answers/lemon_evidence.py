@@ -1,9 +1,9 @@
-"""Evidence against a node: failed jobs, conditions, outages, tickets. SQL first, then pure functions.
+"""Evidence against a node: failed jobs, conditions, outages and tickets. SQL first, then pure functions.
 
-The failure of a job on many nodes counts only against its culprit: for NODE_FAIL the node that went DOWN at that time,
-else the nodes with a condition in [end - 10 min, end + 5 min]: the window of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
+The failure of a job on many nodes counts only against its culprit: for NODE_FAIL, the node that went DOWN at that time,
+else the nodes with a condition in [end - 10 min, end + 5 min], the window of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
 2410.21680). Several culprits share the failure. If none is known, all nodes share it, and shares below MIN_SHARE are
-dropped. A user's mistake does not count: FAILED needs a condition that drains (degraded or critical) on this node.
+dropped. A user's mistake does not count: FAILED requires a condition that drains (degraded or critical) on this node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from healthd.fleet.statistics.lemon_score import Observation, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
 MIN_SHARE = 0.1
-# NODE_FAILs of one job on this many nodes: the job kills the nodes (a crash loop), and all count as one failure.
+# With NODE_FAILs on this many nodes, a job kills its nodes (a crash loop), and all of them count as one failure.
 LOOP_MIN_NODES = 3
 
 Key = tuple[str, str]  # cluster, node
@@ -30,10 +30,10 @@ class Evidence:
     """One piece of evidence against a node.
 
     kind         failed (a job), out (of service), condition, ticket, failure (recorded by another tool)
-    code         of a condition; for `out` the reason (a healthd code, "down", "person", "unknown")
-    weight       0 to 1, probability that it is this node's failure
-    text         text by others
-    gpus, nodes  of the job
+    code         code of a condition; for `out`, the reason (a healthd code, "down", "person", "unknown")
+    weight       probability that it is this node's failure, 0 to 1
+    text         text from other sources
+    gpus, nodes  GPUs and nodes of the job
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time out of service. end_time: None = not over yet. by_whom: healthd, slurm, person, unknown."""
+    """A time out of service. end_time: None if not over yet. by_whom: healthd, slurm, person or unknown."""
 
     start_time: int
     end_time: int | None
@@ -68,7 +68,7 @@ class Outage:
 
 
 class FailedJobSighting(NamedTuple):
-    """Columns of lemons_failed_jobs.sql and lemons_node_fails.sql: a failed job and a sighting on one of its nodes."""
+    """Columns of lemons_failed_jobs.sql and lemons_node_fails.sql: a failed job, and a sighting on one of its nodes."""
 
     cluster: str
     db_index: int
@@ -147,8 +147,8 @@ class ClusterStart(NamedTuple):
 class FleetEvidence:
     """Evidence against each node, and its outages.
 
-    first_seen  first time of each node
-    begins      first time of each cluster, used for nodes that only failures name
+    first_seen  first time at which each node occurs
+    begins      first time at which each cluster occurs, used for nodes that only failures name
     """
 
     evidence: dict[Key, list[Evidence]]
@@ -196,7 +196,7 @@ def _by_node(rows: Iterable[R]) -> dict[Key, list[R]]:
 
 
 def outage_code(state: str, reason: str, by_whom: str) -> str:
-    """Return how a node was taken out: a healthd code ("gpu_xid/79"), "down", or who did it."""
+    """Return how a node was taken out of service: a healthd code ("gpu_xid/79"), "down", or the actor."""
     if "DOWN" in state:
         return "down"
     if by_whom == "healthd":
@@ -206,7 +206,7 @@ def outage_code(state: str, reason: str, by_whom: str) -> str:
 
 
 def merge_outages(states: Iterable[OutageRow], maintenance: Iterable[Maintenance]) -> dict[Key, list[Outage]]:
-    """Merge records that overlap or touch into outages, named by the first record; "down" if the node went DOWN in it.
+    """Merge records that overlap or touch into outages. The first record names one, or "down" if the node went DOWN.
 
     Records within a maintenance reservation are skipped.
     """
@@ -239,12 +239,12 @@ def _is_within(start: int, end: int | None, planned: Maintenance) -> bool:
 
 
 def failure_shares(moments: Iterable[ConditionMoment], sightings: Iterable[FailedJobSighting]) -> dict[str, float]:
-    """Return for each code how often a job of the node failed when it was seen or the node was drained for it.
+    """Return how often, for each code, a job on the node failed when the code was seen or caused a drain.
 
     A code that never coincides with a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
     node. Times without a job on the node do not count: the same fault fails no job on an idle node, and an idle fleet
-    would give each code a low share. Drains by people always count, since people prefer idle nodes for their work.
-    Laplace's rule, (k + 1) / (n + 2): 1/2 without data.
+    would give each code a low share. Drains by people always count, since people prefer to work on idle nodes.
+    The share follows Laplace's rule, (k + 1) / (n + 2), which gives 1/2 without data.
     """
     days_seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
@@ -304,7 +304,7 @@ def failed_job_evidence(
 
 
 def _is_to_blame(row: FailedJobSighting) -> bool:
-    """Return True if this sighting can have ended the job. A drain by a person cannot."""
+    """Return True if this sighting may have ended the job. A drain by a person cannot have."""
     if row.kind != "condition":
         return bool(row.severity == "down" and row.state in ("NODE_FAIL", "REQUEUED"))
     return bool(row.state != "REQUEUED" or row.severity == "critical")
@@ -342,7 +342,7 @@ def outage_evidence(
 ) -> list[Evidence]:
     """Return the outages as evidence.
 
-    A node that went down counts as failed even without a job on it. In a crash loop the outage weighs no more than the
+    A node that went down counts as failed even if no job was on it. In a crash loop, the outage weighs no more than the
     job's evidence.
     """
     loops = [loop_evidence for loop_evidence in failed if loop_evidence.code == "down"]
@@ -362,12 +362,12 @@ def outage_evidence(
 
 
 def _external_evidence(row: ExternalRecord) -> Evidence:
-    # The store does not show which tickets are failures of the node; those that are come with a failure or an outage.
+    # The store does not show which tickets are node failures. Those that are come with a failure or an outage.
     return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.text)
 
 
 def service_spells(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:
-    """Return when the node could fail: [first_seen, end) without its outages."""
+    """Return the times when the node could fail: [first_seen, end) without its outages."""
     spells, position = [], first_seen
     for outage in sorted(outages, key=lambda item: item.start_time):
         if outage.start_time > position:

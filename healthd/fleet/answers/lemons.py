@@ -1,10 +1,10 @@
 """Nodes that keep ending jobs despite repairs: which to take out of service, and why.
 
 The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. healthd's: observations
+Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. In healthd, observations
 of one event count once (`lemon_score.merge_incidents`), and a node is a lemon if its rate exceeds LEMON_RATE_FACTOR
-times the fleet's with a probability of at least DEFAULT_PROBABILITY (lemon_score). Never more than MAX_LEMON_SHARE of
-the nodes.
+times the fleet's with a probability of at least DEFAULT_PROBABILITY (lemon_score). healthd never names more than
+MAX_LEMON_SHARE of the nodes.
 
 A drain takes a node out of service without review, so `--apply` requires more: events with a total weight of
 MIN_APPLY_EVENTS, and one signal of at least MIN_APPLY_EVENTS that is above the fleet's HIGH_SIGNAL_QUANTILE.
@@ -58,14 +58,14 @@ EXCLUSION_SIGNAL = "excl_jobid_count"
 MIN_APPLY_EVENTS = 2
 HIGH_SIGNAL_QUANTILE = 0.95
 LEMON_RATE_FACTOR = 3.0
-# One in three: inspecting a good node costs less than the jobs that a lemon ends. In simulated histories (busy, idle,
-# few faults) one in five named more good nodes than lemons where faults are few.
+# One node in three may be good: inspecting a good node costs less than the jobs that a lemon ends. In simulated
+# histories (busy, idle, few faults), one in five named more good nodes than lemons where faults were few.
 DEFAULT_PROBABILITY = 1 / 3
 MAX_LEMON_SHARE = 0.02  # of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
-LARGE_JOB_GPUS = (128, 512)  # the gain is given for jobs with more GPUs than these
+LARGE_JOB_GPUS = (128, 512)  # the gain is reported for jobs with more GPUs than these
 MIN_OBSERVED_SHARE = 0.5
-# Below this share of the lemons the answer reports that its window is too short, and offers a longer one.
+# Below this share of the lemons, the answer reports that its window is too short, and offers a longer one.
 MIN_NAMED_SHARE, MIN_NAMED_GAIN = 2 / 3, 0.05
 MAX_LONGER_DAYS = 180
 
@@ -73,7 +73,7 @@ NOT_DRAINED_NOTE = "--apply drains it only with --probability, because its event
 
 
 class NewestTime(NamedTuple):
-    """Columns of lemons_newest.sql. source: a table of the store."""
+    """Columns of lemons_newest.sql. source: a table in the store."""
 
     source: str
     cluster: str | None
@@ -104,9 +104,9 @@ class JobCount(NamedTuple):
 class Suspect:
     """Data of one node in the window.
 
-    record    its whole history
-    counted   the same, discounted at the end of the window
-    evidence  of the window, sorted by time
+    record    the node's whole history
+    counted   the same history, discounted to the end of the window
+    evidence  evidence in the window, sorted by time
     """
 
     cluster: str
@@ -133,12 +133,11 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
     """Return the document of `healthd fleet lemons`.
 
     Args:
-        window_days: the last days of the requested or known period; None: the whole period.
-        min_probability: probability from which a node is named and drained (`--probability`); None:
-        DEFAULT_PROBABILITY, and only
-        certain lemons are drained.
+        window_days: number of days at the end of the requested or known period; None for the whole period.
+            min_probability: probability from which a node is named and drained (`--probability`). None for
+            DEFAULT_PROBABILITY; then only certain lemons are drained.
 
-    Raises Unanswerable if nothing in the store shows failures of nodes.
+    Raises Unanswerable if nothing in the store shows node failures.
     """
     if not any(study.has_rows(table) for table in ("jobs", "events", "node_states", "failures", "scraped_conditions")):
         raise Unanswerable("the store has no data about failing nodes: healthd fleet ingest --sacct, --events")
@@ -194,7 +193,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
 
 
 def _newest_times(study: Study) -> dict[str, int]:
-    """Return the latest time in each table about the chosen cluster, before the end of the period."""
+    """Return each table's latest time for the chosen cluster before the end of the period."""
     found: dict[str, int] = {}
     for row in study.query("lemons_newest", NewestTime):
         if study.choice.cluster in ("", row.cluster):
@@ -203,9 +202,9 @@ def _newest_times(study: Study) -> dict[str, int]:
 
 
 def complete_until(newest: Mapping[str, int]) -> int | None:
-    """Return until when the store is complete.
+    """Return the time until which the store is complete.
 
-    Conditions and node states may have no rows for days without faults; jobs arrive every day.
+    Conditions and node states may have no rows on days without faults, but jobs arrive every day.
     """
     return min(newest.get("jobs", max(newest.values())), max(newest.values())) if newest else None
 
@@ -220,7 +219,7 @@ def _window(study: Study, window_days: float | None, newest: Mapping[str, int]) 
 def _suspects(
     node_signal_rows: Iterable[Signals], fleet_evidence: FleetEvidence, begin: int, end: int
 ) -> dict[str, list[Suspect]]:
-    """Return all chosen nodes, by cluster."""
+    """Return all chosen nodes by cluster."""
     found: dict[str, list[Suspect]] = defaultdict(list)
     for row in node_signal_rows:
         key: Key = (row.cluster, row.node)
@@ -257,7 +256,7 @@ def _suspects(
 
 
 def node_signals(evidence: Iterable[Evidence], outage_count: int, signal_row: Signals) -> dict[str, float | None]:
-    """Return the seven signals by the paper's names.
+    """Return the seven signals under the paper's names.
 
     A failed job counts if this node is more likely the culprit than all other nodes together.
     """
@@ -283,7 +282,7 @@ def total_weight(node_incidents: Iterable[Incident]) -> float:
 class Judgement:
     """Judgement of one cluster.
 
-    fleet            None: no node failed
+    fleet            None if no node failed
     min_probability  probability from which a node is a lemon
     high_signals     threshold of each signal
     ranked           nodes with an event in the window, most likely lemon first
@@ -302,7 +301,7 @@ class Judgement:
 
 
 def max_lemons(nodes: int) -> int:
-    """Return 2 % of the nodes, and at least one node of a fleet of two or more."""
+    """Return 2 % of the nodes, but at least one node in a fleet of two or more."""
     return max(1, math.floor(nodes * MAX_LEMON_SHARE + 1e-9)) if nodes > 1 else 0
 
 
@@ -343,9 +342,9 @@ def is_certain(suspect: Suspect, high_signals: Mapping[str, float]) -> bool:
 def has_high_signal(
     signals: Mapping[str, float | None], high_signals: Mapping[str, float], evidence: Sequence[Evidence]
 ) -> bool:
-    """Return True if one signal alone is high, other than the users' exclusions.
+    """Return True if any signal is high, other than the users' exclusions.
 
-    Failures recorded by another tool are not among the seven signals but count here too.
+    Failures recorded by another tool are not among the seven signals but also count here.
     """
     if sum(item.kind == "failure" for item in evidence) >= MIN_APPLY_EVENTS:
         return True
@@ -367,7 +366,7 @@ def quantile(values: Sequence[float], fraction: float) -> float:
 
 
 def cdf(values: Iterable[float]) -> list[list[float]]:
-    """Return [[value, share of the nodes with at most this value]], each value once: figure 11 of the paper."""
+    """Return [[value, share of the nodes with at most this value]], with each value once (figure 11 of the paper)."""
     sorted_values = sorted(values)
     return [
         [value, (index + 1) / len(sorted_values)]
@@ -384,7 +383,7 @@ def _gain_row(
     begin: int,
     end: int,
 ) -> dict[str, Any]:
-    """Return how many failures of jobs with more GPUs average nodes in place of the lemons would have avoided.
+    """Return how many failures of jobs with more GPUs would have been avoided by average nodes in place of the lemons.
 
     An average node fails at 1 / score of the lemon's rate. The paper: "14 % to 4 %" of 512+ GPU jobs (arXiv
     2410.21680).
@@ -436,8 +435,8 @@ def _expected_share_named(
 ) -> dict[str, Any]:
     """Return the share of lemons that the answer is expected to name.
 
-    If it is small and the store has more history, `longer` is the same for a window of up to MAX_LONGER_DAYS with the
-    same end.
+    If that share is small and the store has more history, `longer` is the share for a window of up to MAX_LONGER_DAYS
+    with the same end.
     """
     if judgement.fleet is None:
         return {"share_named": None, "longer": None}
@@ -458,7 +457,7 @@ def _expected_share_named(
 
 
 def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -> list[str]:
-    """Return a note for each cluster whose window has too few failures, with the longer window that is possible."""
+    """Return a note for each cluster whose window has too few failures, with the longer window available."""
     found = []
     for fleet in fleets:
         named_share, longer = fleet["share_named"], fleet["longer"]
@@ -469,11 +468,11 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
             f"A window of {longer['days']} days names about {longer['share_named']:.0%}: "
             f"healthd fleet lemons --days {longer['days']}."
             if longer is not None and longer["share_named"] > named_share + MIN_NAMED_GAIN
-            else "A store with a longer history names more."
+            else "A store with a longer history would name more."
         )
         cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
         found.append(
-            f"The window of {format_days((end - begin) / DAY)} has few failures of {cluster}: this answer names about "
+            f"The window of {format_days((end - begin) / DAY)} has few failures in {cluster}: this answer names about "
             f"{named_share:.0%} of the nodes that fail {min_factor:g} to {max_factor:g} times as often as others. "
             f"{advice}"
         )
@@ -481,9 +480,9 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
 
 
 def _ranked_row(suspect: Suspect, judgement: Judgement) -> dict[str, Any]:
-    """Return the keys that each ranked node has in the document."""
+    """Return the document's keys for a ranked node."""
     fleet = judgement.fleet
-    assert fleet is not None, "without failures no node is ranked"
+    assert fleet is not None, "without failures, no node is ranked"
     return {
         "cluster": suspect.cluster,
         "node": suspect.node,
@@ -513,8 +512,9 @@ def _lemon_row(suspect: Suspect, judgement: Judgement, begin: int, end: int) -> 
 
 
 def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], days: float) -> str:
-    """Return "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d": only numbers and healthd's own
-    words.
+    """Return "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d".
+
+    The text contains only numbers and healthd's own words.
     """
     multi = [item for item in evidence if item.kind == "failed" and item.weight >= 0.5 and (item.nodes or 1) > 1]
     largest = max((item.gpus or 0 for item in multi), default=0)
@@ -533,7 +533,7 @@ def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], d
 
 
 def format_days(days: float, unit: str = "days") -> str:
-    """Format days as "28 days"; less than two days in hours."""
+    """Format days as "28 days", or in hours if less than two days."""
     return f"{days:.4g} {unit}" if days >= 2 else format_duration(days * DAY)
 
 
@@ -593,29 +593,31 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     found = study.coverage_notes("jobs") if study.has_rows("jobs") else []
     if window_days is not None and end - begin < window_days * DAY - 3600:
         found.append(
-            f"The window is only {format_days((end - begin) / DAY)}, not {window_days:g} days: few lemons can be found "
+            f"The window is only {format_days((end - begin) / DAY)}, not {window_days:g} days. Few lemons can be found "
             "in such a short time."
         )
     if not study.has_rows("jobs"):
-        found.append("The store has no jobs: jobs that failed because of a node are not counted.")
+        found.append("The store has no jobs, so jobs that failed because of a node are not counted.")
     if not study.has_rows("node_states"):
-        found.append("The store has no node states: which node ended a multi-node job as NODE_FAIL is not known.")
+        found.append("The store has no node states, so it is unknown which node ended a multi-node job as NODE_FAIL.")
     if not study.has_rows("events") and not study.has_rows("scraped_conditions"):
-        found.append("The store has no conditions: a job that FAILED because of its node looks like a user's mistake.")
+        found.append(
+            "The store has no conditions, so a job that FAILED because of its node looks like a user's mistake."
+        )
     if not study.has_rows("nodes") and not study.has_rows("jobs"):
-        found.append("Only nodes that failed are known: nodes that never failed are missing from the fleet's rate.")
+        found.append("Only nodes that failed are known, so nodes that never failed are missing from the fleet's rate.")
     little_observed = sum(
         suspect.observed_share is not None and suspect.observed_share < MIN_OBSERVED_SHARE for suspect in nodes
     )
     if little_observed and study.has_rows("events"):
         found.append(
             f"{little_observed} of {plural(len(nodes), 'node')} {'was' if little_observed == 1 else 'were'} observed "
-            "for less than half of the time: only Slurm's records count there."
+            "for less than half of the time. For these, only Slurm's records count."
         )
     out = sum(suspect.current_outage is not None for suspect in nodes)
     if out:
         found.append(
             f"{out} of {plural(len(nodes), 'node')} {'is' if out == 1 else 'are'} out of service at the end of this "
-            "period: a node that is out cannot fail."
+            "period. A node that is out of service cannot fail."
         )
     return found

@@ -1,12 +1,12 @@
 """Links that fail more than others: flaps, errors and lost speed, by port and by switch.
 
-The node's view of a demand of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) beside adaptive
-routing: monitor symbol errors and lost speed of links, not only whether they are up. Their figure 12 is a benchmark of
-a network with injected errors, which no event store contains.
+Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) demand this monitoring in addition to adaptive
+routing: symbol errors and lost speed of links, not only whether they are up. Here it is the node's view. Their figure
+12 is a benchmark of a network with injected errors, which no event store contains.
 
-A port stands out if it has more episodes than chance gives its share of all ports. A switch stands out if its nodes
-have more than the same number of nodes drawn from the whole fleet. Both use Benjamini and Hochberg's control of the
-false discovery rate.
+A port stands out if it has more episodes than chance would give it. A switch stands out if its nodes
+have more episodes than the same number of nodes drawn from the whole fleet. Both use Benjamini and Hochberg's control
+of the false discovery rate.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ KINDS = {
 }
 KIND_BY_CODE = {code: kind for kind, codes in KINDS.items() for code in codes}
 INTERNAL_KIND = "pcie_downgrades"  # inside a node: no network switch is involved
-EPISODE_GAP_SECONDS = 3600  # sightings of one kind and port closer than this are one episode
+EPISODE_GAP_SECONDS = 3600  # sightings of one kind on one port within this time are one episode
 SWITCH_EVENT_SECONDS, SWITCH_EVENT_MIN_NODES = (
     60,
     3,
-)  # this many nodes of a switch within that time are an event of the switch
-LEVEL = 0.05  # at most this share of the findings is false on average
+)  # this many nodes of a switch within that time are a switch event
+LEVEL = 0.05  # on average, at most this share of the findings is false
 SEED = 12
 FIRST_DRAWS, MORE_DRAWS = 1000, 50_000
 
@@ -83,7 +83,7 @@ class PortCount(NamedTuple):
 def links(study: Study) -> Document:
     """Return the document of `healthd fleet links`. Raises Unanswerable without events.
 
-    kinds: the fleet's rate of each kind per 1000 port-days. ports, switches: those that stand out first. together:
+    kinds: the fleet's rate of each kind per 1000 port-days. ports, switches: outliers first. together:
     times at which several nodes of one switch lost their links.
     """
     if not study.has_rows("scraped_conditions"):
@@ -98,7 +98,7 @@ def links(study: Study) -> Document:
         (row.cluster, row.node, inside): ports.get((row.model, inside), 0) for row in nodes for inside in (False, True)
     }
     notes = [
-        "The number of ports of a node is the number that nodes of its model reported; ports without any problem on "
+        "A node's number of ports is the number that nodes of its model reported; ports without any problem on "
         "these nodes are not counted.",
         *study.coverage_notes("events"),
     ]
@@ -107,13 +107,13 @@ def links(study: Study) -> Document:
     )
     if unnamed_episodes:
         notes.append(
-            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name: these "
-            "count by node, as one port."
+            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name and "
+            "count as one port per node."
         )
     unknown_switches = sum(row.switch is None for row in nodes)
     if unknown_switches:
         notes.append(
-            f"The switch of {unknown_switches:,} of {len(nodes):,} nodes is not known: healthd fleet ingest --nodes."
+            f"The switch is unknown for {unknown_switches:,} of {len(nodes):,} nodes: run healthd fleet ingest --nodes."
         )
     return {
         **study.head("links", *notes),
@@ -133,7 +133,7 @@ def links(study: Study) -> Document:
 
 
 def count_episodes(sights: Iterable[Sighting]) -> dict[str, Counter[Port]]:
-    """Count episodes: kind -> port -> number. Sightings may be in any order. Pure."""
+    """Count the episodes of each port, by kind. Sightings may be in any order. Pure."""
     times: dict[tuple[str, Port], list[int]] = defaultdict(list)
     for row in sights:
         port = (row.cluster, row.node, row.subject or "")
@@ -200,9 +200,9 @@ def worst_ports(
 ) -> list[Row]:
     """Return ports with two or more episodes of a kind, least likely first. Pure.
 
-    p_value: given the number of all episodes, each port has a binomial share by its days (Przyborowski and Wilenski,
-    Biometrika 31, 1940); the probability of at least this many episodes. adjusted: over all ports of all kinds,
-    including those without an episode.
+    p_value: probability of at least this many episodes. Given the number of all episodes, each port has a binomial
+    share by its days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted: over all ports of all kinds, including
+    those without an episode.
     """
     rows: list[Row] = []
     tests = 0
@@ -236,9 +236,9 @@ def worst_ports(
 def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
     """Return switches whose nodes had an episode, least likely first. Pure; the draws have a fixed seed.
 
-    p_value: how often the same number of nodes, drawn from the whole cluster, exceeds its expected episodes by as many.
-    Nodes are drawn, so a single bad node is no evidence against its switch. Source: a bootstrap test by clusters (Efron
-    and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
+    p_value: how often the same number of nodes, drawn from the whole cluster, exceeds the expected episodes by as many.
+    Since nodes are drawn, a single bad node is no evidence against its switch. Source: a bootstrap test by clusters
+    (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
     """
     rows: list[Row] = []
     tests = 0
@@ -284,7 +284,7 @@ def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[
 def drawn_p_value(excesses: np.ndarray[Any, np.dtype[np.float64]], size: int, observed: float) -> float:
     """Return the probability that `size` of these numbers, drawn with replacement, sum to at least `observed`.
 
-    If few of the first draws reach it, many more are made.
+    If few of the first draws reach `observed`, many more draws are made.
     """
     if observed <= 0:
         return 1.0
@@ -341,5 +341,5 @@ def switch_events(sights: Iterable[Sighting], switch_by_node: Mapping[Node, str 
 
 
 def has_findings(links: Document) -> bool:
-    """Return True if a port or switch stands out, or several nodes of a switch lost links at once."""
+    """Return True if a port or switch stands out, or if several nodes of a switch lost links at once."""
     return bool(links["together"]) or any(row["outlier"] for row in (*links["ports"], *links["switches"]))

@@ -1,6 +1,6 @@
-"""The rank that holds up a stuck job, from the ranks' records of their NCCL collectives. Needs no store.
+"""The rank that holds up a stuck job, found from the ranks' records of their NCCL collectives. Needs no store.
 
-The rule is in healthd/fleet/collectives/waits.py, the input formats in files.py there.
+The rule is in healthd/fleet/collectives/waits.py; files.py in that package describes the input formats.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_WITHOUT_DUMP = 4096  # number of ranks to list
 
 
 def nccl(folder: str) -> Document:
-    """Return the document of `healthd fleet nccl`. Raises Unanswerable if the folder has no record of a rank.
+    """Return the document of `healthd fleet nccl`. Raises Unanswerable if the folder has no rank's records.
 
     kind: missing, network, memory, hang, mismatch, none. suspects: ranks. groups: [{group, collective, entered,
     missing, ...}]. failures: failed requests. hangs: ranks whose watchdog made no progress.
@@ -43,7 +43,7 @@ def nccl(folder: str) -> Document:
 
 
 def build_document(judgement: Judgement, read: files.Folder) -> Document:
-    """Return the document of a judgement. Pure."""
+    """Return the document for a judgement. Pure."""
     views = {view.rank: view for view in read.views}
     used_views = [view for rank, view in views.items() if rank not in judgement.unused_dumps]
     reasons = [_reason_row(blame, judgement, views) for blame in judgement.suspects]
@@ -143,20 +143,20 @@ def _notes(judgement: Judgement, read: files.Folder) -> list[str]:
     if judgement.ranks_without_view:
         notes.append(
             f"There is no record of {format_ranks(judgement.ranks_without_view)}. When a rank times out, PyTorch "
-            "writes a dump of every rank that is still alive: the others were dead by then, or their files were not "
-            "collected."
+            "writes a dump of every rank that is still alive. The other ranks were dead by then, or their files were "
+            "not collected."
         )
     if judgement.kind == "network" and any(
         not judgement.groups[stall.key.group].has_rank_order for stall in judgement.stalls
     ):
         notes.append(
-            "The members of these groups are not recorded: if a group has a rank without a record, that rank may be "
+            "The members of these groups are not recorded. If a group has a rank without a record, that rank may be "
             "the cause, not the network."
         )
     for rank, why in sorted(judgement.unused_dumps.items())[:MAX_NAMED]:
         notes.append(f"The dump of rank {rank} {why}; it is not used.")
     if len(judgement.unused_dumps) > MAX_NAMED:
-        notes.append(f"{len(judgement.unused_dumps) - MAX_NAMED:,} more dumps are not used for such reasons.")
+        notes.append(f"{len(judgement.unused_dumps) - MAX_NAMED:,} more dumps are not used for similar reasons.")
     notes += [f"{file_name(file.file)} {file.reason}." for file in read.unread[:MAX_NAMED]]
     if len(read.unread) > MAX_NAMED:
         notes.append(f"{len(read.unread) - MAX_NAMED:,} more files could not be used.")
@@ -166,7 +166,7 @@ def _notes(judgement: Judgement, read: files.Folder) -> list[str]:
             "all ranks are stuck in it."
         )
     if any(not view.version and not view.pairs for view in read.views if view.lanes):
-        notes.append("A watchdog log names only groups with a time-out; a dump has all groups.")
+        notes.append("A watchdog log names only groups with a time-out; a dump contains all groups.")
     return notes
 
 
@@ -180,7 +180,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def format_ranges(ranks: Sequence[int]) -> str:
-    """Format sorted ranks as "0-11, 13". Of more than 12 ranges only the first 10 are written."""
+    """Format sorted ranks as "0-11, 13". If there are more than 12 ranges, only the first 10 are written."""
     intervals: list[list[int]] = []
     for rank in ranks:
         if intervals and intervals[-1][1] == rank - 1:
@@ -188,5 +188,5 @@ def format_ranges(ranks: Sequence[int]) -> str:
         else:
             intervals.append([rank, rank])
     parts = [f"{first}" if first == last else f"{first}-{last}" for first, last in intervals]
-    more = f" and {len(parts) - 10} more stretches" if len(parts) > 12 else ""
+    more = f" and {len(parts) - 10} more ranges" if len(parts) > 12 else ""
     return ", ".join(parts[:10] if more else parts) + more

@@ -25,13 +25,13 @@ FAILURE_KINDS = (transport.MEMORY, transport.ADAPTER, transport.NETWORK, transpo
 
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Return a row for each kind of failed request, causes before consequences."""
+    """Return a row per kind of failed request, causes before consequences."""
     rows = [_failure_row(failure) for failure in failures]
     return sorted(rows, key=lambda row: _ORDER.index(row["source"]))
 
 
 def hang_rows(hangs: Sequence[Hang]) -> list[dict[str, Any]]:
-    """Return a row for each rank whose watchdog made no progress."""
+    """Return a row per rank whose watchdog made no progress."""
     longest: dict[int, Hang] = {}
     for hang in hangs:
         if hang.rank not in longest or hang.seconds > longest[hang.rank].seconds:
@@ -63,9 +63,9 @@ def _failure_row(failure: Failure) -> dict[str, Any]:
 
 
 def failure_kind(failures: Sequence[dict[str, Any]]) -> str:
-    """Return the source of the first failed request, one of FAILURE_KINDS, or "" for none.
+    """Return the source of the first failed request, one of FAILURE_KINDS, or "" if there is none.
 
-    A flushed request, and one without a more specific source, are "network".
+    A flushed request, or a request without a more specific source, counts as "network".
     """
     if not failures:
         return ""
@@ -74,13 +74,13 @@ def failure_kind(failures: Sequence[dict[str, Any]]) -> str:
 
 
 def hang_suspects(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
-    """Return the hanging ranks that are suspects. If all of several ranks hang, none is: they may all be waiting."""
+    """Return the hanging ranks that are suspects. If all of several ranks hang, none is, as they may all be waiting."""
     hanging = [row["rank"] for row in hangs]
     return [] if len(hanging) > 1 and len(hanging) >= ranks else hanging
 
 
 def failures_verdict(nccl: Document) -> str:
-    """Return what failed between which two ends, in one or two sentences."""
+    """Return one or two sentences on what failed and between which ends."""
     first = nccl["failures"][0]
     ends = f"{_local_end(first)} and {_remote_end(first)}"
     if first["source"] == transport.MEMORY:
@@ -102,23 +102,23 @@ def failures_verdict(nccl: Document) -> str:
 
 
 def hangs_verdict(nccl: Document) -> str:
-    """Return which ranks hang, in one or two sentences."""
+    """Return one or two sentences on which ranks hang."""
     hanging = [row["rank"] for row in nccl["hangs"]]
     names = ", ".join(map(str, hanging[:MAX_SHOWN])) + (", ..." if len(hanging) > MAX_SHOWN else "")
     if not nccl["suspects"]:
         return (
-            f"All {len(hanging)} ranks hang in calls of CUDA or NCCL according to their monitors (ranks {names}); the "
-            "rank that they wait for is not known."
+            f"All {len(hanging)} ranks hang in calls to CUDA or NCCL, according to their monitors (ranks {names}); the "
+            "rank that they wait for is unknown."
         )
     is_single = len(hanging) == 1
     return (
-        f"{'Rank' if is_single else 'Ranks'} {names} {'hangs' if is_single else 'hang'} in a call of CUDA or NCCL, or "
+        f"{'Rank' if is_single else 'Ranks'} {names} {'hangs' if is_single else 'hang'} in a call to CUDA or NCCL, or "
         f"{'waits' if is_single else 'wait'} for Python's lock: the watchdog made no progress."
     )
 
 
 def failure_sentence(row: Document) -> str:
-    """Return a failed request with both its ends as a sentence."""
+    """Return a sentence that describes a failed request and both ends."""
     times = f" ({row['count']:,} times)" if row["count"] > 1 else ""
     request = f"{row['request']}: " if row["request"] else ""
     vendor = f", vendor error {row['vendor_error']}" if row["vendor_error"] is not None else ""
@@ -126,7 +126,7 @@ def failure_sentence(row: Document) -> str:
 
 
 def hang_sentence(row: Document) -> str:
-    """Return which rank hangs and for how long, as a sentence."""
+    """Return a sentence on which rank hangs and for how long."""
     where = f" on {row['host']}" if row["host"] else ""
     since = f" for {row['seconds']:,} s" if row["seconds"] else ""
     stuck = f"PyTorch's NCCL watchdog made no progress{since}, and its monitor ended the process"
@@ -138,19 +138,19 @@ def failures_advice(nccl: Document) -> str:
     if source == transport.MEMORY:
         return (
             "Next: run the job once with NCCL_NET_GDR_LEVEL=LOC. If that helps, check GPUDirect RDMA on both ends: the "
-            "nvidia_peermem module or DMA-BUF, PCIe ACS and the IOMMU, and the limit of locked memory."
+            "nvidia_peermem module or DMA-BUF, PCIe ACS and the IOMMU, and the locked-memory limit."
         )
     if source == transport.FLUSHED:
-        return "Next: read the logs of the ranks at the other end, which have the first error."
+        return "Next: read the logs of the ranks at the other end, which contain the first error."
     return (
-        "Next: check whether the process at the other end ended first. If not: `healthd fleet links` for the ports and "
-        "switches between these two ends, and `healthd status` on both."
+        "Next: check whether the process at the other end ended first. If not, run `healthd fleet links` for the "
+        "ports and switches between these two ends, and `healthd status` on both."
     )
 
 
 def hangs_advice() -> str:
     return (
-        "Next: read the stack of such a process (`py-spy dump`, gdb) while it hangs, and run `healthd scan` on its "
+        "Next: read the stack of a hanging process (`py-spy dump`, gdb) and run `healthd scan` on its "
         "node's kernel log."
     )
 

@@ -1,4 +1,4 @@
-"""Failure rate of large jobs by their nodes, its uncertainty, and the resulting MTTF for a job of any size."""
+"""Rate at which nodes end large jobs, its uncertainty, and the resulting MTTF for a job of any size."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 
 MORE_THAN_GPUS = 128  # r_f covers jobs with more GPUs: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-GPUS_PER_NODE = 8  # if the store does not have it
+GPUS_PER_NODE = 8  # if the store does not contain it
 RATE_NODE_DAYS = 1000
 SIZES = tuple(2**power for power in range(3, 18))  # GPUs, 8 to 131,072: figure 7 of the paper
 SIZE_CLASSES = tuple(2**power for power in range(18))  # as in the query `states`
 DAY = 86400
-MAX_MTTF_SECONDS = 1000 * 365 * DAY  # a longer upper end of an interval is unbounded in practice
-# An attempt that failed in its first hour, after one that failed too, did not get past the fault or the start. For a
+MAX_MTTF_SECONDS = 1000 * 365 * DAY  # an interval whose upper end is longer is unbounded in practice
+# An attempt that failed in its first hour, after another that failed, did not get past the fault or the start. For a
 # job of 2,000 GPUs with independent failures (MTTF 14 h), 7 in 100 look like this by chance.
 LOOP_SECONDS = 3600
 
@@ -65,13 +65,14 @@ has_findings = document.no_findings
 def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: int = 0) -> Document:
     """Return failures, by_end, node_days, r_f (per 1000 node-days), interval, by_size, projection, ... (docs/json.md).
 
-    gpus_per_node: of the projection; 0: as measured on the large jobs. Raises Unanswerable without jobs.
+    gpus_per_node: used by the projection; 0 for the number measured on the large jobs. Raises Unanswerable without
+    jobs.
 
     Source: r_f is "all jobs using more than 128 GPUs that ended NODE_FAIL, or FAILED with a critical check in the last
     10 minutes or 5 minutes after", per node-day of runtime: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
-    healthd counts the jobs of `hardware_ends`, which are more: FAILED jobs with a degraded condition too, since the
-    paper's critical checks include links that healthd calls degraded; and jobs that healthd requeued for a fault, which
-    would otherwise have ended as FAILED or NODE_FAIL.
+    healthd counts the jobs in `hardware_ends`, which are more. They include FAILED jobs with a degraded condition,
+    since the paper's critical checks include links that healthd calls degraded, and jobs that healthd requeued for a
+    fault, which would otherwise have ended as FAILED or NODE_FAIL.
     """
     ran_jobs = load_ran_jobs(study, more_than_gpus)
     large_rate = ran_jobs.large_rate()
@@ -132,16 +133,16 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
         )
     if overall["placed"] < overall["failures"]:
         notes.append(
-            f"The node of {overall['failures'] - overall['placed']} of {overall['failures']} failures is not known: no "
-            "critical condition was seen, and Slurm set none of their nodes down."
+            f"The node is unknown for {overall['failures'] - overall['placed']} of {overall['failures']} failures: no "
+            "critical condition was seen, and Slurm set none of the jobs' nodes down."
         )
     clusters = study.query("rate_clusters", Cluster)
     if len(clusters) > 1:
-        notes.append(f"{len(clusters)} clusters are counted together; select one with --cluster.")
+        notes.append(f"{len(clusters)} clusters are counted together. Select one with --cluster.")
     return notes
 
 
-# --- pure functions of the rows
+# --- pure functions on the rows
 
 
 def totals(sums: Iterable[RunSums]) -> Row:
@@ -185,10 +186,10 @@ def _per_1000(estimate: Estimate) -> list[float] | None:
 
 
 def failure_spread(failures: Sequence[Failure], exposures: Iterable[Exposure], node_days: float) -> Spread:
-    """Distribute the failures over nodes, each with its failures and node-days.
+    """Distribute the failures over the nodes; return each node's failures and node-days.
 
-    Incidents without a known node are counted apart. So is a failure on a node without exposure (its job has no node
-    list).
+    Incidents without a known node are counted separately. So is a failure on a node without exposure (the job has no
+    node list).
     """
     days: dict[tuple[str, str], float] = {}
     for exposure in exposures:
@@ -214,11 +215,11 @@ def failure_spread(failures: Sequence[Failure], exposures: Iterable[Exposure], n
 def group_incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, int]]:
     """Group failures into incidents (cluster, node, failures).
 
-    Failures of one job that follow each other in a loop, each within LOOP_SECONDS of its start, are one incident. node:
-    None if unknown, or if there are several: a job that kills its nodes dies on another node each time.
+    Failures of one job that follow each other in a loop, each within LOOP_SECONDS of the start, are one incident. node
+    is None if it is unknown or there are several: a job that kills its nodes dies on a different node each time.
 
     Source: the crash loop of Kokolis, Kuchnik et al. (HPCA 2025), one job of 1,024 GPUs that NODE_FAILed and was
-    requeued 35 times. The rule for the end of a loop is healthd's.
+    requeued 35 times. The rule for when a loop ends is healthd's.
     """
     loops: list[list[Failure]] = []
     for failure in sorted(
@@ -242,9 +243,9 @@ def group_incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, 
 
 
 def by_size(ran: RanJobs, r_f: float | None) -> list[dict[str, Any]]:
-    """Return the measured rate of each size class, and the MTTF that r_f gives jobs with its mean number of nodes.
+    """Return the measured rate of each size class, and the MTTF from r_f for jobs with its mean number of nodes.
 
-    Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025): measured beside projected.
+    Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025): measured next to projected values.
     """
     rows = []
     for size in sorted({item.gpus_up_to for item in ran.sums}):
@@ -268,9 +269,9 @@ def by_size(ran: RanJobs, r_f: float | None) -> list[dict[str, Any]]:
 
 
 def projection(r_f: float | None, interval: Sequence[float] | None, gpus_per_node: int) -> list[dict[str, Any]]:
-    """Return the MTTF of a job of each of SIZES GPUs: [{gpus, nodes, mttf_seconds, interval_seconds}].
+    """Return the MTTF of a job for each size in SIZES: [{gpus, nodes, mttf_seconds, interval_seconds}].
 
-    A size of less than a node counts as one node.
+    A size below one node counts as one node.
     """
     rows = []
     for gpus in SIZES:
@@ -283,7 +284,7 @@ def projection(r_f: float | None, interval: Sequence[float] | None, gpus_per_nod
 def mttf_interval(
     r_f: float | None, interval: Sequence[float] | Interval | None, nodes: float | None
 ) -> tuple[float | None, list[float | None] | None]:
-    """Return MTTF = 1 / (N r_f) and its interval. None: r_f is 0 or unknown.
+    """Return MTTF = 1 / (N r_f) and its interval, or None if r_f is 0 or unknown.
 
     r_f is per 1000 node-days. The upper end is None if a rate of 0 is possible, or if it exceeds MAX_MTTF_SECONDS.
 

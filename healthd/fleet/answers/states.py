@@ -13,7 +13,7 @@ from healthd.fleet.statistics.spans import Span, intersect, merge, total_seconds
 from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import BIGINT, TEXT
 
-LARGE_GPUS = 512  # "512+ GPU jobs" of the paper
+LARGE_GPUS = 512  # "512+ GPU jobs" in the paper
 SERVER_GPUS = 8  # as in the paper's mix of job sizes
 
 
@@ -70,7 +70,7 @@ def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -
     """Return the document of `healthd fleet states`.
 
     by_state, by_size: jobs and GPU-seconds with their shares. infrastructure: jobs that nodes ended. use: utilisation
-    and goodput. split: the outcome of jobs of `large` GPUs or more before and after that time, None without one.
+    and goodput. split: the outcome of jobs of `large` or more GPUs before and after the split, or None without a split.
 
     Jobs are accounting records that ended in the requested period, with their whole runtime, including time before it.
     Each requeue is a record of its own. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680),
@@ -108,13 +108,13 @@ def _outcomes(study: Study, split: int, large: int) -> list[Outcome]:
 
 
 def by_state(ended: Iterable[EndedJobs]) -> list[Row]:
-    """Return the states, most GPU time first."""
+    """Return the states, those with the most GPU time first."""
     rows = with_shares(_sums_by(ended, "state"))
     return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
 
 
 def by_size(ended: Iterable[EndedJobs]) -> list[Row]:
-    """Return the size classes, smallest first, each with its states and the jobs that nodes ended."""
+    """Return the size classes, smallest first, with the states of their jobs and the jobs that nodes ended."""
     ended_rows = list(ended)
     rows = []
     for row in with_shares(_sums_by(ended_rows, "gpus_up_to")):
@@ -133,7 +133,7 @@ def by_size(ended: Iterable[EndedJobs]) -> list[Row]:
 def infrastructure(ended: Iterable[EndedJobs]) -> Row:
     """Return the jobs that nodes ended (`hardware_ends`): their share of jobs, runtime and GPU time.
 
-    The whole runtime of these jobs counts; `goodput` estimates which part was lost.
+    The whole runtime of these jobs counts; `goodput` estimates how much of it was lost.
     """
     ended_rows = list(ended)
     total = _sums(ended_rows)
@@ -156,7 +156,7 @@ def infrastructure(ended: Iterable[EndedJobs]) -> Row:
 
 
 def size_mix(ended: Iterable[EndedJobs]) -> Row:
-    """Return the shares of jobs with one GPU, with up to 8, and with 256 or more, among all jobs with GPUs."""
+    """Return the shares of jobs with one GPU, with at most 8, and with 256 or more, among all jobs with GPUs."""
     gpu_rows = [row for row in ended if row.gpus_up_to]
     jobs, gpu_seconds = sum(row.jobs for row in gpu_rows), sum(row.gpu_seconds for row in gpu_rows)
 
@@ -183,18 +183,18 @@ def gpu_use(
     lost_gpu_seconds: float,
     jobs: int,
 ) -> Row:
-    """Return utilisation, goodput, normalised goodput and jobs per day. None if nothing is available.
+    """Return utilisation, goodput, normalised goodput and jobs per day. A value is None if nothing is available.
 
         utilisation         used GPU-seconds / available GPU-seconds
         goodput             (used GPU-seconds - lost) / seconds: GPUs whose work was kept
         normalised_goodput  goodput / available GPUs, the maximum possible
 
     available_gpu_seconds: available GPU-seconds of the known time. known_seconds: the longest known time of a cluster.
-    jobs: jobs that ended.
+    jobs: number of jobs that ended.
 
     Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
     the section on metrics of Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work;
-    healthd takes all work except that repeated because nodes or pre-emptions ended a job.
+    healthd takes all work except work that was repeated because a node or a pre-emption ended a job.
     """
     normalised = share(max(used_gpu_seconds - lost_gpu_seconds, 0.0), available_gpu_seconds)
     return {
@@ -224,7 +224,7 @@ def with_shares(rows: list[Row]) -> list[Row]:
 
 
 def outcomes(rows: Sequence[Outcome], split_time: int, large: int) -> Row:
-    """Return the shares of large jobs that completed and that nodes ended, before and after; with 95 % intervals."""
+    """Return the shares of large jobs that completed and that nodes ended, before and after, with 95 % intervals."""
     before, after = ([row for row in rows if row.after is is_after] for is_after in (False, True))
     sides = [_outcome(side) for side in (before, after)]
     return {
@@ -255,10 +255,10 @@ def _share_row(jobs: int, total: int) -> Row:
 
 
 def share_difference(before: Row, after: Row) -> Row:
-    """Return the second share minus the first with its 95 % interval; None if either is unknown.
+    """Return the second share minus the first with its 95 % interval, or None if either is unknown.
 
     Source: method 10 of Newcombe, "Interval estimation for the difference between independent proportions", Statistics
-    in Medicine 17 (1998), of two intervals by Wilson.
+    in Medicine 17 (1998), from two Wilson intervals.
     """
     if before["share"] is None or after["share"] is None:
         return {"difference": None, "interval": None}
@@ -288,7 +288,7 @@ def _sums_by(rows: Iterable[EndedJobs | Outcome], key: str, sums: Sequence[str] 
 
 
 def _gpu_use_row(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
-    """Return the use of the GPUs, and for each cluster the share of the period without job records."""
+    """Return the use of the GPUs, and the share of the period without job records for each cluster."""
     read_spans: dict[str, list[Span]] = {}
     for row in study.query("states_read_periods", ReadPeriod):
         read_spans.setdefault(row.cluster, []).append((row.from_time, row.to_time))
@@ -322,12 +322,12 @@ def _notes(study: Study, ended: Sequence[EndedJobs], use: Row, unread: dict[str,
     if without:
         found.append(
             f"{plural(without, 'job')} never started, or {'has' if without == 1 else 'have'} an unknown number of "
-            "GPUs: counted as jobs, without GPU time."
+            "GPUs; counted as jobs without GPU time."
         )
     if use["nodes_without_gpus"]:
         found.append(
-            f"The number of GPUs of {plural(use['nodes_without_gpus'], 'node')} is not known (healthd fleet ingest "
-            "--nodes): they are excluded from the utilisation."
+            f"The number of GPUs of {plural(use['nodes_without_gpus'], 'node')} is unknown (run healthd fleet ingest "
+            "--nodes); these are excluded from the utilisation."
         )
     for cluster, missing in unread.items():
         if missing >= 0.0005:

@@ -1,7 +1,7 @@
-"""A store opened for one period and one choice of jobs and nodes, for the queries of the answers.
+"""A store opened for one period and one selection of jobs and nodes, used by the queries of the answers.
 
-The SQL of an answer reads the store's tables and the queries (both whole), and the choice: `chosen_jobs` (with their
-size class `gpus_up_to`) and `chosen_nodes`. Expensive tables are computed once for all answers.
+The SQL of an answer reads the store's tables and the queries (both unfiltered) and the selection: `chosen_jobs` (with
+the size class `gpus_up_to`) and `chosen_nodes`. Expensive tables are computed once for all answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FILLED_BY = {
     "failures": "--failures",
     "scraped_conditions": "--prometheus",
 }
-# The names that each choice may have; a list with commas has several.
+# The names allowed for each choice. A comma-separated list contains several names.
 _CHOICE_NAMES_SQL = {
     "cluster": "SELECT cluster AS name FROM jobs UNION SELECT cluster FROM events UNION SELECT cluster FROM nodes "
     "UNION SELECT cluster FROM node_states UNION SELECT cluster FROM failures",
@@ -52,14 +52,14 @@ _ALL_NODES_SQL = " UNION ".join(
     f"SELECT cluster, node FROM {table} WHERE node IS NOT NULL AND cluster <> ''"
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
-# These are as long and wide as the store's own table; a view reads only the columns that a query needs.
+# These are as large as the store's own table. As views, they read only the columns that a query needs.
 _UNMATERIALIZED = ("lines", "job_node_days", "rate_jobs")
-# Tables that a study has in addition to the queries, or that an answer adds.
+# Tables that a study has in addition to the queries or that an answer adds.
 STUDY_TABLES = (
     *("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times"),
     *("named_nodes", "named_checks"),
 )
-MAX_HINT_LENGTH = 400  # characters of suggested names
+MAX_HINT_LENGTH = 400  # characters in suggested names
 
 
 class ChosenNode(NamedTuple):
@@ -86,11 +86,11 @@ class ObservedShare(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Choice of jobs and nodes; "" = all.
+    """Selection of jobs and nodes; "" selects all.
 
-    partition      its jobs (of several partitions of a job, one must match), and its nodes
-    account        its jobs, and nodes that one of them ran on
-    model, switch  nodes with that GPU model or behind that switch; jobs that ran at least partly on such a node
+    partition      jobs in the partition (one of a job's partitions must match) and its nodes
+    account        the account's jobs, and nodes that one of them ran on
+    model, switch  nodes with that GPU model or behind that switch, and jobs that ran at least partly on such a node
     """
 
     cluster: str = ""
@@ -112,7 +112,7 @@ class Study:
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, choice: Choice | None = None) -> None:
-        """Raises WrongChoice for a name that does not occur in the store."""
+        """Open the study. Raises WrongChoice for a name that does not occur in the store."""
         self.from_time, self.to_time, self.choice = from_time, to_time, choice or Choice()
         self.database = database
         self._computed: set[str] = set()
@@ -137,7 +137,7 @@ class Study:
         result = self.database.rows(engine.strip_semicolon(query_file.sql))
         fields = getattr(row, "_fields", ())
         if result.columns != fields:
-            raise TypeError(f"{name}.sql has the columns {result.columns}, {row.__name__} the fields {fields}")
+            raise TypeError(f"{name}.sql has the columns {result.columns}, but {row.__name__} has the fields {fields}")
         return [row(*values) for values in result.rows]
 
     def compute_tables(self, *names: str) -> None:
@@ -146,7 +146,7 @@ class Study:
             self._compute(_with_dependencies(name))
 
     def add_table(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
-        """Create a table from rows in Python. columns: name -> type, at least one."""
+        """Create a table from Python rows. columns: type of each column by name; at least one."""
         values_sql = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
         names = ", ".join(columns)
         typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
@@ -165,7 +165,7 @@ class Study:
         return bool(self.database.rows(f"SELECT 1 AS one FROM {table} LIMIT 1").rows)
 
     def unchosen_node_notes(self, nodes: Iterable[tuple[str, str | None]], noun: str) -> list[str]:
-        """Return a note on how many of these (cluster, node) were not chosen. noun: a noun for them."""
+        """Return a note on how many of these (cluster, node) pairs were not chosen. noun: what the pairs stand for."""
         if not (self.choice.model or self.choice.switch):
             return []
         chosen = set(self.query("chosen_node_names", ChosenNode))
@@ -174,8 +174,8 @@ class Study:
         if not outside:
             return []
         return [
-            f"{outside:,} of these {len(located):,} {noun} were on nodes that were not chosen: a job is chosen whole "
-            "if any of its nodes is."
+            f"{outside:,} of these {len(located):,} {noun} were on nodes that were not selected: a whole job is "
+            "selected if any of its nodes is selected."
         ]
 
     def head(self, name: str, *notes: str) -> Document:
@@ -190,7 +190,7 @@ class Study:
             for row in self.query("jobs_known", JobsCoverage):
                 if self.choice.cluster in ("", row.cluster) and row.known_until < self.to_time - 1:
                     cluster_text, until = row.cluster or "the cluster", format_time(row.known_until)
-                    notes.append(f"The store has the jobs of {cluster_text} only until {until}.")
+                    notes.append(f"The store contains the jobs of {cluster_text} only until {until}.")
         if "events" in tables:
             (observed,) = self.query("observed_share", ObservedShare)
             observed_fraction = share(observed.observed_seconds, observed.seconds)
@@ -201,7 +201,7 @@ class Study:
                 )
             if observed.step_seconds is not None:
                 step = f"every {observed.step_seconds} s at most"
-                notes.append(f"Prometheus scraped {step}: shorter conditions are missing.")
+                notes.append(f"Prometheus scraped {step}, so shorter conditions are missing.")
         return notes
 
     # --- internals
@@ -217,7 +217,7 @@ class Study:
         for query_file in queries:
             if query_file.name not in self._computed:
                 self._set_parameters(query_file.parameters)
-                # A table has no order, and sorting the 2.7 million runs of 4 million jobs took a sixth of their time.
+                # A table has no order, and sorting the 2.7 million runs of 4 million jobs took a sixth of the time.
                 ordered = engine.strip_semicolon(query_file.sql)
                 sql = ordered.rpartition("\nORDER BY ")[0] or ordered
                 create = self.database.view if query_file.name in _UNMATERIALIZED else self.database.table
@@ -315,7 +315,7 @@ def open_study(
 
 
 def table_files(snapshot: store.Snapshot) -> engine.Files:
-    """Return table -> its files, of a store that is open for reading."""
+    """Return the files of each table in a store that is open for reading."""
     return {table: snapshot.files(table) for table in TABLES}
 
 
@@ -327,7 +327,7 @@ def _answer_queries() -> dict[str, Query]:
 
 @cache
 def _with_dependencies(name: str) -> tuple[Query, ...]:
-    """Return the queries that a query reads, and itself last. Their SQL has passed the lint."""
+    """Return the queries that a query reads, followed by the query itself. Their SQL has passed the lint."""
     return tuple(with_dependencies(_answer_queries()[name], _answer_queries(), STUDY_TABLES))
 
 
@@ -341,7 +341,7 @@ def _ran_on_node_condition(condition: str) -> str:
 
 
 def _in_list_condition(column: str, name: str) -> str:
-    """Return the SQL condition that a name is in a list with commas."""
+    """Return the SQL condition that a name is in a comma-separated list."""
     padded = f"',' || {column} || ','"
     return f"replace({padded}, {literal(f',{name},')}, '') <> {padded}"
 

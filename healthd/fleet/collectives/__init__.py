@@ -1,1 +1,1 @@
-"""Collectives of a stuck job: the records of each rank, and the rank that the others wait for."""
+"""Collectives in a stuck job: each rank's records, and the rank that the others wait for."""

@@ -1,9 +1,9 @@
-"""Parser of dumps of PyTorch's flight recorder (plain data). Pure.
+"""Parser for PyTorch flight recorder dumps (plain data). Pure.
 
-The format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump). `entries`: one
-ring buffer over all groups, in the order in which they were entered. `pg_config`: the groups of this rank. `pg_status`:
-the last sequence numbers, by the number of a group on this rank (`pg_id`). A dump of active operations has no completed
-entry.
+The format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump). `entries` is
+one ring buffer over all groups, in the order of entry. `pg_config` lists this rank's groups. `pg_status` contains
+the last sequence numbers, by the group's number on this rank (`pg_id`). A dump of active operations has no completed
+entries.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from healthd.common.text import is_decimal, regex
 from healthd.fleet.collectives.rank_view import Dtypes, Lane, Membership, Numel, Operation, Pair, Progress, RankView
 
 MAX_RANKS = 1 << 17
-MAX_MEMBERS = 1 << 22  # over all groups of a dump
+MAX_MEMBERS = 1 << 22  # over all groups in a dump
 MAX_ELEMENTS = 1 << 63
 MAX_WAITING, MAX_DONE = 32, 4  # operations kept per lane, to find differences between ranks
 _POINT_TO_POINT = regex(r"(?:send (\d{1,7})->(\d{1,7})|recv (\d{1,7})<-(\d{1,7}))")
@@ -31,7 +31,7 @@ class InvalidDump(HealthdError):
 
 
 class _ParsedEntry(NamedTuple):
-    """A parsed entry. pair: of a send or a receive. is_batch: "coalesced", the batch that contains sends."""
+    """A parsed entry. pair: set for a send or receive. is_batch: "coalesced", the batch that contains sends."""
 
     entry: Entry
     group: str
@@ -43,22 +43,22 @@ class _ParsedEntry(NamedTuple):
 
 
 def parse_dump(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] | None = None) -> RankView:
-    """Return the view of the rank that wrote this dump; the rank is usually not recorded: -1. Raises InvalidDump.
+    """Return the view of the rank that wrote this dump. The rank is usually not recorded (-1). Raises InvalidDump.
 
-    texts: cache of parsed lists of ranks, which are the same in all dumps of a folder.
+    texts: cache of parsed lists of ranks, which are the same in all dumps in a folder.
     """
     parts = dump if isinstance(dump, Mapping) else {"entries": dump}
     entries = parts.get("entries", [])
     if not {"entries", "pg_config", "pg_status"} & set(parts) or not isinstance(entries, list):
-        raise InvalidDump("has no entries of a flight recorder")
+        raise InvalidDump("has no flight recorder entries")
     try:
         return _build_view(parts, entries, source, {} if texts is None else texts)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-        raise InvalidDump("has invalid entries of a flight recorder") from None
+        raise InvalidDump("has invalid flight recorder entries") from None
 
 
 def possible_ranks(view: RankView) -> frozenset[int] | None:
-    """Return the ranks that are in all groups of this dump, one of which wrote it. None: it names no groups."""
+    """Return the ranks in all groups of this dump, one of which wrote it, or None if it names no groups."""
     rank_sets = {group.ranks for group in view.groups.values() if group.ranks}
     return frozenset.intersection(*map(frozenset, rank_sets)) if rank_sets else None
 
@@ -106,7 +106,7 @@ def _parse_entry(entry: Entry, index: int) -> _ParsedEntry:
 
 
 def _group_name(entry: Entry) -> tuple[str, str]:
-    """Return the name and description of an entry's group; the first versions have the name alone, or a number."""
+    """Return the name and description of an entry's group; the first versions have only the name or a number."""
     group_field = entry.get("process_group", entry.get("pg_name", entry.get("pg_id", "")))
     if isinstance(group_field, (tuple, list)):
         return str(group_field[0]), str(group_field[1]) if len(group_field) > 1 else ""
@@ -129,7 +129,7 @@ def _groups(config: Any, texts: dict[str, tuple[int, ...] | None]) -> dict[str, 
 
 
 def _ranks(recorded: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    """Parse "[0, 1, 2]", or a list."""
+    """Parse "[0, 1, 2]" or a list."""
     if isinstance(recorded, (list, tuple)):
         if len(recorded) > MAX_RANKS or any(_count(rank) >= MAX_RANKS for rank in recorded):
             raise ValueError(len(recorded))
@@ -146,7 +146,7 @@ def _progress(status: Any, read: Iterable[_ParsedEntry], groups: Mapping[str, Me
     """Return the progress of the groups whose number is known.
 
     The number comes from an entry, or from the position: both lists are in the order in which this rank created its
-    groups, if there are as many numbers as groups and no entry contradicts.
+    groups, if there are as many numbers as groups and no entry contradicts this.
     """
     if not isinstance(status, Mapping):
         return {}
@@ -167,7 +167,7 @@ def _group_progress(group_status: Entry) -> Progress | None:
     entered, started, done = (
         _whole(int(group_status.get(f"last_{stage}_collective", -1))) for stage in ("enqueued", "started", "completed")
     )
-    if done > entered:  # some versions left them uninitialised
+    if done > entered:  # some versions left the values uninitialised
         return None
     return Progress(entered, done, started if done <= started <= entered else -1)
 
@@ -201,7 +201,7 @@ def _collectives(result: RankView, read: Iterable[_ParsedEntry]) -> None:
 def _pairs(result: RankView, read: Iterable[_ParsedEntry]) -> None:
     """Add the pending sends and receives.
 
-    A send in a batch (batch_isend_irecv) has the number of its batch and is never marked completed; its batch is.
+    A send in a batch (batch_isend_irecv) has the number of its batch and is never marked completed; only the batch is.
     """
     batches: dict[tuple[str, int], bool] = {}
     batch_sizes: dict[tuple[str, int], int] = {}
@@ -236,7 +236,7 @@ def _operation(parsed: _ParsedEntry) -> Operation:
 
 
 def _numel(sizes: Any) -> int:
-    """Return the number of elements. Raises ValueError for more than a tensor can have: such text would be too long."""
+    """Return the number of elements. Raises ValueError for more than a tensor can have, as text would be too long."""
     total = 0
     for size in sizes:
         elements = 1

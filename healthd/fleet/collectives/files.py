@@ -1,4 +1,4 @@
-"""Files of a folder with dumps or logs of ranks: the kind and rank of each, and which could not be read."""
+"""Files in a folder with ranks' dumps or logs: the kind and rank of each, and the files that could not be read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from healthd.fleet.collectives.dump import InvalidDump, parse_dump, possible_ran
 from healthd.fleet.collectives.rank_log import Failure, Hang, RankLog
 from healthd.fleet.collectives.rank_view import RankView
 
-MAX_DUMP_BYTES = 256 << 20  # per dump: 20,000 entries with their stacks have 50 MiB
+MAX_DUMP_BYTES = 256 << 20  # per dump; 20,000 entries with their stacks take 50 MiB
 MAX_LOG_BYTES = 4 << 30
 MAX_FILES = 200_000
-MAX_DEPTH = 4  # levels below the given folder: some sites collect one folder per host
+MAX_DEPTH = 4  # levels below the given folder; some sites collect one folder per host
 HEAD_BYTES = 4096
 MAX_LINE_BYTES = 1 << 16
 
@@ -34,7 +34,7 @@ _NUMBERED = regex(r"([A-Za-z]{0,64})[\-_.=]{0,8}(\d+)")  # a number, and the wor
 _MAX_RANK_DIGITS = 7
 _OTHER_NUMBER_WORDS = frozenset(("node", "host", "job", "attempt"))  # words before numbers that are not ranks
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|log|txt|out|err|gz|xz|bz2|bin|dump|trace)$")
-# Words in file names of dumps that are not a host name; PyTorch's own: nccl_trace_rank_, comm_lib_trace_rank_.
+# Words in dump file names that are not host names. PyTorch's own names: nccl_trace_rank_, comm_lib_trace_rank_.
 _NOT_HOST_WORDS = frozenset(
     (
         *("nccl", "comm", "comms", "lib", "torch", "pytorch", "distributed", "cuda", "fr", "flight", "recorder"),
@@ -46,7 +46,7 @@ _HOST = regex(r"[A-Za-z][A-Za-z0-9]*(?:[.-][A-Za-z0-9]+)*")
 
 
 class UnreadFile(NamedTuple):
-    """A file, named relative to the folder, and why it was not used: a sentence without a full stop."""
+    """A file, named relative to the folder, and why it was not used, as a sentence without a full stop."""
 
     file: str
     reason: str
@@ -58,7 +58,7 @@ class UnusableFolder(HealthdError):
 
 @dataclass(slots=True)
 class Folder:
-    """Contents of a folder. views: one per rank. failures, hangs: of all logs. other_files: unrelated files."""
+    """Contents of a folder. views: one per rank. failures, hangs: from all logs. other_files: unrelated files."""
 
     views: list[RankView]
     unread: list[UnreadFile]
@@ -68,14 +68,14 @@ class Folder:
 
 
 def read(folder: str) -> Folder:
-    """Read all ranks of a folder. Raises UnusableFolder."""
+    """Read all ranks in a folder. Raises UnusableFolder."""
     with _garbage_collection_disabled():
         return _read_folder(folder)
 
 
 @contextmanager
 def _garbage_collection_disabled() -> Iterator[None]:
-    """Disable the garbage collector: a dump has ten thousand small dicts without cycles, and would trigger it 100
+    """Disable the garbage collector, since a dump has ten thousand small dicts without cycles and would trigger it 100
     times.
     """
     was = gc.isenabled()
@@ -146,7 +146,7 @@ def _read_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -
         first = head.lstrip()
         if head[:1] == b"\x80" or first.startswith((b"{", b"[{")):
             if status.st_size > MAX_DUMP_BYTES:
-                raise InvalidDump(f"has {status.st_size:,} bytes; dumps of more than {MAX_DUMP_BYTES:,} are not read")
+                raise InvalidDump(f"has {status.st_size:,} bytes; dumps larger than {MAX_DUMP_BYTES:,} are not read")
             data = head + file.read(MAX_DUMP_BYTES)
             dump_view = parse_dump(load_plain(data) if head[:1] == b"\x80" else _json(data), name, texts)
             dump_view.host = _host_name(name)
@@ -155,9 +155,9 @@ def _read_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -
                 dump_view.rank = next(iter(possible))
             return RankLog([dump_view])
         if status.st_size > MAX_LOG_BYTES:
-            raise InvalidDump(f"has {status.st_size:,} bytes; logs of more than {MAX_LOG_BYTES:,} are not read")
+            raise InvalidDump(f"has {status.st_size:,} bytes; logs larger than {MAX_LOG_BYTES:,} are not read")
         if not any(head) and status.st_blocks * 512 < status.st_size // 2:
-            raise InvalidDump("has holes instead of content")
+            raise InvalidDump("has holes instead of data")
         file.seek(0)
         labelled, numbers = (
             _labelled_numbers(name),
@@ -191,16 +191,16 @@ def _json(data: bytes) -> Any:
 
 
 def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list[UnreadFile]) -> None:
-    """Set the ranks of dumps that do not record theirs, from one position in all file names.
+    """Set the ranks of dumps that do not record them, from the same position in all file names.
 
-    That is the number after "rank" if all names have one. Otherwise it is the number (not a host's) that differs most
-    between the files, then one that yields ranks from 0 on, then the last one. known_ranks: ranks that are known
+    The rank is the number after "rank" if all names have one. Otherwise it is the number (not a host's) that differs
+    most between the files, then one that yields ranks from 0, then the last one. known_ranks: ranks that are known
     already.
     """
     possible = [possible_ranks(dump_view) for dump_view in views]
 
     def ranks(numbers: Sequence[Sequence[int | None]], position: int) -> list[int | None]:
-        """Return the number at this position of each file name, or None if it is not a rank of the file's groups."""
+        """Return the number at this position in each file name, or None if it is not a rank in the file's groups."""
         found = []
         for file_numbers, allowed in zip(numbers, possible, strict=True):
             number = file_numbers[position] if -len(file_numbers) <= position < len(file_numbers) else None
@@ -242,7 +242,7 @@ def _positions(numbers: Sequence[Sequence[int | None]]) -> list[int]:
 
 
 def _is_host_number(views: Sequence[RankView], position: int) -> bool:
-    """Return True if in most names the word before this number is a host's, or another word that precedes no rank."""
+    """Return True if the word before this number is, in most names, a host's or another word that precedes no rank."""
     count = 0
     for dump_view in views:
         preceding_words = [
@@ -256,8 +256,8 @@ def _is_host_number(views: Sequence[RankView], position: int) -> bool:
 def _require_global_ranks(folder: str, named_views: Sequence[RankView], known_ranks: set[int]) -> None:
     """Raise UnusableFolder if file names contain local ranks.
 
-    Dumps of one rank by their names, from the same time, in different folders, while other ranks have none, are for
-    example of the first GPU of each node. Their global ranks are unknown.
+    If, according to their names, dumps in different folders belong to one rank and the same time while other ranks have
+    none, they are for example from the first GPU on each node. Their global ranks are unknown.
     """
     members = {rank for dump_view in named_views for group in dump_view.groups.values() for rank in group.ranks or ()}
     first_by_rank: dict[int, RankView] = {}
@@ -270,8 +270,8 @@ def _require_global_ranks(folder: str, named_views: Sequence[RankView], known_ra
         if earlier is not dump_view and is_simultaneous and is_separate:
             raise UnusableFolder(
                 f"{folder}: {earlier.source} and {dump_view.source} both have rank {dump_view.rank} in their names, "
-                f"and {len(members - known_ranks):,} other ranks have no file: name each file by the global rank of "
-                "the job, not by the local rank of its node"
+                f"and {len(members - known_ranks):,} other ranks have no file; name each file by the global rank in "
+                "the job, not by the local rank on its node"
             )
 
 
@@ -281,7 +281,7 @@ def _labelled_numbers(name: str) -> list[int]:
 
 
 def _numbers(name: str) -> list[int | None]:
-    """Return all numbers in a file's name; None for one that cannot be a rank: a date, a time."""
+    """Return all numbers in a file's name, with None for a number that cannot be a rank (a date or time)."""
     found = _NUMBERED.findall(_strip_endings(os.path.basename(name)))
     return [int(number) if len(number) <= _MAX_RANK_DIGITS else None for _, number in found]
 
@@ -306,7 +306,7 @@ def _host_name(name: str) -> str:
 
 
 def _newest_per_rank(views: list[RankView], unread: list[UnreadFile]) -> list[RankView]:
-    """Keep one view per rank: a dump before a log, then the newest.
+    """Keep one view per rank, preferring a dump to a log, then the newest.
 
     A process may restart, or write both a log and a dump.
     """
@@ -314,6 +314,8 @@ def _newest_per_rank(views: list[RankView], unread: list[UnreadFile]) -> list[Ra
     for rank_view in sorted(views, key=lambda view: (bool(view.version or view.pairs), view.last_ns, view.source)):
         older = best.get(rank_view.rank)
         if older is not None and older.source != rank_view.source:
-            unread.append(UnreadFile(older.source, f"is of rank {rank_view.rank} too, but {rank_view.source} is newer"))
+            unread.append(
+                UnreadFile(older.source, f"is also from rank {rank_view.rank}, but {rank_view.source} is newer")
+            )
         best[rank_view.rank] = rank_view
     return [best[rank] for rank in sorted(best)]

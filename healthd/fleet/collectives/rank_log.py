@@ -1,6 +1,6 @@
-"""Parser of logs of ranks: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL. Pure.
+"""Parser for ranks' logs: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL. Pure.
 
-Lines of PyTorch (ProcessGroupNCCL.cpp) over the versions:
+PyTorch's lines (ProcessGroupNCCL.cpp), by version:
 
     [E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=469508,
         OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1802212 milliseconds before timing out.          (1.13)
@@ -14,10 +14,10 @@ Lines of PyTorch (ProcessGroupNCCL.cpp) over the versions:
         info. Last enqueued NCCL work: 56116, last completed NCCL work: 56116.                          (2.6 on)
 
 "[rank2]:" is the global rank, "[Rank 2]" the rank in the group; before 2.3 only the latter is printed. NCCL numbers the
-operations of a communicator (opCount, hexadecimal) and logs when each was entered, never when it was done.
+operations of a communicator (opCount, hexadecimal) and logs when each was entered, never when it completed.
 
-A second thread of PyTorch monitors the watchdog (2.2 on). It ends a process whose watchdog made no progress because it
-hangs in a call of CUDA or NCCL, or waits for Python's lock:
+A second PyTorch thread monitors the watchdog (from 2.2). It ends a process whose watchdog made no progress because it
+hangs in a call to CUDA or NCCL, or waits for Python's lock:
 
     [rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 1] ... ProcessGroupNCCL's watchdog got stuck for 600 seconds
         without making progress in monitoring enqueued collectives. ...
@@ -35,7 +35,7 @@ from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, RankView
 from healthd.fleet.collectives.transport import FailedRequest
 
-NO_COMPLETE_HISTORY_NS = 1 << 62  # it is unknown from when on a log is complete
+NO_COMPLETE_HISTORY_NS = 1 << 62  # it is unknown from which time a log is complete
 _GLOBAL_RANK = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
 _GROUP_RANK = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
 _PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")
@@ -70,7 +70,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Communicator:
-    """A communicator of one process. rank: its rank there; ranks: the number of ranks; -1: unknown."""
+    """A communicator of one process. rank: the process's rank in it. ranks: number of ranks. -1 if unknown."""
 
     rank: int = -1
     ranks: int = -1
@@ -92,7 +92,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Hang:
-    """A rank whose watchdog made no progress. seconds: duration; 0 if the log does not have it."""
+    """A rank whose watchdog made no progress. seconds: duration, 0 if the log does not contain it."""
 
     rank: int
     host: str
@@ -121,9 +121,9 @@ class _Process:
 def parse_views(
     lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
 ) -> list[RankView]:
-    """Return the views of the ranks in one log. Ranks without such lines have none.
+    """Return the views of the ranks in one log. Ranks without such lines have no view.
 
-    rank: the rank in the log's name, for lines without one. number: another number in its name, as a last resort.
+    rank: rank in the log's name, for lines without one. number: another number in the name, as a last resort.
     """
     return parse_log(lines, source, host, rank, number).views
 
@@ -155,7 +155,7 @@ def parse_log(
 
 
 def _process_rank(process: _Process | None, rank: int | None, number: int | None) -> int:
-    """Return the rank of a process from its communicators, else from the log's name; -1 if neither has it."""
+    """Return the rank of a process from its communicators, else from the log's name, or -1 if neither has it."""
     comms = process.comms.values() if process is not None else ()
     widest = max(comms, key=lambda comm: comm.ranks, default=_Communicator())
     candidates = (
@@ -185,7 +185,7 @@ def _record_hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank
 
 
 def _rank_in(line: str, rank: int | None) -> int | None:
-    """Return the rank of a watchdog line: the global one, else that of the log's name, else the one in the group."""
+    """Return a watchdog line's rank: the global rank, else the rank in the log's name, else the rank in the group."""
     global_rank, group_rank = _GLOBAL_RANK.search(line), _GROUP_RANK.search(line)
     if global_rank is not None:
         return int(global_rank.group(1))
@@ -249,7 +249,7 @@ def _parse_nccl_line(
 
 
 def _build_view(process: _Process, source: str, number: int | None) -> RankView:
-    if process.unplaced and not process.groups:  # before 2.3: no line names its group
+    if process.unplaced and not process.groups:  # before 2.3, no line names its group
         process.groups["default_pg"] = _Group(
             "default_pg",
             None,

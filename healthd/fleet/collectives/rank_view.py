@@ -1,7 +1,7 @@
 """Records of one rank's collectives, in one form for flight recorder dumps and logs.
 
 A lane contains operations that run in order: the collectives of one process group on one rank. Sends and receives run
-concurrently with them, and are ordered only between two ranks.
+concurrently with these and are ordered only between two ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Operation(NamedTuple):
     sequence       number within its lane, assigned by PyTorch
     order          position among all operations of this rank, over all lanes
     name           all_reduce, broadcast, send, ... (without "nccl:")
-    numel, dtypes  of input and output; () if not recorded
-    created_ns     when it was entered, epoch; 0: unknown
+    numel, dtypes  of the input and output; () if not recorded
+    created_ns     when it was entered (epoch), 0 if unknown
     started        True if its GPU is known to have reached it (only with TORCH_NCCL_ENABLE_TIMING)
     """
 
@@ -38,9 +38,9 @@ class Lane:
     """State of a lane.
 
     entered          the highest sequence number that was entered
-    first            the first operation that is not done; None: all entered operations are done
-    operations       sequence -> operation, for the first pending ones and the last ones
-    has_completions  False: from a log without completions; `first` is then the last one entered
+    first            the first operation that is not done, None if all entered operations are done
+    operations       first pending and last operations, by sequence
+    has_completions  False for a log without completions; `first` is then the last operation entered
     """
 
     entered: int
@@ -49,14 +49,14 @@ class Lane:
     has_completions: bool = True
 
     def has_finished(self, sequence: int) -> bool:
-        """Return True if this rank finished the operation: the collectives of a group run in order, on one stream."""
+        """Return True if this rank finished the operation. A group's collectives run in order, on one stream."""
         return (
             self.has_completions and self.entered >= sequence and (self.first is None or self.first.sequence > sequence)
         )
 
 
 class Membership(NamedTuple):
-    """A process group in the records of one rank. ranks: global, in the order of their group ranks; None: unknown."""
+    """A process group in one rank's records. ranks: global ranks in the order of their group ranks, None if unknown."""
 
     name: str
     description: str
@@ -72,7 +72,7 @@ class Pair(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Last sequence numbers of a group, of collectives or of sends and receives, whichever was last. started: -1 if
+    """A group's last sequence numbers, for collectives or for sends and receives, whichever was last. started: -1 if
     unknown.
     """
 
@@ -85,15 +85,15 @@ class Progress(NamedTuple):
 class RankView:
     """Records of one rank.
 
-    rank                     -1: unknown so far
-    source, host             the file, and the host in its name or ""
-    version                  of the dump; "" for a log
+    rank                     -1 if unknown so far
+    source, host             the file, and the host in its name, or ""
+    version                  version of the dump, "" for a log
     groups, lanes, progress  by the group's name
-    pairs                    pending sends or receives of this rank
+    pairs                    this rank's pending sends or receives
     with_pairs               groups in which it sends or receives
-    since_ns                 the dump is complete since then; earlier entries of the ring buffer were overwritten
-    has_only_pending         the dump has only pending operations
-    first_ns, last_ns        when it entered its first and last operation here; 0: unknown
+    since_ns                 time from which the dump is complete; earlier entries in the ring buffer were overwritten
+    has_only_pending         True if the dump has only pending operations
+    first_ns, last_ns        when it entered its first and last operation here, 0 if unknown
     """
 
     rank: int

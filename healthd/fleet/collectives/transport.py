@@ -1,4 +1,4 @@
-"""NCCL's lines about failed InfiniBand and RoCE requests, and the meaning of their status. Pure.
+"""NCCL's log lines on failed InfiniBand and RoCE requests, and the meaning of their status. Pure.
 
 NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work completion with an error:
 
@@ -9,8 +9,8 @@ NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work com
     NET/IB: ... remoteGidsB hca mlx5_2                                                                   (2.24 on)
     NET/IB: ... with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129 localGid A ... (2.29 on)
 
-GIDs are printed on Ethernet only. For a failed request the status and the vendor's error are defined, the opcode and
-the length are not (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
+GIDs are printed only on Ethernet. For a failed request, the status and the vendor's error are defined, but the opcode
+and the length are not (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
 """
 
 from __future__ import annotations
@@ -37,19 +37,21 @@ class Status(NamedTuple):
 STATUSES = {
     1: Status("LOC_LEN_ERR", "the data is longer than the buffer that was posted for it", OTHER_SOURCE),
     2: Status("LOC_QP_OP_ERR", "the local adapter could not execute the request", ADAPTER),
-    4: Status("LOC_PROT_ERR", "the local adapter may not access the memory of the request", MEMORY),
+    4: Status("LOC_PROT_ERR", "the local adapter may not access the request's memory", MEMORY),
     5: Status("WR_FLUSH_ERR", "an earlier request of the connection failed, and this one was discarded", FLUSHED),
     6: Status("MW_BIND_ERR", "a memory window could not be bound", MEMORY),
-    7: Status("BAD_RESP_ERR", "the other end sent an unexpected answer", OTHER_SOURCE),
-    8: Status("LOC_ACCESS_ERR", "the local adapter refused an access of the other end to its memory", MEMORY),
+    7: Status("BAD_RESP_ERR", "the other end sent an unexpected response", OTHER_SOURCE),
+    8: Status("LOC_ACCESS_ERR", "the local adapter refused the other end access to its memory", MEMORY),
     9: Status("REM_INV_REQ_ERR", "the other end received an invalid request", REMOTE),
-    10: Status("REM_ACCESS_ERR", "the other end refused the access to its memory", MEMORY),
+    10: Status("REM_ACCESS_ERR", "the other end refused access to its memory", MEMORY),
     11: Status("REM_OP_ERR", "the other end could not complete the request", REMOTE),
-    12: Status("RETRY_EXC_ERR", "the transport's retries are exhausted: the other end did not acknowledge", NETWORK),
+    12: Status(
+        "RETRY_EXC_ERR", "the transport's retries are exhausted because the other end did not acknowledge", NETWORK
+    ),
     13: Status("RNR_RETRY_EXC_ERR", "the other end had no buffer ready for too long", REMOTE),
     16: Status("REM_ABORT_ERR", "the other end aborted the operation", REMOTE),
     19: Status("FATAL_ERR", "the local adapter failed", ADAPTER),
-    20: Status("RESP_TIMEOUT_ERR", "the other end did not answer in time", NETWORK),
+    20: Status("RESP_TIMEOUT_ERR", "the other end did not respond in time", NETWORK),
     21: Status("GENERAL_ERR", "the transport failed", OTHER_SOURCE),
 }
 _LINE = regex(
@@ -80,7 +82,7 @@ class FailedRequest(NamedTuple):
 
 
 def parse(line: str) -> FailedRequest | None:
-    """Return the failed request of a line, None if it has none."""
+    """Return the failed request in a line, or None if there is none."""
     found = _LINE.search(line)
     if found is None:
         return None

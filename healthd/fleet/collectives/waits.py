@@ -1,11 +1,12 @@
-"""Find the ranks that hold up a stuck job, from the collectives that ranks wait in. Pure.
+"""Find the ranks that hold up a stuck job, from the collectives in which ranks wait. Pure.
 
 The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section on NCCL time-outs): in each group, find the
 first collective that some ranks entered and others did not. A rank that misses it may itself be waiting in a collective
-of another group. So each rank's first pending operation points at the ranks that are missing from it, and a suspect is
-a rank that misses an operation and points at no rank. If all programs enter their collectives in consistent orders, no
-rank can wait for itself: along the arrows the operations come earlier and earlier in that order. Sends and receives are
-entered early and out of order; where only they close a ring, the collective that a rank misses counts.
+of another group. Each rank's first pending operation therefore points at the ranks that are missing from it. A suspect
+is a rank that misses an operation and points at no rank. If all programs enter their collectives in consistent orders,
+no rank can wait for itself: along the arrows, the operations come earlier and earlier in that order. Sends and receives
+are entered early and out of order. If a ring is closed only by sends and receives, the collective that a rank misses
+counts.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from typing import NamedTuple
 from healthd.fleet.collectives.dump import MAX_RANKS
 from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, RankView
 
-EARLIER_RUN_SECONDS = 3600  # this long before all others: PyTorch's longest usual time-out is half of it
+EARLIER_RUN_SECONDS = 3600  # this long before all others; PyTorch's longest usual time-out is half of this
 RESTARTED_SECONDS = 60
-MAX_MISSING_DUMP_RATIO = 3  # ratio of ranks without a dump to ranks with one, from which dumps were not collected
-# In these not every rank needs all others: one may finish before others arrive.
+MAX_MISSING_DUMP_RATIO = 3  # ratio of ranks without a dump to ranks with one, from which dumps count as not collected
+# In these, not every rank needs all others, so one may finish before others arrive.
 _ROOTED_PREFIXES = ("broadcast", "reduce", "scatter", "gather")
 _SAME_SIZES = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "reducescatter", "broadcast")
 
 
 class Group(NamedTuple):
-    """A process group. ranks: its known global ranks, in the order of their group ranks if `has_rank_order`."""
+    """A process group. ranks: the known global ranks, in the order of their group ranks if `has_rank_order`."""
 
     name: str
     description: str
@@ -54,9 +55,9 @@ class Stall:
     """A pending operation, and the state of its group's ranks.
 
     operation                   as recorded by one of the ranks
-    waiting                     ranks whose first pending operation this is
-    entered, missing, finished  ranks that entered it, never arrived, finished it
-    later                       ranks that entered it and still wait in an earlier one
+    waiting                     ranks for which this is the first pending operation
+    entered, missing, finished  ranks that entered it, never arrived, or finished it
+    later                       ranks that entered it and still wait in an earlier operation
     unknown                     ranks without a record
     behind                      ranks whose program entered it as their first pending operation, but whose GPU has not
                                 reached it, unlike other GPUs: it is still in an earlier kernel
@@ -74,15 +75,15 @@ class Stall:
 
     @property
     def is_stuck(self) -> bool:
-        """True if all ranks arrived and some finished: no rank holds up the others.
+        """True if all ranks arrived and some finished, so that no rank holds up the others.
 
-        In a rooted operation a rank that waits for the root's data only may finish before others arrive.
+        In a rooted operation, a rank that waits only for the root's data may finish before others arrive.
         """
         return not self.missing and bool(self.finished) and (not self.later or not is_rooted(self.operation.name))
 
     @property
     def waits_for(self) -> list[int]:
-        """Ranks that the waiting ranks wait for."""
+        """Ranks for which the waiting ranks wait."""
         return self.missing or ([] if self.is_stuck else self.later or self.behind)
 
     @property
@@ -94,10 +95,10 @@ class Stall:
 class Blame(NamedTuple):
     """Reason to suspect a rank.
 
-    missing  it never entered `key`
-    stayed   it did not leave `key`, which all entered and others left
-    behind   it entered `key`, but its GPU did not reach it
-    no_dump  it wrote no dump, and the ranks in `key` wait for it or for no rank
+    missing  the rank never entered `key`
+    stayed   the rank did not leave `key`, which all entered and others left
+    behind   the rank entered `key`, but its GPU did not reach it
+    no_dump  the rank wrote no dump, and the ranks in `key` wait for it or for no rank
 
     operation, waiting: the operation, and the ranks that entered it; empty for `stayed`.
     """
@@ -111,7 +112,7 @@ class Blame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ranks with different collectives under one number. descriptions: description -> its ranks."""
+    """Ranks with different collectives under one number. descriptions: the ranks for each description."""
 
     key: OperationKey
     descriptions: Mapping[str, tuple[int, ...]]
@@ -123,9 +124,9 @@ class Judgement:
 
     kind                missing, network, mismatch, none
     suspects            sorted by rank
-    stalls              the first of each group, that of the cause first
+    stalls              the first stall of each group; the stall that is the cause comes first
     ranks_without_view  known ranks without a record
-    unused_dumps        rank -> why its dump was not used
+    unused_dumps        why each rank's dump was not used
     ring                ranks that wait for each other
     blocked_ranks       number of ranks that wait for a suspect, directly or indirectly
     """
@@ -152,7 +153,7 @@ def judge(views: Iterable[RankView]) -> Judgement:
 
 
 class _Analysis:
-    """The views together: groups, stalls and who waits for whom."""
+    """All views together: groups, stalls and which ranks wait for which."""
 
     def __init__(self, views: dict[int, RankView]) -> None:
         self.unused_dumps = _outdated_dumps(views)
@@ -173,7 +174,7 @@ class _Analysis:
     # --- groups and lanes
 
     def _find_groups(self) -> None:
-        """Collect the groups. Groups of one name with different ranks are different (split_group reuses names)."""
+        """Collect the groups. Groups with one name but different ranks are different (split_group reuses names)."""
         indices: dict[tuple[str, tuple[int, ...] | None], int] = {}
         ranks_by_group: dict[tuple[str, tuple[int, ...] | None], set[int]] = defaultdict(set)
         for rank, view in self.views.items():
@@ -242,7 +243,7 @@ class _Analysis:
                 found.entered.append(rank)
                 if self.lanes[group][rank].has_finished(operation.sequence):
                     found.finished.append(rank)
-        if found.finished and not is_rooted(operation.name):  # so all arrived, even those without a record
+        if found.finished and not is_rooted(operation.name):  # so all arrived, even ranks without a record
             still_missing = [rank for rank in found.missing if rank in self.lanes[group]]
             found.unknown += [rank for rank in found.missing if rank not in self.lanes[group]]
             found.missing = still_missing
@@ -311,12 +312,12 @@ class _Analysis:
     def _pair_stall(self, rank: int, key: OperationKey, pair: Pair, position: int, operation: Operation) -> Stall:
         """Return the stall of a send or receive.
 
-        Its numbers agree on both sides in some programs only (a pipeline whose stages send equally often). In others
-        the first pending one of each side belong together.
+        The numbers agree on both sides only in some programs (a pipeline whose stages send equally often). In others,
+        the first pending operations of both sides belong together.
         """
         key = key._replace(sequence=operation.sequence)
         stall = Stall(key, operation, entered=[rank])
-        self.stalls.append(stall)  # one per side: their numbers cannot always be matched
+        self.stalls.append(stall)  # one per side, since their numbers cannot always be matched
         peer = key.target if rank == key.source else key.source
         view = self.views.get(peer)
         if view is None:
@@ -351,8 +352,8 @@ class _Analysis:
     def _numbers_agree(self, kind: str, pair: Pair) -> bool:
         """Return True if sender and receiver use the same numbers between these positions of a group.
 
-        Wherever both have numbers in the same range, they must have the same ones, and at least once. All groups of the
-        kind are checked: the stages of one pipeline behave like those of another.
+        Wherever both have numbers in the same range, these must be equal, and there must be at least one. All groups of
+        the kind are checked: the stages of one pipeline behave like those of another.
         """
         key = kind, pair.source, pair.target
         if key not in self.numbers_agree_cache:
@@ -419,7 +420,7 @@ class _Analysis:
         )
 
     def _missed(self) -> dict[int, Stall]:
-        """Return rank -> the first collective that it misses, or a send or receive if it misses no collective."""
+        """Return the first collective that each rank misses, or a send or receive if it misses no collective."""
         missed: dict[int, Stall] = {}
 
         def before(stall: Stall) -> tuple[bool, bool, int, OperationKey]:
@@ -447,7 +448,7 @@ class _Analysis:
         return found
 
     def _ranks_waiting_for(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
-        """Return the ranks that wait for these, directly or indirectly.
+        """Return the ranks that wait for these suspects, directly or indirectly.
 
         unseen: ranks that count as waited for if they are among the unknown ranks of a stall.
         """
@@ -466,10 +467,10 @@ class _Analysis:
         return found
 
     def _ring_blames(self, suspects: dict[int, Blame]) -> tuple[dict[int, Blame], tuple[int, ...]]:
-        """Find suspects among ranks that wait in a ring none of whose members reaches a suspect.
+        """Find suspects among ranks that wait in a ring from which no member reaches a suspect.
 
-        Sends and receives are ignored first: a rank that then waits for no other and misses a collective is a suspect.
-        Otherwise, among ranks that miss sends only, the one that went silent first.
+        First, sends and receives are ignored. A rank that then waits for no other and misses a collective is a suspect.
+        Otherwise it is the rank that went silent first among ranks that miss only sends.
         """
         ends = set(suspects)
         for stall in self.stalls:
@@ -496,9 +497,9 @@ class _Analysis:
         """Return suspects among ranks without a dump.
 
         Such a rank is a suspect if ranks wait in an operation that all others entered, and no suspect explains the
-        wait. It is not if it belongs to a group that another suspect holds up, since it may only wait. A node that died
-        takes all its ranks, perhaps half of them. If three of four ranks have no dump, the dumps were lost or not
-        collected.
+        wait. It is not a suspect if it belongs to a group that another suspect holds up, since it may only be waiting.
+        A node that died takes all its ranks, perhaps half of them. If three of four ranks have no dump, the dumps were
+        lost or not collected.
         """
         if len(self.ranks_without_view) >= MAX_MISSING_DUMP_RATIO * len(self.views):
             return {}
@@ -515,7 +516,7 @@ class _Analysis:
     # --- results
 
     def _stalls_by_group(self, suspects: Mapping[int, Blame]) -> list[Stall]:
-        """Return for each group the first operation that only some ranks entered, else one in which ranks wait."""
+        """Return each group's first operation that only some ranks entered, else one in which ranks wait."""
         best: dict[int, Stall] = {}
         for group, lanes in enumerate(self.lanes):
             if len(self.groups[group].ranks) > 1 and lanes:
@@ -591,9 +592,9 @@ def _group_kind(group: Group) -> str:
 
 
 def _describe_operation(operation: Operation, typed: bool) -> str:
-    """Describe what all ranks of a group must agree on: the name and, depending on the kind, the number of elements.
+    """Describe the values on which a group's ranks must agree: the name and, depending on the kind, element counts.
 
-    The type is included only if every rank recorded one (`typed`): a root alone may have an input or an output.
+    The type is included only if every rank recorded one (`typed`), since only the root may have an input or an output.
     """
     parts = [operation.name]
     has_same_input, has_same_output = _has_uniform_sizes(operation.name)
@@ -616,7 +617,7 @@ def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
 
 
 def _outdated_dumps(views: Mapping[int, RankView]) -> dict[int, str]:
-    """Find dumps of an earlier run in the same folder, and of processes that restarted after the others stopped."""
+    """Find dumps from an earlier run in the same folder, and from processes that restarted after the others stopped."""
     times = [view.last_ns for view in views.values() if view.last_ns]
     if len(times) < 3:
         return {}
@@ -624,7 +625,7 @@ def _outdated_dumps(views: Mapping[int, RankView]) -> dict[int, str]:
     found = {}
     for rank, view in views.items():
         if view.last_ns and usual - view.last_ns > EARLIER_RUN_SECONDS * 10**9:
-            found[rank] = "is of an earlier run: it ends over an hour before the others"
+            found[rank] = "is from an earlier run because it ends over an hour before the others"
         elif view.first_ns - usual > RESTARTED_SECONDS * 10**9 and not view.since_ns and not view.has_only_pending:
-            found[rank] = "begins after the others stopped: its process restarted"
+            found[rank] = "begins after the others stopped, so its process restarted"
     return found

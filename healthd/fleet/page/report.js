@@ -1,4 +1,4 @@
-// Draws each chart of the page from its JSON. Nothing is fetched, and no text is made code: Vega's expressions are
+// Draws each chart on the page from its JSON. Nothing is fetched, and no text becomes code: Vega's expressions are
 // interpreted (ast), so that the page forbids eval.
 "use strict";
 (async () => {

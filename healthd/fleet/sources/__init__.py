@@ -1,1 +1,1 @@
-"""Readers of the store's sources."""
+"""Readers for the store's sources."""

@@ -1,6 +1,6 @@
 """Rows below a header line: CSV from people and other tools, and Slurm's --parsable2 output.
 
-The separator is the one of , ; | and tab that yields the column names. A row with another number of fields, or with
+The separator is whichever of , ; | and tab yields the column names. A row with a different number of fields, or with
 unclosed quotes, is unread. Unused columns are ignored.
 """
 
@@ -14,7 +14,7 @@ from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 
 SEPARATORS = ",;|\t"
-MAX_FIELD_LINES = 50  # lines of one quoted field
+MAX_FIELD_LINES = 50  # lines in one quoted field
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Columns:
 
     required  required names, in lower case
     optional  optional names
-    aliases   another spelling -> the name
-    free      the one column whose text may contain the separator if nothing is quoted
+    aliases   column names by alternative spelling
+    free      the only column whose text may contain the separator if nothing is quoted
     """
 
     required: Sequence[str]
@@ -41,16 +41,18 @@ class Columns:
         """Raise IngestError if a column is missing or duplicated."""
         for name in self.required:
             if name not in names:
-                raise IngestError(f'{file}: no column "{name}": the first line must name {", ".join(self.required)}')
+                raise IngestError(
+                    f'{file}: has no column "{name}"; the first line must name {", ".join(self.required)}'
+                )
         for name in (*self.required, *self.optional):
             if names.count(name) > 1:
-                raise IngestError(f'{file}: names the column "{name}" {names.count(name)} times')
+                raise IngestError(f'{file}: names column "{name}" {names.count(name)} times')
 
 
 def rows(
     lines: Iterable[tuple[int, str]], columns: Columns, reading: Reading, separators: Collection[str] = SEPARATORS
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield (line number, column -> text without surrounding blanks). Raises IngestError for missing columns."""
+    """Yield each row's line number and its stripped texts by column. Raises IngestError for missing columns."""
     remaining = iter(lines)
     number, header = next(((n, line) for n, line in remaining if line.strip()), (0, ""))
     if not number:
@@ -76,7 +78,7 @@ def _records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row. A quoted field (RFC 4180) may contain separators and line ends.
 
-    A field that is never closed does not affect other rows.
+    A quoted field that is never closed does not affect other rows.
     """
     pushed_back: list[tuple[int, str]] = []
     while True:

@@ -1,4 +1,4 @@
-"""Functions that sources share: files that are read whole, and local commands."""
+"""Functions that sources share, for files that are read whole and for local commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIN_SLURM_TIME = 1_000_000  # parse_time() rejects earlier times
 
 
 def ingest_files(run: Run, files: Sequence[str], table: str, parse: Parse) -> None:
-    """Ingest each file as one step of rows of one table."""
+    """Ingest each file as one step, with rows for one table."""
 
     def stage(step: Step, reading: Reading) -> None:
         step.stage(table, parse(read_lines(reading.name, reading), reading))
@@ -40,7 +40,7 @@ def ingest_files(run: Run, files: Sequence[str], table: str, parse: Parse) -> No
 
 
 def check_and_track(run: Run, files: Sequence[str]) -> Iterator[str]:
-    """Yield the files with progress, after checking all time zones (`require_same_zone`).
+    """Yield the files and show progress, after checking all time zones (`require_same_zone`).
 
     Raises UsageError before any file is read.
     """
@@ -60,9 +60,9 @@ def ingest_file(run: Run, path: str, stage: Callable[[Step, Reading], None]) -> 
 
 
 def report_unknown_nodes(run: Run, step: Step, table: str) -> None:
-    """Log staged nodes that are missing from the known nodes of their cluster.
+    """Log staged nodes that are not among the known nodes of their cluster.
 
-    They are kept, but a name with a different spelling there joins with nothing.
+    The rows are kept, but a name with a different spelling there joins with nothing.
     """
     if "node" not in TABLES[table].columns:
         return
@@ -77,7 +77,7 @@ def report_unknown_nodes(run: Run, step: Step, table: str) -> None:
 
 
 def set_coverage(run: Run, step: Step, table: str) -> None:
-    """Set the coverage of the piece to the times and clusters of its rows, limited to --from and --to."""
+    """Set the piece's coverage to the times and clusters of its rows, limited to --from and --to."""
     cluster_times = step.covered_times(table, run.now)
     found = (time for _, first, last, _ in cluster_times for time in (first, last) if time is not None)
     times = [min(max(time, run.from_time or 0), time if run.to_time is None else run.to_time) for time in found]
@@ -87,7 +87,7 @@ def set_coverage(run: Run, step: Step, table: str) -> None:
 def ingest_in_batches(run: Run, paths: Sequence[str], stage: Callable[[Step, Reading], None]) -> None:
     """Ingest many files, about BATCH_BYTES per step, because each step rewrites the months that it touches.
 
-    `stage` stages nothing of a file that it cannot read to its end; the other files of the step are kept.
+    `stage` stages nothing from a file that it cannot read completely; the step's other files are kept.
     """
     remaining = check_and_track(run, paths)
     path = next(remaining, None)
@@ -106,7 +106,7 @@ def ingest_in_batches(run: Run, paths: Sequence[str], stage: Callable[[Step, Rea
 
 
 def _file_state(run: Run, path: str) -> str:
-    """Return a text that changes with the file or the options. Raises IngestError if the file is missing."""
+    """Return a string that changes with the file or the options. Raises IngestError if the file is missing."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -116,23 +116,24 @@ def _file_state(run: Run, path: str) -> str:
 
 
 def require_same_zone(run: Run, path: str, before: str | None) -> None:
-    """Raise UsageError if the file was read in another time zone before.
+    """Raise UsageError if the file was previously read in another time zone.
 
-    Most rows are identified by a time, so in another zone each row would be added again, and new files would be off by
-    some hours. before: the file's cursor, which ends in zone, from and to.
+    Most rows are identified by a time, so in another zone, each row would be added again, and new files would be off by
+    some hours. before: the file's cursor, which ends with zone, from and to.
     """
     zone = before.rsplit(" ", 3)[1] if before else "None"
     if zone not in ("None", str(run.zone)):
         current = f"with {run.zone}" if run.zone else "without it"
         raise UsageError(
-            f"{path}: was read with --timezone {zone}; {current} its rows would be stored twice: "
-            f"use {zone} again, or, if it was wrong, read everything into a new store"
+            f"{path}: was read with --timezone {zone}; {current} its rows would be stored twice; "
+            f"use {zone} again, or, if that zone was wrong, read everything into a new store"
         )
 
 
 def command_lines(argv: Sequence[str], reading: Reading) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a Slurm command, with times in epoch seconds. Raises IngestError if it failed: incomplete
-    output.
+    """Yield a Slurm command's output lines, with times in epoch seconds.
+
+    Raises IngestError if the command failed, so that its output is incomplete.
     """
     with command_output(argv, EPOCH_TIMES) as out:
         yield from iterate_lines(out, reading)
@@ -147,7 +148,7 @@ def local_cluster() -> str:
 
 
 def slurm_settings(*names: str) -> dict[str, str]:
-    """Return those of these settings that the local slurmctld has. Raises IngestError if Slurm does not answer."""
+    """Return the given settings that the local slurmctld has. Raises IngestError if Slurm does not answer."""
     found = {}
     for _, line in command_lines(["scontrol", "show", "config"], Reading("scontrol show config")):
         name, _, value = line.partition("=")
@@ -157,24 +158,25 @@ def slurm_settings(*names: str) -> dict[str, str]:
 
 
 def local_reading(run: Run, name: str) -> Reading:
-    """Return a reading for output of the local slurmctld. Raises IngestError if another cluster was given."""
+    """Return a reading for output from the local slurmctld. Raises IngestError if another cluster was given."""
     cluster = local_cluster()
     if run.cluster not in ("", cluster):
         raise IngestError(
-            f"{name}: the local cluster is {cluster}, not {run.cluster}: run the command there and write a file"
+            f"{name}: the local cluster is {cluster}, not {run.cluster}; run the command there and save its output to "
+            "a file"
         )
     return replace(Reading.from_run(run, name), cluster=cluster)
 
 
 def slurmdbd_reading(run: Run, name: str) -> Reading:
-    """Return a reading for output of slurmdbd: for the given cluster, else the local one."""
+    """Return a reading for output from slurmdbd, for the given cluster, else the local one."""
     return replace(Reading.from_run(run, name), cluster=run.cluster or local_cluster())
 
 
 def ingest_new_period(
     run: Run, name: str, table: str, command: Callable[[int, int, str], list[str]], parse: Parse
 ) -> None:
-    """Ingest the times that were not yet read from slurmdbd, and the last OVERLAP_SECONDS before them."""
+    """Ingest the times not yet read from slurmdbd, plus OVERLAP_SECONDS before them."""
     reading = slurmdbd_reading(run, name)
     cursor = f"until {reading.cluster}"
     read = without_future(run, parse_spans(run.cursor(cursor) or ""), cursor)

@@ -1,6 +1,6 @@
-"""Times already read from a server or command, and those still to query: one rule for sacct, sacctmgr, Prometheus.
+"""Times already read from a server or command, and times still to query. sacct, sacctmgr and Prometheus share the rule.
 
-The times that were read are stored as spans. A rerun continues at the end of the last span, minus an overlap for late
+Times that were read are stored as spans. A rerun continues at the end of the last span, minus an overlap for late
 records. --from adds earlier times that were never read. Nothing is queried twice, so the same command line, with or
 without --from, reads only new data.
 """
@@ -41,8 +41,8 @@ def uncovered_spans(
 ) -> Iterator[tuple[int, int]]:
     """Yield the spans (from, until) to query, oldest first.
 
-    begin: --from; None: continue at the end of the last span, or at `default_begin` if there is none. overlap: overlap
-    in seconds with the end of the covered time.
+    begin: --from, or None to continue at the end of the last span (at `default_begin` if there is none). overlap:
+    overlap in seconds with the end of the covered time.
     """
     until = latest_end(read)
     if until is None:
@@ -57,16 +57,16 @@ def uncovered_spans(
 
 
 def without_future(run: Run, read: Runs, name: str) -> Runs:
-    """Return the spans without times in the future, which a wrong clock caused.
+    """Return the spans without times in the future, which come from a wrong clock.
 
-    It is unknown how much of such a span had passed when it was read, so it is read again from its beginning.
+    It is unknown how much of such a span had passed when it was read, so the whole span is read again.
     """
     until = latest_end(read)
     if until is None or until <= run.now:
         return read
     read_until = datetime.fromtimestamp(min(until, _LATEST), timezone.utc)
     run.log(
-        f"{run.source.name}: {name}: according to the store it was read until {read_until:%Y-%m-%d %H:%M:%S} UTC, "
-        "which is in the future: a clock was ahead; this period is read again"
+        f"{run.source.name}: {name}: according to the store, it was read until {read_until:%Y-%m-%d %H:%M:%S} UTC, "
+        "which is in the future: a clock was ahead. This period is read again"
     )
     return Runs((first, first if last >= run.now else last) for first, last in read if first < run.now)

@@ -1,8 +1,8 @@
-"""Event streams of the nodes (docs/events.md): a folder with one folder per node, as rsync or rsyslog filled it.
+"""Event streams from the nodes (docs/events.md): a folder with one subfolder per node, filled by rsync or rsyslog.
 
-Only new lines are read, each once. A line that another reader wrote again, or a rotated file, adds nothing. A line with
-an unknown schema or event is stored whole in `rest`. Missing lines are reported: a missing line does not mean that
-nothing happened.
+Only new lines are read, each once. A line that another reader wrote again adds nothing, nor does a rotated file. A line
+with an unknown schema or event is stored whole in `rest`. Missing lines are reported, because a missing line does not
+mean that nothing happened.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from healthd.fleet.tables import EVENTS
 if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
 
-BATCH_EVENTS = 500_000  # events per step: each step rewrites the months that it touches
-MAX_MARKS = 64  # remembered files per stream; a node has four, logrotate at the centre keeps 24
-MAX_STREAMS = 64  # remembered streams per node, which begins a new one at each boot
+BATCH_EVENTS = 500_000  # events per step; each step rewrites the months that it touches
+MAX_MARKS = 64  # remembered files per stream; a node has four, and logrotate at the centre keeps 24
+MAX_STREAMS = 64  # remembered streams per node; a node begins a new stream at each boot
 
 Row: TypeAlias = "tuple[Value, ...]"
 UserFilter: TypeAlias = "Callable[[str], str | None]"
@@ -63,7 +63,8 @@ def _ids(value: Any) -> str | None:
     return " ".join(value) if is_valid else None
 
 
-# A line's field -> the table's column and the conversion. Fields without a column, or of another type, go to `rest`.
+# The table's column and the conversion for each field of a line. Fields without a column, or with another type, go to
+# `rest`.
 _FIELDS: dict[str, tuple[str, Callable[[Any], Value]]] = {
     "boot_id": ("boot_id", _text),
     "mono": ("mono", _number),
@@ -110,9 +111,9 @@ _TIME_COLUMN, _SCHEMA_COLUMN, _TIMES_COLUMN, _DROPPED_COLUMN, _REST_COLUMN = (
 
 
 def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name) -> Row:
-    """Return a row of the table `events` for a parsed line.
+    """Return a row for the table `events` from a parsed line.
 
-    cluster: for a line that does not name its own yet. user: maps a person's name to the stored text.
+    cluster: used for a line that does not name one. user: maps a person's name to the stored text.
     """
     values: list[Value] = [None] * len(_COLUMNS)
     fields = parsed.fields
@@ -125,7 +126,7 @@ def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name)
             parsed.key.stream_id,
         )
         values[_SEQ_COLUMN] = parsed.seq
-    else:  # another schema may number its lines differently: a hash of the line identifies it
+    else:  # another schema may number its lines differently, so a hash identifies the line
         values[_CLUSTER_COLUMN], values[_NODE_COLUMN] = (
             _text(fields.get("cluster")) or cluster,
             _text(fields.get("node")),
@@ -138,7 +139,7 @@ def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name)
     count_column = _DROPPED_COLUMN if fields["event"] == "dropped" else _TIMES_COLUMN
     if fields["event"] in CONDITION_EVENTS:
         for position in _FLAG_COLUMNS:
-            values[position] = False  # lines have the field only if it is true
+            values[position] = False  # lines contain the field only if it is true
     unmapped: dict[str, Any] = {}
     for name, value in fields.items():
         if value is None or name in _HEAD_FIELDS:
@@ -167,7 +168,7 @@ def _filter_person(text: Value, user: UserFilter) -> Value:
 
 
 def _raw_line(parsed: StreamEvent, user: UserFilter) -> str:
-    """Return the line unchanged, except for persons in the fields that may name some in known events."""
+    """Return the line unchanged, except for people's names in fields that may contain names in known events."""
     filtered: dict[str, Any] = {
         name: _filter_person(parsed.fields[name], user) for name in ("who", "cleared_by") if name in parsed.fields
     }
@@ -182,7 +183,7 @@ def _unmapped(value: Any) -> None:
 
 
 def dump_cursor(cursor: Cursor) -> str:
-    """Return how far a stream was read, as text for the manifest."""
+    """Return text for the manifest that records how far a stream was read."""
     marks = [[name, mark.position, mark.number, mark.before.hex()] for name, mark in cursor.marks.items()]
     keys = list(cursor.sequences.runs)[-MAX_STREAMS:]
     sequences = [[*key, list(cursor.sequences.runs[key]), list(cursor.sequences.dropped.get(key, ()))] for key in keys]
@@ -217,7 +218,7 @@ def ingest(run: Run, files: list[str]) -> None:
         with run.steps() as step:
             batch = StreamBatch(run, step, pending)
             step.stage("events", batch.rows())
-            # Each step has its own generation, so the coverage of the steps adds up.
+            # Each step has its own generation, so the steps' coverage adds up.
             name = f"{', '.join(files)} {run.store.manifest.generation}"
             step.stage("ingests", batch.covered(name))
         missing += batch.missing
@@ -226,15 +227,15 @@ def ingest(run: Run, files: list[str]) -> None:
         if batch.is_last:
             break
     for kind, lines in sorted(totals.unknown.items()):
-        run.log(f"events: {plural(lines, 'line')} of {kind}, which this version does not know, stored unchanged")
+        run.log(f"events: {plural(lines, 'line')} of {kind}, unknown to this version, stored unchanged")
     if torn:
         run.log(f"events: {plural(torn, 'line')} torn or damaged, but no event is missing")
     if missing:
-        run.log(f"events: {plural(missing, 'line')} of the streams missing: lost, or not yet copied")
+        run.log(f"events: {plural(missing, 'line')} missing from the streams: lost or not yet copied")
 
 
 class StreamBatch:
-    """Streams of one step."""
+    """The streams that one step reads."""
 
     def __init__(self, run: Run, step: Step, ahead: Iterator[str]) -> None:
         self.run = run
@@ -244,10 +245,10 @@ class StreamBatch:
         self.missing = 0
         self.torn = 0
         self.unknown: Counter[str] = Counter()
-        self.unread: Counter[Value] = Counter()  # cluster -> lines of its streams
+        self.unread: Counter[Value] = Counter()  # lines of each cluster's streams
 
     def rows(self) -> Iterator[Row]:
-        """Yield the new events of the next streams. Problems of a stream are reported after it was read."""
+        """Yield the new events in the next streams. Problems with a stream are reported after it is read."""
         events_read = 0
         for stream in self.pending:
             name = f"stream {os.path.abspath(stream)}"
@@ -266,7 +267,7 @@ class StreamBatch:
             self.step.cursor(name, dump_cursor(stored_cursor if skipped else cursor))
             tally.events -= skipped
             missing = max(0, _count_missing(cursor) - missing_before)
-            # A line torn by a kill is not an unread row: the daemon writes the line again, with its number.
+            # A line torn by a kill is not an unread row, because the daemon writes the line again with the same number.
             unread = tally.unread if tally.stray or missing else 0
             self._report(stream, tally, unread)
             if last_row is not None:
@@ -320,4 +321,4 @@ def _count_missing(cursor: Cursor) -> int:
     return sum(hole.last - hole.first + 1 for hole in cursor.sequences.gaps())
 
 
-SOURCE = Source("events", "--events", "DIR", "event streams of the nodes; DIR has one subdirectory per node", ingest)
+SOURCE = Source("events", "--events", "DIR", "event streams from the nodes; DIR has one subdirectory per node", ingest)

@@ -1,11 +1,11 @@
-"""Nodes that users excluded from their jobs: from `squeue`, and from each job's command and script.
+"""Nodes that users excluded from their jobs, from `squeue` and from each job's command and script.
 
-squeue has the jobs that slurmctld still keeps, without a DBIndex: a job's record is identified by (job id, submit
-time). It prints only the nodes of --exclude; slurmctld does not add nodes on which a prolog failed.
+squeue prints the jobs that slurmctld still keeps, without a DBIndex. A job's record is identified by (job id, submit
+time). squeue prints only the nodes of --exclude; slurmctld does not add nodes on which a prolog failed.
 
-SubmitLine consists of the words of the command separated by blanks, without quotes (src/common/slurm_opt.c,
+SubmitLine consists of the command's words, separated by blanks and without quotes (src/common/slurm_opt.c,
 slurm_option_get_argv_str). The words after the first non-option belong to the job. If a quoted argument contained
-blanks, that word may be found too early; a later "-x" then makes the result unknown.
+blanks, that first non-option may be found too early; a later "-x" then makes the result unknown.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Row: TypeAlias = "tuple[str, None, int, str, str, int]"
 
 
 def command() -> list[str]:
-    """Return the command for all jobs in slurmctld, including those that ended within MinJobAge.
+    """Return the command that lists all jobs in slurmctld, including jobs that ended within MinJobAge.
 
-    %A is the raw id. Without a width nothing is cut (src/squeue/print.c, _print_str()). Run it with
+    %A is the raw id. Without a width, nothing is truncated (src/squeue/print.c, _print_str()). Run it with
     SLURM_TIME_FORMAT=%s.
     """
     return ["squeue", "--all", "--states=all", "--format=%A|%V|%x"]
@@ -40,7 +40,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
     """Yield the rows of `exclusions`.
 
     A pending array has one line with the array's own id. Padded columns (squeue -O) are read only if nothing can have
-    been cut off: each value is followed by a blank.
+    been truncated, which is so if a blank follows each value.
     """
     for number, row in rows(_separated(lines, reading), COLUMNS, reading, "|"):
         if row["exc_nodes"] in NO_NODES:
@@ -59,7 +59,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
 
 
 def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[int, str]]:
-    """Insert separators between the columns of -O output; leave other lines unchanged."""
+    """Insert separators between the columns of -O output. Other lines are unchanged."""
     starts: list[int] | None = None
     for number, line in lines:
         if starts is None:
@@ -73,7 +73,7 @@ def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[t
             ends = [*starts[1:], width]
             cells = [line[start:end] for start, end in zip(starts, ends, strict=True)]
             if len(line) > width or any(cell and not cell.endswith(" ") for cell in cells):
-                reading.unread(number, "a column may be cut: make it wider, or use -o '%A|%V|%x'")
+                reading.unread(number, "a column may be truncated: make it wider, or use -o '%A|%V|%x'")
             else:
                 yield number, "|".join(cell.strip() for cell in cells)
 
@@ -90,13 +90,13 @@ SOURCE = Source(
     "exclusions",
     "--exclusions",
     "FILE",
-    "output of `squeue -o '%A|%V|%x'`; without FILE it is run here",
+    "output of `squeue -o '%A|%V|%x'`; without FILE, healthd runs it here",
     ingest,
     runs_without_files=True,
 )
 
 
-# --- the command and the script of a job
+# --- a job's command and script
 
 # Options of sbatch, salloc and srun without a following argument: has_arg in src/common/slurm_opt.c, 22.05 to 26.05.
 # An optional argument is part of the same word.
@@ -118,7 +118,7 @@ _SHELL_WORD = regex(r"'([^']*)'|\"([^\"]*)\"|\\(.)|([^\s'\"\\]+)|(\s+)")
 
 
 class Exclusions(NamedTuple):
-    """Excluded nodes. `is_complete`: True if `nodes` is complete for the time of submission."""
+    """Excluded nodes. `is_complete`: True if `nodes` is complete as of submission."""
 
     is_complete: bool
     nodes: tuple[str, ...] = ()
@@ -129,9 +129,9 @@ NO_EXCLUSIONS = Exclusions(True)
 
 
 def parse_submit_line(line: str) -> Exclusions:
-    """Return the exclusions of a job's command.
+    """Return the exclusions in a job's command.
 
-    A batch script may exclude further nodes, unless the command has --exclude itself or no script: command options
+    A batch script may exclude further nodes, unless the command itself has --exclude or no script: command options
     override those in the script.
     """
     program, _, options = line.partition(" ")
@@ -155,8 +155,8 @@ def parse_submit_line(line: str) -> Exclusions:
 def parse_script(script: str) -> Exclusions:
     """Return the exclusions in the #SBATCH lines of a batch script, above its first command.
 
-    Source: src/sbatch/opt.c, _opt_batch_script. For a script with several components their owner is unknown.
-    """
+    Source: src/sbatch/opt.c, _opt_batch_script. For a script with several components, it is unknown to which component
+    they belong."""
     option_words: list[str] = []
     for line in script.split("\n"):
         if line.startswith(("#SBATCH", "#SLURM")):
@@ -170,7 +170,7 @@ def parse_script(script: str) -> Exclusions:
 
 
 def _expand_exclusions(hosts: str) -> Exclusions:
-    if "/" in hosts:  # a file with the names, which was not stored
+    if "/" in hosts:  # a file that lists the names and was not stored
         return UNKNOWN
     try:
         return Exclusions(True, expand(hosts))
@@ -179,7 +179,7 @@ def _expand_exclusions(hosts: str) -> Exclusions:
 
 
 def _find_options(arguments: list[str], wait_is_alone: bool) -> tuple[str | None, list[str], bool]:
-    """Return the last --exclude among the options, the words after the options, and whether --wrap is one of them."""
+    """Return the last --exclude option, the words after the options, and whether the options include --wrap."""
     hosts: str | None = None
     has_wrap = False
     index = 0
@@ -216,7 +216,7 @@ def _find_options(arguments: list[str], wait_is_alone: bool) -> tuple[str | None
 
 
 def _split_words(text: str) -> list[str]:
-    """Split a #SBATCH line into words: quotes and backslashes as in a shell; "#" begins a comment."""
+    """Split a #SBATCH line into words. Quotes and backslashes work as in a shell; "#" begins a comment."""
     parsed: list[str] = []
     current: str | None = None
     for single, double, escaped, plain, blank in _SHELL_WORD.findall(text):

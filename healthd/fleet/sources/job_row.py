@@ -1,7 +1,7 @@
-"""Conversion of a job's sacct fields to clean text of a row of `jobs`, and to the nodes that its user excluded.
+"""Conversion of a job's sacct fields to clean text for a row in `jobs`, and to the nodes that its user excluded.
 
-`JOBS` in tables.py describes each column. Format of sacct's fields: src/sacct/print.c of
-https://github.com/SchedMD/slurm. Most fields have few different texts, so each text is converted once and cached.
+`JOBS` in tables.py describes each column. Format of sacct's fields: src/sacct/print.c in
+https://github.com/SchedMD/slurm. Most fields have few distinct texts, so each text is converted once and cached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from healthd.fleet.privacy import Privacy
 from healthd.fleet.sources.exclusions import parse_script, parse_submit_line
 from healthd.fleet.staging_text import clean_field as clean
 
-# Fields of a job, in this order. A field that a source lacks is "".
+# Fields of a job, in order. A field that a source lacks is "".
 FIELDS = (
     *("JobIDRaw", "JobID", "DBIndex", "Cluster", "State", "ExitCode", "Submit", "Eligible", "Start", "End"),
     *("Suspended", "NNodes", "NodeList", "AllocCPUS", "NCPUS", "AllocTRES", "Partition", "Account", "QOS", "Priority"),
@@ -29,9 +29,9 @@ NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 NO_NODES = ("", "None assigned", "(null)")
 MAX_REMEMBERED = 20_000
 MAX_CACHED_LENGTH = 1_000  # characters
-# The state of the copy of a job that a federation removed because a sibling cluster started it. It ran elsewhere.
+# State of a job's copy that a federation removed because a sibling cluster started the job. The job ran elsewhere.
 REVOKED = "REVOKED"
-MAX_WITHOUT_CLUSTER = 20  # after this many jobs without a cluster the whole source is assumed to have none
+MAX_WITHOUT_CLUSTER = 20  # after this many jobs without a cluster, the whole source is assumed to have none
 NO_CLUSTER = "a job does not name its cluster: add --cluster NAME"
 SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
 
@@ -43,9 +43,9 @@ _GPU = regex(r"gres/gpu(?::[^=,]+)?=(\d{1,9})(?:([.]50?)?K)?")
 _GPU_TRES = regex(r"gres/gpu[:=].*")  # not gres/gpumem or gres/gpuutil, which do not count GPUs
 _TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
 
-_NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE of slurm.h
+_NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE in slurm.h
 
-_LATEST = str(times.MAX_SECONDS)  # ten digits, so that texts compare like numbers
+_LATEST = str(times.MAX_SECONDS)  # ten digits, so texts compare like numbers
 
 T = TypeVar("T")
 
@@ -55,11 +55,11 @@ class UnreadableSource(HealthdError):
 
 
 class TruncatedSource(UnreadableSource):
-    """A source ends too early. Rows before its end are kept."""
+    """A source ends too early. The rows read so far are kept."""
 
 
 class BoundedCache(dict[str, T], Generic[T]):
-    """Bounded cache of a function of texts. Results that are not `is_small` are not cached."""
+    """Bounded cache for a function that takes text. Results that are not `is_small` are not cached."""
 
     def __init__(self, convert: Callable[[str], T], is_small: Callable[[T], bool] = lambda found: True) -> None:
         self.convert = convert
@@ -75,8 +75,10 @@ class BoundedCache(dict[str, T], Generic[T]):
 
 
 class JobRow(NamedTuple):
-    """Converted job. `head`, exclusions_known and `tail` joined by tabs are clean text of the columns of JOBS, followed
-    by the names of the nodes, separated by blanks. The other fields are for the caller.
+    """Converted job.
+
+    `head`, exclusions_known and `tail`, joined by tabs, are clean text for the columns of JOBS, followed by the names
+    of the nodes, separated by blanks. The other fields are for the caller.
     """
 
     head: str
@@ -89,11 +91,11 @@ class JobRow(NamedTuple):
     first_time: int  # start time, else submit time
     end_time: int | None
     excluded: tuple[str, ...]
-    may_have_script: bool  # a script may exclude further nodes
+    may_have_script: bool  # True if a script may exclude further nodes
     source: str = SUBMIT_LINE
 
     def with_script(self, script: str) -> JobRow:
-        """Return the row with the exclusions of the script, unless the command decides them."""
+        """Return the row with the script's exclusions, unless the command determines them."""
         exclusions_known, excluded = parse_script(script)
         return (
             self._replace(exclusions_known=exclusions_known, excluded=excluded, source=SCRIPT)
@@ -106,7 +108,7 @@ class JobRowReader:
     """Converts jobs one after another."""
 
     def __init__(self, private: Privacy, zone: tzinfo | None, cluster: str, source: str) -> None:
-        """`cluster`, `zone`: for jobs that do not name theirs."""
+        """`cluster`, `zone`: used for jobs that do not name theirs."""
         self.private = private
         self.zone = zone
         self.cluster = cluster
@@ -126,7 +128,7 @@ class JobRowReader:
         self._tails = BoundedCache(_tail_seconds)
 
     def read(self, fields: Sequence[str]) -> JobRow | None:
-        """Convert one record with the fields of FIELDS. None: a step, or the revoked copy of a federated job.
+        """Convert a record with the fields of FIELDS. Return None for a step or the revoked copy of a federated job.
 
         Raises ValueError if the record cannot be read, UnreadableSource if no job of this source names its cluster.
         """
@@ -153,7 +155,7 @@ class JobRowReader:
         if submitted is None:
             raise ValueError("Submit: missing")
         count, names, nodes_text = self._nodes[node_list]
-        # Cancelled while pending: Start equals End, and nothing is allocated. A job that ran and whose nodes are no
+        # If cancelled while pending, Start equals End and nothing is allocated. A job that ran and whose nodes are no
         # longer recorded (NODE_FAIL) keeps its times and GPUs.
         waited = not tres or began is None or ended is None or ended <= began
         if node_list == "None assigned" and waited:
@@ -204,7 +206,7 @@ class JobRowReader:
         return times.parse_seconds(text, self.zone)
 
     def _parse_ten_minutes(self, text: str) -> int | None:
-        """Return the start of the ten minutes of "2026-11-22T12:1", or None if they are ambiguous."""
+        """Return the start of the ten minutes "2026-11-22T12:1", or None if that is ambiguous."""
         try:
             first, last = (times.parse_seconds(text + suffix, self.zone) for suffix in ("0:00", "9:59"))
         except times.TimeError:
@@ -234,7 +236,7 @@ def _tail_seconds(text: str) -> int | None:
 
 
 def _job_ids(raw_id: str, displayed_id: str) -> tuple[str, str, str]:
-    """Return the job's raw id, its array's id and its index in the array.
+    """Return the job's raw id, the array's id and the job's index in the array.
 
     JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a component of a heterogeneous job).
     """
@@ -253,7 +255,7 @@ def _job_ids(raw_id: str, displayed_id: str) -> tuple[str, str, str]:
 
 
 def _db_index(text: str) -> int:
-    """Convert unsigned 64 bits to a signed number; 0: none."""
+    """Convert an unsigned 64-bit number to a signed one. 0 means none."""
     if text in ("", "0"):
         return 0
     if not is_decimal(text) or len(text) > 20 or int(text) >= 1 << 64:
@@ -279,7 +281,7 @@ def _exit(text: str) -> tuple[str, str]:
 
 
 def _gpus(text: str) -> str:
-    """Return the GPUs of AllocTRES: "gres/gpu=8", else the sum of its types, of which a site may account only some."""
+    """Return the GPUs of AllocTRES: "gres/gpu=8", else the sum of its types (a site may account only some)."""
     if not text:
         return ""
     if not _TRES.fullmatch(text):
@@ -298,7 +300,7 @@ def _gpus(text: str) -> str:
 
 
 def _nodes(text: str) -> tuple[int, str, str]:
-    """Return the number of nodes, their names, and the original list: clean text."""
+    """Return the number of nodes, their names and the original list as clean text."""
     if text in NO_NODES:
         return 0, "", ""
     names = expand(text)
@@ -321,7 +323,7 @@ def _number(text: str) -> str:
 
 
 def _duration(text: str) -> str:
-    """Return seconds as text. Slurm prints INVALID for a negative time (its bug: secs2time_str() in parse_time.c)."""
+    """Return seconds as text. Slurm prints INVALID for a negative time (a bug in secs2time_str(), parse_time.c)."""
     return "" if text in ("", "INVALID", "UNLIMITED") else str(times.parse_duration(text))
 
 

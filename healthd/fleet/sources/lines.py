@@ -1,6 +1,6 @@
-"""Lines of a file from another program, in bounded memory. Lines that are not text are unread.
+"""Lines of another program's file, read in bounded memory. Lines that are not text are unread.
 
-A last line without a line end may be incomplete, so it is unread.
+A last line without a line end may be incomplete, so it counts as unread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass
 class Position:
-    """Position in a file after the last complete line: bytes, lines."""
+    """Position in a file after the last complete line, in bytes and lines."""
 
     offset: int = 0
     line_number: int = 0
@@ -37,7 +37,7 @@ def read_lines(path: str, reading: Reading) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def open_unpacked(path: str) -> Iterator[BinaryIO]:
-    """Open a file and decompress it. Raises IngestError if it cannot be opened, or read further within the block."""
+    """Open a file and decompress it. Raises IngestError if it cannot be opened, or cannot be read within the block."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == _GZIP
@@ -45,7 +45,7 @@ def open_unpacked(path: str) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=file) if packed else nullcontext(file) as unpacked:
                 yield cast(BinaryIO, unpacked)
     except IsADirectoryError:
-        raise IngestError(f"{path} is a directory: name the files in it ({path.rstrip('/')}/*)") from None
+        raise IngestError(f"{path} is a directory; name the files in it ({path.rstrip('/')}/*)") from None
     except OSError as error:
         raise IngestError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:
@@ -60,8 +60,9 @@ def is_gzip(path: str) -> bool:
 def iterate_lines(
     file: BinaryIO, reading: Reading, position: Position | None = None, is_growing: bool = False
 ) -> Iterator[tuple[int, str]]:
-    """Yield (number, line) and advance `position`. is_growing: a last line without an end is still being written, and
-    is skipped.
+    """Yield (number, line) and advance `position`.
+
+    is_growing: a last line without an end is still being written and is skipped.
     """
     position = position or Position()
     try:
@@ -75,7 +76,7 @@ def iterate_lines(
                 return
             position.line_number, position.offset = number, position.offset + size
             if not is_complete:
-                reading.unread(number, "the file ends within this line, which may be cut")
+                reading.unread(number, "the file ends within this line, which may be truncated")
             elif size > MAX_LINE_BYTES + 1:
                 reading.unread(number, f"the line is longer than {MAX_LINE_BYTES} bytes")
             else:
@@ -83,7 +84,7 @@ def iterate_lines(
                 if text is not None:
                     yield number, text
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        reading.cut(f"the compressed file is cut: {error}")
+        reading.cut(f"the compressed file is truncated: {error}")
 
 
 def _text(line: bytes, number: int, reading: Reading) -> str | None:
@@ -99,7 +100,7 @@ def _text(line: bytes, number: int, reading: Reading) -> str | None:
 
 
 def _skip_line(file: BinaryIO) -> tuple[int, bool]:
-    """Skip the rest of a line. Return its number of bytes, and whether it has a line end."""
+    """Skip the rest of a line. Return the number of bytes and whether a line end was found."""
     size = 0
     while piece := file.readline(_PIECE):
         size += len(piece)

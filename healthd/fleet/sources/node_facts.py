@@ -1,7 +1,7 @@
-"""Facts about nodes (GPUs, partitions, switch and rack) from a table of the site, `scontrol show node` or `sinfo`.
+"""Facts about nodes (GPUs, partitions, switch and rack) from a site's table, `scontrol show node` or `sinfo`.
 
 Several sources may each provide a part. A missing value (an empty cell, no GPU in Gres) is unknown and keeps the value
-of another source.
+from another source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about a node; None: unknown. Names and order as in the table `nodes`."""
+    """Facts about a node, None if unknown. Names and order are as in the table `nodes`."""
 
     gpu_model: str | None = None
     gpus: int | None = None
@@ -38,7 +38,7 @@ ALL_NODES_OF_SWITCH = ""  # instead of a node's name: the facts apply to all nod
 
 
 def merge_facts(recorded: Mapping[str, Facts], received: Iterable[tuple[str, Facts]]) -> dict[str, Facts]:
-    """Return the merged facts of the nodes in `received`: node -> facts."""
+    """Return the merged facts of the nodes in `received`, by node."""
     after: dict[str, Facts] = {}
     for name, facts in received:
         nodes = [name]
@@ -83,7 +83,7 @@ SWITCHES = Columns(("switch", "rack"))
 
 
 def parse_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Parse CSV: switch (a host list), rack: the rack of the nodes on a leaf switch."""
+    """Parse CSV with the columns switch (a host list) and rack (the rack of the nodes on a leaf switch)."""
     for number, row in rows(lines, SWITCHES, reading):
         try:
             switches = expand(row["switch"])
@@ -91,20 +91,20 @@ def parse_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterat
             reading.unread(number, str(error))
             continue
         if not switches or not row["rack"]:
-            reading.unread(number, "no switch or no rack is named")
+            reading.unread(number, "no switch or rack is named")
             continue
         reading.read(1)
         yield from ((ALL_NODES_OF_SWITCH, Facts(switch=switch, rack=row["rack"])) for switch in switches)
 
 
 def command() -> list[str]:
-    """Return the command: one line per node; -a: hidden partitions too. `--oneliner` is `-o` in every version."""
+    """Return the command. It prints one line per node; -a includes hidden partitions. Each version has `--oneliner`."""
     return ["scontrol", "--all", "--oneliner", "show", "node"]
 
 
 # Comment, Extra and Reason are typed by people and come after Gres= and Partitions=, so the first of each counts
 # (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()). Features come before: if they contain
-# another Gres=, Slurm's own cannot be distinguished.
+# another Gres=, Slurm's own cannot be told apart.
 _NAME = regex(r"NodeName=(\S+)")
 _GRES = regex(r"(?:^| )Gres=(\S+)")
 _PARTITIONS = regex(r"(?:^| )Partitions=(\S+)")
@@ -113,7 +113,7 @@ _ENTRY = regex(r"(?:[^,()]|\([^()]*\))+")
 
 
 def parse_scontrol(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Parse `scontrol show node`, also without -o: a record extends to the next line that begins with NodeName=."""
+    """Parse `scontrol show node`, with or without -o. A record extends to the next line that begins with NodeName=."""
     for number, record in _records(lines):
         name = _NAME.match(record)
         if not name:
@@ -133,7 +133,7 @@ SINFO = Columns(("nodelist", "gres"), ("partition",), {"hostnames": "nodelist", 
 
 
 def parse_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Parse `sinfo -a -o '%N|%G|%R'`: host list, Gres, partition; a line for each kind of node of a partition."""
+    """Parse `sinfo -a -o '%N|%G|%R'`: host list, Gres, partition; one line for each kind of node in a partition."""
     facts_by_node: dict[str, Facts] = {}
     partitions: dict[str, dict[str, None]] = {}
     for number, row in rows(lines, SINFO, reading, "|"):
@@ -153,9 +153,9 @@ def parse_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
 
 
 def parse_gres(gres: str) -> tuple[str | None, int | None]:
-    """Return (model, number) of "gpu:h100:8(S:0-1),shard:32".
+    """Return (model, number) for text such as "gpu:h100:8(S:0-1),shard:32".
 
-    The model is None if there are several, or none is named. The number is None if no GPU is listed: a node that lost
+    The model is None if there are several or none is named. The number is None if no GPU is listed: a node that lost
     all of its GPUs looks the same as one that never had any.
     """
     models: dict[str, None] = {}
@@ -168,10 +168,10 @@ def parse_gres(gres: str) -> tuple[str | None, int | None]:
 
 
 def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Join the lines of each node.
+    """Join the lines that belong to each node.
 
-    Only NodeName= begins a record: 24.05 prints a blank line inside one, before Reason=, and a Reason may contain an
-    empty line.
+    Only NodeName= begins a record: 24.05 prints a blank line inside a record, before Reason=, and a Reason may contain
+    an empty line.
     """
     first, parts = 0, list[str]()
     for number, line in lines:
@@ -198,7 +198,7 @@ def ingest_files(run: Run, files: Sequence[str], parse: Callable[[Lines, Reading
 
 
 def stage_facts(step: Step, reading: Reading, received: NodeFacts) -> None:
-    """Stage the facts of nodes, merged with those in the store."""
+    """Stage facts about nodes, merged with the facts in the store."""
     cluster = reading.resolve_cluster()
     names = ", ".join(field.name for field in fields(Facts))
     live = step.execute(f"SELECT node, {names} FROM {step.live('nodes')} WHERE cluster = ?", [cluster]).fetchall()
@@ -240,8 +240,8 @@ SOURCE = Source(
     "nodes",
     "--nodes",
     "FILE",
-    "node models: CSV node,gpu_model,gpus,partitions,switch,rack; or output of `scontrol show node`, which is run "
-    "here without FILE, or `sinfo -a -o '%N|%G|%R'`",
+    "node models: CSV node,gpu_model,gpus,partitions,switch,rack; or output of `scontrol show node` (run "
+    "here without FILE) or `sinfo -a -o '%N|%G|%R'`",
     ingest,
     runs_without_files=True,
 )

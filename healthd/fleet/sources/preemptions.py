@@ -1,7 +1,7 @@
 """Pre-emptions from slurmctld's log, the only place that records which job pre-empted which.
 
-The lines, the same in 22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11 and 26.05 (github.com/SchedMD/slurm;
-src/slurmctld/preempt.c in 22.05, src/interfaces/preempt.c since 23.02, slurm_job_preempt()):
+The lines are the same in 22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11 and 26.05 (github.com/SchedMD/slurm;
+slurm_job_preempt() in src/slurmctld/preempt.c in 22.05, src/interfaces/preempt.c since 23.02):
 
     preempted %pJ has been requeued to reclaim resources for %pJ       info
     preempted %pJ has been killed to reclaim resources for %pJ         info
@@ -12,10 +12,10 @@ src/slurmctld/preempt.c in 22.05, src/interfaces/preempt.c since 23.02, slurm_jo
 
 Slurm 19.05 and older also has "has been checkpointed to reclaim ..." (src/slurmctld/node_scheduler.c). %pJ is JobId=7,
 JobId=5_2(7) for a task of an array, JobId=5+1(6) for a component of a heterogeneous job (src/common/log.c,
-_jobid2fmt()). Debug lines exist from SlurmctldDebug=debug on.
+_jobid2fmt()). Debug lines require SlurmctldDebug=debug or higher.
 
-The time precedes the message, as LogTimeFormat defines (log.c; slurm.conf(5)), or as syslog and journalctl write it, or
-in slurmctld's JSON log format. `short` and `thread_id` have no year: the latest year is taken that is not after the
+The time precedes the message, in the format of LogTimeFormat (log.c; slurm.conf(5)), of syslog and journalctl, or
+of slurmctld's JSON log. `short` and `thread_id` have no year, so the latest year is taken that is not after the
 file's last change. `clock` has no usable time.
 """
 
@@ -65,7 +65,7 @@ Row: TypeAlias = "tuple[str, int, int, int | None, str, int | None]"
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) -> Iterator[Row]:
-    """Yield the rows of `preemptions`; other lines are ignored. changed: time of the file's last change."""
+    """Yield the rows for `preemptions`. Other lines are ignored. changed: time of the file's last change."""
     for number, line in lines:
         if "preempt" not in line:
             continue
@@ -93,7 +93,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) ->
 
 
 def _split_line(line: str) -> tuple[str, str]:
-    """Return (time as text, message)."""
+    """Return the time as text, and the message."""
     if line.startswith("{"):
         return _parse_json(line)
     for prefix in _PREFIXES:
@@ -103,7 +103,7 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def _raw_job_id(parts: dict[str, str | None], side: str) -> int | None:
-    """Return the job's own id; for an array that waits as a whole, the array's id."""
+    """Return the job's own id, or the array's id for an array that waits as a whole."""
     text = parts[f"{side}raw"] or parts[f"{side}id"] or (parts[f"{side}of"] if parts[f"{side}task"] == "*" else None)
     return int(text) if text else None
 
@@ -129,7 +129,7 @@ def _iso(time: str, changed: float) -> str:
 
 
 def _with_year(short: str, changed: float) -> str:
-    """Return "Nov 22 12:11:20" with the latest year at most a day after `changed` (time zones may differ)."""
+    """Add the latest year to "Nov 22 12:11:20" so that it is at most a day after `changed` (time zones may differ)."""
     month, day, clock = _MONTHS.index(short[:3]) + 1, int(short[4:6]), short[7:]
     latest = datetime.fromtimestamp(changed, timezone.utc).replace(tzinfo=None) + timedelta(days=1)
     for year in range(latest.year, latest.year - 9, -1):  # the last leap day may be eight years ago
@@ -143,7 +143,7 @@ def _with_year(short: str, changed: float) -> str:
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    """Read the new part of each log. A log is identified by its beginning, whatever its name is now."""
+    """Read the new part of each log. A log is identified by its beginning, whatever its current name."""
     for path in run.track(files):
         with run.guard(), open_unpacked(path) as file:
             _ingest_log(run, path, file)
@@ -175,7 +175,7 @@ def _ingest_log(run: Run, path: str, file: BinaryIO) -> None:
     if read_position.offset == begin and begin:
         return
     if not (begin or rows or unread) and ends and not any(_begins_with_time(line, status.st_mtime) for line in ends):
-        raise IngestError(f"{path}: neither its first nor its last line begins with a time, unlike a log of slurmctld")
+        raise IngestError(f"{path}: not a slurmctld log: neither its first nor its last line begins with a time")
     times = [_seconds(line, reading, status.st_mtime) for line in ends]
     with run.step(path, times[0] if times else None, times[-1] if times else None) as step:
         step.stage("preemptions", rows)
@@ -187,7 +187,7 @@ def _ingest_log(run: Run, path: str, file: BinaryIO) -> None:
 
 
 def _recording_ends(lines: Iterable[tuple[int, str]], ends: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines, and append the first and last one to `ends`, for the log's time span."""
+    """Yield the lines, and append the first and last lines to `ends`, which give the log's time span."""
     line = ""
     for number, line in lines:
         if not ends:
@@ -210,5 +210,5 @@ def _begins_with_time(line: str, changed: float) -> bool:
 
 
 SOURCE = Source(
-    "preemptions", "--slurmctld-log", "FILE", "slurmctld's logs, also rotated ones, for preemptions", ingest
+    "preemptions", "--slurmctld-log", "FILE", "slurmctld's logs (rotated ones too), for preemptions", ingest
 )

@@ -1,15 +1,14 @@
-"""healthd's conditions as scraped by Prometheus, VictoriaMetrics or Mimir: the second source, where a stream is
-missing.
+"""healthd's conditions as scraped by Prometheus, VictoriaMetrics or Mimir: the second source, for missing streams.
 
-Scrapes give the first and last scrape that showed a condition. A condition between two scrapes is missing;
-`step_seconds` is the distance of the queried points. `timestamp()` of a metric gives the times of the scrapes
+For each condition, this gives the first and last scrape that showed it. A condition between two scrapes is missing;
+`step_seconds` is the distance between the queried points. `timestamp()` of a metric gives the times of the scrapes
 themselves; the metric alone repeats its value for five minutes if nothing marks its end
 (https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness). One query returns the scrape time, the
 severity and whether the condition is enforced as one number (QUERY), so that all are from the same scrape.
 
 A query may return 11,000 points per series (github.com/prometheus/prometheus, web/api/v1/api.go: "exceeded maximum
 resolution of 11,000 points per timeseries"). A long period is therefore split, and split further if the server or
-healthd rejects an answer as too large. nocache=1 stops VictoriaMetrics from aligning the times of a query to multiples
+healthd rejects a response as too large. nocache=1 stops VictoriaMetrics from aligning the times of a query to multiples
 of its step (https://docs.victoriametrics.com/#prometheus-querying-api-enhancements); Prometheus ignores it.
 """
 
@@ -43,7 +42,7 @@ QUERY = (
 )
 SEVERITIES = ("info", "warning", "degraded", "critical")
 MAX_POINTS = 11_000
-STEP_SECONDS = 60  # Prometheus' default scrape_interval is a minute
+STEP_SECONDS = 60  # Prometheus's default scrape_interval is one minute
 # Newer samples may still arrive, and VictoriaMetrics repeats an older value there (-search.latencyOffset, 30 s).
 SETTLED_SECONDS = 60
 NODE_LABELS = ("node", "nodename", "instance")
@@ -57,11 +56,11 @@ QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
 class ConditionSpan:
     """A condition from the first scrape that showed it to the last.
 
-    last_point      the last point of a query that had it
-    severity        the worst, an index of SEVERITIES
-    first_severity  of the first scrape
+    last_point      the last point of a query that showed it
+    severity        the worst severity, an index of SEVERITIES
+    first_severity  severity at the first scrape
     worst           time of the first scrape with `severity`
-    observed        no scrape showed it as enforced
+    observed        True if no scrape showed it as enforced
     """
 
     first: int
@@ -98,7 +97,7 @@ class ReadState:
 
     @staticmethod
     def from_text(text: str) -> tuple[ReadState, str]:
-        """Return the state, and the text of the spans that were read."""
+        """Return the state and the text of the spans that were read."""
         until, standing, stretches = json.loads(text)
         return ReadState(until, dict(map(_parse_span, standing))), stretches
 
@@ -109,7 +108,7 @@ def _parse_span(row: list[Any]) -> tuple[Series, ConditionSpan]:
 
 
 def query_ranges(from_time: int, to_time: int, step: int, points: int = MAX_POINTS) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) point of each query: all points from_time..to_time, `step` seconds apart, each once."""
+    """Yield each query's first and last point. All points from_time..to_time, `step` s apart, occur once."""
     first = from_time
     while first <= to_time:
         last = min(first + (points - 1) * step, first + (to_time - first) // step * step)
@@ -126,9 +125,9 @@ def read(
     step: int = STEP_SECONDS,
     matchers: str = "",
 ) -> Iterator[tuple[list[Row], ReadState]]:
-    """Yield rows, piece by piece, and how far they were read. `query_function`: (path, parameters) -> data.
+    """Yield rows piece by piece, and how far they were read. `query_function`: (path, parameters) -> data.
 
-    matchers: 'job="healthd"' selects only these series. A condition that is still open at the end has a row too, which
+    matchers: 'job="healthd"' selects only these series. A condition that is still open at the end also has a row, which
     a later read replaces, since its first_time is the same. Raises ServerError.
     """
     state = previous or ReadState(from_time - step)
@@ -156,10 +155,10 @@ def merge_points(
     step: int,
     reading: Reading,
 ) -> tuple[list[Row], dict[Series, ConditionSpan]]:
-    """Return all spans that a piece extends, and those that are still open at its last point.
+    """Return all spans that a piece extends, and the spans that are still open at its last point.
 
-    A span ends at a point of the query without it. Series of one condition (it became worse, another job scraped it)
-    are joined.
+    A span ends at a query point that lacks the condition. Several series of one condition (it became worse, another job
+    scraped it) are joined.
     """
     points_by_series: dict[Series, dict[int, Point]] = {}
     for number, result in enumerate(matrix, 1):
@@ -168,7 +167,7 @@ def merge_points(
             series = parse_series(labels, reading)
             new_points = {_whole_seconds(at): _point(_whole_seconds(value)) for at, value in values}
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            reading.unread(number, f"an invalid series: {str(error)[:100]}")
+            reading.unread(number, f"invalid series: {str(error)[:100]}")
             continue
         points = points_by_series.setdefault(series, {})
         for at, point in new_points.items():
@@ -205,11 +204,11 @@ def merge_points(
 def parse_series(labels: Mapping[str, str], reading: Reading) -> Series:
     """Return the identity of a series. Raises ValueError if a label is missing."""
     if not isinstance(labels, Mapping) or not all(isinstance(value, str) for value in labels.values()):
-        raise ValueError("its labels are not text")
+        raise ValueError("the labels are not text")
     name = next((labels[label] for label in NODE_LABELS if labels.get(label)), "")
     node = node_name(name)
     if not node or not labels.get("code"):
-        raise ValueError("it has no node or no code")
+        raise ValueError("the node or the code is missing")
     check, subject = labels.get("check", ""), labels.get("subject", "")
     return reading.resolve_cluster(labels.get("cluster")), node, check, labels["code"], subject
 
@@ -224,7 +223,7 @@ def _merge_points(point: Point, other: Point) -> Point:
 
 
 def node_name(instance: str) -> str:
-    """Return the Slurm name of "gpu-1:9100" or "gpu-1.example.org:9100". An IP address is kept."""
+    """Return the Slurm name for "gpu-1:9100" or "gpu-1.example.org:9100". An IP address is kept."""
     host = urllib.parse.urlsplit(f"//{instance}").hostname or ""
     try:
         ipaddress.ip_address(host)
@@ -281,7 +280,7 @@ def load_settings(address: str) -> tuple[Server, int, str]:
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    """Ingest the conditions of servers. Each query's rows are committed together with how far the server was read."""
+    """Ingest the servers' conditions. Each query's rows are committed with the position up to which it read."""
     for named in files:
         with run.guard():
             try:
@@ -295,7 +294,7 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -> None:
-    """Query all uncovered spans (covered_times.py). A span counts from its first point to one step after its last."""
+    """Query all uncovered spans (covered_times.py). A span extends from its first point to one step after its last."""
     reading, query_function = Reading.from_run(run, server_address.url), partial(query_server, server_address)
     cursor = f"{server_address.url} {matchers} {step}"
     if tenant := server_address.headers.get("X-Scope-OrgID"):
@@ -304,7 +303,7 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
     newest, stretches = ReadState.from_text(text) if text else (None, "")
     was_read = without_future(run, parse_spans(stretches), server_address.url)
     if latest_end(was_read) is None and run.from_time is None:
-        raise IngestError(f"{server_address.url}: the start of the period is missing: add --from")
+        raise IngestError(f"{server_address.url}: the start of the period is missing; add --from")
     until = run.now - max(step, SETTLED_SECONDS)
     until = until if run.to_time is None else min(run.to_time, until)
     for begin, end in uncovered_spans(was_read, run.from_time, until + 1, 0, 0):
@@ -330,7 +329,7 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
 def _drop_shorter_spans(step: Step) -> None:
     """Delete staged rows of conditions for which the store has a longer span.
 
-    A span that ends where another one begins contains only the first scrape of the other span's conditions.
+    A span that ends where another begins contains only the first scrape of the other span's conditions.
     """
     table = SCRAPED_CONDITIONS
     same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.key_columns)
@@ -344,6 +343,6 @@ SOURCE = Source(
     "prometheus",
     "--prometheus",
     "URL|FILE",
-    "conditions scraped by Prometheus, VictoriaMetrics or Mimir; FILE: TOML with url, token_file, ...",
+    "conditions scraped by Prometheus, VictoriaMetrics or Mimir; FILE is TOML with url, token_file, ...",
     ingest,
 )

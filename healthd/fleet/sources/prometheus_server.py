@@ -1,6 +1,6 @@
 """HTTP client of a Prometheus server. Each error is one sentence.
 
-The token is sent to the given address only: redirects are not followed, proxies are not used, certificates are
+The token is sent only to the given address: redirects are not followed, proxies are not used, and certificates are
 verified.
 """
 
@@ -31,16 +31,16 @@ class ServerError(HealthdError):
 
 
 class ResponseTooLarge(ServerError):
-    """The response is too large, here or for the server. A shorter period may work."""
+    """The response is too large for healthd or the server. A shorter period may work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """Address and credentials of a server.
 
-    url      up to /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
+    url      address before /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
     headers  sent with each query: authorization, X-Scope-OrgID
-    ca_file  certificates to trust; "" = the system's
+    ca_file  certificates to trust; "" for the system's
     """
 
     url: str
@@ -51,7 +51,7 @@ class Server:
 def parse_server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "", ca_file: str = "") -> Server:
     """Check the address and load the credentials. Raises ServerError if the address or a file is wrong.
 
-    token_file: a bearer token. basic_file: "user:password".
+    token_file: contains a bearer token. basic_file: contains "user:password".
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -59,9 +59,9 @@ def parse_server(url: str, tenant: str = "", token_file: str = "", basic_file: s
     except ValueError:  # an unclosed bracket, an invalid port
         usable = False
     if not usable or parts.query or parts.fragment:
-        raise ServerError('is not the address of a server: "http://HOST:PORT", or https, and the path before /api/v1')
+        raise ServerError('is not a server address; use "http://HOST:PORT" or https, with the path before /api/v1')
     if parts.username is not None:
-        raise ServerError("a password in the address is visible to all users of this machine: put it into a file")
+        raise ServerError("a password in the address is visible to all users of this machine; put it into a file")
     headers = {}
     if tenant:
         headers["X-Scope-OrgID"] = _header(tenant, "the tenant")
@@ -84,7 +84,7 @@ def _secret(path: str) -> str:
 
 def _header(text: str, description: str) -> str:
     if not text or not text.isascii() or not text.isprintable():
-        raise ServerError(f"{description} is empty, or has characters that are invalid in an HTTP header")
+        raise ServerError(f"{description} is empty or contains characters that are invalid in an HTTP header")
     return text
 
 
@@ -96,7 +96,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def query_server(server: Server, path: str, parameters: Mapping[str, str], timeout_seconds: float | None = None) -> Any:
-    """Return the `data` of a response of /api/v1. timeout_seconds: default SECONDS. Raises ServerError."""
+    """Return the `data` of a response from /api/v1. timeout_seconds: default SECONDS. Raises ServerError."""
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
     try:
         context = ssl.create_default_context(cafile=server.ca_file or None)
@@ -119,7 +119,7 @@ def query_server(server: Server, path: str, parameters: Mapping[str, str], timeo
             raise ServerError(f"did not answer within {timeout_seconds:g} s") from None
         raise ServerError(f"cannot be reached: {_error_text(reason)}") from None
     except ValueError as error:  # a redirect to an invalid address
-        raise ServerError(f"cannot be queried: it redirects to an invalid address: {_error_text(error)}") from None
+        raise ServerError(f"redirects to an invalid address: {_error_text(error)}") from None
     return _parse_data(body)
 
 
@@ -138,25 +138,26 @@ def _read_body(response: Any, seconds: float) -> bytes:
 def _http_error(error: urllib.error.HTTPError) -> ServerError:
     if 300 <= error.code < 400:
         where = printable(str(error.headers.get("Location", "elsewhere")))[:200]
-        return ServerError(f"redirects to {where}, which was not followed; use that address if it is right")
+        return ServerError(f"redirects to {where}, which was not followed; use that address if it is correct")
     try:
         server_message = json.loads(error.read(1 << 16)).get("error", "")
     except (ValueError, AttributeError, OSError, http.client.HTTPException, RecursionError):
         server_message = ""
     message = printable(str(server_message))[:300]
-    # All three servers answer 422, Prometheus 503 for a query that takes too long; proxies answer 413, 502 or 504.
+    # All three servers answer 422, Prometheus answers 503 if a query takes too long, and proxies answer 413, 502 or
+    # 504.
     is_too_large = error.code in (413, 422, 502, 504) or (error.code == 503 and "timed out" in message)
     kind = ResponseTooLarge if is_too_large else ServerError
-    return kind(f"answers with status {error.code}" + (f": {message}" if message else ""))
+    return kind(f"returned status {error.code}" + (f": {message}" if message else ""))
 
 
 def _parse_data(body: bytes) -> Any:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
-        raise ServerError("does not answer with JSON: is this the address of a Prometheus server?") from None
+        raise ServerError("does not respond with JSON: is this the address of a Prometheus server?") from None
     if not isinstance(answer, dict) or answer.get("status") != "success" or "data" not in answer:
-        raise ServerError("answers unlike Prometheus: is this the address of a Prometheus server?")
+        raise ServerError("does not respond like Prometheus: is this the address of a Prometheus server?")
     return answer["data"]
 
 

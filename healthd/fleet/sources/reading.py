@@ -1,4 +1,4 @@
-"""Context of the reader of one piece (a file, or the output of a program)."""
+"""Context for reading one piece (a file, or the output of a program)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from healthd.fleet.ingest import IngestError, Run
 class Reading:
     """Options and callbacks for reading one piece.
 
-    name     of the piece
-    cluster  for rows that do not name theirs; "" = not given
-    zone     for times without a zone; None: such times are unread
-    begin    rows that ended before are skipped; None: no limit
-    end      rows that began at this time or later are skipped; None: no limit
-    user     maps a user's name to the stored text; None: not stored
-    unread   counts a row that cannot be read: its line number, from 1 (0: no line), and the reason
+    name     name of the piece
+    cluster  cluster for rows that do not name one; "" if not given
+    zone     time zone for times without one; None if such times are unread
+    begin    rows that ended earlier are skipped; None for no limit
+    end      rows that began at this time or later are skipped; None for no limit
+    user     maps a user's name to the stored text, or to None if it is not stored
+    unread   counts an unreadable row, given its line number (from 1; 0 if there is none) and the reason
     read     counts rows that were read
-    cut      reports why the piece cannot be read to its end; earlier rows are kept
+    cut      reports why the rest of the piece cannot be read; earlier rows are kept
     """
 
     name: str
@@ -54,21 +54,21 @@ class Reading:
     def resolve_cluster(self, named: str | None = None) -> str:
         """Return the cluster of a row. Raises IngestError if neither the row nor --cluster names one."""
         if not (named or self.cluster):
-            raise IngestError(f"{self.name}: does not name the cluster: add --cluster NAME")
+            raise IngestError(f"{self.name}: does not name the cluster; add --cluster NAME")
         return named or self.cluster
 
     def seconds(self, text: str) -> int:
-        """Parse a time, epoch or ISO. Raises ValueError if it is invalid or missing."""
+        """Parse a time in epoch seconds or ISO format. Raises ValueError if it is invalid or missing."""
         found = self.optional_seconds(text)
         if found is None:
             raise ValueError("a time is missing")
         return found
 
     def optional_seconds(self, text: str) -> int | None:
-        """Parse a time; None if the text means that there is no such time yet."""
+        """Parse a time. Return None if the text means that there is no such time yet."""
         return times.parse_seconds(text, self.zone)
 
     def is_in_period(self, begin: int, end: int | None) -> bool:
-        """Return True if the time overlaps the requested period. end: None = not over."""
+        """Return True if the time overlaps the requested period. end: None if not over."""
         is_after = self.end is not None and begin >= self.end
         return not is_after and (self.begin is None or end is None or end >= self.begin)

@@ -1,19 +1,19 @@
-"""Jobs from sacct: --parsable2 text or --json in files, or from calls of sacct, one for each day.
+"""Jobs from sacct: --parsable2 text or --json in files, or calls to sacct, one per day.
 
-The header of a text file gives its columns, their order and the separator. Calls request only columns that are stored
+A text file's header gives the columns, their order and the separator. Calls request only columns that are stored
 or hashed:
 
     SLURM_TIME_FORMAT=%s   epoch seconds: no time zone, no repeated hour (src/common/parse_time.c, slurm_make_time_str)
-    --duplicates           a requeued job keeps its id: without this option only its last run is printed
+    --duplicates           a requeued job keeps its id; without this option, only its last run is printed
     --allusers --allocations --noconvert, --starttime=uts1763769600 (parse_time() accepts "uts" and epoch seconds)
     --delimiter            random for each call, so that no user's text can contain it
-    --format               the last column has no free text: it ends the record
+    --format               the last column has no free text, so it ends the record
 
-The call for a day prints all jobs that waited or ran on that day, so the last day of a job gives its final record.
-sacct prints a job only from the time at which it may start: the call for today covers a year ahead, for jobs with a
-later start. A rerun starts some days before the end of what was read of that cluster (covered_times.py), because
-slurmctld sends records to slurmdbd late. Jobs that have no end in the store and that the last day did not print (an
-operator ended them as runaway) are requested by their ids.
+The call for a day prints all jobs that waited or ran on that day, so a job's last day gives its final record.
+sacct prints a job only from the time at which it may start, so the call for today covers a year ahead for jobs with a
+later start. A rerun starts some days before the end of the time already read for that cluster (covered_times.py),
+because slurmctld sends records to slurmdbd late. Jobs that have no end in the store and were not in the last day's
+output (an operator ended them as runaway) are requested by their ids.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from healthd.fleet.step import Step
 
 NAME = "sacct"
-MAX_BUFFERED_LINES = 10_000  # of jobs, kept before they are written
+MAX_BUFFERED_LINES = 10_000  # lines of jobs kept before they are written
 
 # The form of each field, to recognise columns: src/sacct/print.c.
 _ID = r"\d{1,10}(?:_(?:\d{1,10}|\[[^\]]*\]))?(?:\+\d{1,5})?(?:\.[^|]{1,64})?"
@@ -81,7 +81,7 @@ _NEEDED = ("State", "Submit")
 
 
 class SacctText:
-    """The columns of sacct and the form of their fields."""
+    """sacct's columns and the form of their fields."""
 
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
         lower = {name.lower() for name in names}
@@ -100,7 +100,7 @@ class SacctText:
 def text_rows(
     file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], None], delimiter: str = ""
 ) -> Iterator[JobRow | None]:
-    """Yield the jobs of a text, and None for each row that is not stored (a step).
+    """Yield the jobs in a text, and None for each row that is not stored (a step).
 
     Raises UnreadableSource if a column is missing.
     """
@@ -118,25 +118,25 @@ def text_rows(
 
 
 def _field_selector(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
-    """Return a function that selects the fields to read from a row. The row has an additional "" at its end."""
+    """Return a function that selects the fields to read from a row. The row has an extra "" at its end."""
     positions = {name.lower(): position for position, name in enumerate(header)}
     for name in _NEEDED:
         if name.lower() not in positions:
-            raise UnreadableSource(f"has no column {name}: run sacct with --format={','.join(FIELDS[:10])},...")
+            raise UnreadableSource(f"has no column {name}; run sacct with --format={','.join(FIELDS[:10])},...")
     return itemgetter(*(positions.get(name.lower(), len(header)) for name in FIELDS))
 
 
-# --- calls of sacct
+# --- calls to sacct
 
 DAY = 86_400
 FIRST_DAYS = 365  # for a first run without --from
 OVERLAP_DAYS = 2
 AHEAD_DAYS = 366
-IDS_PER_CALL = 200  # ids in one call
+IDS_PER_CALL = 200  # ids per call
 MAX_REQUESTED_IDS = 5_000
 
 LAST_COLUMN = "DBIndex"
-_UNREQUESTED_FIELDS = ("NCPUS", "Timelimit", LAST_COLUMN)  # AllocCPUS and TimelimitRaw have the same content
+_UNREQUESTED_FIELDS = ("NCPUS", "Timelimit", LAST_COLUMN)  # AllocCPUS and TimelimitRaw have the same contents
 COLUMNS = (*(name for name in FIELDS if name not in _UNREQUESTED_FIELDS), LAST_COLUMN)
 NEWER_COLUMNS = frozenset({"Restarts"})  # from 24.11
 _NO_FIELD = regex(r"Invalid field requested: \"(\w+)\"")
@@ -152,7 +152,7 @@ def arguments(columns: Sequence[str], delimiter: str, cluster: str) -> list[str]
 
 
 def _ingest_calls(run: Run) -> None:
-    """Ingest the days that are new, one step for each day, then the jobs that have no end yet."""
+    """Ingest the new days, one step per day, then the jobs that have no end yet."""
     calls = _SacctCalls(run)
     days = missing_days(run.now, calls.covered, run.from_time, run.to_time)
     for begin in run.track(days, unit="days"):
@@ -162,7 +162,7 @@ def _ingest_calls(run: Run) -> None:
 
 
 def missing_days(current_time: int, was_read: Runs, from_time: int | None, to_time: int | None) -> list[int]:
-    """Return the start of each day (UTC) that is to be requested."""
+    """Return the start of each day (UTC) to request."""
     end = current_time + 1 if to_time is None else min(to_time, current_time + 1)
     spans = uncovered_spans(was_read, from_time, end, OVERLAP_DAYS * DAY, current_time - FIRST_DAYS * DAY)
     return sorted({day for begin, until in spans for day in range(begin - begin % DAY, until, DAY)})
@@ -172,10 +172,10 @@ class _SacctCalls:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.columns: tuple[str, ...] = COLUMNS
-        self.unfinished: set[str] = set()  # ids of the jobs that had no end on the last day
+        self.unfinished: set[str] = set()  # ids of jobs that had no end on the last day
         settings = _config()
         self.cluster = run.cluster or settings.get("ClusterName", "")
-        # Without --cluster it is the cluster of the local Slurm commands.
+        # Without --cluster, it is the cluster of the local Slurm commands.
         self.cursor = f"days of {self.cluster}"
         self.covered = without_future(run, parse_spans(run.cursor(self.cursor) or ""), self.cursor)
         # True if slurmdbd stores the scripts: slurm.conf(5).
@@ -199,7 +199,7 @@ class _SacctCalls:
             step.cursor(self.cursor, format_spans(self.covered))
 
     def request_open_jobs(self) -> None:
-        """Request the jobs that have no end in the store and that the last day did not print."""
+        """Request jobs that have no end in the store and were not in the last day's output."""
         run = self.run
         with run.step("open jobs", None, run.now, self.cluster or None) as step:
             ids = self._open_job_ids(step)
@@ -218,7 +218,7 @@ class _SacctCalls:
         return [str(job) for (job,) in found if str(job) not in self.unfinished][:MAX_REQUESTED_IDS]
 
     def _call_sacct(self, name: str, *selection: str) -> list[JobRow]:
-        """Return the jobs that sacct prints. An older sacct is called again without the columns it does not have."""
+        """Return the jobs that sacct prints. An older sacct is called again without the columns that it lacks."""
         run = self.run
         while True:
             delimiter = f"\x1f{secrets.token_hex(6)}\x1f"
@@ -243,7 +243,7 @@ class _SacctCalls:
             return job_rows
 
     def _with_scripts(self, rows: list[JobRow]) -> Iterator[JobRow]:
-        """Yield these jobs; batch jobs with the nodes that their scripts exclude, if the site stores scripts."""
+        """Yield the jobs. If the site stores scripts, batch jobs get the nodes that their scripts exclude."""
         batch = [row.job_id for row in rows if row.may_have_script]
         scripts: dict[tuple[str, int], str] = {}
         if batch and self.has_scripts:
@@ -257,8 +257,8 @@ class _SacctCalls:
     def _request_scripts(self, ids: Iterable[str]) -> dict[tuple[str, int], str]:
         """Return the scripts of these jobs by (job id, submit time).
 
-        They are requested as JSON: in the text of --batch-script a script could imitate the header of the next one.
-        """
+        The scripts are requested as JSON: in the text of --batch-script, a script could imitate the next script's
+        header."""
         argv = ["sacct", "--allusers", "--duplicates", "--allocations", "--batch-script", "--json"]
         cluster = [f"--clusters={self.run.cluster}"] if self.run.cluster else []
         found: dict[tuple[str, int], str] = {}
@@ -270,12 +270,12 @@ class _SacctCalls:
                         found[str(job.get("job_id")), submitted] = script
         except (IngestError, UnreadableSource) as error:  # keep the jobs without their scripts
             self.has_scripts = False
-            self.run.log(f"sacct: the exclusions in job scripts are not read: {error}")
+            self.run.log(f"sacct: the exclusions in job scripts were not read: {error}")
         return found
 
 
 def _config() -> dict[str, str]:
-    """Return slurmctld's settings, or {} if it does not answer: sacct may work without it."""
+    """Return slurmctld's settings, or {} if it does not answer, since sacct may work without it."""
     try:
         with command_output(["scontrol", "show", "config"]) as out:
             lines = out.read(1 << 20).decode("utf-8", "replace").split("\n")
@@ -307,7 +307,7 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 def _file_rows(run: Run, reading: Reading) -> Iterator[JobRow]:
-    """Yield the jobs in the requested time; all jobs count as read. Raises IngestError."""
+    """Yield the jobs in the requested period. All jobs count as read. Raises IngestError."""
     count = 0
     with open_unpacked(reading.name) as file:
         try:
@@ -327,16 +327,16 @@ def _file_rows(run: Run, reading: Reading) -> Iterator[JobRow]:
         except UnreadableSource as error:
             raise IngestError(f"{reading.name}: {error}") from None
         except (EOFError, zlib.error) as error:
-            reading.cut(f"the compressed file is cut: {error}")
+            reading.cut(f"the compressed file is truncated: {error}")
         finally:
             reading.read(count)
 
 
-# --- staging of jobs: clean text in the store's temporary folder, then rows of three tables
+# --- staging of jobs: clean text in the store's temporary folder, then rows in three tables
 
 
 class StagedJobs:
-    """Jobs read from one piece. first, last: time span of its jobs; None: no job."""
+    """Jobs read from one piece. first, last: time span of the jobs, None without jobs."""
 
     def __init__(self, jobs: TextIO, exclusions: TextIO) -> None:
         self.clusters: set[str] = set()
@@ -374,7 +374,7 @@ class StagedJobs:
 
 @contextmanager
 def staged_jobs(step: Step) -> Iterator[StagedJobs]:
-    """Stage the jobs added in the block at its end. Raises StoreError."""
+    """At the end of the block, stage the jobs added in it. Raises StoreError."""
     folder = step.store.temporary
     paths = [os.path.join(folder, name) for name in ("jobs.tsv", "job_exclusions.tsv")]
     try:
@@ -415,7 +415,7 @@ SOURCE = Source(
     NAME,
     "--sacct",
     "FILE",
-    "jobs, as printed by sacct --parsable2 or --json; without FILE sacct is run here, one call per day",
+    "jobs, as printed by sacct --parsable2 or --json; without FILE, sacct runs here, once per day",
     ingest,
     runs_without_files=True,
 )

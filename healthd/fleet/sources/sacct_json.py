@@ -1,13 +1,14 @@
-"""Jobs as `sacct --json` prints them, one after another, in bounded memory.
+"""Jobs as `sacct --json` prints them, read one after another in bounded memory.
 
-The shape is that of slurmdb_job_rec_t in all versions: src/plugins/openapi/dbv0.0.38/parse.c (Slurm 22.05), then
+In all versions, the shape is that of slurmdb_job_rec_t: src/plugins/openapi/dbv0.0.38/parse.c (Slurm 22.05), then
 src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.com/SchedMD/slurm. Differences:
 
-- DBIndex is missing; from v0.0.45 on it is in `sluid` as an SLUID. Before, a job's id and submit time identify it.
-- A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (in v0.0.39 too, except for times).
+- DBIndex is missing; from v0.0.45 on, `sluid` contains it as an SLUID. Before that, a job's id and submit time identify
+  the job.
+- A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (also in v0.0.39, except for times).
 - `state.current` is a word until v0.0.39, then a list of the state and its flags.
-- `exit_code` is SUCCESS and 0 for every job that ended by itself until v0.0.39, whatever it returned. There the exit
-  code of a job that is not COMPLETED is unknown.
+- `exit_code` is SUCCESS and 0 for every job that ended by itself until v0.0.39, whatever it returned. In these
+  versions, the exit code of a job that is not COMPLETED is unknown.
 - `reservation.name` is a meaningless number in v0.0.38. `submit_line` and `script` exist from v0.0.39, `restart_cnt`
   from v0.0.42.
 """
@@ -23,7 +24,7 @@ from healthd.common.text import printable, regex
 from healthd.fleet.sources.job_row import FIELDS, JobRow, JobRowReader, TruncatedSource, UnreadableSource
 
 NAME = "sacct_json"
-MAX_JOB_CHARACTERS = 16 << 20  # per job with its steps
+MAX_JOB_CHARACTERS = 16 << 20  # per job including its steps
 CHUNK = 1 << 20
 NO_VAL = 0xFFFFFFFE  # INFINITE is the next number: slurm.h
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -38,7 +39,7 @@ _BASE_STATES = frozenset(
 
 
 def json_rows(file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], None]) -> Iterator[JobRow | None]:
-    """Yield the jobs of a document. Raises UnreadableSource if it is not sacct's."""
+    """Yield the jobs of a document. Raises UnreadableSource if it is not from sacct."""
     for line, job in read_jobs(file, unread):
         try:
             row = rows.read(sacct_fields(job))
@@ -50,7 +51,7 @@ def json_rows(file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], N
 
 
 class _JsonStream:
-    """JSON text that is read in pieces; consumed text is dropped."""
+    """JSON text that is read in pieces. Consumed text is dropped."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -64,7 +65,9 @@ class _JsonStream:
         """Read another piece. Return False at the end."""
         if self.is_exhausted:
             return False
-        chunk = self.file.read(max(CHUNK, len(self.text) - self.position))  # doubled: one large value takes linear time
+        chunk = self.file.read(
+            max(CHUNK, len(self.text) - self.position)
+        )  # doubled, so that one large value takes linear time
         self.is_exhausted = not chunk
         self.line += self.text.count("\n", 0, self.position)
         self.text = self.text[self.position :] + self.decoder.decode(chunk, final=self.is_exhausted)
@@ -81,7 +84,7 @@ class _JsonStream:
                 return ""
 
     def value(self) -> Any:
-        """Return the next value. Raises ValueError if there is none, or it is too long."""
+        """Return the next value. Raises ValueError if there is none or it is too long."""
         self.peek()
         while True:
             try:
@@ -108,16 +111,16 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def read_jobs(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield (line, job) of the list `jobs`.
+    """Yield (line, job) for each job in the list `jobs`.
 
-    Raises UnreadableSource if there is no such list, or it is empty and sacct reported an error. Raises TruncatedSource
-    if the list has no end, or if sacct reported an error and may have left out jobs.
+    Raises UnreadableSource if there is no such list, or if it is empty and sacct reported an error. Raises
+    TruncatedSource if the list has no end, or if sacct reported an error and may have left out jobs.
     """
     text = _JsonStream(file)
     text.read_more()
     text.text = text.text.removeprefix("\ufeff")
     if text.peek() != "{":
-        raise UnreadableSource("is not a JSON object of sacct --json")
+        raise UnreadableSource("is not a JSON object from sacct --json")
     text.position += 1
     found_jobs, error_text, count = False, "", 0
     while text.peek() == '"':
@@ -142,21 +145,21 @@ def read_jobs(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tu
             try:
                 job = text.value()
             except ValueError as error:
-                raise TruncatedSource(f"the document is cut at line {line}: {error}") from None
+                raise TruncatedSource(f"the document is truncated at line {line}: {error}") from None
             count += 1
             if isinstance(job, dict):
                 yield line, job
             else:
-                unread(line, "a job that is not an object")
+                unread(line, "a job is not an object")
         if not character:
-            raise TruncatedSource(f"the document ends within its jobs, at line {text.current_line}")
+            raise TruncatedSource(f"the document ends within the list of jobs, at line {text.current_line}")
         text.position += 1
     if found_jobs and error_text and not count:
         raise UnreadableSource(f"has no jobs, and sacct reported an error{error_text}")
     if found_jobs and error_text:
         raise TruncatedSource(f"sacct reported an error, so jobs may be missing{error_text}")
     if not found_jobs:
-        raise UnreadableSource(f'has no list "jobs" of sacct --json{error_text}')
+        raise UnreadableSource(f'has no list "jobs" from sacct --json{error_text}')
 
 
 def _error_description(error: Any) -> str:
@@ -165,7 +168,7 @@ def _error_description(error: Any) -> str:
 
 
 def sacct_fields(job: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the texts that sacct would print for FIELDS. Raises ValueError for another shape."""
+    """Return the texts that sacct would print for FIELDS. Raises ValueError for an unexpected shape."""
     times, array, het = (_object(job, name) for name in ("time", "array", "het"))
     allocated = _tres(_object(job, "tres").get("allocated"))
     job_id = _number(job.get("job_id"))
@@ -239,7 +242,7 @@ def _duration(seconds: str) -> str:
 
 
 def _state(value: Any) -> str:
-    """Return one word: a flag takes precedence over the state it is set on, as in job_state_string() of
+    """Return one word. A flag takes precedence over the state on which it is set, as in job_state_string() in
     slurm_protocol_defs.c.
     """
     states = [value] if isinstance(value, str) else value
@@ -263,9 +266,9 @@ def _exit_code(value: Mapping[str, Any], state: str) -> str:
 
 
 def _tres(entries: Any) -> dict[str, str]:
-    """Return the counts of CPUs, nodes and GRES: {"cpu": "16", "gres/gpu:h100": "8"}.
+    """Return the counts of CPUs, nodes and GRES, such as {"cpu": "16", "gres/gpu:h100": "8"}.
 
-    Counts of other kinds may be unset, differently in each version.
+    Other counts may be unset, in a way that differs between versions.
     """
     if entries is None:
         return {}

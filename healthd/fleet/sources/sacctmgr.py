@@ -1,15 +1,15 @@
-"""Node states and reservations of slurmdbd, as printed by sacctmgr: `show event` and `show reservation`.
+"""Node states and reservations in slurmdbd, as printed by sacctmgr's `show event` and `show reservation`.
 
-The text is that of --parsable2 with a header line. Columns are found by their names, which are the same in 22.05 to
+The text is --parsable2 output with a header line. Columns are found by their names, which are the same in 22.05 to
 26.05 (github.com/SchedMD/slurm, src/sacctmgr/common.c, sacctmgr_process_format_list(); reservation_functions.c).
 
 Node states: TimeEnd is "Unknown" while a state lasts (src/common/parse_time.c, _make_time_str_internal()). User is
-"root(0)", in 22.05 cut after 19 characters (src/sacctmgr/event_functions.c). Rows without a node are events of the
-whole cluster and are skipped.
+"root(0)", truncated after 19 characters in 22.05 (src/sacctmgr/event_functions.c). Rows without a node are events for
+the whole cluster and are skipped.
 
 Reservations: there is one row for each node. slurmctld's own list (`scontrol show reservation`) drops reservations that
-are over. The flags are separated by commas and begin with MAINT for maintenance (src/common/slurm_protocol_defs.c,
-reservation_flags_string()). A change of a reservation makes a new record with a later TimeStart.
+are over. The flags are separated by commas; MAINT comes first for maintenance (src/common/slurm_protocol_defs.c,
+reservation_flags_string()). A change to a reservation creates a new record with a later TimeStart.
 
 The commands need SLURM_TIME_FORMAT=%s; parse_time() accepts a time as uts%s (src/common/parse_time.c).
 """
@@ -33,7 +33,7 @@ SACCTMGR = ("sacctmgr", "--readonly", "--parsable2", "show")
 STATE_COLUMNS = Columns(
     ("nodename", "timestart", "timeend", "state"),
     ("cluster", "reason", "user"),
-    free="reason",  # it may contain the separator, because nothing is quoted
+    free="reason",  # may contain the separator, because nothing is quoted
 )
 HEALTHD, SLURM, PERSON = "healthd", "slurm", "person"
 ROOT = "root"
@@ -41,7 +41,7 @@ State: TypeAlias = "tuple[str, str, int, int | None, str, str | None, str | None
 
 
 def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
-    """Return the command for all node states that lasted at any moment between the two times.
+    """Return the command that lists all node states in force at any time between the two times.
 
     Without State= all states are included; without a Start= only yesterday's (src/sacctmgr/event_functions.c,
     _set_cond()). slurmdbd keys them by node and start (accounting_storage_mysql.c: primary key (node_name,
@@ -53,11 +53,11 @@ def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
 
 
 def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
-    """Return the setter of a state: healthd, slurm or person; None if the text does not show it.
+    """Return the setter of a state (healthd, slurm or person), or None if the text does not show it.
 
     `user`: None if there is no such column; "" if slurmctld named no user, which means slurmctld itself. Slurm's own
     states have the name of SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). If SlurmUser is root, a person
-    using root has that name too. Then, and for any root, the Reason decides.
+    using root also has that name. In that case, and for any root, the Reason decides.
     """
     if reason.startswith("healthd:"):
         return HEALTHD
@@ -72,14 +72,14 @@ def slurm_user(cluster: str) -> str:
     """Return SlurmUser if slurmctld of this cluster answers on this machine, else "slurm"."""
     try:
         local_settings = slurm_settings("ClusterName", "SlurmUser")
-    except IngestError:  # slurmdbd's machine need not have a slurmctld; its states can be read nevertheless
+    except IngestError:  # slurmdbd's machine need not have a slurmctld, but the states can still be read
         return SLURM
     user = local_settings.get("SlurmUser", "").partition("(")[0]
     return user if user and local_settings.get("ClusterName") == cluster else SLURM
 
 
 def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str = SLURM) -> Iterator[State]:
-    """Yield (cluster, node, start, end, state, reason, user, set by). `slurm_user`: the user of Slurm's own states."""
+    """Yield (cluster, node, start, end, state, reason, user, set by). `slurm_user`: the user for Slurm's own states."""
     for number, row in rows(lines, STATE_COLUMNS, reading, "|"):
         node = row["nodename"]
         if not node:
@@ -103,7 +103,7 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
 
 
 def _ingest_states(run: Run, files: list[str]) -> None:
-    """Without files, query from an hour before the last time on, so that states that ended meanwhile get their end."""
+    """Without files, query from an hour before the last time, so that states that have since ended get their end."""
     ingest_files(run, files, "node_states", states)
     if not files:
         ingest_new_period(run, "sacctmgr show event", "node_states", states_command, _local_states)
@@ -117,7 +117,7 @@ NODE_STATES = Source(
     "node_states",
     "--node-states",
     "FILE",
-    "output of `sacctmgr show event`; without FILE it is run here",
+    "output of `sacctmgr show event`; without FILE, healthd runs it here",
     _ingest_states,
     runs_without_files=True,
 )
@@ -130,14 +130,14 @@ Reservation: TypeAlias = "tuple[str, str, str | None, int, int | None, str, bool
 
 
 def reservations_command(from_time: int, to_time: int, cluster: str) -> list[str]:
-    """Return the command for all reservations that lasted at any moment between the two times."""
+    """Return the command that lists all reservations in force at any time between the two times."""
     where = (f"start=uts{from_time}", f"end=uts{to_time}", f"clusters={cluster}")
     form = "format=Cluster,Name,TimeStart,TimeEnd,Flags,NodeNames"
     return [*SACCTMGR, "reservation", *where, form]
 
 
 def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Reservation]:
-    """Yield (cluster, name, node, start, end, flags, is maintenance). The node of a reservation of licenses is None."""
+    """Yield (cluster, name, node, start, end, flags, is maintenance). The node of a license reservation is None."""
     for number, row in rows(lines, RESERVATION_COLUMNS, reading, "|"):
         try:
             start, end = reading.seconds(row["timestart"]), reading.optional_seconds(row["timeend"])
@@ -155,7 +155,7 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
 
 
 def _ingest_reservations(run: Run, files: list[str]) -> None:
-    """Without files, query from an hour before the last time on, so that reservations that ended meanwhile get their
+    """Without files, query from an hour before the last time, so that reservations that have since ended get their
     end.
     """
     ingest_files(run, files, "reservations", reservations)
@@ -167,7 +167,7 @@ RESERVATIONS = Source(
     "reservations",
     "--reservations",
     "FILE",
-    "output of `sacctmgr show reservation`; without FILE it is run here",
+    "output of `sacctmgr show reservation`; without FILE, healthd runs it here",
     _ingest_reservations,
     runs_without_files=True,
 )

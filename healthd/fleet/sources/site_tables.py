@@ -1,10 +1,10 @@
-"""Tables written by a site or another tool: tickets (--tickets), failures of nodes (--failures) and jobs (--jobs).
+"""Tables written by a site or another tool: tickets (--tickets), node failures (--failures) and jobs (--jobs).
 
-The node of a ticket or failure may be a host list; the row then counts for each node in it.
+The node of a ticket or failure may be a host list; the row then counts for each node in the list.
 
-A history of jobs is CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user. Slurm's other fields
+A job history is CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user. Slurm's other fields
 (partition, exit code, ...) are unknown. A row's db_index is 62 bits of a hash of its cluster, job id, submit time and
-restarts, so the same row read again replaces itself.
+restarts, so reading the same row again replaces it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ JOB_COLUMNS = Columns(
     {"submit_time": "submit", "start_time": "start", "end_time": "end", "node_list": "nodes", "user_name": "user"},
 )
 NAME = "jobs_file"
-NO_NODES = ("none assigned", "(null)", "none", "n/a")  # printed by Slurm's commands for no nodes
+NO_NODES = ("none assigned", "(null)", "none", "n/a")  # printed by Slurm's commands if there are no nodes
 _DB_INDEX_LIMIT = 2**62
 _SUBMIT, _END = (list(JOBS.columns).index(name) for name in ("submit_time", "end_time"))
 _PARQUET = b"PAR1"
@@ -57,7 +57,7 @@ def tickets(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Tick
         if not nodes:
             reading.unread(number, "no node is named")
         elif closed is not None and closed < opened:
-            reading.unread(number, "the ticket is closed before it is opened")
+            reading.unread(number, "the ticket was closed before it was opened")
         else:
             reading.read(1)
             for node in nodes if reading.is_in_period(opened, closed) else ():
@@ -80,7 +80,7 @@ def failures(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Fai
             yield reading.resolve_cluster(row.get("cluster")), node, time, row["kind"]
 
 
-# --- a history of jobs
+# --- job history
 
 
 def is_parquet(path: str) -> bool:
@@ -94,9 +94,9 @@ def csv_jobs(reading: Reading) -> Iterator[Row]:
 
 
 def parquet_jobs(reading: Reading) -> Iterator[Row]:
-    """Yield the jobs of a Parquet file.
+    """Yield the jobs in a Parquet file.
 
-    Times may be numbers, text or timestamps; without a zone they are read in the given zone. Lists of names are host
+    Times may be numbers, text or timestamps; without a zone, they are read in the given zone. Lists of names are host
     lists. Columns of other types (a struct) have invalid text, so their rows are unread.
     """
     import duckdb
@@ -106,7 +106,7 @@ def parquet_jobs(reading: Reading) -> Iterator[Row]:
             open(reading.name, "rb") as opened_file,
             duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection,
         ):
-            # Not by its name: DuckDB treats "jobs[1].parquet" as a pattern and reads jobs1.parquet.
+            # The name is not passed: DuckDB treats "jobs[1].parquet" as a pattern and reads jobs1.parquet.
             file = [f"/proc/self/fd/{opened_file.fileno()}"]
             described = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", file).fetchall()
             names = JOB_COLUMNS.named([name for name, *_ in described])
@@ -152,7 +152,7 @@ def _rows(table: Iterable[tuple[int, dict[str, str]]], reading: Reading) -> Iter
 
 
 def _row(row: dict[str, str], reading: Reading) -> Row:
-    """Convert a row. Raises ValueError if it cannot be read."""
+    """Convert a row. Raises ValueError if the row cannot be read."""
     cluster = reading.resolve_cluster(row.get("cluster"))
     job, restarts = _count(row, "job_id"), _count(row, "restarts")
     if job is None:
@@ -196,7 +196,7 @@ def _count(row: dict[str, str], name: str) -> int | None:
 
 
 def db_index(cluster: str, job: int, submit: int, restarts: int) -> int:
-    """Return a number below 2**62 (a BIGINT) that identifies the row."""
+    """Return a number below 2**62 (a BIGINT) that identifies a row."""
     text = "\0".join((NAME, cluster, str(job), str(submit), str(restarts)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % _DB_INDEX_LIMIT
 
@@ -234,7 +234,7 @@ FAILURES = Source(
     "failures",
     "--failures",
     "FILE",
-    "failures of nodes from another tool, CSV: node,time,kind",
+    "node failures reported by another tool, CSV: node,time,kind",
     lambda run, files: ingest_files(run, files, "failures", failures),
 )
 JOBS_FILE = Source(

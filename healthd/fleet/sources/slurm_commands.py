@@ -1,4 +1,4 @@
-"""Commands of Slurm run by healthd; their output is complete or an error."""
+"""Slurm commands run by healthd. Incomplete output raises an error."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from healthd.fleet.ingest import IngestError
 
 OUTPUT_TIMEOUT_SECONDS = 300.0  # the commands print nothing until slurmdbd or slurmctld has answered
 EXIT_TIMEOUT_SECONDS = 10.0
-# Times in epoch seconds: no time zone, no repeated hour. sacct 22.05 --json formats its own --starttime this way and
-# then cannot parse it; JSON does not need the setting.
+# Print times in epoch seconds, which have no time zone and no repeated hour. sacct 22.05 --json formats its own
+# --starttime this way and then cannot parse it; JSON does not need the setting.
 EPOCH_TIMES = {"SLURM_TIME_FORMAT": "%s"}
-# Slurm's commands also read formats, filters, clusters and times from variables. healthd passes all as arguments.
+# Slurm's commands also read formats, filters, clusters and times from variables. healthd passes them all as arguments.
 _REMOVED_VARIABLES = (
     *("SACCT", "SCONTROL_", "SINFO_", "SQUEUE_"),
     *("SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_TOPO_LEN"),
@@ -29,7 +29,7 @@ _REMOVED_VARIABLES = (
 
 
 class _TimedPipe(io.RawIOBase):
-    """Output of a program that fails if the program is silent for too long."""
+    """A program's output. Reading fails if the program is silent for too long."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.descriptor = descriptor
@@ -46,10 +46,10 @@ class _TimedPipe(io.RawIOBase):
 
 @contextmanager
 def command_output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
-    """Yield the output of one of Slurm's commands.
+    """Yield the output of a Slurm command.
 
-    Raises IngestError at the end if the command failed, so its output is incomplete; and during reading if it hangs.
-    The command is then killed; if even that does not end it, it is abandoned.
+    Raises IngestError at the end if the command failed and its output is incomplete, and during reading if it hangs.
+    A hanging command is killed, and abandoned if even that does not end it.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_VARIABLES)}
     with tempfile.TemporaryFile() as errors:

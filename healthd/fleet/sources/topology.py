@@ -6,7 +6,7 @@
     RingName=ring1 Nodes=gpu-[001-008]          topology/ring
 
 (topology.conf(5) of Slurm 22.05 to 26.05; github.com/SchedMD/slurm, src/api/topo_info.c, slurm_print_topo_record(), and
-src/plugins/topology/). In scontrol's output the line of a higher switch also names the nodes below it, with its Level:
+src/plugins/topology/). In scontrol's output, the line of a higher switch also names the nodes below it, with its Level:
 the leaf is the switch of level 0. Parameter names are case-insensitive, as in Slurm; "#" begins a comment, "\\" at the
 end of a line joins it with the next.
 """
@@ -28,12 +28,12 @@ _LINES_WITHOUT_LEAF = ("blocksizes", "aggregatedblock", "include", "topology", "
 
 
 def command() -> list[str]:
-    """Return the command. Run it without SLURM_TOPO_LEN, which cuts its lines."""
+    """Return the command. Run it without SLURM_TOPO_LEN, which truncates lines."""
     return ["scontrol", "show", "topology"]
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Yield (node, leaf). A node named by two leaves is yielded twice; the last one counts, as in Slurm
+    """Yield (node, leaf). A node named by two leaves is yielded twice; the last leaf counts, as in Slurm
     (topology_tree.c).
     """
     for number, line in _joined(lines):

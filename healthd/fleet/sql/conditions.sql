@@ -1,18 +1,18 @@
--- Conditions of each node: from when to when, and how often they were seen.
+-- Conditions on each node: from when to when, and how often they were seen.
 --
--- Conditions that were open in [from_time, to_time): from the first sighting to the last, or until cleared. Only sightings count: between two sightings of an edge
+-- These are the conditions that were open in [from_time, to_time), from the first sighting to the last, or until cleared. Only sightings count: between two sightings of an edge,
 -- no fault is known. The same fault may appear twice, from healthd's events and from scrapes.
 --
 -- columns
---   severity      the worst: info | warning | degraded (drains) | critical (requeues)
---   kind          edge: it happened at a moment; level: each run of the check finds it
---   first_time, last_time, cleared_time   epoch seconds; cleared_time: empty = not yet, or unknown
+--   severity      the worst severity: info | warning | degraded (drains) | critical (requeues)
+--   kind          edge: it happened at one moment; level: each run of the check finds it
+--   first_time, last_time, cleared_time   epoch seconds; cleared_time is empty if not yet cleared, or if unknown
 --   times         how often it was seen, as counted by the node; empty for scraped conditions
 --   moments       number of moments at which it is known to have been seen
 --   origin        events | scraped
---   observed      true if it rests only on a source that a user can forge, so that it triggered nothing (or the row is older than this column)
---   history       true if it rests only on log lines from before healthd's first start there; empty for scraped conditions
---   step_seconds  of scraped conditions: shorter conditions are missing
+--   observed      true if only a source that a user can forge reported it, so that it triggered nothing (or the row is older than this column)
+--   history       true if only log lines from before healthd's first start there reported it; empty for scraped conditions
+--   step_seconds  interval of scraped conditions; shorter conditions are missing
 -- source: docs/events.md
 
 WITH ranked AS (

@@ -1,14 +1,14 @@
--- For how many jobs the nodes that their users excluded are known.
+-- Number of jobs for which the nodes that users excluded are known.
 --
--- Jobs that were submitted in [from_time, to_time), each job_id once: a requeue keeps the exclusions. Without this coverage, a node that seems to be excluded by no job may be excluded by all.
+-- Counts jobs submitted in [from_time, to_time), each job_id once, since a requeue keeps the exclusions. Without this coverage, a node that seems to be excluded by no job may be excluded by all.
 --
 -- columns
---   jobs             that were submitted
---   known            jobs whose submit line, script or squeue entry could be read, or named a node
+--   jobs             jobs that were submitted
+--   known            jobs whose submit line, script or squeue entry could be read, or that named a node
 --   excluding        jobs that exclude at least one node
 --   excluded_nodes   distinct nodes that jobs exclude
 --   share_known      known / jobs
--- source: excl_jobid_count of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), which predicted failing nodes poorly
+-- source: excl_jobid_count in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), which predicted failing nodes poorly
 
 WITH named AS (
   SELECT exclusions.cluster, exclusions.job_id, count(DISTINCT exclusions.node) AS nodes

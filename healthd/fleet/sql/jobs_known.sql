@@ -1,7 +1,7 @@
--- Until when the jobs of each cluster are known.
+-- Time until which each cluster's jobs are known.
 --
--- A job without an end ran at that time; whether it still runs was not read. It is the end of the latest period that an ingest of jobs read, or the latest time in a
--- job's row if that is later: a file does not contain the time it was made.
+-- A job without an end was running at that time; it is unknown whether it still runs. The time is the end of the latest period that an ingest of jobs read, or the latest time in a
+-- job's row if that is later, because a file does not contain the time at which it was written.
 --
 -- columns
 --   known_until   epoch seconds

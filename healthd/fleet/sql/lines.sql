@@ -1,9 +1,9 @@
--- Lines of the nodes' event streams, each with its stream's cluster.
+-- Lines in the nodes' event streams, each with its stream's cluster.
 --
--- A node does not know its cluster's name until slurm.conf was read, and writes "" until then; a stream belongs to one node even then (docs/events.md).
--- Lines of an unknown schema, which have no number, are left out. Not limited to the requested period.
+-- A node does not have its cluster's name until slurm.conf was read, and writes "" until then. Even then, a stream belongs to one node (docs/events.md).
+-- Lines with an unknown schema, which have no number, are left out. Not limited to the requested period.
 --
--- columns: those of the table events that other queries need; stream_time: the first time of the stream in the store
+-- columns: the columns of the table events that other queries need; stream_time: the first time of the stream in the store
 -- source: docs/events.md
 
 WITH streams AS (

@@ -1,6 +1,6 @@
 -- How long each node was observed, day by day.
 --
--- Unobserved time without a failure proves nothing. Each day (UTC) of [from_time, to_time) of each known node: from its stream, its jobs, Slurm's records or the list of nodes. A node is observed from one line of its
+-- Unobserved time without a failure proves nothing. There is a row for each day (UTC) in [from_time, to_time) and each node known from its stream, its jobs, Slurm's records or the list of nodes. A node is observed from one line of its
 -- stream to the next if no number is missing between them, it was not stopped, the next line is not a start, at most 25 hours lie between them (`alive` is written each day), and
 -- the clock was not set; and from its last line before a start until the moment at which it is known to have run. It is not observed before the first line of a stream and after its last.
 --
@@ -8,7 +8,7 @@
 --   day               its midnight, epoch seconds
 --   seconds           length of the day within the requested period
 --   observed_seconds  how much of it was observed
---   alives, starts, stops, gaps   lines of that day: alive, started, stopped, and those before which lines are missing
+--   alives, starts, stops, gaps   number of lines on that day: alive, started, stopped, and lines before which lines are missing
 -- source: docs/events.md, "Without alive a time is not observed"
 
 WITH followed AS (

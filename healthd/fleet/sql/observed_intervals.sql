@@ -2,7 +2,7 @@
 --
 -- A node is observed from one line of its stream to the next if no number is missing between them, it was not stopped, the next line is not a start, at most 25 hours lie between them (`alive` is written each day), and
 -- the clock was not set; and from its last line before a start until the moment at which it is known to have run. It is not observed before the first line of a stream and after its last.
--- Not limited to the requested period. `observed` has the same by day.
+-- Not limited to the requested period. `observed` contains the same times by day.
 --
 -- columns
 --   begin_time, end_time   epoch seconds; the spans of a node do not overlap, and mostly touch

@@ -1,15 +1,15 @@
 -- When a node was out of service, and by whom; maintenance separately.
 --
--- Outages that overlap [from_time, to_time). Slurm's records of node states (sacctmgr show event) and the drains and resumes that healthd confirmed are one outage where they overlap
--- or touch: a drain, the node going down during it and its resume count once. A drain without a line about its resume (a reinstalled node begins with an empty ledger) ends with
+-- Contains outages that overlap [from_time, to_time). Slurm's records of node states (sacctmgr show event) and the drains and resumes that healthd confirmed are one outage where they overlap
+-- or touch: a drain, the node going down during it and the resume count once. A drain without a line about its resume (a reinstalled node begins with an empty ledger) ends with
 -- Slurm's state of that time, if it was read. Reservations with the flag MAINT are separate rows.
 --
 -- columns
 --   what           outage | maintenance
---   by_whom        of its beginning: healthd (by its Reason or its stream) | slurm (Slurm itself) | person | unknown (the user was not read) | reservation
---   start_time, end_time   epoch seconds; end_time empty = not yet
+--   by_whom        who began it: healthd (by its Reason or its stream) | slurm (Slurm itself) | person | unknown (the user was not read) | reservation
+--   start_time, end_time   epoch seconds; end_time is empty if it has not ended
 --   seconds        duration within the requested period
---   first_state, first_reason, user_name   of its beginning, from Slurm; first_reason of a reservation: its name
+--   first_state, first_reason, user_name   from Slurm, at its beginning; for a reservation, first_reason is its name
 --   from_slurm, from_healthd   number of records of each origin
 -- source: sacctmgr(1), "show event"; docs/events.md, drain and resume; scontrol(1), reservations, MAINT
 
@@ -41,7 +41,7 @@ moments AS (
   FROM ours
   WHERE event = 'drain'
 ),
--- Number of Slurm states that had begun, which is the place of the last one: the node's clock may be some minutes behind.
+-- Number of Slurm states that had begun, which is the position of the last state. The node's clock may be a few minutes behind.
 begun AS (
   SELECT
     cluster, node, stream_id, seq,

@@ -1,17 +1,17 @@
 -- Pre-empted jobs and their pre-emptors: from slurmctld's log, else inferred.
 --
--- Jobs that ended PREEMPTED in [from_time, to_time), and other jobs that the log names. Logged: the victim's end is within within_seconds of the line, and no
--- other end of that job_id is closer: a line belongs to one end. Inferred: of the jobs that start
--- within within_seconds after the victim's end on one of its nodes, the one that shares most nodes with it, then the one that started first. Slurm's accounting does not contain it.
+-- Contains jobs that ended PREEMPTED in [from_time, to_time), and other jobs that the log names. Logged: the victim's end is within within_seconds of the line, and no
+-- other end of that job_id is closer, since a line belongs to one end. Inferred: of the jobs that start
+-- within within_seconds after the victim's end on one of its nodes, the job that shares the most nodes with it, then the job that started first. Slurm's accounting does not contain the pre-emptor.
 --
 -- columns
 --   how            logged | inferred | unknown (PREEMPTED, and no job started there)
---   preemptor_job_id, preemptor_db_index   empty: unknown, or it is not in the accounting
---   shared_nodes   of an inferred pre-emptor: the number of the victim's nodes it took
+--   preemptor_job_id, preemptor_db_index   empty if it is unknown or not in the accounting
+--   shared_nodes   for an inferred pre-emptor, the number of the victim's nodes that it took
 --   mode           as logged: requeued, cancelled, suspended, ...
 -- parameters
---   within_seconds BIGINT = 60   between the victim's end, and the line or the next start
--- source: "preempted JobId=.. has been requeued to reclaim resources for JobId=.." of slurmctld (src/slurmctld/preempt.c of SchedMD/slurm); the inference is healthd's
+--   within_seconds BIGINT = 60   between the victim's end and the line or the next start
+-- source: "preempted JobId=.. has been requeued to reclaim resources for JobId=.." from slurmctld (src/slurmctld/preempt.c of SchedMD/slurm); the inference is healthd's
 
 WITH ends_met AS (
   SELECT
@@ -84,7 +84,7 @@ starting AS (
   FROM job_nodes
   CROSS JOIN parameters
 ),
--- Counted before joining the jobs: few of the millions of starts coincide with a victim. meets keeps the victim's job_id
+-- Count before joining the jobs, since few of the millions of starts coincide with a victim. meets keeps the victim's job_id
 -- so that the join with jobs needs no other table: with unlogged in the same join, DuckDB first paired every job with
 -- every victim of its cluster.
 meets AS (

@@ -1,15 +1,15 @@
--- Moments at which a condition was seen: its onset, growth, or only seen.
+-- Moments at which a condition was seen: its onset, growth or a mere sighting.
 --
--- From healthd's events: the first and last sighting in each line. From scrapes (Prometheus): the first and last scrape that showed it. If several lines describe
--- a moment, the worst line whose last sighting it is counts, else the earliest line, because a line has the severity of its last sighting. Sources that a user can forge count only if there is no other. Not limited to the requested period.
+-- healthd's events give the first and last sighting in each line. Prometheus scrapes give the first and last scrape that showed the condition. If several lines describe
+-- a moment, the worst line for which it is the last sighting counts, else the earliest line, because a line has the severity of its last sighting. Sources that a user can forge count only if there is no other source. Not limited to the requested period.
 --
 -- columns
---   time        of the sighting, epoch seconds
---   what        onset | growth (worse than ever before) | seen; for history always seen
+--   time        time of the sighting, epoch seconds
+--   what        onset | growth (worse than ever before) | seen; always seen for history
 --   origin      events | scraped
---   kind        edge (it happened at that moment) | level (each run of the check finds it); for scraped conditions: level
+--   kind        edge (it happened at that moment) | level (each run of the check finds it); level for scraped conditions
 --   observed    true if only a source that a user can forge reports it (or the row is older than this column)
---   history     true if it was in the log before healthd's first start there; empty for scraped conditions
+--   history     true if it was logged before healthd's first start there; empty for scraped conditions
 -- source: docs/events.md, "The condition"
 
 WITH told AS (

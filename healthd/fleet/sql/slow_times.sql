@@ -1,12 +1,12 @@
 -- When a node reported a slow job, and its slowdown.
 --
--- Spans of the conditions failslow/... within [from_time, to_time). A line has the slowdown at its last sighting: a span ends there, and begins at the previous sighting, or at the onset if that is later (another job).
--- The time between the last sighting and the end of the condition is not slow. Two conditions of a node may describe one slowness: their spans overlap. A scraped condition (Prometheus) is one span without numbers.
+-- Contains spans of the conditions failslow/... within [from_time, to_time). A line has the slowdown at its last sighting, so a span ends there and begins at the previous sighting, or at the onset if that is later (another job).
+-- The time between the last sighting and the end of the condition is not slow. Two conditions on a node may describe the same slowness, so that their spans overlap. A scraped condition (Prometheus) is one span without numbers.
 --
 -- columns
 --   begin_time, end_time   epoch seconds
---   slowdown       how much longer an iteration took than before (0.26: 26 %); empty: not reported
---   jobs           the slow jobs, ids separated by blanks; empty: not reported
+--   slowdown       how much longer an iteration took than before (0.26 is 26 %); empty if not reported
+--   jobs           the slow jobs, ids separated by blanks; empty if not reported
 --   origin         events | scraped
 -- source: docs/events.md, slowdown and onset
 

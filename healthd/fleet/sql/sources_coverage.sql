@@ -1,10 +1,10 @@
 -- Periods that were read from each source.
 --
--- A query about another period has no answer. The periods of the ingests of each source, merged where they overlap or touch; of these, the ones that overlap [from_time, to_time), and those without a time (a list of nodes). A file covers its first to its last time, event streams the first to the last new line of each ingest; earlier and later times are not known to be read.
+-- A query about another period has no answer. The periods of each source's ingests are merged where they overlap or touch. Contains the periods that overlap [from_time, to_time) and periods without a time (a list of nodes). A file covers its first to its last time, and event streams cover the first to the last new line of each ingest. Earlier and later times are not known to be read.
 --
 -- columns
---   from_time, to_time   the period without a gap; empty: it has none
---   names                number of files, days of sacct, periods of sacctmgr, ingests of event streams, servers
+--   from_time, to_time   the period without a gap; empty if there is none
+--   names                number of files, sacct days, sacctmgr periods, event-stream ingests or servers
 --   rows_read, rows_unread   lines that became rows, and lines that could not be read
 --   read_time            time of the newest ingest
 -- source: docs/fleet.md

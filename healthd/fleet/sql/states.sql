@@ -1,11 +1,11 @@
 -- Outcome of the jobs: their number and GPU-seconds, by state and size.
 --
--- Jobs that ended in [from_time, to_time). A requeue has its own row in Slurm's accounting (the same job_id, a new db_index), and here. A job that never ran has
--- no GPU-seconds. Suspended time is included: no other job had its GPUs.
+-- Contains jobs that ended in [from_time, to_time). A requeue has its own row in Slurm's accounting (the same job_id, a new db_index) and here. A job that never ran has
+-- no GPU-seconds. Suspended time is included, because no other job had its GPUs.
 --
 -- columns
---   gpus_up_to    the size class: jobs with at most this many GPUs and more than half of it; 0 = without GPUs; empty = unknown
---   gpu_seconds   GPUs x (end - start), of the whole job, including time before from_time
+--   gpus_up_to    the size class: jobs with at most this many GPUs and more than half that number; 0 without GPUs; empty if unknown
+--   gpu_seconds   GPUs x (end - start), for the whole job, including time before from_time
 -- source: the states and sizes of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680)
 
 WITH ended AS (

@@ -1,11 +1,11 @@
--- Missing lines of the nodes' streams.
+-- Missing lines in the nodes' streams.
 --
--- It is unknown what happened meanwhile. Gaps that end in [from_time, to_time). Lost lines at the end of a stream cannot be detected, nor those before its first stored line.
+-- It is unknown what happened during a gap. Contains gaps that end in [from_time, to_time). Lost lines at the end of a stream or before its first stored line cannot be detected.
 --
 -- columns
---   from_seq, to_seq, lost   the missing numbers, and how many
+--   from_seq, to_seq, lost   the missing numbers, and how many there are
 --   after_time, until_time   when the lines before and after the gap were written
---   reported      true if the node reported the loss (its disk was full) by a line dropped
+--   reported      true if the node reported the loss (its disk was full) with a line `dropped`
 -- source: docs/events.md, "No silent hole"
 
 WITH followed AS (

@@ -1,6 +1,6 @@
-"""Share of its time that a job makes progress, by formula and by simulation. Pure.
+"""Share of a job's time in which it makes progress, by formula and by simulation. Pure.
 
-A job needs all its nodes and writes checkpoints at intervals. A failure of a node costs the work since the last
+A job needs all its nodes and writes checkpoints at intervals. A node failure costs the work since the last
 checkpoint, a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by
 all the time it was queued or held nodes: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
 """
@@ -14,23 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 DAY = 86400
-# Attempts that a simulation draws (one or two seconds). With fewer intervals than the second the result is a guess.
+# Attempts that a simulation draws (taking one or two seconds). With fewer intervals than the second number, the result
+# is a guess.
 ATTEMPTS, MIN_INTERVALS = 1_000_000, 100
 RUNS, BATCHES = 2000, 100
-MIN_EXPECTED_FAILURES = 1e-12  # expected failures: fewer than this vanish in the arithmetic
+MIN_EXPECTED_FAILURES = 1e-12  # expected failures; fewer than this vanish in the arithmetic
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job and where it runs. Durations in seconds.
+    """A job and the machine on which it runs. Durations are in seconds.
 
     nodes               N, 1 or more
-    rate                r_f, failures per 1000 node-days; 0: no failures
+    rate                r_f, failures per 1000 node-days; 0 for no failures
     checkpoint_seconds  dt, progress between two checkpoints, more than 0
     restart_seconds     u0, from each start to progress
     queue_seconds       q, each wait for nodes: before the first start and after each failure
     write_seconds       w, time to write a checkpoint
-    productive_seconds  R, the progress that the job needs; None: unlimited
+    productive_seconds  R, the progress that the job needs, None if unlimited
     """
 
     nodes: float
@@ -48,7 +49,7 @@ class Job:
 
     @property
     def lost_share(self) -> float:
-        """lam L, L = u0 + dt/2: share of the running time spent on restarts and repeated work."""
+        """lam L, L = u0 + dt/2: the share of running time spent on restarts and repeated work."""
         return self.failures_per_second * (self.restart_seconds + self.checkpoint_seconds / 2)
 
 
@@ -56,9 +57,9 @@ class Job:
 class Simulation:
     """Result of a simulation.
 
-    ettr                      the mean of the runs; 0 if almost no interval ends without a failure
-    standard_error            of the mean
-    low, high                 5th and 95th percentile; None for a job without end
+    ettr                      mean of the runs, 0 if almost no interval ends without a failure
+    standard_error            standard error of the mean
+    low, high                 5th and 95th percentile, None for a job without end
     runs, productive_seconds  number of runs, and the progress of each
     """
 
@@ -76,9 +77,9 @@ def analytic(job: Job) -> float:
         failures n = lam (R' + U), U = u0 + n L, R' = R (1 + w/dt), L = u0 + dt/2
         E[ETTR] = R / ((R' + u0) / (1 - lam L) (1 + lam q) + q)  ->  (1 - lam L) / ((1 + w/dt) (1 + lam q))
 
-    0 from lam L = 1 on, where the job loses more than it makes. Derived by healthd: the paper (HPCA 2025) has readable
-    definitions and an unreadable formula. With w = q = 0 the limit is that of its version 2, `closed_form`.
-    """
+    The result is 0 from lam L = 1, where the job loses more than it makes. Derived by healthd, because the paper (HPCA
+    2025) has readable definitions but an unreadable formula. With w = q = 0, the limit is that of its version 2,
+    `closed_form`."""
     productive_share = 1 - job.lost_share
     if productive_share <= 0:
         return 0.0
@@ -99,12 +100,12 @@ def closed_form(job: Job) -> float:
 
 
 def exact(job: Job) -> float:
-    """Return progress / expected time, for random failures (Poisson), also during restarts and writes.
+    """Return progress / expected time for random failures (Poisson), which may also occur during restarts and writes.
 
-    An interval of s = dt + w is repeated until no failure occurs: (1/lam + q) e^(lam u0) (e^(lam s) - 1). The first one
-    includes its own start and wait: q + (1/lam + q) (e^(lam (u0 + s)) - 1). After the last interval nothing is written.
-    Source: equation 20 of J. T. Daly, "A higher order estimate of the optimum checkpoint interval", Future Generation
-    Computer Systems 22 (2006). The wait, the start and the end are healthd's.
+    An interval of s = dt + w is repeated until no failure occurs: (1/lam + q) e^(lam u0) (e^(lam s) - 1). The first
+    interval includes its own start and wait: q + (1/lam + q) (e^(lam (u0 + s)) - 1). After the last interval, nothing
+    is written. Source: equation 20 of J. T. Daly, "A higher order estimate of the optimum checkpoint interval", Future
+    Generation Computer Systems 22 (2006). The wait, the start and the end are healthd's.
     """
     intervals = _intervals(job)
     if job.productive_seconds is None:
@@ -123,9 +124,9 @@ def exact(job: Job) -> float:
 
 
 def daly_young_seconds(job: Job) -> float | None:
-    """Return the checkpoint interval of least loss, dt* = sqrt(2 w / lam).
+    """Return the checkpoint interval with the least loss, dt* = sqrt(2 w / lam).
 
-    None if writing is free, nothing fails, or `writes_too_long`.
+    Return None if writing is free, nothing fails, or `writes_too_long`.
 
     Source: J. W. Young, Communications of the ACM 17 (1974); Daly (2006); in the paper sqrt(2 w_cp / (N r_f)).
     """
@@ -138,7 +139,7 @@ def daly_young_seconds(job: Job) -> float | None:
 def writes_too_long(job: Job) -> bool:
     """Return True if a checkpoint takes more than half the MTTF.
 
-    `daly_young_seconds` assumes that it takes much less. Otherwise the best interval would be shorter than two writes.
+    `daly_young_seconds` assumes that it takes much less; otherwise the best interval would be shorter than two writes.
     """
     return job.write_seconds * job.failures_per_second > 0.5
 
@@ -148,7 +149,7 @@ def with_interval(job: Job, checkpoint_seconds: float) -> Job:
 
 
 def simulate(job: Job, seed: int) -> Simulation:
-    """Run the job many times with random failures: a Monte Carlo check of the formulas. Deterministic for a seed."""
+    """Run the job many times with random failures, as a Monte Carlo check of the formulas. Deterministic for a seed."""
     random = np.random.default_rng(seed)
     full = job.checkpoint_seconds + job.write_seconds
     attempts_per_interval = math.exp(min(job.failures_per_second * (job.restart_seconds + full), 50.0))
@@ -167,7 +168,7 @@ def simulate(job: Job, seed: int) -> Simulation:
             ratios = np.minimum(job.productive_seconds / times, 1.0)
             low, high = (float(end) for end in np.quantile(ratios, (0.05, 0.95)))
             return Simulation(*_mean(ratios), low, high, runs, job.productive_seconds)
-    # The job has no end, or its start is negligible: simulate parts of it.
+    # The job has no end, or its start is negligible, so simulate parts of the job.
     batches = min(BATCHES, interval_budget // 10)
     lengths = np.full((batches, interval_budget // batches), full, dtype=float)
     times = _simulated_seconds(job, lengths, np.zeros_like(lengths, dtype=bool), random).sum(axis=1)
@@ -183,7 +184,7 @@ def _mean(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _intervals(job: Job) -> tuple[int, float]:
-    """Return the number of full intervals of a job, and the length of its last one, which is more than 0."""
+    """Return the number of a job's full intervals, and the length of its last interval, which is more than 0."""
     if job.productive_seconds is None:
         return 0, job.checkpoint_seconds
     full_intervals = max(0, math.ceil(job.productive_seconds / job.checkpoint_seconds) - 1)
@@ -191,9 +192,9 @@ def _intervals(job: Job) -> tuple[int, float]:
 
 
 def _expected_seconds(job: Job, length: float, restart: float) -> float:
-    """Return the expected time of a piece of work of `length`, which starts again after each failure.
+    """Return the expected time for a piece of work of `length`, which starts again after each failure.
 
-    The first attempt has no restart. The `restart` of later attempts is added to the length, or already included (0).
+    The first attempt has no restart. For later attempts, `restart` is added to the length (0 if already included).
     """
     lam = job.failures_per_second
     if lam * (length + restart + job.queue_seconds) < MIN_EXPECTED_FAILURES:
@@ -207,7 +208,7 @@ def _expected_seconds(job: Job, length: float, restart: float) -> float:
 def _simulated_seconds(
     job: Job, lengths: NDArray[np.float64], first: NDArray[np.bool_], random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return the time of each interval. Failures are random, so intervals are independent and are computed at once.
+    """Return the time of each interval. Failures are random, so intervals are independent and computed together.
 
     first: intervals that begin with a start.
     """

@@ -1,8 +1,8 @@
-"""Uncertainty of rates: intervals of counts over an exposure (node-days, GPU-hours), and of the ratio of two rates.
+"""Uncertainty of rates: intervals for counts over an exposure (node-days, GPU-hours) and for the ratio of two rates.
 
-Counts of independent failures have exact intervals. Failures of nodes are seldom independent: few nodes cause many of
+Counts of independent failures have exact intervals. Node failures are seldom independent: a few nodes cause many of
 them, and a job that is requeued into the same fault makes a loop. Then the exact interval is too narrow (for counts
-whose variance is 5 times their mean it contains the true rate in 6 of 10 histories instead of 95 of 100). A bootstrap
+whose variance is 5 times their mean, it contains the true rate in 6 of 10 histories instead of 95 of 100). A bootstrap
 by node determines how much wider it must be.
 """
 
@@ -19,13 +19,13 @@ from scipy import stats
 Interval = tuple[float, float]
 
 LEVEL = 0.95
-SEED = 13  # of all draws here: equal counts have equal intervals
+SEED = 13  # for all draws here, so that equal counts have equal intervals
 BOOTSTRAPS, TESTS = 2000, 999
-MAX_DRAWN_NUMBERS = 4_000_000  # numbers: 32 MB
-# The test decides at 20 %, not at 5 %: bootstrapping independent counts costs 2 % of width, treating dependent counts
-# as independent costs a third of the coverage.
+MAX_DRAWN_NUMBERS = 4_000_000  # numbers (32 MB)
+# The test uses a level of 20 %, not 5 %: bootstrapping independent counts costs 2 % of width, whereas treating
+# dependent counts as independent costs a third of the coverage.
 DISPERSION_P_VALUE = 0.2
-# Mean size of the incidents without a known node, weighted by failures: from this value on they are not chance.
+# Mean size of incidents without a known node, weighted by failures; from this value, they are not due to chance.
 MIN_LOOP_SIZE = 1.2
 
 
@@ -56,11 +56,11 @@ class Spread:
 class Estimate:
     """Interval of a rate and how it was computed.
 
-    interval     of the rate; None: there is no exposure
+    interval     interval of the rate, None if there is no exposure
     method       "poisson" or "bootstrap"
-    dispersion   variance of the count / its mean by the bootstrap, at least 1; None: not computed
-    p_value      probability that independent failures are as uneven over the units as these; None: no unit
-    explanation  the reason for the method, as a sentence
+    dispersion   variance of the count / its mean by the bootstrap, at least 1; None if not computed
+    p_value      probability that independent failures are as uneven over the units as these, None without units
+    explanation  a sentence on the reason for the method
     """
 
     interval: Interval | None
@@ -73,8 +73,8 @@ class Estimate:
 def poisson_interval(count: float, exposure: float, level: float = LEVEL) -> Interval | None:
     """Return the exact (central) interval of count / exposure for independent events, or None without exposure.
 
-    Without events: from 0 to the rate at which none is seen with probability (1 - level) / 2. `count` may be fractional
-    (an effective count).
+    Without events, it runs from 0 to the rate at which none is seen with probability (1 - level) / 2. `count` may be
+    fractional (an effective count).
 
     Source: F. Garwood, "Fiducial limits for the Poisson distribution", Biometrika 28 (1936); as quantiles of chi2, Ulm,
     Am. J. Epidemiol. 131 (1990).
@@ -97,7 +97,8 @@ def rate_ratio_interval(
 ) -> tuple[float, float | None] | None:
     """Return the exact interval of (count / exposure) / (base_count / base_exposure).
 
-    Its end is None if base_count is 0: no ratio is too large. None if an exposure is 0, or without any event.
+    Its end is None if base_count is 0, because no ratio is too large. Return None if an exposure is 0 or there is no
+    event.
 
     dispersion: variance / mean of the counts (`Estimate.dispersion`, the larger of the two). Both counts are divided by
     it, as in quasi-likelihood (Wedderburn, Biometrika 61, 1974).
@@ -120,7 +121,7 @@ def rate_ratio_p_value(
 ) -> float:
     """Return the two-sided p-value for equal rates, or 1 if undecidable.
 
-    It is below 1 - level if `rate_ratio_interval` excludes 1. Source: the same; the smaller tail, doubled.
+    It is below 1 - level if `rate_ratio_interval` excludes 1. Same source, with the smaller tail doubled.
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return 1.0
@@ -136,14 +137,14 @@ def share_ratio_interval(
 ) -> tuple[float, float | None] | None:
     """Return the interval of (found / of) / (base_found / base_of), two shares of at most 1 each.
 
-    Its end is None if the base share may be almost 0: no ratio is too large. None if undecidable: a side has no cases,
-    or on both sides none or all were found.
+    Its end is None if the base share may be almost 0, because no ratio is too large. Return None if undecidable: a side
+    has no cases, or none or all were found on both sides.
 
-    The rarer of found and not found is counted, and its sum over both sides is taken as given. A binomial then
-    describes its split between the sides, as for two Poisson counts (`rate_ratio_interval`), and each split gives two
-    shares. The variance is that of sampling without replacement: (N - k) / (N - 1) times the binomial's, for k in N;
-    the counts are divided by it. `effect`: the design effect (Kish, "Survey Sampling", 1965) of cases that depend on
-    each other, at least 1.
+    The rarer of found and not found is counted, and its sum over both sides is taken as given. A binomial distribution
+    then describes its split between the sides, as for two Poisson counts (`rate_ratio_interval`), and each split gives
+    two shares. The variance is that of sampling without replacement, which is (N - k) / (N - 1) times the binomial's
+    for k in N; the counts are divided by it. `effect`: the design effect (Kish, "Survey Sampling", 1965) for cases that
+    depend on each other, at least 1.
 
     Source: the hypergeometric variance, R. A. Fisher, J. R. Statist. Soc. 98 (1935), as a quasi-likelihood (Wedderburn,
     Biometrika 61, 1974) of the interval of Przyborowski and Wilenski, Biometrika 31 (1940). Its use in place of
@@ -171,7 +172,7 @@ def share_ratio_interval(
 def share_ratio_p_value(found: float, total: float, base_found: float, base_total: float, effect: float = 1.0) -> float:
     """Return the two-sided p-value for equal shares, or 1 if undecidable.
 
-    It is below 1 - level if `share_ratio_interval` excludes 1. Source: the same; the smaller tail, doubled.
+    It is below 1 - level if `share_ratio_interval` excludes 1. Same source, with the smaller tail doubled.
     """
     if not _can_differ(found, total, base_found, base_total):
         return 1.0
@@ -190,7 +191,7 @@ def _relative_variance(count: float, total: float, effect: float) -> float:
     """Return the variance of the split of `count` cases in `total` between two sides, relative to the binomial
     variance.
 
-    With fewer than two independent cases it is not reduced.
+    With fewer than two independent cases, it is not reduced.
     """
     effect = max(effect, 1.0)
     effective_count, effective_total = count / effect, total / effect
@@ -206,11 +207,11 @@ def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tu
     dispersion.
 
     Units are drawn with replacement, each with all its failures and its exposure. An incident without a known unit
-    occurs a Poisson number of times. Only the variance of the draws is used: an interval from their quantiles contains
-    the true rate in only 79 to 93 of 100 such histories. The count is treated as count / dispersion independent events
-    in the exact interval. The dispersion is itself estimated, from as many units as failed, so Student's quantile
-    replaces the normal one. If all failures are on one unit there is almost no information, and the interval is
-    accordingly wide.
+    occurs a Poisson number of times. Only the variance of the draws is used, because an interval from their quantiles
+    contains the true rate in only 79 to 93 of 100 such histories. The count is treated as count / dispersion
+    independent events in the exact interval. The dispersion is itself estimated, from as many units as failed, so
+    Student's quantile replaces the normal one. If all failures are on one unit, there is almost no information, and the
+    interval is accordingly wide.
 
     Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 8, for clusters; the effective
     count is that of Fay and Feuer, Statistics in Medicine 16 (1997); the widening for an estimated dispersion is
@@ -229,27 +230,29 @@ def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tu
 
 
 def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Estimate:
-    """Return the interval of a rate: exact if the failures are as even as independent ones, else bootstrapped."""
+    """Return the interval of a rate: exact if the failures are as even as independent failures, else bootstrapped."""
     count, exposure = spread.count, spread.exposure
     if count < 2 or not exposure > 0:
         count_text = "no failure" if not count else "one failure"
         return Estimate(
             poisson_interval(count, exposure, level),
             *("poisson", None, None),
-            f"exact Poisson: of {count_text} no dependence can be told",
+            f"exact Poisson: with {count_text}, dependence cannot be tested",
         )
     p_value = dispersion_p_value(spread.counts, spread.exposures, seed)
     loops = mean_incident_size(spread.unplaced)
     uneven = p_value is not None and p_value < DISPERSION_P_VALUE
     if not uneven and loops < MIN_LOOP_SIZE:
         evenness = (
-            "of no failure the node is known" if p_value is None else f"nodes are as even as by chance, p {p_value:.2g}"
+            "no failure has a known node"
+            if p_value is None
+            else f"failures are spread over nodes as by chance, p {p_value:.2g}"
         )
         return Estimate(
             poisson_interval(count, exposure, level), "poisson", None, p_value, f"exact Poisson: {evenness}"
         )
     interval, dispersion = bootstrap_rate(spread, level, seed)
-    reason = f"a few nodes have many, p {p_value:.2g}" if uneven else "failures came in loops"
+    reason = f"a few nodes have many failures, p {p_value:.2g}" if uneven else "failures came in loops"
     explanation = f"bootstrap by node: {reason}; the variance is {dispersion:.2g} times the mean"
     return Estimate(interval, "bootstrap", dispersion, p_value, explanation)
 
@@ -258,8 +261,8 @@ def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: 
     """Return the probability that independent failures are as uneven over the units as these counts, or None if
     untestable.
 
-    Failures fall on units in proportion to their exposures; unevenness is the number of pairs of failures on one unit.
-    An exact test by draws, given the sum.
+    Failures fall on units in proportion to the exposures. Unevenness is the number of pairs of failures on one unit.
+    This is an exact test by draws, given the sum.
 
     Source: Potthoff and Whittinghill, Biometrika 53 (1966), the test of homogeneity against a Gamma mixture; by draws
     as Barnard, J. R. Statist. Soc. B 25 (1963), since the chi2 form is wrong where most units have no failure.
@@ -283,9 +286,9 @@ def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: 
 
 
 def mean_incident_size(incidents: Sequence[int]) -> float:
-    """Return the mean size of the incident of a failure, averaged over failures: 1 if all are single, or there is none.
+    """Return the mean size of a failure's incident, averaged over failures: 1 if all are single or there are none.
 
-    It equals variance / mean of a sum of independent incidents (compound Poisson).
+    It equals variance / mean for a sum of independent incidents (compound Poisson).
     """
     failures = sum(incidents)
     return sum(size * size for size in incidents) / failures if failures else 1.0
@@ -312,6 +315,6 @@ def _bootstrapped_rates(spread: Spread, seed: int) -> NDArray[np.float64]:
 
 
 def _batches(draws: int, units: int) -> list[int]:
-    """Split the draws into batches that fit into memory."""
+    """Split the draws into batches that fit in memory."""
     batch = max(1, min(draws, MAX_DRAWN_NUMBERS // max(units, 1)))
     return [batch] * (draws // batch) + ([draws % batch] if draws % batch else [])

@@ -1,14 +1,14 @@
-"""Size classes of jobs: GPUs, with powers of two as upper ends."""
+"""Size classes of jobs by GPUs, with powers of two as upper ends."""
 
 from __future__ import annotations
 
-MAX_CLASS_GPUS = 2**24  # GPUs, upper end of the largest class but one
+MAX_CLASS_GPUS = 2**24  # GPUs; upper end of the second-largest class
 
 
 def size_class_sql(gpus: str) -> str:
-    """Return SQL for the size class of a column of GPUs.
+    """Return SQL for the size class of a column that contains GPUs.
 
-    The class is the upper end: at most that many GPUs and more than half of it; 0 = no GPUs; NULL = unknown.
+    The class is its upper end: at most that many GPUs and more than half that number; 0 for no GPUs; NULL for unknown.
     """
     sizes = (2**power for power in range(MAX_CLASS_GPUS.bit_length()))
     classes = " ".join(f"WHEN {gpus} <= {size} THEN {size}" for size in sizes)

@@ -1,14 +1,14 @@
-"""How much more often a node fails than the rest of the fleet. Pure functions of times and weights.
+"""Score for how much more often a node fails than the rest of the fleet. Pure functions of times and weights.
 
-A node that fails twice in four weeks may be unlucky: among 2,000 nodes with one failure in half a year, twenty are. So
-each node's rate is an empirical-Bayes posterior (Robbins 1956). Failures are Poisson with the time in service as
-exposure. The prior is the fleet's own spread of rates, of any shape (the non-parametric mixture of Laird, JASA 1978, by
-EM), since most nodes are alike and a few are very different, which one gamma distribution cannot express. A fleet of
-some hundred nodes with a few failures each month shows little of that spread. Data of other fleets is therefore added,
-as PRIOR_NODES nodes, of which 24 in 2,000 are lemons (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680). Nodes with
-equal time in service are ranked by their failures, whatever the prior is.
+A node that fails twice in four weeks may be unlucky: among 2,000 nodes with one failure per half year, twenty are.
+Therefore each node's rate is an empirical-Bayes posterior (Robbins 1956). Failures are Poisson with the time in service
+as exposure. The prior is the fleet's own spread of rates, of any shape (the non-parametric mixture of Laird, JASA 1978,
+by EM), since most nodes are alike and a few are very different, which one gamma distribution cannot express. A fleet of
+a few hundred nodes with a few failures each month shows little of that spread. Data from other fleets is therefore
+added, as PRIOR_NODES nodes, of which 24 in 2,000 are lemons (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680).
+Nodes with equal time in service are ranked by their failures, whatever the prior.
 
-Failures in the window count fully. Earlier ones form a prior of less weight (a power prior, Ibrahim and Chen,
+Failures in the window count fully. Earlier failures form a prior with less weight (a power prior, Ibrahim and Chen,
 Statistical Science 2000), HISTORY_WEIGHT times exp(-age / MEMORY_DAYS): a node that has failed for a year is more
 likely a lemon. HISTORY_WEIGHT and MEMORY_DAYS were chosen on LANL's failures before 2004 (LA-UR-05-7318, systems 8, 18,
 19 and 20), where all of 0.5 to 1 and of 270 to 730 days do about equally well.
@@ -28,14 +28,14 @@ from healthd.fleet.statistics.weeks import poisson_tail
 
 DAY = 86400
 WINDOW_DAYS = 28  # "28-day snapshot", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-# A failure this soon after another one is the same unrepaired fault, or a second record of it.
+# A failure this soon after another is the same unrepaired fault, or a second record of that fault.
 GAP_SECONDS, GAP_AFTER_END_SECONDS = DAY // 2, 3600
 HISTORY_WEIGHT, MEMORY_DAYS = 0.5, 365.0
-# Possible rates of a node over the fleet's mean, in steps of 12 %.
+# Possible rates of a node relative to the fleet's mean, in steps of 12 %.
 RATE_FACTORS = tuple(0.1 * 1.12**step for step in range(58))
-# In other fleets most nodes fail half to twice as often as the mean, 24 in 2,000 (HPCA 2025) many times as often.
+# In other fleets, most nodes fail half to twice as often as the mean, and 24 in 2,000 (HPCA 2025) many times as often.
 PRIOR_NODES, USUAL_RATES, LEMON_RATES, PRIOR_LEMON_SHARE = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
-MAX_EVENTS = 1 << 20  # of one node
+MAX_EVENTS = 1 << 20  # per node
 EM_ROUNDS, EM_TOLERANCE = 500, 1e-7  # EM: maximum rounds, and the change of the shares at which it stops
 
 Spell = tuple[int, int]
@@ -43,9 +43,9 @@ Spell = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Something seen on a node between start_time and end_time (epoch seconds; equal for a moment).
+    """An event seen on a node between start_time and end_time (epoch seconds; equal for a moment).
 
-    weight: 0 to 1, probability that it is the node's own failure.
+    weight: probability that it is the node's own failure, 0 to 1.
     """
 
     start_time: int
@@ -64,7 +64,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Incidents of a node, and when it was in service (separate spells of epoch seconds)."""
+    """A node's incidents, and when it was in service (separate spells in epoch seconds)."""
 
     incidents: Sequence[Incident]
     in_service: Sequence[Spell]
@@ -75,7 +75,7 @@ class DiscountedCounts:
     """Discounted history of a node.
 
     failures  sum of the discounted weights
-    days      in service, discounted in the same way
+    days      days in service, discounted in the same way
     """
 
     failures: float
@@ -84,8 +84,9 @@ class DiscountedCounts:
 
 @dataclass(frozen=True, slots=True)
 class FleetPrior:
-    """Prior of the fleet. rate: mean failures per node-day. shares: share of the nodes with each of RATE_FACTORS times
-    it.
+    """Prior of the fleet.
+
+    rate: mean failures per node-day. shares: share of nodes whose rate is each of RATE_FACTORS times the mean.
     """
 
     rate: float
@@ -93,10 +94,10 @@ class FleetPrior:
 
 
 def merge_incidents(observations: Iterable[Observation]) -> list[Incident]:
-    """Join observations of one event into incidents.
+    """Join observations of the same event into incidents.
 
-    An observation belongs to an earlier one if it begins at most GAP_SECONDS after its beginning, or
-    GAP_AFTER_END_SECONDS after its end. The weight is the largest of the joined ones.
+    An observation belongs to an earlier one if it begins at most GAP_SECONDS after the earlier one's beginning, or
+    GAP_AFTER_END_SECONDS after its end. The weight is the largest of the joined weights.
     """
     found: list[Incident] = []
     until = 0
@@ -114,7 +115,7 @@ def merge_incidents(observations: Iterable[Observation]) -> list[Incident]:
 
 
 def discounted_counts(record: Record, window: Spell) -> DiscountedCounts:
-    """Return the discounted history of a node at the end of the window [from, to). Later events are ignored."""
+    """Return a node's discounted history at the end of the window [from, to). Later events are ignored."""
     begin, end = window
     failures = [
         incident.weight * _discount(begin - incident.start_time)
@@ -139,9 +140,9 @@ def _discounted_days(start: int, until: int, begin: int) -> float:
 
 
 def fit_prior(nodes: Iterable[DiscountedCounts]) -> FleetPrior | None:
-    """Fit the prior: the mean rate, and the most likely shares of RATE_FACTORS, here and in other fleets.
+    """Fit the prior: the mean rate, and the most likely shares of RATE_FACTORS here and in other fleets.
 
-    None if no node failed or none was in service.
+    Return None if no node failed or none was in service.
     """
     counts_and_days = sorted((item.failures, item.days) for item in nodes if item.days > 0)
     failures, days = math.fsum(count for count, _ in counts_and_days), math.fsum(time for _, time in counts_and_days)
@@ -152,7 +153,7 @@ def fit_prior(nodes: Iterable[DiscountedCounts]) -> FleetPrior | None:
     prior_counts = PRIOR_NODES * (
         (1 - PRIOR_LEMON_SHARE) * _uniform_shares(USUAL_RATES) + PRIOR_LEMON_SHARE * _uniform_shares(LEMON_RATES)
     )
-    shares = np.full(len(RATE_FACTORS), 1 / len(RATE_FACTORS))  # all positive: EM never changes a 0
+    shares = np.full(len(RATE_FACTORS), 1 / len(RATE_FACTORS))  # all positive, because EM never changes a 0
     for _ in range(EM_ROUNDS):
         posteriors = likely * shares
         sums = (posteriors / posteriors.sum(axis=1, keepdims=True)).sum(axis=0) + prior_counts
@@ -170,12 +171,12 @@ def _uniform_shares(bounds: tuple[float, float]) -> np.ndarray[tuple[int], np.dt
 
 
 def score(node: DiscountedCounts, fleet: FleetPrior) -> float:
-    """Return the node's expected rate over the fleet's mean: the mean of the posterior."""
+    """Return the node's expected rate relative to the fleet's mean, which is the mean of the posterior."""
     return float(_posterior(node, fleet) @ np.array(RATE_FACTORS))
 
 
 def probability(node: DiscountedCounts, fleet: FleetPrior, factor: float) -> float:
-    """Return the posterior probability that the node's rate is more than `factor` the fleet's mean."""
+    """Return the posterior probability that the node's rate is more than `factor` times the fleet's mean."""
     return float(_posterior(node, fleet)[np.array(RATE_FACTORS) > factor].sum())
 
 
@@ -216,7 +217,7 @@ def _posterior(node: DiscountedCounts, fleet: FleetPrior) -> np.ndarray[tuple[in
 
 
 def _likelihoods(nodes: Sequence[DiscountedCounts], rate: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return [node, rate factor] -> Poisson likelihood of the counts, relative to the largest."""
+    """Return an array [node, rate factor] of Poisson likelihoods of the counts, relative to the largest."""
     counts = np.array([node.failures for node in nodes])[:, None]
     means = np.array([node.days for node in nodes])[:, None] * rate * np.array(RATE_FACTORS)[None, :]
     logs = counts * np.log(np.array(RATE_FACTORS))[None, :] - means

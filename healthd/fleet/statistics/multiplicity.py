@@ -1,4 +1,4 @@
-"""Multiple testing: of a hundred tests without an effect, five have p < 0.05. Adjustments of p-values. Pure."""
+"""Adjustment of p-values for multiple tests: of a hundred tests without an effect, five have p < 0.05. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values so that the probability of any false finding is at most the level, for any dependence of the
+    """Adjust p-values so that the probability of any false finding is at most the level, for any dependence between the
     tests.
 
     Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
@@ -20,10 +20,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float], tests: int | None = None) -> list[float]:
-    """Adjust p-values so that on average at most a share `level` of the findings is false.
+    """Adjust p-values so that, on average, at most a share `level` of the findings is false.
 
-    tests: total number of tests, if those left out had p = 1. Source: Benjamini and Hochberg, J. R. Statist. Soc. B 57
-    (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of Statistics 29, 2001).
+    tests: total number of tests, if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R. Statist. Soc.
+    B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of Statistics 29, 2001).
     """
     total = max(len(p_values), tests or 0)
     adjusted, smallest = [1.0] * len(p_values), 1.0

@@ -1,4 +1,4 @@
-"""Time spans [begin, end) in epoch seconds, as sorted lists without overlapping or touching spans. Pure."""
+"""Time spans [begin, end) in epoch seconds, in sorted lists without overlapping or touching spans. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def merge(spans: Iterable[Span]) -> list[Span]:
 
 
 def intersect(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return the intersection of both lists."""
+    """Return the intersection of the two lists."""
     found, first_other = [], 0
     for begin, end in spans:
         while first_other < len(others) and others[first_other][1] <= begin:

@@ -1,8 +1,8 @@
 """Failures by week: frequency of each cause, weeks that stand out, and whether a few nodes are responsible. Pure.
 
 "The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv 2410.21680, Kokolis, Kuchnik et al.,
-HPCA 2025): a rate that rises for the whole fleet points to a driver or a new check, a rise on three nodes to these
-nodes.
+HPCA 2025): a rate that rises for the whole fleet points to a driver or a new check, whereas a rise on three nodes
+points to these nodes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 WEEK = 7 * 86400
 FIRST_MONDAY = 4 * 86400  # the epoch began on a Thursday
-# Jobs that one fault ended one after another: the window of the attribution.
+# Jobs that one fault ended in succession; this is the attribution window.
 INCIDENT_GAP_SECONDS = 900
 # A week stands out with at least this many incidents, this many times the number expected from all other weeks, and a
 # chance probability below one in a thousand: a year has 52 weeks, each with a dozen causes.
 MIN_INCIDENTS, MIN_RISE, MAX_CHANCE = 5, 2.0, 0.001
-# A few nodes are responsible if at most this many nodes have half of the incidents, with at least four incidents of
-# the week for each of these nodes. Both are healthd's.
+# A few nodes are responsible if at most this many nodes have half of the incidents, with at least four incidents in
+# the week for each of these nodes. Both rules are healthd's.
 MAX_SPIKE_NODES, SPIKE_NODES_SHARE, MIN_INCIDENTS_PER_NODE = 5, 0.5, 4
 
 
 class Incident(NamedTuple):
-    """A fault of a node at a time, epoch seconds. jobs: number of jobs it ended."""
+    """A fault on a node at a time (epoch seconds). jobs: number of jobs that it ended."""
 
     cluster: str
     node: str
@@ -39,7 +39,7 @@ class Incident(NamedTuple):
 class Spike:
     """A week that stands out.
 
-    expected  incidents at the rate of the other weeks
+    expected  incidents expected from the rate in the other weeks
     nodes     the fewest nodes with half of the incidents as (cluster, node, incidents), if they are few; else empty
     """
 
@@ -51,15 +51,15 @@ class Spike:
 
 
 def week_start(time: int) -> int:
-    """Return the Monday, 00:00 UTC, at or before a time; epoch seconds."""
+    """Return the Monday, 00:00 UTC, at or before a time, in epoch seconds."""
     return (time - FIRST_MONDAY) // WEEK * WEEK + FIRST_MONDAY
 
 
 def group_incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incident]:
     """Join failures (cluster, node, cause, time) into incidents, sorted by time.
 
-    Failures of one cause on one node, each within 15 minutes of the previous one, are one incident. The order of the
-    failures does not matter.
+    Failures with one cause on one node, each within 15 minutes of the previous failure, are one incident. The order of
+    the failures does not matter.
     """
     times_by_node: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for cluster, node, cause, time in failures:
@@ -79,7 +79,7 @@ def group_incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incid
 
 
 def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) -> list[Spike]:
-    """Return the weeks in which a cause stands out, sorted by cause and week. gpu_hours: of each week."""
+    """Return the weeks in which a cause stands out, sorted by cause and week. gpu_hours: GPU-hours in each week."""
     by_cause: dict[str, dict[int, list[Incident]]] = defaultdict(lambda: defaultdict(list))
     for incident in all_incidents:
         by_cause[incident.cause][week_start(incident.time)].append(incident)
@@ -98,7 +98,7 @@ def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) ->
 
 
 def concentrated_nodes(week_incidents: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
-    """Return the fewest nodes with half of these incidents, worst first; empty if they are not few."""
+    """Return the fewest nodes with half of these incidents, worst first, or () if they are not few."""
     counts = Counter((incident.cluster, incident.node) for incident in week_incidents)
     covered, nodes = 0, []
     for (cluster, node), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
@@ -110,7 +110,7 @@ def concentrated_nodes(week_incidents: Sequence[Incident]) -> tuple[tuple[str, s
 
 
 def poisson_tail(count: int, expected: float) -> float:
-    """Return P(X >= count) of a Poisson distribution with mean `expected`: 1 minus the sum of its first terms."""
+    """Return P(X >= count) for a Poisson distribution with mean `expected`: 1 minus the sum of its first terms."""
     if count <= 0:
         return 1.0
     if expected <= 0:

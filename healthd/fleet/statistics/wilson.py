@@ -7,9 +7,9 @@ from statistics import NormalDist
 
 
 def wilson(found: float, total: float, effect: float = 1.0, level: float = 0.95) -> tuple[float, float] | None:
-    """Return Wilson's score interval of the share found / of (1927, J. Am. Stat. Assoc. 22), or None for no cases.
+    """Return Wilson's score interval (1927, J. Am. Stat. Assoc. 22) for the share found / total, or None for no cases.
 
-    effect: variance relative to independent cases, at least 1: `design_effect` of Kish, "Survey Sampling" (1965). Both
+    effect: variance relative to independent cases, at least 1 (`design_effect`; Kish, "Survey Sampling", 1965). Both
     numbers are divided by it, so that a hundred jobs that saw one alarm count as about one case.
     """
     if total <= 0:
@@ -18,15 +18,15 @@ def wilson(found: float, total: float, effect: float = 1.0, level: float = 0.95)
     share, z2 = found / total, z * z
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = z / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    # At 0 and 1 the end is exact, regardless of rounding.
+    # At 0 and 1, the end is exact, regardless of rounding.
     low = 0.0 if found <= 0 else max(0.0, middle - half)
     return low, 1.0 if found >= total else min(1.0, middle + half)
 
 
 def design_effect(total: float, squares: float) -> float:
-    """Return the design effect of cases in clumps of k each: sum(k * k) / sum(k), or 1 without cases.
+    """Return the design effect for cases in clumps of k each, sum(k * k) / sum(k), or 1 without cases.
 
-    It is the variance of a compound Poisson number relative to a Poisson one (Feller, "An Introduction to Probability
-    Theory", volume 1, XII.2).
+    It is the variance of a compound Poisson number relative to a Poisson number (Feller, "An Introduction to
+    Probability Theory", volume 1, XII.2).
     """
     return max(1.0, squares / total) if total > 0 else 1.0

@@ -1,1 +1,1 @@
-"""Current state of all nodes, from a Prometheus server. Needs neither the store nor an extra."""
+"""Current state of all nodes, read from a Prometheus server. Needs neither the store nor a package extra."""

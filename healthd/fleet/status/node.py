@@ -1,4 +1,4 @@
-"""Current state of one node from healthd's metrics, and the group in which it counts. Pure."""
+"""Current state of one node from healthd's metrics, and its group. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 from healthd.common.text import regex
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
-HEALTHD_OWNERS = ("healthd", "unrecorded_healthd")  # policy.Owner: drains by healthd, including those of a lost ledger
+HEALTHD_OWNERS = (
+    "healthd",
+    "unrecorded_healthd",
+)  # policy.Owner: drains by healthd, including drains from a lost ledger
 _NUMBERS = regex(r"([0-9]+)")
 
 
@@ -19,14 +22,14 @@ class Group(enum.Enum):
     DRAIN_WAITING = "drain_waiting"  # a drain is desired but not set: jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
-    BROKEN = "broken"  # degraded or unhealthy, but no drain is desired, mostly because it is acknowledged
+    BROKEN = "broken"  # degraded or unhealthy, but no drain is desired, usually because the conditions are acknowledged
     UNKNOWN = "unknown"  # health unknown, or no check has run for a while
     WARNING = "warning"
     DRAINED_BY_OTHERS = "drained_by_others"
     HEALTHY = "healthy"
 
 
-EXIT_STATUS = {  # the exit status
+EXIT_STATUS = {  # of `healthd fleet status`
     Group.DRAIN_WAITING: 2,
     Group.NOT_SEEN: 2,
     Group.DRAINED: 2,
@@ -40,7 +43,7 @@ EXIT_STATUS = {  # the exit status
 
 @dataclass(frozen=True, slots=True)
 class OpenCondition:
-    """An open condition. severity: 0 to 3, an index of SEVERITIES. since: epoch seconds, 0 = unknown."""
+    """An open condition. severity: index of SEVERITIES, 0 to 3. since: epoch seconds, 0 if unknown."""
 
     check: str
     code: str
@@ -53,7 +56,7 @@ class OpenCondition:
 
     @property
     def is_enforced(self) -> bool:
-        """True if it counts: confirmed, not acknowledged, and not from a log that users can write."""
+        """True if the condition counts: confirmed, not acknowledged, and not from a log that users can write."""
         return self.open and self.enforced and not self.acknowledged
 
 
@@ -61,15 +64,16 @@ class OpenCondition:
 class NodeStatus:
     """Current state of a node.
 
-    node                         its name in Slurm, or the host of its address
-    seen                         it answers Prometheus now
-    last_seen                    epoch seconds, accurate to some minutes; 0 = not in the last week (or it is up)
-    health, mode, version        "" = unknown
-    drained_by                   "healthd", "unrecorded_healthd", "other"; "" = no drain
-    drained_since                epoch seconds, 0 = unknown
-    paused_until, waiting_since  epoch seconds; 0 = not paused; 0 = no drain waits for the fleet limit
+    node                         its name in Slurm, or the host in its address
+    seen                         it currently answers Prometheus
+    last_seen                    epoch seconds, accurate to a few minutes; 0 if not in the last week, or if the node is
+                                 up
+    health, mode, version        "" if unknown
+    drained_by                   "healthd", "unrecorded_healthd", "other"; "" if not drained
+    drained_since                epoch seconds, 0 if unknown
+    paused_until, waiting_since  epoch seconds; 0 if not paused, or if no drain waits for the fleet limit
     limit_partition              the partition whose fleet limit delays the drain
-    stale_seconds                how long ago its last round began, if that is too long
+    stale_seconds                time since its last round began, if that is too long
     conditions                   worst first
     """
 
@@ -116,7 +120,7 @@ class NodeStatus:
 
     @property
     def since(self) -> float:
-        """Start of the current state: the drain, the worst condition, or when it was last seen; 0 = unknown."""
+        """Start of the current state: of the drain or worst condition, or when it was last seen; 0 if unknown."""
         if not self.seen:
             return self.last_seen
         if self.drained_by:
@@ -125,7 +129,7 @@ class NodeStatus:
 
     @property
     def delayed_by(self) -> tuple[str, ...]:
-        """Reasons why a desired drain is not set."""
+        """Reasons why a desired drain has not been set."""
         if self.group is not Group.DRAIN_WAITING:
             return ()
         causes = {

@@ -1,8 +1,8 @@
-"""Current state of all nodes from a Prometheus server: some twenty queries, for any number of nodes.
+"""Current state of all nodes from a Prometheus server, with some twenty queries for any number of nodes.
 
-A target that does not answer has no series except `up`. The nodes are therefore those of `up`, and those of
+A target that does not answer has no series except `up`. The nodes are therefore those in `up` and those in
 healthd_node_info if node_exporter's textfile collector carries the metrics. An unreachable node is listed, never left
-out. A node found by both counts once, by its own target.
+out. A node found in both counts once, by its own target.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from healthd.common.text import regex
 from healthd.fleet.sources.prometheus_server import ServerError
 from healthd.fleet.status.node import NodeStatus, OpenCondition
 
-QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters) -> data, of /api/v1
+QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"  # (path, parameters) -> data, for /api/v1
 Labels: TypeAlias = "Mapping[str, str]"
-Target: TypeAlias = "tuple[str, str, str]"  # cluster, job, instance: one healthd
+Target: TypeAlias = "tuple[str, str, str]"  # cluster, job and instance identify one healthd
 
 OWN_JOB = "healthd"  # default name of healthd's job in Prometheus (docs/metrics.md)
 LAST_SEEN_DAYS = 7
 LAST_SEEN_STEP_MINUTES = 5  # resolution of the search for the last sample, except for its newest part
 TARGETS_PER_QUERY = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
-MIN_TIME = 1e9  # epoch seconds, 2001: an earlier time, or one far ahead, is invalid and counts as unknown
+MIN_TIME = 1e9  # epoch seconds, 2001: an earlier time, or one far in the future, is invalid and counts as unknown
 MAX_AHEAD_SECONDS = 36500 * DAY_SECONDS
 _METRIC = regex("healthd_[a-z_]+")
 LABEL_QUERIES = {
@@ -47,7 +47,7 @@ VALUE_QUERIES = {
     "slurm_problem": "healthd_slurm_problem == 1",
     "paused_until": "healthd_paused_until_timestamp_seconds",
     "waiting_since": "healthd_fleet_limit_waiting_since_timestamp_seconds",
-    # Three rounds late and 10 minutes: as the alert HealthdRoundStale (packaging/prometheus/healthd.recording.yml).
+    # Three rounds and 10 minutes late, like the alert HealthdRoundStale (packaging/prometheus/healthd.recording.yml).
     "stale_seconds": "time() - healthd_round_started_timestamp_seconds > 3 * healthd_round_interval_seconds + 600",
 }
 CONDITION_QUERIES = {
@@ -61,7 +61,7 @@ CONDITION_QUERIES = {
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """time: the server's, in epoch seconds. notes: what could not be read, as sentences."""
+    """time: the server's time, in epoch seconds. notes: sentences on data that could not be read."""
 
     time: float
     nodes: tuple[NodeStatus, ...]
@@ -69,7 +69,7 @@ class Fleet:
 
 
 class _Queries:
-    """Queries at one moment. job: only series of this job; "" = all. unread: number of invalid series."""
+    """Queries at one moment. job: read only series of this job; "" for all. unread: number of invalid series."""
 
     def __init__(self, query_server: QueryFunction, job: str) -> None:
         self._query_server = query_server
@@ -78,7 +78,7 @@ class _Queries:
         scalar = _result(query_server("query", {"query": "time()"}), "scalar")
         time = _number(scalar[1]) if len(scalar) == 2 else None
         if time is None or not MIN_TIME <= time <= MIN_TIME + MAX_AHEAD_SECONDS:
-            raise ServerError(f"has an invalid time: {json.dumps(scalar)[:60]}")
+            raise ServerError(f"returned an invalid time: {json.dumps(scalar)[:60]}")
         self.time = time
 
     def vector(self, query: str) -> Iterator[tuple[Labels, float]]:
@@ -101,7 +101,7 @@ class _Queries:
         return {_target(labels): (labels, value) for labels, value in self.vector(query)}
 
     def valid_time(self, value: float, ahead: float = DAY_SECONDS) -> float:
-        """Return epoch seconds, or 0 (unknown) for an invalid time. ahead: how far it may be in the future."""
+        """Return epoch seconds, or 0 (unknown) for an invalid time. ahead: how far the time may be in the future."""
         if MIN_TIME <= value <= self.time + ahead:
             return value
         self.unread += bool(value)
@@ -111,8 +111,8 @@ class _Queries:
 def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
     """Return all nodes, each once.
 
-    job: only its series; "" = those of healthd's own job and, for nodes it does not have, those of any other job with
-    healthd's metrics. Raises ServerError if the server cannot be queried, or has no node.
+    job: read only its series; "" reads those of healthd's own job and, for nodes that it lacks, those of any other job
+    with healthd's metrics. Raises ServerError if the server cannot be queried, or has no nodes.
     """
     queries = _Queries(query_server, job)
     own = job or OWN_JOB
@@ -120,7 +120,7 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
     labels_by_query = {name: queries.by_node(query) for name, query in LABEL_QUERIES.items()}
     all_targets = {**labels_by_query["health"], **targets, **labels_by_query["node"]}
     if not all_targets:
-        raise ServerError(f'has no target of the job "{own}", and no metric of healthd: name the job with --job')
+        raise ServerError(f'has no target of the job "{own}", and no healthd metrics: name the job with --job')
     down = [
         node_target
         for node_target, (_, up) in targets.items()
@@ -172,22 +172,22 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
     once, doubled = _unique_nodes(nodes, started, own)
     if doubled:
         notes.append(
-            f"several targets of one job have the same name ({len(doubled):,}: {', '.join(doubled[:3])}): "
-            "add a label cluster to the targets of each cluster"
+            f"several targets in one job have the same name ({len(doubled):,}: {', '.join(doubled[:3])}): "
+            "add a cluster label to the targets of each cluster"
         )
     if queries.unread:
-        notes.append(f"{queries.unread:,} invalid series are left out")
+        notes.append(f"{queries.unread:,} invalid series were ignored")
     return Fleet(queries.time, once, tuple(notes))
 
 
 def _unique_nodes(
     nodes: Mapping[Target, NodeStatus], started: Mapping[Target, float], own: str
 ) -> tuple[tuple[NodeStatus, ...], list[str]]:
-    """Return one row for each (cluster, node), and the names that several targets of one job have.
+    """Return one row for each (cluster, node), and the names that several targets in one job share.
 
-    Those targets are all kept: they may belong to two clusters. Of several jobs healthd's own counts, even if it does
-    not answer, since a textfile outlives its healthd; else the one started last. Within a job, targets with the same
-    start time are the same healthd under two addresses.
+    Those targets are all kept, because they may belong to two clusters. Among several jobs, healthd's own counts, even
+    if it does not answer, since a textfile outlives its healthd; else the job started last. Within a job, targets with
+    the same start time are the same healthd under two addresses.
     """
     targets_by_name: dict[tuple[str, str], list[Target]] = defaultdict(list)
     for target, node in nodes.items():
@@ -243,9 +243,9 @@ def _conditions(queries: _Queries) -> dict[Target, list[OpenCondition]]:
 def _last_seen(
     queries: _Queries, down: Sequence[Target], job: str
 ) -> tuple[dict[Target, tuple[str, float]], list[str]]:
-    """Return (name in Slurm, epoch seconds) of unreachable targets, and notes.
+    """Return (name in Slurm, epoch seconds) of unreachable targets, and any notes.
 
-    Only these targets are queried: a week of all targets would be too much.
+    Only these targets are queried, because a week of data for all targets would be too much.
     """
     found: dict[Target, tuple[str, float]] = {}
     for first in range(0, len(down), TARGETS_PER_QUERY):
@@ -264,7 +264,7 @@ def _last_seen(
                     max(queries.valid_time(value), previous_time),
                 )
         except ServerError as error:
-            return found, [f"the time when nodes were last seen is not known: the server {error}"]
+            return found, [f"the time when nodes were last seen is unknown: the server {error}"]
     return found, []
 
 
@@ -298,5 +298,5 @@ def _number(text: Any) -> float | None:
 def _result(data: Any, kind: str) -> list[Any]:
     result = data.get("result") if isinstance(data, dict) else None
     if not isinstance(result, list) or data.get("resultType") != kind:
-        raise ServerError("answers unlike Prometheus: is this the address of a Prometheus server?")
+        raise ServerError("does not respond like Prometheus: is this the address of a Prometheus server?")
     return result

@@ -1,4 +1,4 @@
-"""State of all nodes as text and as JSON. Pure."""
+"""Text and JSON for the state of all nodes. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from healthd.common.slurm.hostlist import to_hostlist
 from healthd.fleet.status.node import EXIT_STATUS, HEALTHD_OWNERS, ORDERS, SEVERITIES, Group, NodeStatus
 from healthd.fleet.status.queries import MIN_TIME, Fleet
 
-MAX_ROWS_ALIKE = 30  # up to this many nodes with the same text have a row each; more become one host list
-MAX_TEXT_LENGTH = 300  # characters of a Reason, or of a name chosen by others
+MAX_ROWS_ALIKE = 30  # up to this many nodes with the same text get a row each; more become one host list
+MAX_TEXT_LENGTH = 300  # characters in a Reason, or in a name chosen by others
 GROUP_LABELS = {
     Group.DRAIN_WAITING: "broken and in service",
     Group.NOT_SEEN: "not seen",
@@ -40,7 +40,7 @@ DELAY_LABELS = {
 
 
 def select_nodes(fleet: Fleet, drained: bool = False, problems: bool = False, order: str = "worst") -> list[NodeStatus]:
-    """Select and sort nodes. drained: only those with a drain. problems: only those not healthy and in service."""
+    """Select and sort nodes. drained: only drained nodes. problems: omit nodes that are healthy and in service."""
     nodes = sorted(fleet.nodes, key=ORDERS[order])
     if drained:
         return [node for node in nodes if node.drained_by]
@@ -48,12 +48,12 @@ def select_nodes(fleet: Fleet, drained: bool = False, problems: bool = False, or
 
 
 def exit_status(fleet: Fleet) -> int:
-    """Return the exit status: 0 all well, 1 warning or unknown, 2 broken, drained by healthd or unreachable."""
+    """Return the exit status: 0 all is well, 1 warning or unknown, 2 broken, drained by healthd or unreachable."""
     return max((EXIT_STATUS[node.group] for node in fleet.nodes), default=0)
 
 
 def fleet_text(fleet: Fleet, nodes: Sequence[NodeStatus], page: Page, show_all: bool = False) -> str:
-    """Return the summary, then a row per node. Many nodes with the same text are one host list, unless `show_all`."""
+    """Return the summary, then a row per node. Many nodes with the same text become one host list unless `show_all`."""
     lines = [*page.wrap(summary(fleet)), *page.wrap(_common_text(fleet))]
     lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
     rows_by_text: dict[tuple[str, ...], list[tuple[NodeStatus, Row]]] = {}
@@ -148,7 +148,7 @@ def _row(fleet: Fleet, node: NodeStatus, with_cluster: bool) -> Row:
 def explain_node(fleet: Fleet, node: NodeStatus) -> str:
     """Explain a node's state in one line."""
     if not node.seen:
-        return f"does not answer Prometheus{'' if node.last_seen else ', not once in the last 7 days'}"
+        return f"does not answer Prometheus{'' if node.last_seen else ' and was not seen in the last 7 days'}"
     parts = []
     acting = [c for c in node.conditions if c.is_enforced and c.severity]
     worst = _truncate(f"{acting[0].code} {acting[0].subject}".strip(), MAX_TEXT_LENGTH) if acting else ""
@@ -161,7 +161,7 @@ def explain_node(fleet: Fleet, node: NodeStatus) -> str:
     parts += [" ".join(filter(None, (worst, more)))] if worst or more else []
     if node.group is Group.DRAIN_WAITING:
         delay_text = " and ".join(DELAY_LABELS[name] for name in node.delayed_by) or "run healthd status on the node"
-        where = f" of {_truncate(node.limit_partition, 48)}" if node.limit_partition else ""
+        where = f" in {_truncate(node.limit_partition, 48)}" if node.limit_partition else ""
         parts.append(f"not drained: {delay_text}{where}")
     elif node.group is Group.BROKEN and not node.acknowledged and not parts:
         parts.append("run healthd status on the node")
@@ -186,7 +186,7 @@ def explain_node(fleet: Fleet, node: NodeStatus) -> str:
 
 
 def _common_text(fleet: Fleet) -> str:
-    """Return modes and versions, and how many nodes are paused."""
+    """Return the modes and versions, and how many nodes are paused."""
     reachable = [node for node in fleet.nodes if node.seen]
     paused = sum(bool(node.paused_until) for node in reachable)
     parts = [

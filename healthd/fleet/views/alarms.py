@@ -53,7 +53,7 @@ def view(alarms: Document) -> View:
 
 
 def _table_rows(alarms: Document) -> list[dict[str, Any]]:
-    """Return a row for each check, and for each of its codes if it has several."""
+    """Return a row for each check and, if a check has several codes, a row for each code."""
     rows = []
     for check in alarms["checks"]:
         codes = check["codes"]
@@ -68,8 +68,8 @@ def _sentences(alarms: Document) -> list[str]:
     if not alarms["placed_jobs"]:
         return ["No job completed in this period."]
     lines = [
-        f"{plural(alarms['placed_jobs'], 'job')} completed. {alarms['jobs']:,} of them saw a failing check begin on "
-        f"one of their nodes: {format_small_share(alarms['share'])} "
+        f"{plural(alarms['placed_jobs'], 'job')} completed. During {alarms['jobs']:,} of them, a check began to fail "
+        f"on one of their nodes: {format_small_share(alarms['share'])} "
         f"({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is less than 1 %). Another "
         f"{alarms['already_open_jobs']:,} ran while such a check was already failing, and "
         f"{alarms['warned_jobs']:,} saw only warnings."
@@ -81,13 +81,13 @@ def _sentences(alarms: Document) -> list[str]:
             f"{'' if row['significantly_above'] else ', not significantly'})"
             for row in above
         )
-        lines.append(f"Above {percent(alarms['limit'])}: {checks_above}.")
+        lines.append(f"Checks above {percent(alarms['limit'])}: {checks_above}.")
     else:
         lines.append(f"No check is above {percent(alarms['limit'])}.")
     observed = alarms["observed"]
     if observed["jobs"] < alarms["placed_jobs"]:
         lines.append(
-            f"Among the {observed['jobs']:,} jobs whose nodes were observed on every day it is "
+            f"Among the {observed['jobs']:,} jobs whose nodes were observed every day, the share is "
             f"{format_small_share(observed['share'])}."
         )
     return lines
@@ -109,5 +109,5 @@ def _by_week(alarms: Document) -> Figure | None:
         return None
     points = make_records(weeks, {"week": lambda row: row["week_time"] * 1000, "share": "share", "jobs": "jobs"})
     line = layer("line", points, {"point": True, "color": COLOURS[0]}, x=week(points), y=SHARE)
-    description = "Share of the completed jobs that saw a failing check, by whole weeks."
+    description = "Weekly share of the completed jobs that saw a failing check (whole weeks only)."
     return Figure("By week", description, (line,))

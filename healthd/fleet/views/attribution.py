@@ -24,7 +24,7 @@ from healthd.fleet.figures import (
 )
 from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, describe
 
-MAX_CAUSES = 6  # in the figure by week: more lines cannot be distinguished
+MAX_CAUSES = 6  # in the weekly figure; more lines would be hard to tell apart
 MAX_JOBS = 20
 DOMAINS = {
     "hardware": "hardware",
@@ -86,7 +86,7 @@ def view(attribution: Document) -> View:
         (job for job in found["jobs"] if job["cause"] != USER_CAUSE),
         key=lambda job: (-job["lost_gpu_seconds"], job["end_time"], job["cluster"], job["db_index"]),
     )
-    largest = "Largest failures, without those caused by users' programs"
+    largest = "Largest failures, except those caused by users' programs"
     return describe(
         found,
         "Causes of failed jobs",
@@ -119,18 +119,18 @@ def _sentences(found: Document) -> list[str]:
     sentences = [
         f"Of {plural(found['failures'], 'job')} that failed or lost a node, {found['attributed']:,} {have} a most "
         "likely cause: "
-        f"{found['by_domain']['hardware']:,} hardware, {found['by_domain']['system_software']:,} system software, "
-        f"{found['by_domain']['user_program']:,} the user's program.",
-        f"{found['unattributed']:,} {have_none} none: the nodes of {because['observed']:,} had no condition that ends "
-        f"jobs, the nodes of {because['not_observed']:,} were not observed all the time, "
+        f"hardware for {found['by_domain']['hardware']:,}, system software for "
+        f"{found['by_domain']['system_software']:,}, the user's program for {found['by_domain']['user_program']:,}.",
+        f"{found['unattributed']:,} {have_none} none. For {because['observed']:,}, the nodes had no condition that "
+        f"ends jobs; for {because['not_observed']:,}, the nodes were not observed all the time; "
         f"{because['no_node_list']:,} {have_no_list} no node list.",
-        f"By chance alone {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule, applied one "
-        "hour before each failure, finds that number.",
+        f"By chance alone, {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule finds this "
+        "many when applied one hour before each failure.",
     ]
     if found["unattributed_node_fails"]:
         sentences.append(
-            f"{found['unattributed_node_fails']:,} of the jobs without a cause ended NODE_FAIL: Slurm lost a node, and "
-            "it had no condition that ends jobs."
+            f"{found['unattributed_node_fails']:,} of the jobs without a cause ended in NODE_FAIL: Slurm lost a node "
+            "that had no condition that ends jobs."
         )
     infrastructure_causes = [cause for cause in found["causes"] if cause["cause"] != USER_CAUSE]
     if infrastructure_causes:
@@ -139,7 +139,7 @@ def _sentences(found: Document) -> list[str]:
             worst["lost_gpu_seconds"], sum(cause_row["lost_gpu_seconds"] for cause_row in infrastructure_causes)
         )
         sentences.append(
-            f"Apart from users' programs, {CAUSES[worst['cause']].label} cost most: "
+            f"Apart from users' programs, {CAUSES[worst['cause']].label} cost the most: "
             f"{worst['lost_gpu_seconds'] / 3600:,.0f} GPU-hours, {percent(part)} of the cost of these causes."
         )
     return [*sentences, *map(_spike_sentence, found["spikes"])]
@@ -148,12 +148,12 @@ def _sentences(found: Document) -> list[str]:
 def _spike_sentence(spike: Row) -> str:
     sentence = (
         f"In the week of {format_time(spike['week'])[:10]} there were {plural(spike['incidents'], 'incident')} of "
-        f"{CAUSES[spike['cause']].label}; the rate of the other weeks gives {number(spike['expected'])}"
+        f"{CAUSES[spike['cause']].label}, against {number(spike['expected'])} expected from the other weeks"
     )
     if not spike["nodes"]:
-        return f"{sentence}. They are spread over many nodes."
+        return f"{sentence}. The incidents are spread over many nodes."
     names = ", ".join(f"{node['node']} ({node['incidents']})" for node in spike["nodes"])
-    return f"{sentence}. {percent(spike['share_of_nodes'])} were on {plural(len(spike['nodes']), 'node')}: {names}."
+    return f"{sentence}. {percent(spike['share_of_nodes'])} occurred on {plural(len(spike['nodes']), 'node')}: {names}."
 
 
 # --- figures
@@ -175,7 +175,7 @@ def _cost_figure(found: Document) -> Figure | None:
 
 
 def _week_figure(found: Document) -> Figure | None:
-    """Draw the largest causes except the user's program, and the dates at which checks were enabled or changed."""
+    """Draw the largest causes except the user's program, and the dates on which checks were enabled or changed."""
     jobs: dict[str, int] = defaultdict(int)
     for row in found["weeks"]:
         jobs[row["cause"]] += row["jobs"]
@@ -217,7 +217,7 @@ def _week_figure(found: Document) -> Figure | None:
 
 
 def _dates(found: Document) -> list[Record]:
-    """Return a record for each day on which a check was enabled or changed: its name, or how many."""
+    """Return a record for each day on which checks were enabled or changed, with the check's name or their number."""
     days: dict[int, list[str]] = defaultdict(list)
     for row in found["check_dates"]:
         days[row["time"] // 86400].append(f"{row['check']} {row['event'].removeprefix('check_')}")

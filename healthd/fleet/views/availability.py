@@ -1,4 +1,4 @@
-"""Time that the nodes were in service."""
+"""Share of time that nodes were in service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHORT_REASONS = ("up", "healthd", "people", "slurm", "unknown", "down", "not obs
 
 
 def format_availability(value: float | None) -> str:
-    """Format an availability as "99.53 %", rounded down so that less than 100 % never appears as 100 %."""
+    """Format an availability as "99.53 %", rounded down so that a value below 100 % never appears as 100 %."""
     return "-" if value is None else f"{math.floor(value * 10000) / 100:.2f} %"
 
 
@@ -47,7 +47,7 @@ WORST = (
 def view(availability: Document) -> View:
     title, fleet = "Availability of the nodes", availability["fleet"]
     if not availability["nodes"]:
-        return describe(availability, title, ["No node is known."])
+        return describe(availability, title, ["No nodes are known."])
     return describe(
         availability,
         title,
@@ -58,7 +58,7 @@ def view(availability: Document) -> View:
             *_planned(availability["planned"]),
         ],
         [
-            Table("Where the time went", FLEET, _fleet_and_models(availability, "fleet", "model not known")),
+            Table("Where the time went", FLEET, _fleet_and_models(availability, "fleet", "unknown model")),
             Table("Nodes with the lowest availability", WORST, _worst_nodes(availability["nodes"])),
         ],
         [_outage_figure(availability), _rack_figure(availability)],
@@ -66,7 +66,7 @@ def view(availability: Document) -> View:
 
 
 def _fleet_and_models(availability: Document, fleet: str, unknown: str) -> list[dict[str, Any]]:
-    """Return the row of the fleet, and those of its models if there are several."""
+    """Return a row for the fleet and, if there are several models, a row for each."""
     models = availability["by_model"] if len(availability["by_model"]) > 1 else []
     return [
         {**availability["fleet"], "name": fleet},
@@ -84,7 +84,7 @@ def _worst_nodes(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _availability(fleet: Row) -> list[str]:
     if fleet["availability"] is None:
-        return ["The availability of the nodes is not known."]
+        return ["The availability of the nodes is unknown."]
     return [
         f"The {plural(fleet['nodes'], 'node')} {'was' if fleet['nodes'] == 1 else 'were'} available for "
         f"{format_availability(fleet['availability'])} of the known time."
@@ -96,8 +96,8 @@ def _repairs(fleet: Row) -> list[str]:
     times = repair["ended"] + repair["still_out"]
     if not times:
         return ["No node was out of service."]
-    still = f" ({repair['still_out']} not over yet)" if repair["still_out"] else ""
-    whole = f"Nodes were out {plural(times, 'time')}{still}."
+    still = f" ({repair['still_out']} still out)" if repair["still_out"] else ""
+    whole = f"Nodes were out of service {plural(times, 'time')}{still}."
     if not repair["ended"]:
         return [whole]
     took = f"mean {format_duration(repair['mean_seconds'])}, median {format_duration(repair['median_seconds'])}"
@@ -105,7 +105,7 @@ def _repairs(fleet: Row) -> list[str]:
 
 
 def _planned(planned: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each kind of excluded time."""
+    """Return one sentence for each kind of excluded time."""
     found = []
     for planned_kind, label in zip(PLANNED_KINDS, ("Maintenance", "Other reservations"), strict=True):
         reservations_of_kind = [row for row in planned if row["what"] == planned_kind]
@@ -124,7 +124,7 @@ def _planned(planned: list[dict[str, Any]]) -> list[str]:
 def _sla(sla: Row) -> list[str]:
     limit = f"{sla['percent']:g} %"
     if not sla["below"]:
-        return [f"Nothing is below {limit}."]
+        return [f"Neither the fleet nor any part of it is below {limit}."]
     names = [
         f"{'the fleet' if row['of'] == 'fleet' else row['of'] + ' ' + row['name']} "
         f"({format_availability(row['availability'])})"
@@ -137,7 +137,7 @@ def _sla(sla: Row) -> list[str]:
 
 
 def _outage_figure(availability: Document) -> Figure:
-    """Draw the time that nodes were not up, by model. Including the time up would leave no room for the rest."""
+    """Draw the time that nodes were not up, by model. Including the time up would dwarf the rest."""
     rows = _fleet_and_models(availability, "fleet", "not known")
     records: list[Record] = [
         {"of": row["name"], "what": description, "share": row["shares"][kind] or 0.0}
@@ -172,5 +172,7 @@ def _rack_figure(availability: Document) -> Figure | None:
         sla_line = [{"sla": availability["sla"]["percent"] / 100}]
         layers.append(layer("rule", sla_line, {"strokeDash": [6, 4]}, x=quantity("sla")))
     lowest = points_data[0]
-    description = f"The lowest of {len(rated):,} racks is {lowest['rack']} with {format_availability(lowest['share'])}."
+    description = (
+        f"The lowest of the {len(rated):,} racks is {lowest['rack']} at {format_availability(lowest['share'])}."
+    )
     return Figure("Racks with the lowest availability", description, tuple(layers))

@@ -49,7 +49,7 @@ def view(checks: Document) -> View:
 
 
 def _drains(checks: Document) -> list[Row]:
-    """Return a row for all drains, for each origin, and for each check with the first evidence."""
+    """Return one row for all drains, one for each origin, and one for each check that was the first evidence."""
     drains = checks["drains"]
     if not drains["all"]["drains"]:
         return []
@@ -67,25 +67,27 @@ def _sentences(checks: Document) -> list[str]:
         first = checks["checks"][0]
         after = checks["after"]
         found = [
-            f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The first evidence "
-            f"was {first['check']} most often ({percent(first['share_first'])}).",
-            f"After {after['drained']:,} incidents the node was out of service within "
-            f"{format_duration(checks['drain_within_seconds'])}, after {after['not_drained']:,} it was not; "
-            f"{after['already_out']:,} began while it was already out.",
+            f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The most "
+            f"frequent first evidence was {first['check']} ({percent(first['share_first'])}).",
+            f"After {after['drained']:,} incidents, the node was out of service within "
+            f"{format_duration(checks['drain_within_seconds'])}; after {after['not_drained']:,}, it was not. "
+            f"{after['already_out']:,} began while the node was already out of service.",
         ]
     drains = checks["drains"]["all"]
     if drains["with_evidence"]:
         found.append(
-            f"From the first evidence to the drain: half within {format_duration(drains['p50_seconds'])}, 90 % within "
-            f"{format_duration(drains['p90_seconds'])}, 99 % within {format_duration(drains['p99_seconds'])} "
-            f"({drains['with_evidence']:,} of {drains['drains']:,} drains had evidence). Before "
-            f"{drains['nothing_seen']:,} drains no check failed, and before {drains['not_observed']:,} the node was "
-            "not observed."
+            "From the first evidence to the drain: half of the drains came within "
+            f"{format_duration(drains['p50_seconds'])}, 90 % within {format_duration(drains['p90_seconds'])}, 99 % "
+            f"within {format_duration(drains['p99_seconds'])} ({drains['with_evidence']:,} of {drains['drains']:,} "
+            f"drains had evidence). Before {drains['nothing_seen']:,} drains, no check failed; before "
+            f"{drains['not_observed']:,}, the node was not observed."
         )
     if checks["never"]:
-        found.append(f"Enabled, but never reported anything: {', '.join(checks['never'])}.")
+        found.append(f"Checks that are enabled but never reported anything: {', '.join(checks['never'])}.")
     if checks["not_deployed"]:
-        found.append(f"In this release, but enabled on none of these nodes: {', '.join(checks['not_deployed'])}.")
+        found.append(
+            f"Checks of this release that are enabled on none of these nodes: {', '.join(checks['not_deployed'])}."
+        )
     return found
 
 
@@ -129,7 +131,7 @@ _TICK_NAMES = f"({json.dumps({str(seconds): name for seconds, name in _TICKS.ite
 
 
 def _ticks(maximum: float) -> list[int]:
-    """Return the ticks of an axis of durations, up to the first one that is at least `maximum`."""
+    """Return the ticks of a duration axis, up to the first tick that is at least `maximum`."""
     ticks = list(_TICKS)
     return ticks[: bisect.bisect_left(ticks, maximum) + 1]
 
@@ -144,7 +146,7 @@ def _delay_figure(checks: Document) -> Figure | None:
     if not points_data:
         return None
     drains = checks["drains"]["all"]
-    # A symmetric logarithm is linear from 0 to 1: many drains take 0 s, which a plain logarithm cannot show.
+    # A symmetric logarithm is linear from 0 to 1: many drains took 0 s, which a plain logarithm cannot show.
     seconds = quantity(
         "seconds",
         "from the first evidence to the drain",

@@ -21,7 +21,7 @@ from healthd.fleet.figures import (
 from healthd.fleet.view import TWO_DIGITS, Column, Form, Row, Table, View, describe
 
 MAX_WRITTEN_FACTOR = 1000  # a larger ratio is written "any"
-MAX_DRAWN_FACTOR = 20.0  # intervals beyond this factor, in either direction, are cut in the figure
+MAX_DRAWN_FACTOR = 20.0  # intervals beyond this factor, in either direction, are clipped in the figure
 
 
 def _format_interval(interval: Sequence[float | None] | None) -> str:
@@ -64,9 +64,9 @@ def sentences(compare: Document) -> list[str]:
     found = [f"A is {compare['a']['name']}, B is {compare['b']['name']}."]
     tested = sum(row["adjusted"] is not None for row in compare["measures"])
     if not tested:
-        return [*found, "No measure is available on both sides."]
+        return [*found, "No measure is available for both sides."]
     if not differing:
-        found.append(f"None of {plural(tested, 'measure')} differs by more than chance.")
+        found.append(f"None of {plural(tested, 'measure')} differs by more than chance would explain.")
     for row in differing:
         more = "more" if row["b"]["rate"] > row["a"]["rate"] else "less"
         times = (
@@ -80,7 +80,7 @@ def sentences(compare: Document) -> list[str]:
 
 
 def shorten_title(title: str) -> str:
-    """Shorten the title of a measure for an axis; the table has it in full."""
+    """Shorten a measure's title for an axis. The table shows the full title."""
     return title.removeprefix("jobs that ").removeprefix("nodes' ").removesuffix(" to node failures")
 
 
@@ -114,6 +114,6 @@ def _ratio_figure(compare: Document) -> Figure | None:
     differing = ", ".join(row["title"] for row in compare["measures"] if row["differs"]) or "nothing"
     return Figure(
         "Ratios",
-        f"The rates of B divided by those of A; different: {differing}.",
+        f"B's rates divided by A's; different: {differing}.",
         (mark_at("same", 1.0, (4, 4)), intervals(drawn, "what", quantity("low", scale=log)), ratios),
     )

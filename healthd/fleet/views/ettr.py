@@ -1,4 +1,4 @@
-"""Share of its time that a large job makes progress: figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+"""Share of a large job's time in which it makes progress: figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = {
     "exact": "progress / expected time",
     "simulated": "simulated",
     "analytic": "formula with queue and end",
-    "approximate": "closed form of the paper",
+    "approximate": "the paper's closed form",
 }
 RUNS = (
     Column("GPUs up to", "gpus_up_to", COUNT),
@@ -45,9 +45,9 @@ def view(ettr: Document) -> View:
         "Effective training time ratio (ETTR) of a large job",
         _sentences(ettr),
         [
-            Table("The same job by other methods", FORMS, forms),
+            Table("The same job, by other methods", FORMS, forms),
             _by_checkpoint(ettr),
-            Table("Measured, runs of 24 h or more", RUNS, ettr["measured"]),
+            Table("Measured: runs of 24 h or more", RUNS, ettr["measured"]),
         ],
         [
             _grid_figure(ettr, "by_checkpoint", "checkpoint_seconds"),
@@ -58,7 +58,7 @@ def view(ettr: Document) -> View:
 
 
 def _by_checkpoint(ettr: Document) -> Table:
-    """Return the ETTR with a row per number of GPUs and a column per checkpoint interval."""
+    """Return a table of the ETTR, with a row per number of GPUs and a column per checkpoint interval."""
     cells = ettr["grid"]["by_checkpoint"]
     times = list(dict.fromkeys(cell["checkpoint_seconds"] for cell in cells))
     columns = [Column("GPUs", "gpus", COUNT), *(Column(format_duration(time), str(time), HUNDREDTHS) for time in times)]
@@ -94,8 +94,9 @@ def _sentences(ettr: Document) -> list[str]:
     found += [f"Warning: {cell}." for cell in ettr["warnings"]]
     simulation = ettr["simulation"]
     found.append(
-        f"The simulation has {simulation['runs']:,} runs of {format_duration(simulation['productive_seconds'])}; its "
-        f"standard error is {simulation['standard_error']:.2g}."
+        f"The simulation consists of {simulation['runs']:,} runs of "
+        f"{format_duration(simulation['productive_seconds'])}; its standard error is "
+        f"{simulation['standard_error']:.2g}."
     )
     return [*found, LOWER_BOUND_NOTE, *([] if simulation["low"] is None else [RUN_MEAN_NOTE])]
 
@@ -108,7 +109,7 @@ def _failure_interval(mttf_seconds: float | None) -> str:
 
 
 def _grid_figure(ettr: Document, name: str, key: str) -> Figure:
-    """Draw GPUs over intervals or rates. Each cell has its number, so that colour is not needed."""
+    """Draw the ETTR by GPUs and interval or rate. Each cell shows its number, so colour is not needed."""
     is_interval = key == "checkpoint_seconds"
     fields: dict[str, Accessor] = {
         "GPUs": lambda cell: f"{cell['gpus'] // 1024}k",
@@ -126,7 +127,7 @@ def _grid_figure(ettr: Document, name: str, key: str) -> Figure:
         f"{cell['gpus']:,} GPUs, {title} {number(float(cell[key]))}: {cell['ettr']:.2f}" for cell in described_cells
     )
     return Figure(
-        f"ETTR by size and {'the interval between checkpoints' if is_interval else 'the rate of failures'}",
+        f"ETTR by size and {'checkpoint interval' if is_interval else 'failure rate'}",
         description,
         (
             layer("rect", drawn, **channels, color=shade),
@@ -136,7 +137,7 @@ def _grid_figure(ettr: Document, name: str, key: str) -> Figure:
 
 
 def _run_figure(ettr: Document) -> Figure | None:
-    """Draw the mean of the runs of each size with the range of 8 of 10, and the model's expectation."""
+    """Draw each size's mean ETTR, the range that contains 8 of 10 runs, and the ETTR that the model expects."""
     rows = ettr["measured"]
     if not rows:
         return None
@@ -154,7 +155,7 @@ def _run_figure(ettr: Document) -> Figure | None:
     shape = nominal("what", title=None, scale={"domain": kinds, "range": ["circle", "diamond"]})
     description = "; ".join(f"up to {plural(row['gpus_up_to'], 'GPU')} {row['mean']:.2f}" for row in rows)
     return Figure(
-        "Runs of 24 h or more: measured ETTR (lines: 8 of 10 runs) and the expected one",
+        "Runs of 24 h or more: measured ETTR (lines: 8 of 10 runs) and expected ETTR",
         description,
         (
             layer("rule", ranges, {"color": "#666666"}, x=x, y=y["low"], y2={"field": "high"}),

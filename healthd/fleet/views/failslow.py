@@ -43,7 +43,7 @@ def view(failslow: Document) -> View:
         sentences(failslow),
         [
             Table("Nodes with the largest loss", NODES, failslow["nodes"], MAX_NODES_SHOWN),
-            Table("Times to report and reaction", REACTION, [row for row in durations if row["episodes"]]),
+            Table("Time to report and to react", REACTION, [row for row in durations if row["episodes"]]),
         ],
         [_node_figure(failslow)],
     )
@@ -59,14 +59,14 @@ def sentences(failslow: Document) -> list[str]:
         lost_share = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
         share_text = f", {percent(lost_share)} of the jobs' GPU time" if lost_share is not None else ""
         found.append(
-            f"{plural(len(nodes), 'node')} reported slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. They "
-            f"cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{share_text}, as far as known."
+            f"{plural(len(nodes), 'node')} reported slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. As "
+            f"far as known, they cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{share_text}."
         )
         reaction = failslow["reaction"]
         if reaction["reported"]["episodes"]:
             found.append(
                 f"The median time from onset to report was {format_duration(reaction['reported']['median_seconds'])} "
-                f"in {plural(reaction['episodes'], 'episode')}. {reaction['acted']['episodes']:,} had a reaction"
+                f"in {plural(reaction['episodes'], 'episode')}. A reaction followed {reaction['acted']['episodes']:,}"
                 f"{_acts_text(reaction['acted']['by'])}; still open: {reaction['ongoing']:,}."
             )
     if failed:

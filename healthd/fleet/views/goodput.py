@@ -56,7 +56,7 @@ def view(goodput: Document) -> View:
 
 
 def _loss_rows(goodput: Document) -> list[dict[str, Any]]:
-    """Return first and second order, each with its parts."""
+    """Return the rows for first-order and second-order losses, each with its parts."""
     first, second = goodput["first_order"], goodput["second_order"]
     return [
         {**first, "what": "ended by nodes (first order)"},
@@ -71,27 +71,29 @@ def _sentences(goodput: Document) -> list[str]:
     found = [
         f"Nodes ended {plural(first['jobs'], 'job')}, which lost {number(first['gpu_hours'])} GPU-hours; "
         f"{second['jobs']:,} "
-        f"more were pre-empted by their requeues, and lost {number(second['gpu_hours'])}."
+        f"more were pre-empted by the requeued jobs and lost {number(second['gpu_hours'])}."
     ]
     if first["cost"] is not None:
-        found.append(f"At {goodput['price_per_gpu_hour']:g} a GPU-hour that is {first['cost'] + second['cost']:,.0f}.")
+        found.append(
+            f"At {goodput['price_per_gpu_hour']:g} per GPU-hour, this costs {first['cost'] + second['cost']:,.0f}."
+        )
     if loops:
         worst = loops[0]
         found.append(
             f"{plural(len(loops), 'job was', 'jobs were')} requeued over and over: job {worst['job_id']} was ended "
-            f"{plural(worst['ends'], 'time')}, and pre-empted {plural(worst['preemptions'], 'other')}."
+            f"{plural(worst['ends'], 'time')} and pre-empted {plural(worst['preemptions'], 'other')}."
         )
     share = goodput["share_second_order"]
     if share is None:
         return [*found, "No loss is known."]
     return [
         *found,
-        f"{percent(share)} of the loss is of second order: jobs pre-empted by requeued ones.",
+        f"{percent(share)} of the loss is second-order: work of jobs that requeued jobs pre-empted.",
     ]
 
 
 def _by_size(rows: list[dict[str, Any]]) -> Figure | None:
-    """Draw lost goodput by job size, second order beside first, as in the paper."""
+    """Draw lost goodput by job size, with second-order next to first-order losses, as in the paper."""
     if not rows:
         return None
     records: list[Record] = [
@@ -103,6 +105,6 @@ def _by_size(rows: list[dict[str, Any]]) -> Figure | None:
     lost = number(largest["first_order"]["gpu_hours"] + largest["second_order"]["gpu_hours"])
     return Figure(
         "Lost work by size",
-        f"Jobs of {format_gpus(largest['gpus_up_to'])} lost most: {lost} GPU-hours.",
+        f"Jobs of {format_gpus(largest['gpus_up_to'])} lost the most: {lost} GPU-hours.",
         (grouped_bars(records, quantity("gpu_hours", "GPU-hours lost"), "size", "order"),),
     )

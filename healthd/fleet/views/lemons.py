@@ -1,4 +1,4 @@
-"""Nodes that keep failing: their list, their cost for large jobs, and the distribution of the signals (figure 11)."""
+"""Nodes that keep failing: a list, their cost to large jobs, and the distribution of the signals (figure 11)."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _sentences(lemons: Document) -> list[str]:
     sentences = []
     if lemons.get("old") and any(row["command"] for row in found):
         sentences.append(
-            f"The store ends at {format_time(lemons['window']['known_until'])} UTC, more than a day from now: check "
-            "whether a node was repaired since then before you drain it."
+            f"The store ends at {format_time(lemons['window']['known_until'])} UTC, more than a day ago. Before you "
+            "drain a node, check whether it has been repaired since then."
         )
     if found:
         fails = "fails" if len(found) == 1 else "fail"
@@ -70,17 +70,17 @@ def _gain_sentence(gain: Row) -> str:
     without = f"{_format_shared_count(gain['failures_without'])} ({percent(gain['share_failing_without'])})"
     return (
         f"Nodes ended {failing} of more than {gain['more_than_gpus']} GPUs ({percent(gain['share_failing'])}); with "
-        f"average nodes instead it would be {without}."
+        f"average nodes in their place, it would be {without}."
     )
 
 
 def _format_shared_count(count: float) -> str:
-    """Format a count to which each node adds a share: "5", "3.1"."""
+    """Format a count that is a sum of shares: "5", "3.1"."""
     return f"{count:,.1f}".removesuffix(".0")
 
 
 def _node_detail(row: Row, medians: dict[str, float]) -> Detail:
-    """Return a lemon with the command that drains it and the failures that count."""
+    """Return a lemon's details: the command that drains it and the failures that count."""
     name = row["node"] if len(medians) == 1 else f"{row['cluster']}/{row['node']}"
     if row["out_since"] is not None:
         command = f"already out of service since {format_time(row['out_since'])} UTC"
@@ -94,13 +94,13 @@ def _node_detail(row: Row, medians: dict[str, float]) -> Detail:
     if not row["certain"]:
         lines.append(NOT_DRAINED_NOTE)
     if row["observed_share"] is not None and row["observed_share"] < MIN_OBSERVED_SHARE:
-        lines.append(f"healthd observed {percent(row['observed_share'])} of the time: there may be more events")
+        lines.append(f"healthd observed {percent(row['observed_share'])} of the time, so there may be more events")
     items = tuple(f"{format_time(incident['time'])}: {incident['text']}" for incident in row["evidence"])
     return Detail(f"{name}: {row['text']}; fleet median {number(medians[row['cluster']])}", tuple(lines), items)
 
 
 def _signal_figure(lemons: Document) -> Figure | None:
-    """Draw each signal relative to its maximum, as in figure 11 of arXiv 2410.21680, with a point at each lemon."""
+    """Draw each signal relative to its maximum, as in figure 11 of arXiv 2410.21680, with a point for each lemon."""
     greatest = {signal: max((value for value, _ in steps), default=0.0) for signal, steps in lemons["cdfs"].items()}
     signals = [signal for signal in lemons["cdfs"] if greatest[signal] > 0]
     if not signals:
@@ -123,7 +123,7 @@ def _signal_figure(lemons: Document) -> Figure | None:
             for row in lemons["nodes"]
         ]
     names = [SIGNALS[signal] for signal in signals]
-    # One legend, below the figure: next to it, two legends ran off the page and over the heading of a narrow page.
+    # One legend, below the figure: two legends next to it ran off the page and over the heading on a narrow page.
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
     channel_style: dict[str, Any] = {"title": None, "legend": legend}
     channels: dict[str, Any] = {
@@ -133,7 +133,7 @@ def _signal_figure(lemons: Document) -> Figure | None:
     }
     dash = nominal("signal", scale={"domain": names}, **channel_style)
     spread = "; ".join(
-        f"{SIGNALS[signal]}: {percent(next(fraction for _, fraction in lemons['cdfs'][signal]))} of the nodes have "
+        f"{SIGNALS[signal]}: {percent(next(fraction for _, fraction in lemons['cdfs'][signal]))} of the nodes are at "
         f"{number(lemons['cdfs'][signal][0][0])}, the maximum is {number(greatest[signal])}"
         for signal in signals
     )

@@ -54,7 +54,7 @@ def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[s
     if not any(row["episodes"] for row in links["kinds"]):
         return ["No link had a problem in this period, as far as nodes were observed."]
     if not ports and not switches:
-        found = ["No port and no switch has more problems than chance explains."]
+        found = ["No port or switch has more problems than chance explains."]
     else:
         found = [
             f"{plural(len(ports), 'port')} and {plural(len(switches), 'switch', 'switches')} have more problems than "
@@ -64,13 +64,13 @@ def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[s
         worst = ports[0]
         found.append(
             f"The worst is {worst['node']}{worst['port'] and ' '}{worst['port']}, {worst['kind'].replace('_', ' ')}: "
-            f"{plural(worst['episodes'], 'time')}, where {number(worst['expected'], 2)} were expected."
+            f"{plural(worst['episodes'], 'time')}, against {number(worst['expected'], 2)} expected."
         )
     if links["together"]:
         last = links["together"][-1]
         found.append(
-            f"{plural(len(links['together']), 'time')} several nodes of one switch lost their links within a minute, "
-            f"most recently {len(last['nodes'])} nodes of {last['switch']} at {format_time(last['time'])}: check the "
+            f"Several nodes of one switch lost their links within a minute {plural(len(links['together']), 'time')}, "
+            f"most recently {len(last['nodes'])} nodes of {last['switch']} at {format_time(last['time'])}. Check the "
             "switch."
         )
     return found

@@ -21,7 +21,7 @@ from healthd.fleet.figures import Figure, Record, category, colours, nominal, po
 from healthd.fleet.view import Column, Form, Table, View, describe
 
 MAX_GROUPS, MAX_SUSPECTS = 12, 16
-MAX_DRAWN_RANKS = 256  # ranks; with more, the square of one rank is too small to see
+MAX_DRAWN_RANKS = 256  # with more ranks, each rank's square is too small to see
 RANK_STATES = ("entered", "waits in it", "left it", "missing", "not known")
 RANKS = Form(lambda ranks: format_ranges(ranks) or "-", right_aligned=False)
 GROUPS = (
@@ -89,27 +89,27 @@ def format_group(group: Mapping[str, Any]) -> str:
 
 
 def format_operation(row: Mapping[str, Any]) -> str:
-    """Return "all_to_all 20537" or "send 11981 of rank 0 to rank 12"."""
-    between = f" of rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
+    """Return "all_to_all 20537" or "send 11981 from rank 0 to rank 12"."""
+    between = f" from rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
     return f"{row['collective'] or 'collective'} {row['sequence']}{between}"
 
 
 def verdict_sentence(nccl: Document) -> str:
-    """Return the answer in one or two sentences."""
+    """Return the verdict in one or two sentences."""
     suspects, kind, count = nccl["suspects"], nccl["kind"], nccl["ranks"]
     if kind == "mismatch":
         mismatch = nccl["mismatch"]
         if mismatch["ring"]:
             return (
-                f"An error of the program, not of a node: {format_ranks(mismatch['ring'])} wait for each other in a "
-                "ring, each in a collective of another group, so they entered them in different orders."
+                f"A program error, not a node failure: {format_ranks(mismatch['ring'])} wait for each other in a ring. "
+                "Each waits in a collective of a different group, so they entered the collectives in different orders."
             )
         call_texts = "; ".join(
             f"{format_ranks(item['ranks'])}: {item['message']}" for item in mismatch["calls"][:MAX_NAMED]
         )
         return (
-            f"An error of the program, not of a node: as collective {mismatch['sequence']} of {format_group(mismatch)} "
-            f"the ranks entered different ones ({call_texts})."
+            f"A program error, not a node failure: as collective {mismatch['sequence']} of {format_group(mismatch)}, "
+            f"the ranks entered different operations ({call_texts})."
         )
     if kind == "missing":
         hosts = sorted({item["host"] for item in nccl["reasons"] if item["host"]})
@@ -121,7 +121,7 @@ def verdict_sentence(nccl: Document) -> str:
             return (
                 f"{suspects_text[0].upper()}{suspects_text[1:]} wrote no dump, and {nccl['held_up']:,} of {count:,} "
                 f"ranks wait in operations that all others entered: most likely {pronoun} died and {verb_plural} up "
-                f"the job. It is not known whether {pronoun} waited for other ranks."
+                f"the job. It is unknown whether {pronoun} waited for other ranks."
             )
         qualifier = ", as far as is known" if any(item["why"] == "no_dump" for item in nccl["reasons"]) else ""
         return (
@@ -136,44 +136,44 @@ def verdict_sentence(nccl: Document) -> str:
     if kind == "network":
         row = next(row for row in nccl["groups"] if row["waiting"] and not row["missing"])
         return (
-            f"The network between the ranks: all {len(row['entered'])} ranks of {format_group(row)} entered "
+            f"The network between the ranks is suspect: all {len(row['entered'])} ranks of {format_group(row)} entered "
             f"{format_operation(row)}, and none left it."
         )
     if has_findings(nccl):
         ranks_without_dump = nccl["ranks_without_dump_count"]
         missing_note = (
-            f": {ranks_without_dump:,} of {count:,} ranks have no dump, so the folder is not complete"
+            f": {ranks_without_dump:,} of {count:,} ranks have no dump, so the folder is incomplete"
             if ranks_without_dump * 2 > count
             else ""
         )
-        return f"Ranks wait, but the records do not show for which rank{missing_note}."
-    return "No rank waits in a collective that another one misses."
+        return f"Ranks wait, but the records do not show which rank they wait for{missing_note}."
+    return "No rank waits in a collective that another rank has not entered."
 
 
 def reason_sentence(row: dict[str, Any]) -> str:
-    """Return why a rank is a suspect, as a sentence."""
+    """Return a sentence that explains why a rank is a suspect."""
     rank_text = f"rank {row['rank']}{' on ' + row['host'] if row['host'] else ''}"
     operation_text = f"{row['collective'] or 'collective'} {row['sequence']} of {format_group(row)}"
     waiting = f", in which {format_ranks(row['waiting'])} {'waits' if len(row['waiting']) == 1 else 'wait'}"
     waiting = waiting if row["waiting"] else ""
     if row["why"] == "missing":
         return (
-            f"{rank_text} never entered {operation_text}{waiting}. It waits for no rank: its GPU, its host or its "
+            f"{rank_text} never entered {operation_text}{waiting}. It waits for no other rank: its GPU, host or "
             "program stopped."
         )
     if row["why"] == "behind":
         return (
-            f"{rank_text} entered {operation_text}{waiting}, but unlike theirs its GPU did not reach it: it is in an "
-            "earlier kernel, or it stopped."
+            f"{rank_text} entered {operation_text}{waiting}, but its GPU, unlike theirs, did not reach it: the GPU is "
+            "in an earlier kernel, or it has stopped."
         )
     if row["why"] == "stayed":
         return (
-            f"{rank_text} did not leave {operation_text}, which all ranks entered and others left: its GPU stopped, or "
-            "the process that monitors it."
+            f"{rank_text} did not leave {operation_text}, which all ranks entered and others left: its GPU or "
+            "the process that monitors the GPU stopped."
         )
     return (
-        f"{rank_text} wrote no dump, and {operation_text}{waiting}, needs it: all other ranks of the group with a dump "
-        "entered it."
+        f"{rank_text} wrote no dump, but {operation_text}{waiting}, needs it: all other ranks in the group that wrote "
+        "a dump entered the operation."
     )
 
 
@@ -183,12 +183,12 @@ def advice_sentence(nccl: Document) -> str:
         hosts = sorted({row["host"] for row in nccl["reasons"] if row["host"]})
         if hosts:
             return (
-                f"Next: check {hosts[0]} at that time: `healthd fleet attribution` for the job, `healthd scan` of its "
-                "kernel log; take the node out of service if they name hardware."
+                f"Next: check {hosts[0]} at that time. Run `healthd fleet attribution` for the job and `healthd scan` "
+                "on its kernel log. Take the node out of service if they report a hardware fault."
             )
         return (
-            "Next: find the node of such a rank (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host in "
-            "it), then run `healthd fleet attribution` for the job and `healthd scan` of that node's kernel log."
+            "Next: find the node of such a rank (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host name "
+            "in it), then run `healthd fleet attribution` for the job and `healthd scan` on that node's kernel log."
         )
     if nccl["failures"] and nccl["kind"] in FAILURE_KINDS:
         return failures_advice(nccl)
@@ -197,7 +197,7 @@ def advice_sentence(nccl: Document) -> str:
     if nccl["kind"] == "network":
         return "Next: run `healthd fleet links` for the ports and switches between these nodes at that time."
     if nccl["kind"] == "mismatch":
-        return "Next: ask the author of the program; no node needs to be taken out of service."
+        return "Next: contact the program's author. No node needs to be taken out of service."
     return "Next: collect the missing dumps of the other ranks." if nccl["ranks_without_dump"] else ""
 
 
@@ -206,5 +206,5 @@ def request_sentences(nccl: Document) -> list[str]:
     found = []
     for rows, sentence in ((nccl["failures"], failure_sentence), (nccl["hangs"], hang_sentence)):
         found += [sentence(row) for row in rows[:MAX_SHOWN]]
-        found += [f"and {len(rows) - MAX_SHOWN:,} more: --json has them"] if len(rows) > MAX_SHOWN else []
+        found += [f"and {len(rows) - MAX_SHOWN:,} more (see --json)"] if len(rows) > MAX_SHOWN else []
     return found

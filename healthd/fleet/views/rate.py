@@ -1,4 +1,4 @@
-"""Failure rate of large jobs by their nodes: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+"""Rate at which nodes end large jobs: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def view(rate: Document) -> View:
     has_rate = rate["r_f"] is not None
     return describe(
         rate,
-        "Failure rate of large jobs by their nodes",
+        "Rate at which nodes end large jobs",
         _sentences(rate),
         [
             Table("Measured, by size", MEASURED, rate["by_size"]),
@@ -59,7 +59,7 @@ def _sentences(rate: Document) -> list[str]:
     jobs_text = f"of more than {plural(rate['more_than_gpus'], 'GPU')}"
     no_jobs = [] if rate["by_size"] else ["No job with GPUs ran in this period."]
     if rate["r_f"] is None:
-        return [f"r_f is not known: no job {jobs_text} ran.", *no_jobs]
+        return [f"r_f is unknown: no job {jobs_text} ran.", *no_jobs]
     found = [
         f"r_f {number(rate['r_f'])} failures per 1000 node-days{format_confidence_interval(rate['interval'], number)}: "
         f"{plural(rate['failures'], 'failure')} in {number(rate['node_days'])} node-days of jobs {jobs_text}."
@@ -72,12 +72,12 @@ def _sentences(rate: Document) -> list[str]:
     large = next(row for row in rate["projection"] if row["gpus"] == 16_384)
     if large["mttf_seconds"] is not None:
         found.append(
-            f"At this rate a job of 16,384 GPUs fails every {format_duration(large['mttf_seconds'])}"
+            f"At this rate, a job of 16,384 GPUs fails every {format_duration(large['mttf_seconds'])}"
             f" (95 %: {_format_duration_interval(large['interval_seconds'])})."
         )
     if rate["method"] == "bootstrap":
         found.append(
-            f"These are {rate['incidents']:,} incidents, concentrated on a few nodes: the interval is wider than for "
+            f"These failures are {rate['incidents']:,} incidents on a few nodes, so the interval is wider than for "
             "independent failures."
         )
     return [*found, *no_jobs]
@@ -89,7 +89,7 @@ def format_confidence_interval(interval: Sequence[float] | None, write: Callable
 
 
 def _mttf_figure(rate: Document) -> Figure | None:
-    """Draw hours over GPUs, both logarithmic: the projection with its interval, and the measured value of each size."""
+    """Draw MTTF over GPUs on logarithmic axes: the projection with its interval, and the measured value per size."""
     if rate["r_f"] is None or not rate["failures"]:
         return None
     line = [_point(row["gpus"], "projected", row, "interval_seconds") for row in rate["projection"]]
@@ -111,7 +111,7 @@ def _mttf_figure(rate: Document) -> Figure | None:
         f"{row['gpus']:,} GPUs {format_duration(row['mttf_seconds'])}" for row in rate["projection"][::3]
     )
     return Figure(
-        "Mean time to failure by size: the line is projected, points are measured, with 95 %",
+        "Mean time to failure by size: projected (line) and measured (points), with 95 % intervals",
         description,
         (
             layer("area", line, {"opacity": 0.2}, x=x, y=quantity("low", scale=log), y2=high, color=series),
@@ -127,7 +127,7 @@ def _point(gpus: int, series: str, row: Row, interval: str) -> Record:
 
 
 def _hours(interval: list[float | None] | None) -> dict[str, Any]:
-    """Return an interval in hours. An unbounded end is drawn far away."""
+    """Return an interval in hours. An unbounded end is drawn at a large value."""
     low, high = interval or (None, None)
     if low is None:
         return {}

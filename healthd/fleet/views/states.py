@@ -55,21 +55,22 @@ def _completed(row: Row) -> float:
 
 
 def _sentences(states: Document) -> list[str]:
-    """Describe the jobs that ended, those that nodes ended, the use of the GPUs, and the mix of sizes."""
+    """Describe the jobs that ended, the jobs ended by nodes, the use of the GPUs, and the mix of sizes."""
     ended, use, mix = states["infrastructure"], states["use"], states["size_mix"]
     jobs = sum(row["jobs"] for row in states["by_state"])
     gpu_hours = sum(row["gpu_seconds"] for row in states["by_state"]) / 3600
     parts = ", ".join(f"{row['jobs']:,} {hardware_ends.END_LABELS[row['ended']]}" for row in ended["by_end"])
     found = [
         f"{plural(jobs, 'job')} ended, after {gpu_hours:,.0f} GPU-hours.",
-        f"Nodes ended {percent(ended['share_of_jobs'])} of the jobs, which had {percent(ended['share_of_runtime'])} of "
-        f"the runtime and {percent(ended['share_of_gpu_time'])} of the GPU time ({parts}).",
+        f"Nodes ended {percent(ended['share_of_jobs'])} of the jobs, which accounted for "
+        f"{percent(ended['share_of_runtime'])} of the runtime and {percent(ended['share_of_gpu_time'])} of the GPU "
+        f"time ({parts}).",
     ]
     if use["utilisation"] is not None:
         found.append(
-            f"{number(use['jobs_per_day'])} jobs ended a day. Jobs had {percent(use['utilisation'])} of the time of "
-            f"{use['gpus']:,} GPUs (utilisation); without lost work {percent(use['normalised_goodput'])}, "
-            f"which is {number(use['goodput'])} GPUs (goodput)."
+            f"{number(use['jobs_per_day'])} jobs ended per day. Jobs used {percent(use['utilisation'])} of the time of "
+            f"{use['gpus']:,} GPUs (utilisation), or {percent(use['normalised_goodput'])} without lost work, "
+            f"which equals {number(use['goodput'])} GPUs (goodput)."
         )
     if mix["jobs"]:
         small, server, big = mix["one_gpu"], mix["up_to_8_gpus"], mix["256_gpus_or_more"]
@@ -84,7 +85,7 @@ def _sentences(states: Document) -> list[str]:
 def _split_sentences(split: Row) -> list[str]:
     large, before, after = f"{split['large_gpus']:,}", split["before"], split["after"]
     found = [
-        f"Jobs of {large} GPUs and more that ended before {format_time(split['at'])} UTC: {before['jobs']:,}; since "
+        f"Jobs of {large} or more GPUs that ended before {format_time(split['at'])} UTC: {before['jobs']:,}; since "
         f"then: {after['jobs']:,}."
     ]
     for key, label in (("completed", "Completed"), ("by_hardware", "Ended by nodes")):
@@ -94,8 +95,8 @@ def _split_sentences(split: Row) -> list[str]:
                 f"{_points(split['change'][key])}."
             )
     found.append(
-        "Differences are in percentage points. Each restart of a job counts, and other things may have changed at that "
-        "date too."
+        "Differences are in percentage points. Each restart of a job counts separately. Other things may also have "
+        "changed on that date."
     )
     return found
 
@@ -121,7 +122,7 @@ def _by_state(rows: list[dict[str, Any]]) -> Figure:
 def _by_size(rows: list[dict[str, Any]]) -> Figure:
     named = [(format_gpus(row["gpus_up_to"]), row) for row in rows]
     largest = max(named, key=lambda entry: entry[1]["gpu_seconds"])
-    description = f"Jobs of {largest[0]} used most GPU time: {percent(largest[1]['share_of_gpu_time'])}."
+    description = f"Jobs of {largest[0]} used the most GPU time: {percent(largest[1]['share_of_gpu_time'])}."
     return _shares("Jobs and GPU time by size", description, named)
 
 
@@ -137,7 +138,7 @@ def _shares(title: str, description: str, named: list[tuple[str, dict[str, Any]]
 def _split_figure(split: dict[str, Any] | None) -> Figure | None:
     if not split or not split["before"]["jobs"] or not split["after"]["jobs"]:
         return None
-    large = f"jobs of {split['large_gpus']:,} GPUs and more"
+    large = f"jobs of {split['large_gpus']:,} or more GPUs"
     outcomes = [
         {**split[side][key], "outcome": label, "when": f"{side} {format_time(split['at'])}"}
         for key, label in (("completed", "completed"), ("by_hardware", "ended by nodes"))

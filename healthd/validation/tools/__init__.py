@@ -1,1 +1,1 @@
-"""Measuring tools, one per file: their commands and the parsers of their output."""
+"""Measuring tools, one per file: their commands, and parsers for their output."""

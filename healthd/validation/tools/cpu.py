@@ -1,4 +1,4 @@
-"""A matrix product on the CPU: cpu_program.py in this directory. It shows nothing about any GPU."""
+"""Matrix product on the CPU: runs cpu_program.py in this directory. It says nothing about any GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNIT = "GFLOPS"
 
 
 def command(python: str, program: str, seconds: float) -> tuple[str, ...]:
-    """Return the command. python: any Python 3; program: the path of cpu_program.py."""
+    """Return the command. python: any Python 3. program: path of cpu_program.py."""
     return (python, "-I", program, f"{seconds:g}")
 
 
@@ -28,7 +28,7 @@ def parse(text: str) -> list[Measurement]:
         raise NotUnderstood(f"the matrix product on the CPU took no time: {value}")
     if wrong_numbers:
         message = (
-            f"{wrong_numbers} of {size * size} numbers of a matrix product on the CPU changed when it was repeated"
+            f"{wrong_numbers} of {size * size} numbers in a matrix product on the CPU changed when it was repeated"
         )
         return [Measurement("cpu_gemm", "cpu", value, UNIT, "failed", message, source)]
     return [Measurement("cpu_gemm", "cpu", value, UNIT, "measured", "", source)]

@@ -1,10 +1,11 @@
-"""`dcgmi diag -r LEVEL -j` (github.com/NVIDIA/DCGM): NVIDIA's own diagnostic, as JSON of DCGM 2, 3 and 4.
+"""`dcgmi diag -r LEVEL -j` (github.com/NVIDIA/DCGM): NVIDIA's own diagnostic, as JSON from DCGM 2, 3 and 4.
 
-Categories have tests, a test has results: of one GPU ("gpu_id", before DCGM 3.1 "gpu_ids", since DCGM 4
-"entity_group" and "entity_id") or of all ("gpu_ids": "0,1,2"). A status is PASS, FAIL, WARN or SKIP, in any case.
+A category has tests, and a test has results, for one GPU ("gpu_id", before DCGM 3.1 "gpu_ids", since DCGM 4
+"entity_group" and "entity_id") or for all GPUs ("gpu_ids": "0,1,2"). A status is PASS, FAIL, WARN or SKIP, in upper or
+lower case.
 
 A failure in the category Deployment ("software" since DCGM 4: persistence mode, permissions, libraries) concerns the
-node's configuration and no broken part: it is reported and does not count as a failure.
+node's configuration, not a broken part. It is reported, but does not count as a failure.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Any
 from healthd.common.text import printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood
 
-ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # DCGM 4, and before
-# Time limit of each level: NVIDIA gives seconds, 2, 30 and 90 minutes (DCGM User Guide, "DCGM Diagnostics").
+ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # since DCGM 4, and earlier
+# Time limit for each level. NVIDIA states seconds, 2, 30 and 90 minutes (DCGM User Guide, "DCGM Diagnostics").
 SECONDS = {1: 60.0, 2: 600.0, 3: 3600.0, 4: 3 * 3600.0}
 MAX_RESULTS = 4096
-GPU_IN_USE = ("busy or unavailable", "out of memory")  # the GPU or its memory is in use: proves nothing about it
+GPU_IN_USE = ("busy or unavailable", "out of memory")  # in use, which proves nothing about the GPU
 _SIMPLE = regex(r"[^a-z0-9]+")
 
 
@@ -29,11 +30,11 @@ def command(program: str, level: int) -> tuple[str, ...]:
 
 
 def parse(text: str) -> list[Measurement]:
-    """Parse the output. Raises NotUnderstood. Text around the JSON is skipped: dcgmi prints warnings there."""
+    """Parse the output. Raises NotUnderstood. Text around the JSON, such as dcgmi's warnings, is skipped."""
     document = _document(text)
     root = next((document[key] for key in ROOTS if isinstance(document.get(key), dict)), None)
     if root is None:
-        raise NotUnderstood("not the JSON of dcgmi diag")
+        raise NotUnderstood("this is not JSON from dcgmi diag")
     source = f"DCGM {_version(document, root)}".strip()
     found: list[Measurement] = []
     for entry in _results(root):
@@ -57,7 +58,7 @@ def _document(text: str) -> dict[str, Any]:
         if isinstance(document, dict) and any(key in document for key in ROOTS):
             return document
         at, tries = text.find("{", at + 1), tries + 1
-    raise NotUnderstood("not the JSON of dcgmi diag")
+    raise NotUnderstood("this is not JSON from dcgmi diag")
 
 
 def _version(document: dict[str, Any], root: dict[str, Any]) -> str:
@@ -67,7 +68,7 @@ def _version(document: dict[str, Any], root: dict[str, Any]) -> str:
 
 
 def _results(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield category, test and result."""
+    """Yield (category, test, result)."""
     for category in _tables(root.get("test_categories")):
         for test in _tables(category.get("tests")):
             for result in _tables(test.get("results")):
@@ -95,7 +96,7 @@ def _measurement(category: str, test: str, result: dict[str, Any], source: str) 
 
 
 def _part(result: dict[str, Any]) -> str:
-    """Return DCGM's own number of a GPU, whose PCI address is not reported. "" = several, or the node."""
+    """Return DCGM's own number for a GPU, because DCGM does not report PCI addresses. "": several GPUs, or the node."""
     for key in ("gpu_id", "gpu_ids"):
         if key in result:
             gpu_number = str(result[key])
@@ -107,7 +108,7 @@ def _part(result: dict[str, Any]) -> str:
 
 
 def _details(result: dict[str, Any]) -> str:
-    """Return the details: warnings are texts, or since DCGM 3 objects with "warning"."""
+    """Return the details. Warnings are strings, or objects with "warning" since DCGM 3."""
     warnings = result.get("warnings") or result.get("info") or []
     items = warnings if isinstance(warnings, list) else [warnings]
     texts = [str(item.get("warning", "")) if isinstance(item, dict) else str(item) for item in items[:3]]

@@ -1,8 +1,9 @@
-"""nccl-tests (github.com/NVIDIA/nccl-tests): all_reduce_perf and sendrecv_perf over all GPUs of this node.
+"""nccl-tests (github.com/NVIDIA/nccl-tests): all_reduce_perf and sendrecv_perf over all GPUs in this node.
 
-Its table has had 12 columns ("error") and 13 ("root", "#wrong"); those of the out-of-place run are counted from the
-end: time, algbw, busbw, wrong, twice. The bus bandwidth of the largest size counts, the better one of both runs
-(see its doc/PERFORMANCE.md). "Out of bounds values : 50 FAILED" is a wrong result, "Test NCCL failure" an error.
+Its table has 12 columns ("error") or 13 ("root", "#wrong"), depending on the version. So the columns are counted from
+the end: time, algbw, busbw and wrong, once for each run. The result is the bus bandwidth for the largest size, from the
+better run (see doc/PERFORMANCE.md there). "Out of bounds values : 50 FAILED" is a wrong result, "Test NCCL failure" is
+an error.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from healthd.common.text import is_decimal, printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood, is_excused
 
-SIZE = "8G"  # of one message: reaches the limit of every link (AzNHC: 8G for A100 with 40 GB, 16G for larger ones)
+SIZE = "8G"  # message size that saturates every link (AzNHC: 8G for A100 with 40 GB, 16G for larger GPUs)
 MAX_LINES = 100_000
 _NUMBER = regex(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 _BOUNDS = regex(r"Out of bounds values\s*:\s*([0-9]{1,12}) (OK|FAILED)")
@@ -20,7 +21,7 @@ _OWN_VERSION = regex(r"nccl-tests version ([0-9][0-9.]{0,15})")
 
 
 def command(program: str, gpus: int) -> tuple[str, ...]:
-    """Return the command for one process with all GPUs; results are checked (-c 1)."""
+    """Return the command for one process with all GPUs. The tool checks the results (-c 1)."""
     return (program, "-b", SIZE, "-e", SIZE, "-g", str(gpus), "-c", "1", "-n", "10", "-w", "3")
 
 
@@ -32,7 +33,7 @@ def parse(text: str, test: str) -> list[Measurement]:
     source += f", NCCL {found[1].rstrip('.')}" if found else ""
     if failure := _FAILURE.search(text):
         message = printable(" ".join(failure[0].split()))[:300]
-        # Newer versions print NCCL's last error after it ("/ Cuda failure 2 'out of memory'"), maybe on the next line.
+        # Newer versions append NCCL's last error ("/ Cuda failure 2 'out of memory'"), possibly on the next line.
         state = "not_measured" if is_excused(text[failure.start() : failure.end() + 300]) else "failed"
         return [Measurement(test, "", None, "GB/s", state, message, source)]
     best, largest, wrong_results = None, -1, 0
@@ -50,16 +51,16 @@ def parse(text: str, test: str) -> list[Measurement]:
         message = "1 result was wrong" if count == "1" else f"{count} results were wrong"
         return [Measurement(test, "", best or None, "GB/s", "failed", message, source)]
     if best is None:
-        raise NotUnderstood("not the output of nccl-tests")
+        raise NotUnderstood("this is not output from nccl-tests")
     if bounds is None:
-        return [Measurement(test, "", None, "GB/s", "not_measured", "it did not complete", source)]
+        return [Measurement(test, "", None, "GB/s", "not_measured", "the test did not complete", source)]
     if best <= 0:
-        return [Measurement(test, "", None, "GB/s", "not_measured", "one GPU alone has no bus bandwidth", source)]
+        return [Measurement(test, "", None, "GB/s", "not_measured", "a single GPU has no bus bandwidth", source)]
     return [Measurement(test, "", best, "GB/s", "measured", "", source)]
 
 
 def _row(line: str) -> tuple[int, float, int] | None:
-    """Return size in bytes, the better bus bandwidth in GB/s, and the number of wrong results; None for other lines."""
+    """Return the size in bytes, better bus bandwidth in GB/s and number of wrong results, or None for other lines."""
     columns = line.split()
     if len(columns) not in (11, 12, 13) or not is_decimal(columns[0]) or len(columns[0]) > 15:
         return None

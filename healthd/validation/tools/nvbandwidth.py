@@ -1,8 +1,8 @@
-"""nvbandwidth (github.com/NVIDIA/nvbandwidth): copies by the copy engines. Every version prints text.
+"""nvbandwidth (github.com/NVIDIA/nvbandwidth): copies made by the copy engines. Every version prints text.
 
-"Running NAME.", a heading, a row of column numbers, then one row each; "Waived:" if the machine has no such pair; "N/A"
-or 0.00 on the diagonal. A wrong copy is "Invalid value when checking the pattern", an error of CUDA "[CUDA_ERROR_...]
-... in expression" (output.cpp of version 0.8).
+The text has "Running NAME.", a heading, a row of column numbers, and then one row per GPU. It has "Waived:" if the
+machine has no such pair, and "N/A" or 0.00 on the diagonal. A wrong copy prints "Invalid value when checking the
+pattern". A CUDA error prints "[CUDA_ERROR_...] ... in expression" (output.cpp in version 0.8).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def command(program: str, families: Sequence[str]) -> tuple[str, ...]:
-    """Return the command with text output: every version prints it, and lines before an error are not lost."""
+    """Return the command for text output, which every version prints and which keeps the lines before an error."""
     cases = [case for family in families if family in CASES for case in CASES[family]]
     return (program, *(word for case in cases for word in ("-t", case)))
 
@@ -41,7 +41,7 @@ def parse(text: str) -> list[Measurement]:
     """Parse the output. Raises NotUnderstood."""
     found = list(_measurements(text))
     if not found:
-        raise NotUnderstood(_problem(text) or "not the output of nvbandwidth")
+        raise NotUnderstood(_problem(text) or "this is not output from nvbandwidth")
     return found
 
 
@@ -67,8 +67,10 @@ def _measurements(text: str) -> Iterator[Measurement]:
 
 
 def _rows(lines: Sequence[str]) -> Iterator[list[float | None]]:
-    """Yield the rows of the first matrix: numbers after the row's own number; None for N/A. It ends with SUM or another
-    line."""
+    """Yield the rows in the first matrix as numbers (None for N/A), without the row number.
+
+    The matrix ends with SUM or any other line.
+    """
     columns: int | None = None
     for line in lines:
         fields = line.split()
@@ -87,14 +89,14 @@ def _rows(lines: Sequence[str]) -> Iterator[list[float | None]]:
 
 
 def _value(word: str) -> float | bool | None:
-    """Return a number, None for N/A, False for other text."""
+    """Return the number, or None for N/A, or False for other text."""
     if word == "N/A":
         return None
     return float(word) if _NUMBER.fullmatch(word) else False
 
 
 def _problem(text: str) -> str:
-    """Return the tool's line about a wrong copy or an error of CUDA, "" if there is none."""
+    """Return the tool's line about a wrong copy or a CUDA error, or "" if there is none."""
     for line in text.splitlines():
         if "CUDA_ERROR" in line or "Invalid value when checking" in line or line.startswith("ASSERT"):
             return printable(line.strip())[:300]
@@ -104,7 +106,7 @@ def _problem(text: str) -> str:
 def _measured(
     case: str, rows: Sequence[Sequence[float | None]], names: dict[int, str], source: str
 ) -> Iterator[Measurement]:
-    """Yield one value for each GPU from the CPU's row or a GPU's own copy; for pairs one each, without the diagonal."""
+    """Yield one value per GPU (from the CPU's row or the GPU's own copy), or one per pair, without the diagonal."""
     for row, values in enumerate(rows if case == "device_to_device_memcpy_read_ce" else rows[:1]):
         for column, value in enumerate(values):
             if value is None or not 0 < value < math.inf:
@@ -113,7 +115,7 @@ def _measured(
             if case == "device_to_device_memcpy_read_ce":
                 # "Read tests launch a copy from the peer device to the target": the column's GPU sends.
                 part = f"{part}>{names.get(row, f'gpu {row}')}"
-            # A copy within the GPU reads and writes each byte; nvbandwidth counts it once.
+            # A copy within the GPU reads and writes each byte, but nvbandwidth counts it once.
             scale = 2.0 if case == "device_local_copy" else 1.0
             yield Measurement(TESTS[case], part, value * scale, "GB/s", "measured", "", source)
 

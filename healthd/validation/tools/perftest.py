@@ -1,8 +1,8 @@
 """perftest (github.com/linux-rdma/perftest): ib_write_bw from a port to itself, through the card and over PCIe.
 
 A server and a client on this machine connect over TCP at 127.0.0.1. The heading names the table's unit: "BW
-average[Gb/sec]" with --report_gbits, "BW average[MB/sec]" without (2^20 bytes). The average counts; the peak is 0.00 if
-it was not measured.
+average[Gb/sec]" with --report_gbits, "BW average[MB/sec]" without it (2^20 bytes). The average is used, because the
+peak is 0.00 if it was not measured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from healthd.common.text import printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood
 
-MESSAGE_BYTES = 8 << 20  # as AzNHC's azure_ib_write_bw_gdr.nhc
+MESSAGE_BYTES = 8 << 20  # as in AzNHC's azure_ib_write_bw_gdr.nhc
 _HEADING = regex(r"#bytes\s+#iterations\s+BW peak\[(Gb|MB|MiB)/sec\]\s+BW average\[(?:Gb|MB|MiB)/sec\]")
 _ROW = regex(
     r"\s*([0-9]{1,12})\s+[0-9]{1,12}\s+(?:-?nan|[0-9]{1,9}\.[0-9]{1,6})\s+([0-9]{1,9}\.[0-9]{1,6})\s+[0-9.]{1,16}\s*"
@@ -21,14 +21,14 @@ _PROBLEM = regex(
     r"[^\n]{0,80}(?:Couldn't|Unable to|Completion with error|Failed status|Failed to|No such device|not found)"
     r"[^\n]{0,160}"
 )
-# Messages of a server that cannot listen: its own, and those of bind(2).
+# Messages from a server that cannot listen: its own, and bind(2)'s.
 PORT_IS_TAKEN = regex(r"Couldn't listen to port|Unable to open file descriptor for socket|Address already in use")
 _LINK_ERROR = regex(r"Completion with error|Failed status")
 TO_GBITS = {"Gb": 1.0, "MB": 8 * 2**20 / 1e9, "MiB": 8 * 2**20 / 1e9}
 
 
 def commands(program: str, port: str, tcp_port: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the server's command, and the client's, which is started once `tcp_port` is open. port: "mlx5_0/1"."""
+    """Return the commands for the server and the client, which starts once `tcp_port` is open. port: "mlx5_0/1"."""
     device, _, number = port.partition("/")
     common = (program, "-d", device, "-i", number, "-p", str(tcp_port), "-s", str(MESSAGE_BYTES), "-n", "500", "-F")
     server = (*common, "--report_gbits")
@@ -36,7 +36,7 @@ def commands(program: str, port: str, tcp_port: int) -> tuple[tuple[str, ...], t
 
 
 def parse(text: str, port: str) -> list[Measurement]:
-    """Parse the client's output: the largest message's average, in Gb/s. Raises NotUnderstood."""
+    """Parse the client's output: the average for the largest message, in Gb/s. Raises NotUnderstood."""
     heading, best = None, None
     for line in text.splitlines():
         heading = _HEADING.search(line) or heading
@@ -49,4 +49,4 @@ def parse(text: str, port: str) -> list[Measurement]:
         message = printable(" ".join(problem[0].split()))[:300]
         state = "failed" if _LINK_ERROR.search(text) else "not_measured"
         return [Measurement("ib_loopback", port, None, "Gb/s", state, message, "perftest")]
-    raise NotUnderstood("not the output of ib_write_bw")
+    raise NotUnderstood("this is not output from ib_write_bw")

@@ -1,4 +1,4 @@
-"""PyTorch: pytorch_program.py in this directory, run by a Python that has torch."""
+"""PyTorch: runs pytorch_program.py in this directory with a Python that has torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TESTS = {test for family in MEASURES for test in FAMILIES[family]}
 
 
 def command(python: str, program: str, families: Sequence[str], seconds: float) -> tuple[str, ...]:
-    """Return the command. python: one with torch; program: path of pytorch_program.py; seconds: for each test."""
+    """Return the command. python: a Python with torch. program: path of pytorch_program.py. seconds: for each test."""
     request = {
         "families": [family for family in families if family in MEASURES],
         "seconds": seconds,
@@ -28,7 +28,7 @@ def command(python: str, program: str, families: Sequence[str], seconds: float) 
 
 
 def parse(text: str) -> list[Measurement]:
-    """Parse all complete lines. Raises NotUnderstood if there is none, or no torch, or no GPU."""
+    """Parse all complete lines. Raises NotUnderstood if there are none, or if torch or a GPU is missing."""
     source, found, missing = "PyTorch", [], ""
     for line in text.splitlines()[:MAX_LINES]:
         record = _object(line)

@@ -1,11 +1,12 @@
-"""Performance of GPUs, measured with PyTorch: matrix products, device memory, PCIe, copies between GPUs.
+"""Measures GPU performance with PyTorch: matrix products, device memory, PCIe, copies between GPUs.
 
-It is a separate program for a Python that has torch, without imports of healthd:
+It is a separate program for a Python that has torch, and does not import healthd:
 
     python -I pytorch_program.py '{"families": ["gemm", "memory", "pcie", "p2p"], "seconds": 1.0, "passes": {"8": ...}}'
 
-It prints each line at once, as a JSON object: {"source"}, {"gpus"}, {"test", "part", "value", "unit"}, the same with
-"wrong" (a wrong result), {"test", "part", "error"} (CUDA's) or {... "skipped"}. A hanging test delays no line.
+It prints each result immediately as a JSON object on one line: {"source"}, {"gpus"}, {"test", "part", "value", "unit"},
+the same with "wrong" (a wrong result), {"test", "part", "error"} (a CUDA error) or {... "skipped"}. A test that hangs
+does not delay earlier lines.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-SIZE = 8192  # of the square matrices: large enough to reach the limit of every GPU
+SIZE = 8192  # rows of the square matrices; large enough to saturate every GPU
 MEMORY_BYTES, PCIE_BYTES = 1 << 30, 256 << 20
 P2P_MEGABYTES, REPEATS = (16, 32, 64), 3
 POLL_SECONDS = 0.001
-WARM_UP, MAX_QUEUED = 3, 400  # CUDA queues about a thousand kernels; with more the caller waits for the GPU
-LIMIT_SECONDS = 20.0  # for work of about a second
-# An error of CUDA is the GPU's fault, except: no memory, the GPU is in use, this PyTorch does not support it.
+WARM_UP, MAX_QUEUED = 3, 400  # CUDA queues about a thousand kernels; beyond that the caller waits for the GPU
+LIMIT_SECONDS = 20.0  # for work that takes about a second
+# A CUDA error is the GPU's fault, unless memory is short, the GPU is in use, or this PyTorch does not support the GPU.
 EXCUSED = (
     *("out of memory", "ALLOC_FAILED", "busy or unavailable", "no kernel image", "not supported", "NOT_SUPPORTED"),
     *("invalid device function", "invalid argument", "INVALID_VALUE", "insufficient"),
@@ -39,7 +40,7 @@ def report(**record: Any) -> None:
 
 
 def addresses(count: int) -> list[str]:
-    """Return the PCI address of each CUDA device in sysfs' form (CUDA driver API, cuDeviceGetPCIBusId)."""
+    """Return each CUDA device's PCI address in sysfs format (CUDA driver API, cuDeviceGetPCIBusId)."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuInit(0)
     found = []
@@ -55,7 +56,7 @@ def addresses(count: int) -> list[str]:
 
 
 class Timed:
-    """Work on one GPU, queued between two events. It is polled for completion, with a time limit."""
+    """Work on one GPU, queued between two events. Its completion is polled, with a time limit."""
 
     def __init__(self, torch: Any, number: int, work: Callable[[], object], times: int) -> None:
         self.times = times
@@ -69,7 +70,7 @@ class Timed:
                 self.end.record()
 
     def seconds(self, limit: float) -> tuple[float, ...]:
-        """Return the seconds of one repetition; () if it is not finished."""
+        """Return the seconds per repetition, or () if the work has not finished."""
         until = time.monotonic() + limit
         while not self.end.query():
             if time.monotonic() > until:
@@ -81,8 +82,10 @@ class Timed:
 def side_by_side(
     torch: Any, test: str, parts: Sequence[str], works: dict[int, Callable[[], object]], seconds: float
 ) -> dict[int, float]:
-    """Return GPU -> seconds of one `work`, all GPUs at the same time, each for about `seconds`. Works that hang or fail
-    are reported, each separately."""
+    """Run `work` on all GPUs at the same time for about `seconds`. Return the seconds per repetition for each GPU.
+
+    Each work that hangs or fails is reported separately.
+    """
 
     def begun(number: int, times: int) -> Any:
         return tried(test, parts[number], functools.partial(Timed, torch, number, works[number], times))
@@ -105,15 +108,15 @@ def side_by_side(
 
 
 def wait_for(test: str, part: str, timed: Timed) -> float | None:
-    """Return its seconds; None if it hangs or failed, which is reported."""
+    """Return the seconds that the work took. If it hangs or failed, report that and return None."""
     seconds = tried(test, part, functools.partial(timed.seconds, LIMIT_SECONDS))
     if seconds == ():
-        report(test=test, part=part, error=f"it did not end within {LIMIT_SECONDS:.0f} s")
+        report(test=test, part=part, error=f"the test did not end within {LIMIT_SECONDS:.0f} s")
     return seconds[0] if seconds else None
 
 
 def tried(test: str, part: str, act: Callable[[], Any]) -> Any:
-    """Return the result of `act`; None if it failed, which is reported."""
+    """Return the result of `act`. If it fails, report that and return None."""
     try:
         return act()
     except Exception as error:
@@ -139,7 +142,7 @@ def gemm(torch: Any, parts: Sequence[str], seconds: float) -> None:
             if wrong_count is None:
                 continue
             extra = (
-                {"wrong": f"{wrong_count} of {SIZE * SIZE} numbers changed when a product was repeated"}
+                {"wrong": f"{wrong_count} of {SIZE * SIZE} numbers changed when a matrix product was repeated"}
                 if wrong_count
                 else {}
             )
@@ -149,7 +152,9 @@ def gemm(torch: Any, parts: Sequence[str], seconds: float) -> None:
 
 
 def _product(torch: Any, number: int, dtype: Any) -> tuple[Callable[[], object], Callable[[], int]]:
-    """Return a product of two matrices, and a function that counts its differences from the first one (SIZE x SIZE).
+    """Return a function that multiplies two matrices, and a function that counts differences from the first product.
+
+    The matrices are SIZE x SIZE.
 
     cuBLAS: "all API routines from a given version produce the same bit-wise results at every run when executed on GPUs
     with the same architecture and the same number of SMs" (docs.nvidia.com/cuda/cublas, "Results reproducibility").
@@ -175,7 +180,7 @@ def _product(torch: Any, number: int, dtype: Any) -> tuple[Callable[[], object],
 
 
 def memory(torch: Any, parts: Sequence[str], seconds: float) -> None:
-    """Copy within the GPU: each byte is read and written."""
+    """Copy memory within each GPU. Each byte is read and written."""
 
     def made(number: int) -> Callable[[], object]:
         a = torch.zeros(MEMORY_BYTES, dtype=torch.uint8, device=f"cuda:{number}")
@@ -191,15 +196,15 @@ def memory(torch: Any, parts: Sequence[str], seconds: float) -> None:
 
 
 def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
-    """Measure one GPU after another: several share a link above them. Host memory is on the CPU next to the GPU."""
+    """Measure one GPU after another, because several may share a link. Host memory is on the CPU next to the GPU."""
     everywhere = os.sched_getaffinity(0)
     for number, part in enumerate(parts):
         run_on(near(part) & everywhere or everywhere)
         for test in ("pcie_h2d", "pcie_d2h"):
             work = tried(test, part, functools.partial(_transfer, torch, number, test == "pcie_h2d"))
             works: dict[int, Callable[[], object]] = {} if work is None else {number: work}
-            # The best of three: a link that lost lanes or speed is slow each time, a disturbance is not. An H100 whose
-            # link reaches 55 GB/s gave 45 one time in a few tens, which is below the floor.
+            # Use the best of three. A link that lost lanes or speed is slow every time, unlike a disturbance. An H100
+            # whose link reaches 55 GB/s measured 45 once in a few dozen runs, which is below the floor.
             tries: list[float] = []
             for _ in range(REPEATS):
                 took = side_by_side(torch, test, parts, works, min(seconds, 0.3) / REPEATS)
@@ -212,7 +217,7 @@ def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
 
 
 def run_on(cpus: set[int]) -> None:
-    """Bind to CPUs if permitted: healthd's unit forbids it (SystemCallFilter=, @resources), and any CPU is used."""
+    """Bind to CPUs if permitted. healthd's unit forbids it (SystemCallFilter=, @resources); then any CPU is used."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cpus)
 
@@ -225,7 +230,7 @@ def _transfer(torch: Any, number: int, to_gpu: bool) -> Callable[[], object]:
 
 
 def near(part: str) -> set[int]:
-    """Return the CPUs next to a PCI device, from sysfs ("0-31,64-95"); none if unknown."""
+    """Return the CPUs next to a PCI device, from sysfs ("0-31,64-95"), or an empty set if unknown."""
     found: set[int] = set()
     try:
         with open(f"/sys/bus/pci/devices/{part}/local_cpulist", encoding="ascii") as file:
@@ -238,7 +243,7 @@ def near(part: str) -> set[int]:
 
 
 def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int]]]) -> None:
-    """Measure pairs, all pairs of a pass at the same time; the median of three."""
+    """Measure copies between GPUs, all pairs in a pass at the same time. Report the median of three."""
     for megabytes in P2P_MEGABYTES:
         size = megabytes * 1_000_000
         for pairs in passes:
@@ -246,7 +251,7 @@ def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int
             for sender, receiver in pairs:
                 part, test = f"{parts[sender]}>{parts[receiver]}", f"p2p_{megabytes}mb"
                 if not torch.cuda.can_device_access_peer(sender, receiver):
-                    report(test=test, part=part, skipped="the driver allows no copy between these two")
+                    report(test=test, part=part, skipped="the driver does not allow copies between these two GPUs")
                     continue
                 work = tried(test, part, functools.partial(_copy, torch, sender, receiver, size))
                 if work is not None:

@@ -397,16 +397,16 @@ def test_forged_lines_change_only_overflow_count() -> None:
 
 def test_overflow_message_has_count_and_worst() -> None:
     overflow = get_overflow(fill([condition(900), condition(901, severity=Severity.DEGRADED)]))
-    assert overflow.message == "seen 2 times, on parts that are not named; the worst: part00901: fault 901"
+    assert overflow.message == "seen 2 times, on unlisted parts; the worst: part00901: fault 901"
     further = limit_conditions({**fill([condition(900)]), **by_key([condition(902)])})
-    assert get_overflow(further).message == "seen 2 times, on parts that are not named; the worst: part00900: fault 900"
+    assert get_overflow(further).message == "seen 2 times, on unlisted parts; the worst: part00900: fault 900"
 
 
 def test_overflow_message_counts_repeats_and_not_parts() -> None:
     overflow = get_overflow(fill([condition(900, count=500), condition(901)]))
-    assert overflow.message == "seen 501 times, on parts that are not named; the worst: part00900: fault 900"
+    assert overflow.message == "seen 501 times, on unlisted parts; the worst: part00900: fault 900"
     once = get_overflow(fill([condition(900, count=0), condition(901)]))
-    assert once.message.startswith("seen once, on parts that are not named; the worst: ")
+    assert once.message.startswith("seen once, on unlisted parts; the worst: ")
 
 
 def test_overflow_is_own_hardware_if_acting_member_is() -> None:
@@ -504,7 +504,7 @@ def test_overflow_lasts_until_last_finding_is_gone() -> None:
         assert not ledger.cleared
     others = ledger.by_key()["processes/others", OVERFLOW]
     assert (others.count, others.clean_runs) == (3, 0)
-    assert others.message.startswith(f"{1000 - MAX_CONDITIONS + 1} more, on parts that are not named; the worst: part")
+    assert others.message.startswith(f"{1000 - MAX_CONDITIONS + 1} more, on unlisted parts; the worst: part")
     named_only = take_run(ledger, findings[: MAX_CONDITIONS - 1], NOW + 4)
     assert ("processes/others", OVERFLOW) not in named_only.by_key()
     assert [c.subject for c in take_run(named_only, [], NOW + 5).conditions] == []

@@ -98,7 +98,7 @@ def test_reader_marks_events_and_status_as_observed(tmp_path: Path, observed: bo
     log = tmp_path / "kern.log"
     listener = KernelLogReader(str(log), "/", BOOT, False, time.time, time.monotonic, observed)
     listener.open()
-    assert listener.status.problem == f"{log} is not there yet"
+    assert listener.status.problem == f"{log} does not exist yet"
     log.write_text(f"{XID_79}\n")
     (event,) = listener.read()
     listener.close()

@@ -146,7 +146,7 @@ def test_ack_ends_when_condition_worsens(condition_store: ConditionStore, caplog
     ack(condition_store, MOUNT)
     with caplog.at_level(logging.INFO, "healthd"):
         (cause,) = run_mount(condition_store, NOW + 300, Severity.CRITICAL).causes
-    assert "the condition is worse" in caplog.text
+    assert "the condition became worse" in caplog.text
     assert (cause.ack, cause.severity) == (None, Severity.CRITICAL)
     set_condition(condition_store, replace(OPEN_XID, severity=Severity.WARNING))
     ack(condition_store, XID)

@@ -62,7 +62,7 @@ def test_parse_command_refuses_unknown_command(request_: dict[str, Any], sentenc
 
 @pytest.mark.parametrize("requested_at", [None, "now", -1, 1e13, float("nan"), [], float("inf")])
 def test_parse_requested_at_refuses_invalid_time(requested_at: object) -> None:
-    with pytest.raises(RequestRefused, match="asked: must be seconds"):
+    with pytest.raises(RequestRefused, match="requested_at: must be seconds"):
         parse_requested_at(protocol.pending_runs(requested_at))
 
 

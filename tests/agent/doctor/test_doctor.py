@@ -275,7 +275,7 @@ def test_slurm_node_line_is_limited_by_unreadable_row() -> None:
     table = b"".join(columns(row, commands.NODE_COLUMNS) for row in rows)
     line = slurm_lines(sinfo=CommandResult(0, table))["Slurm node"]
     assert line.state is State.LIMITED
-    assert line.message.startswith("n1 is idle; 1 row of sinfo could not be read")
+    assert line.message.startswith("n1 is idle; 1 row from sinfo could not be read")
 
 
 def test_munge_line_is_absent_with_other_authentication() -> None:

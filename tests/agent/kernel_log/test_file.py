@@ -288,7 +288,7 @@ def test_truncation_is_detected_in_grown_file(log, sources):
     texts(source)
     log.write_text("three\nfour\nfive\n")
     assert texts(source) == ["three", "four", "five"]
-    assert source.take_notes() == [f"{log} was truncated: read again from its beginning"]
+    assert source.take_notes() == [f"{log} was truncated; reading it again from its beginning"]
 
 
 def test_truncation_during_downtime_is_detected(log, sources):

@@ -248,7 +248,7 @@ def test_kmsg_that_returns_no_records_raises_error(tmp_path, device):
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/kmsg").symlink_to(device)
     source = open_source("kmsg", str(tmp_path))
-    with pytest.raises(OSError, match="returns no records of a kernel log"):
+    with pytest.raises(OSError, match="returns no kernel log records"):
         source.read()
     assert source.malformed > 0
     source.close()
@@ -261,7 +261,7 @@ def test_kmsg_returns_lines_before_raising_error(ring, open_kmsg):
     os.close(ring.fd)  # the reader gets the remaining records, then the end of the pipe
     try:
         assert texts(source) == ["one", "two"]
-        with pytest.raises(OSError, match="returns no records"):
+        with pytest.raises(OSError, match="returns no kernel log records"):
             source.read()
     finally:
         ring.fd = os.open(os.devnull, os.O_RDONLY)

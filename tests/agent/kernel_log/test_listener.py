@@ -61,7 +61,7 @@ def test_reader_switched_off_is_never_read() -> None:
 def test_reader_reads_file_once_created(tmp_path: Path) -> None:
     log = open_reader(str(tmp_path / "kern.log"))
     assert (log.read(), log.status.alive) == ([], False)
-    assert log.status.problem == f"{tmp_path}/kern.log is not there yet"
+    assert log.status.problem == f"{tmp_path}/kern.log does not exist yet"
     (tmp_path / "kern.log").write_text(f"{XID}\n")
     assert [(event.code, event.pci, event.boot_id) for event in log.read()] == [("79", "0000:61:00.0", "b1")]
     assert (log.status.lines_total, log.status.events_total, log.status.restarts_total) == (1, 1, 0)
@@ -190,7 +190,7 @@ def test_line_on_which_rule_fails_is_unread_and_logged_once(
     assert (log.status.alive, log.status.lines_total, log.status.malformed_total) == (True, 3, 2)
     (record,) = caplog.records
     assert record.getMessage() == (
-        "kernel_log: input dropped, because healthd failed with 'usb explodes one': IndexError: no such group"
+        "kernel_log: input dropped after an internal error with 'usb explodes one': IndexError: no such group"
     )
     assert record.exc_info is not None
     log.close()

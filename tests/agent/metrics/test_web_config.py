@@ -70,7 +70,7 @@ def test_parse_resolves_paths_relative_to_file() -> None:
         ("tls_server_config:", "tls_server_config is empty"),
         ("tls_server_confg: {a: b}", 'unknown setting "tls_server_confg"; did you mean "tls_server_config"?'),
         ("tls_server_config: {cert_file: a}", "missing key_file"),
-        ("tls_server_config: {cert_file: '', key_file: a}", "names no cert_file"),
+        ("tls_server_config: {cert_file: '', key_file: a}", "cert_file is missing"),
         (f"{WITH_CERTIFICATE}  cert: x\n", "tls_server_config.cert is not supported: name a file"),
         ("rate_limit: {interval: 1s}", "rate_limit is not supported"),
         (f"{WITH_CERTIFICATE}  min_version: TLS10\n", "min_version: must be TLS12 or TLS13"),
@@ -207,7 +207,7 @@ def test_world_readable_or_writable_files_are_refused(tmp_path: Path) -> None:
         ("certificate.pem", "nothing", "not a certificate and its key"),
         ("key.pem", "nothing", "not a certificate and its key"),
         ("web.yml", "\xff", "is not UTF-8 text"),
-        ("web.yml", "a: b" + " " * (300 << 10), "is longer than 256 KiB"),
+        ("web.yml", "a: b" + " " * (300 << 10), "is larger than 256 KiB"),
     ],
 )
 def test_invalid_files_are_refused_in_single_sentence(
@@ -228,7 +228,7 @@ def test_invalid_change_is_reported_and_previous_config_stays(tmp_path: Path) ->
     valid_text, valid_web = path.read_text(), files.web()
     for invalid_text, message in (
         ("basic_auth_users: {ann: x}", "basic_auth_users is not supported"),
-        ("http_server_config: {}", "by a restart only"),
+        ("http_server_config: {}", "only be turned on or off by a restart"),
     ):
         path.write_text(invalid_text)
         assert files.web() == valid_web
@@ -268,7 +268,7 @@ def test_config_check_warns_about_missing_key(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "key.pem").unlink()
     assert main(["config", "check", str(settings_file)]) == 0
     output = capsys.readouterr().err
-    assert "warning: metrics.web_config: the metrics page would not start: " in output
+    assert "warning: metrics.web_config: the metrics page cannot start: " in output
     assert f"{tmp_path}/key.pem: cannot be read: No such file" in output
 
 

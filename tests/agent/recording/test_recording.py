@@ -202,7 +202,7 @@ def test_unpack_raises_value_error_or_returns_data_if_answer_is_altered(data):
     ],
 )
 def test_unpack_creates_only_answers(data):
-    with pytest.raises(ValueError, match="the recording has an answer"):
+    with pytest.raises(ValueError, match="the recording contains an answer"):
         recording.unpack(data)
 
 
@@ -568,13 +568,13 @@ VALID = recording.encode(make_recording(make_run({"q": [1]})))
     ("data", "message"),
     [
         (b"", "is empty"),
-        (b"hello", "is not a recording of healthd, or is truncated"),
+        (b"hello", "is not a healthd recording, or is truncated"),
         (VALID[:40], "truncated"),
-        (VALID[: len(VALID) - 1], "its end is missing"),
-        (b"\x1f\x8b" + b"\0" * 40, "is not a recording"),
-        (packed(b"{"), "is not a recording"),
-        (packed(b"[" * 100_000), "is not a recording"),
-        (packed(b"\xff\xfe\xfd"), "is not a recording"),
+        (VALID[: len(VALID) - 1], "the end is missing"),
+        (b"\x1f\x8b" + b"\0" * 40, "is not a healthd recording"),
+        (packed(b"{"), "is not a healthd recording"),
+        (packed(b"[" * 100_000), "is not a healthd recording"),
+        (packed(b"\xff\xfe\xfd"), "is not a healthd recording"),
         (zipped([]), "it has no healthd header"),
         (zipped({"format": "another"}), "it has no healthd header"),
         (zipped({"format": "healthd recording", "version": 99}), "has version 99; this healthd reads version 1"),
@@ -979,7 +979,7 @@ def test_record_to_unwritable_path_runs_nothing(empty_tree, tmp_path):
 def test_replaying_invalid_file_is_usage_error(tmp_path):
     file = tmp_path / "a.rec"
     file.write_text("garbage")
-    for path, message in ((file, "is not a recording of healthd"), (tmp_path / "none", "cannot be read: No such file")):
+    for path, message in ((file, "is not a healthd recording"), (tmp_path / "none", "cannot be read: No such file")):
         completed = run("check", "--replay", str(path))
         assert (completed.status, completed.out, completed.err.count("\n")) == (64, "", 1)
         assert message in completed.err

@@ -84,7 +84,7 @@ def test_failed_append_is_repeated_next_round_with_may_repeat(daemon: Daemon) ->
     assert (append_operation(first).may_repeat, append_operation(second).may_repeat) == (True, False)
     delivery.handle_reply(reply(second, Outcome.FAILED, "OSError: [Errno 28] No space left on device"))
     assert any(
-        problem.endswith("1 events are not written: OSError: [Errno 28] No space left on device")
+        problem.endswith("1 events have not been written: OSError: [Errno 28] No space left on device")
         for problem, _ in daemon.problems()
     )
     tasks: list[Request] = []

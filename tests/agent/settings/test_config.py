@@ -69,7 +69,7 @@ def config_error(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> 
         ("interval_seconds = nan", "interval_seconds: must be a finite number, got nan"),
         ("interval_seconds = 0", "interval_seconds: must be 0.1 to 604800 seconds (a week), got 0"),
         ("interval_seconds = -5", "interval_seconds: must be 0.1 to 604800 seconds (a week), got -5"),
-        ('mode = "acts"', 'mode: "acts" is none of observe, drain, act; did you mean "act"?'),
+        ('mode = "acts"', 'mode: "acts" is not one of observe, drain, act; did you mean "act"?'),
         ('node_name = "n[1-9]"', 'node_name: must be the name of one node, got "n[1-9]"'),
         ('node_name = "ALL"', 'node_name: must be the name of one node, got "ALL"'),
         ('node_name = "-n"', 'node_name: must be the name of one node, got "-n"'),
@@ -107,11 +107,11 @@ def config_error(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> 
         ('[checks.gpu_ecc]\nenabled = "no"', 'checks.gpu_ecc.enabled: must be true or false, got "no"'),
         ("[checks.gpu_ecc]\nclear_after = 0", "checks.gpu_ecc.clear_after: must be 1 to 1000, got 0"),
         ("[checks.gpu_ecc]\nclear_after = 1.5", "checks.gpu_ecc.clear_after: must be a whole number, got 1.5"),
-        ('[checks.gpu_ecc]\nname = "x"', "checks.gpu_ecc.name: is set by the name of the table"),
+        ('[checks.gpu_ecc]\nname = "x"', "checks.gpu_ecc.name: is set by the table's name"),
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disabled" = "inf"',
             "checks.gpu_ecc.severity.gpu_ecc/disabled: "
-            '"inf" is none of info, warning, degraded, critical; did you mean "info"?',
+            '"inf" is not one of info, warning, degraded, critical; did you mean "info"?',
         ),
         (
             '[checks.gpu_ecc.severity]\n"gpu_ecc/disable" = "info"',
@@ -134,7 +134,7 @@ def config_error(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> 
             "[checks.mount]\ntimeout_seconds = 0",
             "checks.mount.timeout_seconds: must be 0.1 to 604800 seconds (a week), got 0",
         ),
-        ('[checks.mount."/data"]\nname = "/home"', 'checks.mount."/data".name: is set by the name of the table'),
+        ('[checks.mount."/data"]\nname = "/home"', 'checks.mount."/data".name: is set by the table\'s name'),
         (
             '[checks.mount."/data"]\nmissing_confirm_seconds = -1',
             'checks.mount."/data".missing_confirm_seconds: must be 0 to 31622400 seconds (a year), got -1',
@@ -152,7 +152,7 @@ def test_instance_name_must_be_valid_for_check(text):
 
 def test_invalid_flag_is_named_and_not_file():
     assert config_error("", {"mode": ("--mode", "drian")}) == (
-        '--mode: mode: "drian" is none of observe, drain, act; did you mean "drain"?'
+        '--mode: mode: "drian" is not one of observe, drain, act; did you mean "drain"?'
     )
 
 

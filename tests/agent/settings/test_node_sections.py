@@ -140,7 +140,7 @@ def test_any_match_is_accepted_or_refused_in_single_sentence(match, name):
         ('[[node]]\nmatch = ["a"]\nstate_dir = "/x"', "[[node]] 1: state_dir"),
         (
             '[[node]]\nmatch = ["a"]\n[node.kernel_log.patterns.x]\npattern = "abcd"',
-            "[[node]] 1: kernel_log.patterns: cannot be set for single nodes",
+            "[[node]] 1: kernel_log.patterns: cannot be set for individual nodes",
         ),
         ('[[node]]\nmatch = ["a"]\n[node.kernel_log]\npatterns = {}', "[[node]] 1: kernel_log.patterns"),
     ],

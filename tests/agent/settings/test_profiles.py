@@ -376,8 +376,8 @@ def test_mistake_in_baseline_is_single_sentence_with_file(tmp_path):
         ('[checks.gpu_count]\nexpected = "8"', 'checks.gpu_count.expected: must be a whole number, got "8"'),
         ("[checks.gpu_count]\nexpected = -8", "checks.gpu_count.expected: must be 0 to 255 GPUs, got -8"),
         ("[checks.gpu_cont]", 'checks.gpu_cont: there is no check "gpu_cont"; did you mean "gpu_count"?'),
-        ('mode = "act"', 'unknown setting "mode"; only [checks.NAME] belongs in this file'),
-        ("[match]", 'unknown setting "match"; only [checks.NAME] belongs in this file'),
+        ('mode = "act"', 'unknown setting "mode"; this file may only contain [checks.NAME]'),
+        ("[match]", 'unknown setting "match"; this file may only contain [checks.NAME]'),
         ("[checks.gpu_count]\nguessed = []", 'checks.gpu_count: unknown setting "guessed"'),
         ("checks = 3", "checks: must be a table"),
         ("checks", "not TOML: "),
@@ -390,7 +390,7 @@ def test_mistake_in_profile_is_single_sentence_with_file(tmp_path):
     file = tmp_path / "ours.toml"
     for text, sentence in (
         ("[checks.gpu_count]\nexpekted = 8", f"profile {file}: checks.gpu_count: unknown setting"),
-        ('mode = "act"', f'{file}: unknown setting "mode"; only [checks.NAME] belongs in this file'),
+        ('mode = "act"', f'{file}: unknown setting "mode"; this file may only contain [checks.NAME]'),
         ("[match]\nproduct = 1", f'{file}: match: unknown setting "product"; did you mean "products"?'),
     ):
         file.write_text(text)

@@ -227,15 +227,15 @@ def test_import_that_hangs_is_refused_with_line(folder, monkeypatch, text, line)
     monkeypatch.setattr(trial, "START_SECONDS", 60.0)
     with pytest.raises(ConfigError) as raised:
         site_check(folder, text)
-    assert str(raised.value) == f"{path}: refused: not imported within 1 s; it hangs in line {line}"
+    assert str(raised.value) == f"{path}: refused: not imported within 1 s; it hangs at line {line}"
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("import os\nos._exit(3)", "its import ends the process with status 3"),
-        ("import os\nos.kill(os.getpid(), 9)", "its import ends the process by SIGKILL"),
-        ("import ctypes\nctypes.string_at(0)", "its import ends the process by SIGSEGV"),
+        ("import os\nos.kill(os.getpid(), 9)", "its import kills the process with SIGKILL"),
+        ("import ctypes\nctypes.string_at(0)", "its import kills the process with SIGSEGV"),
     ],
 )
 def test_import_that_ends_process_is_refused(folder, text, reason):
@@ -248,7 +248,7 @@ def test_hanging_file_among_several_is_named(folder, monkeypatch):
     for name, text in (("a", RUN), ("b", "while True: pass"), ("c", RUN)):
         (folder / f"{name}.py").write_text(text)
         (folder / f"{name}.py").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s; it hangs in line 1"):
+    with pytest.raises(ConfigError, match=r"/b\.py: refused: not imported within 1 s; it hangs at line 1"):
         trial.require_loadable([str(folder / f"{name}.py") for name in "abc"], 1.0)
 
 
@@ -266,7 +266,7 @@ def test_validation_that_hangs_is_refused_with_line(folder, monkeypatch, text):
     monkeypatch.setattr(trial, "START_SECONDS", 60.0)
     with pytest.raises(ConfigError) as raised:
         resolve_settings({"checks": {"fan": {"limit": 4}}}, "x.toml", {}, checks)
-    expected = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs in line "
+    expected = f"checks.fan ({folder / 'fan.py'}): refused: not validated within 1 s; it hangs at line "
     assert str(raised.value).startswith(expected)
 
 
@@ -305,7 +305,7 @@ def test_hanging_site_check_does_not_hang_command(folder):
     command = [sys.executable, "-m", "healthd", "config", "check", str(settings)]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert completed.returncode == 64
-    assert completed.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs in line 1")
+    assert completed.stderr.strip().endswith("fan.py: refused: not imported within 10 s; it hangs at line 1")
 
 
 # --- a Config that refuses its values
@@ -512,7 +512,7 @@ def test_correlate_that_fails_is_logged_and_yields_failure(caplog):
         assert check.repairs([event]) == []
     messages = [record.getMessage() for record in caplog.records]
     assert messages == [
-        "kernel_log: input dropped, because healthd failed with 'check broken': ZeroDivisionError: error in the check"
+        "kernel_log: input dropped after an internal error with 'check broken': ZeroDivisionError: error in the check"
     ]
 
 

@@ -85,6 +85,6 @@ def test_error_in_slurm_output_is_reported_and_retried(driver: SlurmDriver, monk
         report = driver.start(Verdict(Health.HEALTHY), DrainRecord(), Policy())
     assert report is not None
     assert report.record == saved_record, "the saved record is kept"
-    assert report.problem == "healthd failed on Slurm's output: OverflowError: too many digits"
+    assert report.problem == "healthd cannot process Slurm's output: OverflowError: too many digits"
     assert (driver.status.problem, driver.is_busy, dict(guard.dropped)) == (report.problem, False, {"slurm": 1})
     assert driver.retry_seconds(report) < MAX_RETRY_SECONDS

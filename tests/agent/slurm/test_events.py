@@ -37,7 +37,7 @@ def test_command_events_are_sent_and_refused(argv, event, event_fields):
 
 def test_command_events_for_timeout_leave_outcome_open():
     ((_, fields),) = event_list(DRAIN, CommandResult(None))
-    assert fields["error"] == "scontrol update did not end in time; slurmctld may still do it"
+    assert fields["error"] == "scontrol update did not end in time; slurmctld may still execute it"
 
 
 def test_command_events_for_comment_are_empty():

@@ -348,7 +348,7 @@ def test_ended_drain_is_recorded_until_saved_by_slurmctld() -> None:
         assert drain_owner(state, after_end) is drain_owner(state, saved) is Owner.OTHER
         assert drain_owner(state, after_restored_drain(after_end, ended_drain, NOW)) is Owner.HEALTHD
         assert decide(REPAIRED, state, saved, ACT, NOW) == Leave(
-            "drained by Slurm, with the Reason of an ended drain by healthd"
+            "drained by Slurm, with the Reason from an earlier drain by healthd"
         )
     assert not restored_drain(node("IDLE", XID), after_end), "24.11 keeps the reason"
     restored_record = after_reading(

@@ -260,7 +260,7 @@ def test_node_that_changes_at_each_reading_is_a_problem() -> None:
     changed_rows = [sinfo("idle+down", "Not responding" + " : reboot issued" * number) for number in range(3)]
     result = run_reconcile(DEGRADED, [sinfo("idle")], changed_nodes=changed_rows)
     assert result.changes() == []
-    assert result.report.problem == "other users or tools change the node whenever healthd is about to change it"
+    assert result.report.problem == "another user or tool changed the node each time healthd was about to change it"
     assert not result.report.settled
 
 
@@ -342,7 +342,7 @@ def test_healthy_node_that_is_down_is_settled() -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (TIMED_OUT, "scontrol update did not end in time; slurmctld may still do it"),
+        (TIMED_OUT, "scontrol update did not end in time; slurmctld may still execute it"),
         (
             CONNECT_FAILURE,
             "scontrol update: slurm_update error: Unable to contact slurm controller (connect failure)",
@@ -1291,7 +1291,7 @@ def test_unreadable_row_is_reported_and_does_not_prevent_resume() -> None:
     drained_rows = CommandResult(0, DRAINED_NODE.stdout + columns(("night", "1", "???", "", "", "", ""), NODE_COLUMNS))
     result = run_reconcile(REPAIRED, [drained_rows, SUCCESS, ONE_ROW_UNREAD], OWN_DRAIN)
     assert result.report.resumed
-    assert (result.report.problem, result.report.settled) == ("1 row of sinfo could not be read", False)
+    assert (result.report.problem, result.report.settled) == ("1 row from sinfo could not be read", False)
 
 
 def test_delayed_drain_is_set_once_count_succeeds() -> None:

@@ -91,10 +91,10 @@ def test_problem_reports_replaced_or_removed_file(tmp_path: Path) -> None:
     (tmp_path / "new").write_text("1")
     os.replace(tmp_path / "new", file)
     assert problem(old_identities, identities(paths)).startswith(
-        f"healthd's files were replaced ({file}) while healthd runs: restart"
+        f"healthd's files were replaced ({file}) while healthd is running: restart"
     )
     file.unlink()
-    assert problem(old_identities, identities(paths)).startswith(f"healthd's files were removed ({file}); ")
+    assert problem(old_identities, identities(paths)).startswith(f"healthd's files were removed ({file}) while ")
 
 
 def test_identities_includes_installed_files() -> None:

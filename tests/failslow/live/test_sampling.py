@@ -101,7 +101,7 @@ def test_second_job_is_a_problem_and_stops_sampling(tmp_path: Path) -> None:
     node.run(simulated_rates(14, 400))
     assert node.values_of("sample") == []
     ((kind, sentence),) = node.values_of("problem")
-    assert (kind, sentence) == ("jobs", "2 jobs on this node: counters cannot be attributed to a job")
+    assert (kind, sentence) == ("jobs", "2 jobs on this node, so counters cannot be attributed to a job")
     node.running_jobs = JOB
     node.run(simulated_rates(14, 400))
     assert node.values_of("sample")
@@ -275,13 +275,13 @@ def test_too_expensive_sampling_reduces_gpus_then_rate_then_stops(tmp_path: Path
     problems = node.values_of("problem")
     assert problems[0] == [
         "rate",
-        "sampling used 0.20% of a core (limit 0.1%): it continues every 1 s, and iterations shorter than 20 s are not "
+        "sampling used 0.20% of a core (limit 0.1%). It continues every 1 s, and iterations shorter than 20 s are not "
         "detected",
     ]
     assert problems[-2] == ["rate", ""]
     kind, sentence = problems[-1]
     assert kind == "cost"
-    assert sentence == "sampling is off: it used 0.20% of a core with a sample every 4 s (limit 0.1%)"
+    assert sentence == "sampling is off because it used 0.20% of a core with a sample every 4 s (limit 0.1%)"
 
 
 def test_sampling_within_limit_is_unchanged(tmp_path: Path) -> None:
@@ -385,13 +385,13 @@ def test_sampling_process_reports_job_and_ends_with_its_reader(tmp_path: Path) -
     assert len(sampler.gpus) == 8
     assert sorted(sampler.problems) == [
         "ib: no InfiniBand port has byte counters",
-        "nvml: no GPU of this node has a usable counter for power",
+        "nvml: no GPU on this node has a usable counter for power",
     ]
     pid = pid_of(sampler)
     assert is_alive(pid)
     second = Sampler(Setup(("ib",), 1.0, str(tmp_path), lock=str(tmp_path / "lock")))
     step_until(second, 0.0, lambda: second.problems)
-    assert second.problems == ("sampling waits: an earlier sampling process hangs in the driver",)
+    assert second.problems == ("sampling waits because an earlier sampling process hangs in the driver",)
     sampler.close()
     step_until(second, 0.0, lambda: not second.problems and second.job)
     second.close()
@@ -455,7 +455,7 @@ def test_hanging_process_is_not_killed_and_blocks_restart(tmp_path: Path) -> Non
     assert list(sampler.step(1e6)) == []
     assert is_alive(pid)
     assert sampler.job == ""
-    assert sampler.problems == ("sampling may hang in the driver; it resumes once that process has ended",)
+    assert sampler.problems == ("sampling may hang in the driver; it resumes once the hanging process has ended",)
     assert list(sampler.step(2e6)) == []
     assert sampler._process is None
     os.kill(pid, 9)  # the call returned
@@ -489,7 +489,7 @@ def test_live_process_samples_and_ends_sampling_process(tmp_path: Path) -> None:
         document = run / "failslow.json"
         until(lambda: document.exists() and json.loads(document.read_text())["problems"])
         assert json.loads(document.read_text())["problems"] == [
-            "2 jobs on this node: counters cannot be attributed to a job"
+            "2 jobs on this node, so counters cannot be attributed to a job"
         ]
         with open(run / "sampling.lock") as lock:
             assert not take_lock(lock)

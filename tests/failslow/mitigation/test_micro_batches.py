@@ -130,7 +130,7 @@ def test_split_is_independent_of_unit(times: list[float], micro_batches: int, un
         ((1.0, 1.0, 1.0), 2, "2 micro-batches are too few for 3 groups"),
         ((1.0,), MAX_MICRO_BATCHES + 1, "are too many"),
         ((1.0,) * (MAX_GROUPS + 1), 20_000, "at most 10,000 can be divided"),
-        ((1.0, MAX_TIME_RATIO * 1.01), 4, "one time is wrong"),
+        ((1.0, MAX_TIME_RATIO * 1.01), 4, "at least one is wrong"),
     ],
 )
 def test_invalid_input_is_rejected(times: tuple[float, ...], micro_batches: int, message: str) -> None:

@@ -224,25 +224,25 @@ def test_damaged_gzip_or_parquet_is_one_sentence(tmp_path_factory, place, byte):
         ("worker,t\n0,1\n0,fast\n", WORKER, 'job.csv: line 3: column "t" has 4 characters, which is not a number'),
         ("worker,t\n0,1\n0,1;5\n", WORKER, 'job.csv: line 3: column "t" has 3 characters, which is not a number'),
         ('worker,t\n"0\n\n",1\n0,x\n', WORKER, 'job.csv: line 5: column "t" has 1 characters, which is not a number'),
-        ("worker,t\n0,1\n0,1,2\n0,1\n", WORKER, "job.csv: line 3: has 3 cells, the header has 2"),
-        ("worker,t\n0,1\n0\n0,1\n", WORKER, "job.csv: line 3: has 1 cells, the header has 2"),
+        ("worker,t\n0,1\n0,1,2\n0,1\n", WORKER, "job.csv: line 3: has 3 cells, but the header has 2"),
+        ("worker,t\n0,1\n0\n0,1\n", WORKER, "job.csv: line 3: has 1 cells, but the header has 2"),
         ('worker,t\n0,1\n0,"1"2\n', WORKER, "job.csv: line 3: is not CSV: ',' expected after '\"'"),
         ("a,b\nx,y\n", Columns(), "job.csv: no column is numeric; columns: a and b"),
         (
             "operation,timestamp\nall_reduce,1.5\nbroadcast,1.7\n",
             Columns(),
-            "job.csv: no numeric column is known as iteration times; columns: operation and timestamp "
+            "job.csv: no numeric column is known to contain iteration times; columns: operation and timestamp "
             "(use --value C; for times of operations use `healthd failslow period`)",
         ),
         ("a,b\n1,2\n1,3\n", Columns(), "job.csv: which of a and b contains the times? Use --value"),
-        ("t\n5\n", Columns(value="t"), "job.csv: line 2: there is one sample: several samples per "
+        ("t\n5\n", Columns(value="t"), "job.csv: line 2: there is only one sample; several samples per "
          "series are required"),
-        ("t\nnan\n\nnan\n", Columns(value="t"), "job.csv: line 4: there is no sample with a value: "
+        ("t\nnan\n\nnan\n", Columns(value="t"), "job.csv: line 4: there is no sample with a value; "
          "several samples per series are required"),
-        ("t\n", Columns(value="t"), "job.csv: has no row"),
+        ("t\n", Columns(value="t"), "job.csv: has no rows"),
         ("t,at\n1,2026-01-01\n1,noon\n", Columns(value="t", index="at"), 'job.csv: line 3: column "at" has 4 '
          "characters, which is not a time"),
-        ("[1]\n", Columns(), "job.csv: line 1: is a JSON array; one object per line is required "
+        ("[1]\n", Columns(), "job.csv: line 1: is a JSON array, but one object per line is required "
          "(convert with jq -c '.[]')"),
         ('{"t": 1}\n{"t": 2\n{"t": 3}\n', Columns(), "job.csv: line 2: is damaged JSON: 7 characters"),
         ('{"t": 1}\n\n7\n', Columns(), "job.csv: line 3: is not a JSON object: '7'"),
@@ -328,7 +328,7 @@ def test_rows_without_value_keep_positions(tmp_path):
         "2 rows without a value: left out",
         "1 row with an infinite value: left out",
         "2 rows with a value of zero or less: left out",
-        "1 series with fewer than 20 samples: too few to evaluate",
+        "1 series have fewer than 20 samples, too few to evaluate",
     ]
 
 

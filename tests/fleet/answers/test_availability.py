@@ -216,7 +216,7 @@ def test_open_outage_counts_as_out_but_not_as_repair(tmp_path: Path) -> None:
     (node,) = answer["nodes"]
     assert node["shares"]["drained_people"] == pytest.approx(HOUR / LENGTH)
     assert (node["repair"]["ended"], node["repair"]["still_out"], node["repair"]["mean_seconds"]) == (0, 1, None)
-    assert "Nodes were out 1 time (1 not over yet)." in text_of(answer, Page())
+    assert "Nodes were out of service 1 time (1 still out)." in text_of(answer, Page())
 
 
 def test_overlapping_outages_count_each_second_once(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_availability_needs_node_states_or_events(tmp_path: Path) -> None:
 def test_view_without_nodes_is_one_sentence(tmp_path: Path) -> None:
     answer = availability_of(single_node(), tmp_path)
     empty = {**answer, "nodes": []}
-    assert "No node is known." in text_of(empty, Page())
+    assert "No nodes are known." in text_of(empty, Page())
 
 
 def test_format_availability_does_not_round_up() -> None:

@@ -107,7 +107,7 @@ def test_enabled_silent_check_is_listed_as_never(tmp_path):
     )
     assert "gpu_ecc" in answer["not_deployed"]
     assert "mount" not in answer["not_deployed"]
-    assert "Enabled, but never reported anything: mount." in text_of(answer, Page())
+    assert "Checks that are enabled but never reported anything: mount." in text_of(answer, Page())
 
 
 def test_check_list_of_alive_ignores_forged_text(tmp_path):

@@ -145,7 +145,7 @@ def test_run_loses_starts_and_half_interval_per_interruption(tmp_path):
     assert 0 < row_["expected"] < 1
     assert found["rate_interval"][0] < found["parameters"]["rate"] < found["rate_interval"][1]
     assert found["interval"][0] <= found["exact"] <= found["interval"][1]
-    assert "Measured, runs of 24 h or more" in text_of(found, Page())
+    assert "Measured: runs of 24 h or more" in text_of(found, Page())
 
 
 def test_overlapping_jobs_of_one_name_are_left_out(tmp_path):
@@ -160,7 +160,7 @@ def test_overlapping_jobs_of_one_name_are_left_out(tmp_path):
 def test_rate_option_replaces_missing_large_jobs(tmp_path):
     made: History = {name: [] for name in TABLES}
     add_run(made, "small", [(0, 30, "COMPLETED")], gpus=8)
-    with pytest.raises(Unanswerable, match="give one with --rate"):
+    with pytest.raises(Unanswerable, match="specify one with --rate"):
         ettr_of(made, tmp_path)
     found = ettr_of(made, tmp_path, r_f=6.5)
     assert (found["parameters"]["rate"], found["interval"]) == (6.5, None)
@@ -178,8 +178,8 @@ def test_store_without_failures_warns_about_lower_bound(tmp_path):
     add_run(made, "long", [(1, 30, "COMPLETED")])
     found = ettr_of(made, tmp_path)
     assert found["parameters"]["rate"] == 0
-    assert any("no failure was seen" in warning for warning in found["warnings"])
-    assert not any("no failure was seen" in warning for warning in ettr_of(made, tmp_path, r_f=0.0)["warnings"])
+    assert any("no failure occurred" in warning for warning in found["warnings"])
+    assert not any("no failure occurred" in warning for warning in ettr_of(made, tmp_path, r_f=0.0)["warnings"])
 
 
 def test_missing_interval_advice_is_explained():

@@ -75,7 +75,7 @@ def test_level_lasts_until_cleared(tmp_path: Path) -> None:
 def test_uncleared_level_has_no_end(tmp_path: Path) -> None:
     made = store(line(1, "opened", NOON, "pcie_link/narrow", observed=False, subject="0000:3b:00.0"))
     assert evidence_of(made, tmp_path) == [
-        SlowdownEvidence("gpu-1", NOON, None, "pcie_link/narrow", "narrow of 0000:3b:00.0")
+        SlowdownEvidence("gpu-1", NOON, None, "pcie_link/narrow", "narrow on 0000:3b:00.0")
     ]
 
 
@@ -89,7 +89,7 @@ def test_scraped_condition_lasts_until_last_scrape(tmp_path: Path) -> None:
     times = {"first_time": NOON, "last_time": NOON + 60, "step_seconds": 60}
     made = store(scraped=(row("scraped_conditions", cluster="c1", node="gpu-1", **seen, **times),))
     assert evidence_of(made, tmp_path) == [
-        SlowdownEvidence("gpu-1", NOON, NOON + 60, "ib_errors/symbols", "symbols of mlx5_0")
+        SlowdownEvidence("gpu-1", NOON, NOON + 60, "ib_errors/symbols", "symbols on mlx5_0")
     ]
 
 

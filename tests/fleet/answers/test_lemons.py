@@ -415,7 +415,7 @@ def test_lemons_handles_empty_store_and_single_row(tmp_path: Path) -> None:
     document = lemons_of(made, tmp_path / "job")
     assert (document["nodes"], document["fleets"], document["candidates"]) == ([], [], [])
     assert "None of 0 nodes fails far more often" in text_of(document, Page())
-    assert any("not 28 days: few lemons can be found" in note for note in document["notes"])
+    assert any("not 28 days. Few lemons can be found" in note for note in document["notes"])
     assert document["cdfs"]["tickets"] == []
 
 

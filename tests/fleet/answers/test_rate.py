@@ -131,7 +131,7 @@ def test_failures_and_node_days_are_of_large_jobs(tmp_path):
     assert found["interval"] == pytest.approx([6.187, 87.67], rel=1e-3)  # Garwood's interval of 3, divided by 0.1
     assert found["method"] == "poisson"
     assert found["placed"] == 2
-    assert any("The node of 1 of 3 failures is not known" in note for note in found["notes"])
+    assert any("The node is unknown for 1 of 3 failures" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_rate_without_large_jobs_is_not_known(tmp_path):
     found = rate_of(made, tmp_path)
     assert (found["r_f"], found["interval"], found["failures"]) == (None, None, 0)
     assert "No job with more than 128 GPUs ran" in " ".join(found["notes"])
-    assert "r_f is not known" in text_of(found, Page())
+    assert "r_f is unknown" in text_of(found, Page())
 
 
 def test_rate_without_failures_is_0_with_interval(tmp_path):

@@ -82,8 +82,8 @@ def test_choice_selects_jobs_and_nodes(tmp_path: Path, chosen: Choice, jobs: lis
             Choice(partition="trian"),
             '--partition: the partition "trian" does not occur in the store; did you mean "train"?',
         ),
-        (Choice(model="B200"), '--model: the model "B200" does not occur in the store; known here: A100, H100'),
-        (Choice(account="o'"), '--account: the account "o\'" does not occur in the store; known here: speech, vision'),
+        (Choice(model="B200"), '--model: the model "B200" does not occur in the store; valid names: A100, H100'),
+        (Choice(account="o'"), '--account: the account "o\'" does not occur in the store; valid names: speech, vision'),
     ],
 )
 def test_unknown_choice_is_rejected_with_known_names(tmp_path: Path, chosen: Choice, sentence: str) -> None:

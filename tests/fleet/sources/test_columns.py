@@ -48,7 +48,7 @@ def test_line_longer_than_chunk_keeps_line_numbers():
 
 def test_last_line_without_end_is_unread():
     found, noted = read(b"n1\nn2")
-    assert (found, noted.unread) == ([(1, "n1")], [(2, "the file ends within this line, which may be cut")])
+    assert (found, noted.unread) == ([(1, "n1")], [(2, "the file ends within this line, which may be truncated")])
     assert read(b"z" * (MAX_LINE_BYTES + 5))[1].unread_lines == [1]
 
 
@@ -71,7 +71,7 @@ def test_compressed_file_is_read_and_cut_is_noted(tmp_path):
     assert noted.cut == []
     path.write_bytes(whole[:-20])
     found = list(read_lines(str(path), noted.reading))
-    assert [why.startswith("the compressed file is cut: ") for why in noted.cut] == [True]
+    assert [why.startswith("the compressed file is truncated: ") for why in noted.cut] == [True]
     assert noted.unread == []
     assert found == [(n + 1, f"line {n}") for n in range(len(found))]
 
@@ -89,9 +89,9 @@ def test_separator_follows_from_header(separator):
 
 
 def test_missing_and_repeated_columns_are_named():
-    with pytest.raises(IngestError, match='file: no column "words"'):
+    with pytest.raises(IngestError, match='file: has no column "words"'):
         read_table("node,cluster\nn1,c1")
-    with pytest.raises(IngestError, match='file: names the column "node" 2 times'):
+    with pytest.raises(IngestError, match='file: names column "node" 2 times'):
         read_table("node,nodename,words\nn1,n1,x")
 
 

@@ -267,7 +267,7 @@ def test_missing_lines_are_reported_once(tmp_path, capsys):
     with open(node / "events.jsonl", "ab") as file:
         file.write(lines(9, 10))
     run(store, tmp_path)
-    assert "events: 3 lines of the streams missing" in capsys.readouterr().err
+    assert "events: 3 lines missing from the streams" in capsys.readouterr().err
     run(store, tmp_path)
     assert "missing" not in capsys.readouterr().err, "missing lines are reported once"
 
@@ -280,9 +280,7 @@ def test_invalid_lines_are_counted_and_unknown_events_reported(tmp_path, capsys)
     result = run(store, tmp_path)
     assert result.unread.unread["events"] == 3
     assert [entry.split("events.jsonl")[1].split(":")[1] for entry in result.unread.examples] == ["4", "6", "7"]
-    assert (
-        "events: 1 line of event melted, which this version does not know, stored unchanged" in capsys.readouterr().err
-    )
+    assert "events: 1 line of event melted, unknown to this version, stored unchanged" in capsys.readouterr().err
     assert sequence_numbers(store) == [1, 2, 3, 4]
 
 

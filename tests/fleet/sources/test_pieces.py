@@ -86,8 +86,8 @@ def test_local_slurm_is_not_used_for_other_cluster(slurm, tmp_path):
     store = str(tmp_path / "db")
     result = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000, "there"))
     assert result.failed == [
-        "nodes: scontrol --all --oneliner show node: the local cluster is here, not there: "
-        "run the command there and write a file"
+        "nodes: scontrol --all --oneliner show node: the local cluster is here, not there; "
+        "run the command there and save its output to a file"
     ]
     result = ingest(store, [(node_facts.SOURCE, [])], IngestOptions(1795400000))
     assert [(row["cluster"], row["node"], row["gpus"]) for row in store_rows(tmp_path / "db", "nodes")] == [
@@ -125,8 +125,8 @@ def test_file_is_not_stored_twice_with_other_time_zone(tmp_path, table):
     assert len(stored) == 1
     for zone, hint in (("UTC", "with UTC"), ("", "without it")):
         assert failures_with_zone(zone) == [
-            f"{source.name}: {file}: was read with --timezone Europe/Rome; {hint} its rows would be stored twice: use "
-            "Europe/Rome again, or, if it was wrong, read everything into a new store"
+            f"{source.name}: {file}: was read with --timezone Europe/Rome; {hint} its rows would be stored twice; use "
+            "Europe/Rome again, or, if that zone was wrong, read everything into a new store"
         ]
         assert store_rows(db, table) == stored
         file.write_text(text + text)  # the same holds after the file has grown

@@ -205,5 +205,5 @@ def test_other_file_is_rejected_and_quiet_log_is_accepted(tmp_path):
     sources = [(preemptions.SOURCE, [str(path) for path in paths])]
     result = ingest(str(tmp_path / "db"), sources, IngestOptions(1795400000, "c1", timezone.utc))
     assert result.failed == [
-        f"preemptions: {tickets}: neither its first nor its last line begins with a time, unlike a log of slurmctld"
+        f"preemptions: {tickets}: not a slurmctld log: neither its first nor its last line begins with a time"
     ]

@@ -48,7 +48,7 @@ def test_header_defines_delimiter(delimiter: str) -> None:
 def test_lines_above_header_are_comments_or_reported_once() -> None:
     assert read("# from somewhere\n\nN|A|N2\n1|x|2\n") == ([(4, ["1", "x", "2"])], [])
     rows, unread = read("1|x|2\n3|y|4\nN|A|N2\n5|z|6\n")
-    assert (rows, unread) == ([(4, ["5", "z", "6"])], [(1, "no header line above it")])
+    assert (rows, unread) == ([(4, ["5", "z", "6"])], [(1, "no header line precedes it")])
 
 
 def test_joined_files_may_have_different_headers() -> None:
@@ -111,7 +111,7 @@ def test_ambiguous_delimiter_is_not_guessed() -> None:
 def test_last_line_without_end_is_unread() -> None:
     assert read("N|A|N2\n1|x|2\n3|y|4") == (
         [(2, ["1", "x", "2"])],
-        [(3, "the file ends within this line, which may be cut")],
+        [(3, "the file ends within this line, which may be truncated")],
     )
 
 

@@ -289,7 +289,7 @@ def rejection(tmp_path: Path, content_of_file: str) -> str:
 
 def test_file_without_jobs_is_one_sentence(tmp_path: Path) -> None:
     assert rejection(tmp_path, text(JOB, columns=("State", "JobID"))) == (
-        "has no column Submit: run sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
+        "has no column Submit; run sacct with --format=JobIDRaw,JobID,DBIndex,Cluster,State,ExitCode,Submit,Eligible,"
         "Start,End,..."
     )
     without = text(JOB, columns=("State", "JobID", "Submit"))
@@ -409,7 +409,7 @@ def test_compressed_file_is_read_and_cut_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cut").mkdir()
     before, message = read_cut_file(tmp_path / "cut", packed[: len(packed) // 2])
     assert len(before) < 3999
-    assert message.startswith("the compressed file is cut: ")
+    assert message.startswith("the compressed file is truncated: ")
 
 
 def test_store_keeps_no_text_of_submission_except_nodes(tmp_path: Path) -> None:
@@ -584,7 +584,10 @@ def test_json_of_each_version_is_interpreted(tmp_path: Path, fields: dict[str, A
 
 def test_cut_json_keeps_jobs_before_cut(tmp_path: Path) -> None:
     whole = json.dumps({"jobs": [json_job(), json_job(job_id=101, sluid=None)]}, indent=1)
-    for end, message in ((len(whole) - 400, "is cut at line "), (whole.rindex("]"), "ends within its jobs")):
+    for end, message in (
+        (len(whole) - 400, "is truncated at line "),
+        (whole.rindex("]"), "ends within the list of jobs"),
+    ):
         (tmp_path / str(end)).mkdir()
         before, reason = read_cut_file(tmp_path / str(end), whole[:end])
         assert [row["job_id"] for row in before] in ([100], [100, 101])
@@ -592,8 +595,8 @@ def test_cut_json_keeps_jobs_before_cut(tmp_path: Path) -> None:
 
 
 def test_json_of_other_shape_is_rejected_or_reported(tmp_path: Path) -> None:
-    assert rejection(tmp_path, "{}") == 'has no list "jobs" of sacct --json'
-    assert rejection(tmp_path, '{"jobs": 5}') == 'has no list "jobs" of sacct --json'
+    assert rejection(tmp_path, "{}") == 'has no list "jobs" from sacct --json'
+    assert rejection(tmp_path, '{"jobs": 5}') == 'has no list "jobs" from sacct --json'
     assert rejection(tmp_path, '{"meta": [1').startswith("line 1: not JSON: ")
     found, unread = read(tmp_path, json.dumps({"jobs": [7, json_job(tres=[]), json_job(time=5), json_job()]}))
     assert len(found["jobs"]) == 1

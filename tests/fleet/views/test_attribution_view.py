@@ -65,9 +65,9 @@ def test_weekly_chart_needs_two_whole_weeks(days: tuple[float, ...]):
 def test_chapter_has_causes_costs_and_check_dates():
     chapter = view_of_history(history_with_spike())
     assert chapter.sentences[0].startswith(
-        "Of 6 jobs that failed or lost a node, 6 have a most likely cause: 0 hardware, 6"
+        "Of 6 jobs that failed or lost a node, 6 have a most likely cause: hardware for 0, system software for 6"
     )
-    assert "network file systems cost most: 24 GPU-hours, 100.0 %" in chapter.sentences[-1]
+    assert "network file systems cost the most: 24 GPU-hours, 100.0 %" in chapter.sentences[-1]
     (costs,) = chapter.figures
     assert costs.description == "network file systems 24 GPU-hours"
     tables = {table.title: table for table in chapter.tables}
@@ -91,5 +91,5 @@ def test_spike_of_few_nodes_is_sentence_with_names():
     spike = {"cause": "mount", "week": BEGIN - BEGIN % DAY, "incidents": 8, "expected": 1.0, "share_of_nodes": 0.75}
     chapter = view({**document, "spikes": [{**spike, "nodes": [node]}, {**spike, "cause": "disk", "nodes": []}]})
     spread, alone = chapter.sentences[-1], chapter.sentences[-2]
-    assert alone.endswith("75.0 % were on 1 node: n1 (6).")
-    assert spread.endswith("They are spread over many nodes.")
+    assert alone.endswith("75.0 % occurred on 1 node: n1 (6).")
+    assert spread.endswith("The incidents are spread over many nodes.")

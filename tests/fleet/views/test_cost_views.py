@@ -58,4 +58,4 @@ def test_goodput_chapter_states_cost_with_price(tmp_path: Path) -> None:
     made = history_after_node_fail().history
     made["node_states"] = [node_state(0, HOUR, "DOWN*", "slurm")]
     _, goodput, _ = views_of(made, tmp_path)
-    assert "At 2 a GPU-hour that is 24." in goodput.sentences
+    assert "At 2 per GPU-hour, this costs 24." in goodput.sentences

@@ -1,19 +1,20 @@
-"""File systems: local ones that stop after errors, and servers that do not answer.
+"""Rules for file systems: local ones that stop after errors, and servers that do not respond.
 
-    fs   of a local file system: `device` by its kernel name ("sda3", "dm-17"), `fs` its type:
-           remount_ro, shutdown, journal_abort   the kernel stopped it: no writes are possible any more
-           error, io_error, corruption           it continues as its mount option errors= requires
+    fs   for a local file system; `device` is its kernel name ("sda3", "dm-17"), `fs` its type:
+           remount_ro, shutdown, journal_abort   the kernel stopped it: writes are no longer possible
+           error, io_error, corruption           it continues or stops, as its mount option errors= requires
            mount_failed
            error_count, memory, warning          minor
-         of a server: `server` its name, `fs` nfs, lockd, cifs, lustre, ceph, ...:
-           not_responding, evicted               it does not answer, or evicted this client
-           ok                                    it answers again
+         for a server; `server` is its name, `fs` is nfs, lockd, cifs, lustre, ceph, ...:
+           not_responding, evicted               it does not respond, or it evicted this client
+           ok                                    it responds again
            request_timeout, client_error, lbug   problems that a client reports about itself
-           detail                                a further line of one of these
+           detail                                a further line about one of these
 
-User-chosen names (of processes, paths, hosts) come after the matched text, or are `server`, of which at most 255
-characters without blanks are read. Sources: Linux 3.10 to 7.3, fs/ext4/super.c, fs/jbd2, fs/xfs/xfs_fsops.c,
-xfs_message.c, fs/btrfs/messages.c, net/sunrpc/clnt.c, fs/nfs, net/ceph, fs/ceph; Lustre 2.5 to 2.15, ptlrpc/import.c.
+Names that users choose (of processes, paths, hosts) come after the matched text. The exception is `server`, from which
+at most 255 characters without blanks are read. Sources: Linux 3.10 to 7.3, fs/ext4/super.c, fs/jbd2,
+fs/xfs/xfs_fsops.c, xfs_message.c, fs/btrfs/messages.c, net/sunrpc/clnt.c, fs/nfs, net/ceph, fs/ceph; Lustre 2.5 to
+2.15, ptlrpc/import.c.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _device_event(match: re.Match[str], code: str, fs: str, device: str | None) 
     return event("fs", match, code, fields=(("fs", fs), ("device", device))) if code else None
 
 
-# --- ext2, ext3, ext4 and their journal
+# --- ext2, ext3, ext4 and their journals
 #
 # EXT4-fs error (device sda3): ext4_find_entry:1455: inode #2: comm ls: reading directory lblock 0
 # EXT4-fs error (device sda3) in ext4_reserve_inode_write:5870: Journal has aborted
@@ -84,7 +85,7 @@ def _journal(kind: str, match: re.Match[str]) -> KernelEvent | None:
 
 
 # --- XFS (sda3): ...
-# XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       without a device
+# XFS: Internal error XFS_WANT_CORRUPTED_RETURN at line 342 of file fs/xfs/xfs_alloc.c.       (no device)
 _XFS = regex(rf"XFS(?: \({DEVICE}\)|(?=: Internal error \w{{1,64}} at line \d)): (.{{1,300}})", re.S)
 _XFS_CODES = _code_table(
     (r"User initiated shutdown received", "shutdown"),
@@ -113,7 +114,7 @@ def _xfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
     return _device_event(match, find_code(match[2], _XFS_CODES), "xfs", match[1])
 
 
-# --- btrfs: BTRFS error (device sda3: state EA): ...          from 6.0 on "state" with a blank, 5.18 with a colon
+# --- btrfs: BTRFS error (device sda3: state EA): ...          "state" follows a blank from 6.0 on, a colon in 5.18
 _BTRFS = regex(
     rf"BTRFS:? (emergency|alert|critical|crit|error|warning|info|panic) \(device {DEVICE}(?::? state \w{{1,12}})?\)"
     r"(?::| in) ?(.{1,200})",
@@ -134,7 +135,7 @@ _BTRFS_CODES = _code_table(
 def _btrfs(kind: str, match: re.Match[str]) -> KernelEvent | None:
     level, device, text = match.groups()
     code = find_code(text.lstrip(), _BTRFS_CODES)
-    if level == "info" and code != "remount_ro":  # counters of past errors, printed at each mount
+    if level == "info" and code != "remount_ro":  # counters of past errors, which are printed at each mount
         return None
     if level not in ("info", "warning"):
         code = code or "error"
@@ -174,7 +175,7 @@ _NFS = regex(
     r"(?:NFS|NFSv4|nfs|nfs4|NFS4): (?:(?:state manager|state recovery|permission denied|[Ll]ock reclaim failed)\b"
     rf"|server {_SERVER} error: fileid changed|v4 server |Buggy server|Server \S{{1,255}} reports our clientid"
     r"|directory .{1,200} contains a readdir loop|Stale|stale"
-    # A function's name alone is no fault: with rpcdebug all functions log their actions.
+    # A function's name alone does not indicate a fault: with rpcdebug, all functions log what they do.
     r"|(?:__)?nfs4?_\w{1,50}[: ].{0,80}?(?:[Ff]ail|[Ee]rror))",
     re.S,
 )
@@ -249,7 +250,7 @@ _GPFS = regex(r"GPFS (?:Deadman Switch timer|logAssertFailed)|mmfs: (?:\[[EX]\]|
 
 
 def _ceph(kind: str, match: re.Match[str]) -> KernelEvent | None:
-    # Another monitor replaces a lost one.
+    # The client switches to another monitor if it loses one.
     server = "mon" if match[1] == "mon" else match[1] + match[2]
     return _server_event(match, find_code(match[3], _CEPH_CODES), "ceph", f"ceph {server}")
 

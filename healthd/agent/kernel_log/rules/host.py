@@ -1,20 +1,21 @@
-"""The kernel itself: lockups, hung tasks, oops, panic, out of memory, heat.
+"""Rules for the kernel itself: lockups, hung tasks, oopses, panics, out of memory, overheating.
 
     hung_task    code "hung"; process, pid; seconds
-    soft_lockup  code soft or hard: a CPU that does not schedule, or takes no interrupts (cpu; soft: process, pid,
-                 seconds); rcu_stall; workqueue
-    oops         code oops: the kernel killed the running code (driver = the module at fault, if a line names it);
-                 bad_page; panic: why. A requested panic (sysrq, lkdtm, crash_test) is no fault
+    soft_lockup  code soft or hard: a CPU that does not schedule, or takes no interrupts (fields cpu and, for soft,
+                 process, pid, seconds); code rcu_stall; code workqueue
+    oops         code oops: the kernel killed the running code (driver = the faulty module, if a line names it);
+                 code bad_page; code panic: why. A requested panic (sysrq, lkdtm, crash_test) is not a fault
     oom          code oom_kill: process and pid are the victim's; scope = cgroup or node; cgroup. Code invoked: process
-                 requested memory, and need not be the victim
-    limit        code file_max: no file can be opened any more; limit
-    netdevice    code unregister: a network interface that is still in use cannot be removed; netdev
-    thermal      code cpu_throttled, cpu_normal (its end): cpu, level; critical: the machine is about to power off
+                 requested memory, and is not necessarily the victim
+    limit        code file_max: no more files can be opened; limit
+    netdevice    code unregister: a network interface cannot be removed because it is still in use; netdev
+    thermal      code cpu_throttled and, at its end, cpu_normal: cpu, level; code critical: the machine is about to
+                 power off
 
-A line with only further details of a fault (the lock of a hung task, the location of an oops) has the code "detail".
+A line that only adds details about a fault (the lock of a hung task, the location of an oops) has the code "detail".
 Warnings with a backtrace, slow interrupts, "power limit" and backtraces themselves are ignored.
 
-Users choose the names of processes and cgroups. A name has 15 characters of any kind, so a number counts only at a
+Users choose the names of processes and cgroups. A name may contain any 15 characters, so a number is only trusted at a
 position that no name can reach. Formats: Linux kernel/hung_task.c, kernel/watchdog.c, kernel/rcu, kernel/workqueue.c,
 mm/oom_kill.c, arch/x86 (fault.c, traps.c, dumpstack.c, therm_throt.c), arch/arm64, arch/powerpc, drivers/thermal, from
 3.10 to 7.3.
@@ -28,9 +29,9 @@ from healthd.agent.kernel_log.rules.rule import DETAIL, Rule, event, event_build
 from healthd.common.model import KernelEvent
 from healthd.common.text import is_decimal, regex
 
-_NAME = r"([\s\S]{0,63})"  # greedy: what follows is searched after the longest possible name
+_NAME = r"([\s\S]{0,63})"  # greedy: the text that follows is matched after the longest possible name
 
-# INFO: task php-fpm:2767319 blocked for more than 120 seconds.    the first limit, or (6.x) the time so far
+# INFO: task php-fpm:2767319 blocked for more than 120 seconds.    the limit, or (6.x) the time so far
 # INFO: task dd:456 blocked in I/O wait for more than 122 seconds.                 (6.19)
 # INFO: task a:1 <writer> blocked on an rw-semaphore likely owned by task b:2 <reader>     (6.15) details of the task
 _HUNG = regex(rf"INFO: task {_NAME}:(\d{{1,10}}) blocked (?:in I/O wait )?for more than (\d{{1,10}}) seconds")
@@ -123,7 +124,7 @@ def _oom_kill(kind: str, match: re.Match[str]) -> KernelEvent | None:
     if victim is None:
         return None
     before, _, name = text[: victim.start()].rpartition(",task=")
-    # A cgroup's name may contain commas: with a second "task_memcg=" the kernel's own one cannot be identified.
+    # A cgroup's name may contain commas. If "task_memcg=" occurs twice, the kernel's own one cannot be identified.
     cgroup = before.partition(",task_memcg=")[2] if before.count(",task_memcg=") == 1 else ""
     scope = "cgroup" if match[1] == "MEMCG" else "node"
     fields = (("scope", scope), ("cgroup", cgroup[:512] or None))

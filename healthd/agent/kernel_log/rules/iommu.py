@@ -1,15 +1,16 @@
-"""IOMMU faults: DMA or an interrupt of a device that the IOMMU blocked, and an IOMMU that does not execute commands.
+"""Rules for IOMMU faults: a device's DMA or interrupt was blocked, or the IOMMU does not execute commands.
 
-    iommu            pci = the blocked device, "" if the line does not name it; iommu = the reporting unit
+    iommu            pci = the blocked device, or "" if the line does not name it; iommu = the unit that reports it
     dma_fault        the IOMMU blocked DMA; operation = "write" or "read"; driver, if the line names it
-    interrupt_fault  the IOMMU blocked an interrupt message of the device
+    interrupt_fault  the IOMMU blocked an interrupt message from the device
     stuck            the IOMMU (or the device, for AMD's IOTLB_INV_TIMEOUT) did not execute a command
-    detail           a further line of one of these
+    detail           a further line about one of these
 
-"dmar_fault: 655 callbacks suppressed" is a dma_fault without a device: more faults happened than the kernel printed.
+"dmar_fault: 655 callbacks suppressed" is a dma_fault without a device. It means that there were more faults than the
+kernel printed.
 
-Linux 6.12 prints no PCI segment for Intel, 7.3 does: "01:00.0" is read as "0000:01:00.0", and checks/iommu.py searches
-for the device in other segments. arm-smmu-v3 of 6.12 prints only the event's number, that of 7.3 names the device.
+Linux 6.12 prints no PCI segment for Intel, but 7.3 does. "01:00.0" is read as "0000:01:00.0", and checks/iommu.py looks
+for the device in other segments. arm-smmu-v3 in 6.12 prints only the event's number; in 7.3 it names the device.
 
 Formats: Linux 3.10 to 7.3, drivers/iommu/intel/dmar.c (dmar_fault_do_one), drivers/iommu/amd/iommu.c
 (iommu_print_event, amd_iommu_report_page_fault), drivers/iommu/arm/arm-smmu-v3/arm-smmu-v3.c (arm_smmu_dump_event,
@@ -40,7 +41,7 @@ _INTEL = regex(
     r"\[{1,2}((?:[0-9A-Fa-f]{4,8}:)?(?:0x)?[0-9A-Fa-f]{2}:(?:0x)?[0-9A-Fa-f]{2}\.[0-7])\]"
 )
 # DMAR: DRHD: handling fault status reg 3              printed before the faults, one for each interrupt
-# DMAR:[fault reason 05] PTE Write access is not set   3.10: the second line of a fault
+# DMAR:[fault reason 05] PTE Write access is not set   3.10: a fault's second line
 _INTEL_MORE = regex(r"(?:dmar: |DMAR: ?)(?:DRHD: handling fault status reg [0-9a-f]|\[fault reason \w{1,4}\])")
 # DMAR: VT-d detected Invalidation Time-out Error: SID 100
 _INTEL_STUCK = regex(r"DMAR: VT-d detected Invalidation (?:Queue|Time-out|Completion) Error")
@@ -82,7 +83,7 @@ def _amd(kind: str, match: re.Match[str]) -> KernelEvent:
     bits = int(flags or "0", 16)
     if name == "IOTLB_INV_TIMEOUT":
         return event(kind, match, "stuck", named or "")
-    # Page faults have the device as prefix or field; in others the prefix is the IOMMU.
+    # Page faults name the device in the prefix or in a field. In other events the prefix is the IOMMU.
     device, driver = (named, None) if named else (prefixed, driver)
     if bits & _INTERRUPT:
         return event(kind, match, "interrupt_fault", device or "", (("driver", driver),))
@@ -93,7 +94,7 @@ def _amd(kind: str, match: re.Match[str]) -> KernelEvent:
 # --- Arm SMMU
 #
 # arm-smmu-v3 arm-smmu-v3.3.auto: event: F_TRANSLATION client: 0000:01:00.0 sid: 0x100 ssid: 0x0 iova: 0x1000 ipa: 0x0
-# arm-smmu-v3 arm-smmu-v3.3.auto: event 0x10 received:                    all that 6.12 prints
+# arm-smmu-v3 arm-smmu-v3.3.auto: event 0x10 received:                    6.12 prints only this
 # arm-smmu-v3 arm-smmu-v3.3.auto: CMD_SYNC timeout at 0x00000010 [hwprod 0x00000010, hwcons 0x0000000f]
 # arm-smmu-v3 arm-smmu-v3.3.auto: device has entered Service Failure Mode!
 _SMMU = r"arm-smmu(?:-v3)? ([\w.:-]{1,40}): "
@@ -108,7 +109,7 @@ _ARM_STUCK = regex(
 )
 
 
-# dmar_fault: 655 callbacks suppressed          lib/ratelimit.c: the function that prints, and how many lines it dropped
+# dmar_fault: 655 callbacks suppressed          lib/ratelimit.c: the printing function, and how many lines it dropped
 _SUPPRESSED = regex(
     r"(?:dmar_fault|amd_iommu_report_page_fault|amd_iommu_report_rmp_\w{1,16}|arm_smmu_evtq_thread|arm_smmu_dump_event"
     r"|arm_smmu_context_fault|arm_smmu_global_fault): \d{1,10} callbacks suppressed"

@@ -1,29 +1,30 @@
-"""Memory and processors: machine checks, EDAC, memory that the kernel takes offline, firmware reports (APEI).
+"""Rules for memory and processors: machine checks, EDAC, memory taken offline, firmware reports (APEI).
 
-    mce_edac; part = the name in the line ("mc0", "device1", a PCI address), dimm, bank, section, error_type, record;
+    mce_edac; part = the name in the line ("mc0", "device1", a PCI address); dimm, bank, section, error_type, record;
     pid and process
-    corrected, logged             no data lost; logged = the kernel only reports that it logged something
-    deferred                      data is bad and not used yet
-    scrubbed                      the memory's scrubber found an uncorrected error: the data was not read yet
-    uncorrected, fatal            data is lost; fatal: also the processor's state, and the kernel panics
-    left_over                     found in a register without an exception: from the last boot, or harmless
-    recoverable, fatal, corrected, info    with `record`: the severity in a firmware's record of an error
+    corrected, logged             no data was lost; logged: the kernel only reports that it logged something
+    deferred                      data is bad, but has not been used yet
+    scrubbed                      the memory's scrubber found an uncorrected error in data that was not read yet
+    uncorrected, fatal            data is lost; fatal: the processor's state is lost too, and the kernel panics
+    left_over                     found in a register without an exception; from the last boot, or harmless
+    recoverable, fatal, corrected, info    with `record`: the severity in the firmware's error record
     process_killed, page_recovered, page_not_recovered    how the kernel handled a page with bad data
     pci_parity                    PCI parity and system errors, from EDAC's polling or an NMI
-    last_boot                     an error that the firmware kept from the last boot (BERT)
-    detail                        a further line of one of these; agent/kernel_log/coalesce.py adds it to its fault
+    last_boot                     an error from the last boot, which the firmware kept (BERT)
+    detail                        a further line about one of these; agent/kernel_log/coalesce.py adds it to the fault
 
-The status register of a machine check has its type: bit 61 (UC) uncorrected, bit 57 (PCC) the processor's context is
-corrupt, AMD's bit 44 deferred. Without an exception (MCIP, bit 2 of the global status, is not set) it was polled. A
-polled uncorrected error was mostly left in the register by the last boot (the kernel reads it at its start), or is bad
-memory that a scrubber found before any use. A live error that corrupts the context is an exception and a panic.
+A machine check's status register shows its type: bit 61 (UC) means uncorrected, bit 57 (PCC) means that the processor's
+context is corrupt, and AMD's bit 44 means deferred. If there was no exception (MCIP, bit 2 of the global status, is not
+set), the register was polled. A polled uncorrected error was usually left in the register by the last boot (the kernel
+reads it when it starts), or is bad memory that a scrubber found before any use. A live error that corrupts the context
+raises an exception and a panic.
 
-A scrubber gradually reads all memory. EDAC's drivers for Intel name its errors ("memory scrubbing error"), the code of
-a machine check does (0000 1000 1100 xxxx, the x and bit 12 any: severity.c calls it "action optional"), and so does a
-firmware (CPER's memory error type 14).
+A scrubber gradually reads all memory. The errors it finds are marked by EDAC's drivers for Intel ("memory scrubbing
+error"), by the code of a machine check (0000 1000 1100 xxxx, the x and bit 12 any; severity.c calls it "action
+optional"), and by the firmware (CPER's memory error type 14).
 
-A firmware's record is a block of lines that begin with "{2}[Hardware Error]: ". Its section may be a PCIe error: then
-pcie.py has events with the same number. Records without a number are from the last boot.
+A firmware record is a block of lines that begin with "{2}[Hardware Error]: ". If its section is a PCIe error, pcie.py
+produces events with the same number. Records without a number are from the last boot.
 
 Formats: Linux 3.10 to 7.3: arch/x86/kernel/cpu/mce/{core,severity}.c, drivers/edac/{edac_mc,edac_device,mce_amd,
 edac_pci_sysfs}.c and the chips' drivers, mm/memory-failure.c, drivers/firmware/efi/cper.c, drivers/acpi/apei.
@@ -66,7 +67,7 @@ def _machine_check(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code, fields=(("bank", bank), ("status", status)))
 
 
-# mce: [Hardware Error]: Machine check: Processor context corrupt                     (the kernel panics)
+# mce: [Hardware Error]: Machine check: Processor context corrupt                     (a panic follows)
 # mce: Uncorrected hardware memory error in user-access at 3f1d5c0040
 # mce: [Hardware Error]: Machine check events logged
 # [Hardware Error]: Uncorrected, software restartable error.                          (mce_amd)
@@ -96,7 +97,7 @@ def _mce_message(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, code)
 
 
-# --- firmware's records, and all other text after "[Hardware Error]:"
+# --- firmware records, and all other text after "[Hardware Error]:"
 
 # {2}[Hardware Error]: event severity: corrected
 # {1}[Hardware Error]: severity: 2, corrected                                         (3.10)
@@ -126,7 +127,7 @@ _LAST_BOOT = regex(r"BERT: Error records from previous boot:")
 # EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x... ...)
 # EDAC MC0: CE page 0x6, offset 0x80, grain 8, syndrome 0x0, row 0, channel 1, label "DIMM_B1": amd64_edac   (to 3.5)
 # EDAC MC0: UE - no information available: ...; EDAC MC0: UE row 0, channel-a= 0 channel-b= 1 labels "-": ...
-# "EDAC MC0: 1 UE" can be the name of a process: no line that begins with a process's name continues like EDAC's.
+# "EDAC MC0: 1 UE" may be a process name, but no line that begins with a process name continues like EDAC's.
 _EDAC = regex(
     r"EDAC (?:\w{1,20} )?MC(\d{1,3}): (?:\d{1,10} )?(CE|UE)\b(?! ?[(\[:/'])(?:(?! on )[^\n]){0,200}?"
     r"(?: on ((?:(?! \()[^\n]){1,64}) \(|, labels? \"([^\"\n]{1,64})\"|$|(?= - ))"
@@ -178,7 +179,7 @@ def _page(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "page_recovered" if result in ("Recovered", "Delayed") else "page_not_recovered")
 
 
-# Each literal is searched in every line of a scanned log, so there are few, and formats share them.
+# Every line of a scanned log is searched for each literal, so there are few of them, and formats share them.
 RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),

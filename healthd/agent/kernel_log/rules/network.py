@@ -1,21 +1,22 @@
-"""Network cards: mlx5 in all its formats, InfiniBand, bonds, links of other drivers that went down.
+"""Rules for network cards: mlx5 in all its formats, InfiniBand, bonds, and other drivers' links that went down.
 
-    mlx5   lines of NVIDIA's driver about its card, and of bonds: on GPU nodes a bond consists of the card's ports, and
-           one fault produces both kinds of lines
+    mlx5   lines from NVIDIA's driver about its card, and lines about bonds: on GPU nodes a bond consists of the card's
+           ports, and one fault produces both kinds of lines
     ib     InfiniBand's own lines, and those of other network cards (mlx4, bnxt, ice, irdma, ENA, EFA, other Ethernet)
 
-Codes of both:
+Codes for both kinds:
 
-    link_down, link_up, link_init   a port; netdev or ibdev. Only mlx5 and InfiniBand report that a port is up again
-    bond_down        a bond without any member that is up
+    link_down, link_up, link_init   a port; netdev or ibdev. only mlx5 and InfiniBand report that a port is up again
+    bond_down        none of a bond's members is up
     health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
-    health_fatal     the firmware is dead or could not be recovered: error = number of the driver's sensor
-    rdma_failed      the driver cannot create RDMA objects, or its RDMA part failed; the port may stay ACTIVE
-    health_recovery  the driver stops and restarts a card: earlier lines have the cause; device: the sub-function
-    temperature, module_temperature, module_power, module_error   the card; the transceiver or cable
-    command_timeout  the firmware did not answer; command; leaks: the driver reports that a resource is lost
+    health_fatal     the firmware is dead or could not be recovered: error = the driver's sensor number
+    rdma_failed      the driver cannot create RDMA objects, or its RDMA part failed; the port may remain ACTIVE
+    health_recovery  the driver stops and restarts a card (earlier lines show the cause); device: the sub-function
+    temperature   the card's temperature
+    module_temperature, module_power, module_error   problems with the transceiver or cable
+    command_timeout  the firmware did not answer; command; leaks: the driver reports a leaked resource
     slot_power       the slot supplies too little power to the card, or the card has disabled a port because of it
-    command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often by an application
+    command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often an application's
     detail           the rest of a health report
     tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
@@ -96,8 +97,8 @@ _FORMS = tuple(
     )
 )
 # mlx5_pme_error_to_string(), drivers/net/ethernet/mellanox/mlx5/core/events.c. The longest text, "One or more network
-# ports have been powered down due to insufficient/unadvertised power on the PCIe slot", has 104 characters; in older
-# drivers (mlx5/core/port.c, eq.c) a sentence follows, and it has 198.
+# ports have been powered down due to insufficient/unadvertised power on the PCIe slot", has 104 characters. Older
+# drivers (mlx5/core/port.c, eq.c) add a sentence, which makes it 198.
 _MODULE_CODES = (("slot", "slot_power"), ("power", "module_power"), ("temperature", "module_temperature"))
 _PROBE_LATER = "-517"  # EPROBE_DEFER: another driver must come first
 
@@ -126,7 +127,7 @@ def _mlx5_event(kind: str, match: re.Match[str], code: str, found: dict[str, str
     if code == "link":
         code = _LINK_CODES[(found.pop("link") or "").lower()]
     if code == "health_fatal" and found.get("error") in ("3", "4"):
-        # The card was powered off or is being reset: removed virtual functions and mlxfwreset do this.
+        # The card was powered off or is being reset, as by mlxfwreset or when virtual functions are removed.
         code = "health_recovery"
     name = match[2] or match[3]
     sub_function = match[1] if match[1] and match[1].startswith("mlx5_core.sf.") else None
@@ -299,7 +300,7 @@ def _agents(kind: str, match: re.Match[str]) -> KernelEvent:
 def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
     for code, form in _EFA_FORMS:
         if found := form.match(match.string, match.end()):
-            # After a command without an answer the driver stops its queue of commands for good (efa_com.c).
+            # After an unanswered command, the driver stops its command queue for good (efa_com.c).
             leaks = "true" if code == "command_timeout" else None
             fields = (("ibdev", match[1]), ("leaks", leaks), *found.groupdict().items())
             return event(kind, match, code, match[2] or "", fields)
@@ -310,7 +311,7 @@ def _card(kind: str, match: re.Match[str]) -> KernelEvent | None:
     pci, name, ibdev = match.groups()
     for code, _, form in _CARD_FORMS:
         if found := form.match(match.string, match.end()):
-            # Messages about RDMA name the RDMA device, the others the interface.
+            # Messages about RDMA name the RDMA device. All others name the interface.
             is_rdma = code in ("rdma_failed", "command_failed")
             fields = (("ibdev", ibdev or (name if is_rdma else None)), ("netdev", None if is_rdma else name))
             return event(kind, match, code, pci or "", (*fields, *found.groupdict().items()))
@@ -374,7 +375,7 @@ RULES = (
         _EFA,
         _efa,
     ),
-    # With the drivers' names, `healthd scan` also inspects and counts their lines without a known format.
+    # Because of the drivers' names, `healthd scan` also inspects and counts lines whose format is unknown.
     Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, event_builder("tx_timeout", netdev=1)),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),

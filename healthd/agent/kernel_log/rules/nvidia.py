@@ -1,23 +1,23 @@
-"""NVIDIA's drivers: Xid, SXid, a GPU that is gone or cannot be initialised; messages about the GPU's system processor
-(GSP) and NVLink that have no Xid.
+"""Rules for NVIDIA's drivers: Xid, SXid, GPUs that are lost or cannot be initialised, and messages without an Xid about
+NVLink and the GPU's system processor (GSP).
 
-    xid                 code = number; process, pid; link, unit, fatal, sm, ... if the message has them
-    sxid                code = number; switch, fatal, link, shutdown (the line reports it)
-    gpu_fallen_off_bus  code "fallen_off_bus" (with or without an Xid 79); "gpu_is_lost": calls that fail after it; or
+    xid                 code = number; process, pid; link, unit, fatal, sm, ... if the message contains them
+    sxid                code = number; switch, fatal, link, shutdown (if the line reports one)
+    gpu_fallen_off_bus  code "fallen_off_bus" (with or without an Xid 79); "gpu_is_lost": calls that fail afterwards;
                         "rm_init_failed": the driver could not initialise a GPU; status = its three numbers;
-                        "probe_failed": it did not accept a GPU at all; count
-    peermem             nvidia-peermem, with which network cards access GPU memory: code "invalid_context"
+                        "probe_failed": the driver did not accept a GPU at all; count
+    peermem             nvidia-peermem, through which network cards access GPU memory: code "invalid_context"
     gsp                 code = rpc_timeout, crash, pmu_halted, boot_failed, boot_error, reset_required; dump: registers
-                        and history after one of them; message: anything else. Field gpu: the driver's number of the
-                        GPU, if the line has one
+                        and history that follow one of these; message: anything else. Field gpu: the driver's number
+                        of the GPU, if the line has one
     nvlink              code = rx_detect, training, error; fields gpu and link
-    rc_watchdog         code = locked: the driver's own test channel does not progress; field gpu
+    rc_watchdog         code = locked: the driver's own test channel makes no progress; field gpu
 
-Most lines of gsp and nvlink have the form "NVRM: GPU6 _kgspBootGspRm: text", with the number since about driver 590;
+Most gsp and nvlink lines have the form "NVRM: GPU6 _kgspBootGspRm: text", with the number since about driver 590;
 only errors are printed.
 
-Formats: the driver's own (open-gpu-kernel-modules: kernel_rc.c, osinit.c, osapi.c, common_nvswitch.h, nvlog_printf.c,
-kernel_gsp*.c, kernel_nvlink*.c, nvlink_linux.c), older ones from users' logs.
+Formats: the driver's source (open-gpu-kernel-modules: kernel_rc.c, osinit.c, osapi.c, common_nvswitch.h,
+nvlog_printf.c, kernel_gsp*.c, kernel_nvlink*.c, nvlink_linux.c); for older drivers, users' logs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
 # Xid: NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
-# Pasted logs may mask the address within "(...)": then the text after "PCI:" is no address. The first drivers printed
-# no address ("NVRM: Xid: 13, ..."), or only bus and device ("(0001:00)").
+# Pasted logs may mask the address within "(...)"; the text after "PCI:" is then not an address. The first drivers
+# printed no address ("NVRM: Xid: 13, ..."), or only bus and device ("(0001:00)").
 # journald splits an injected "NVRM: Xid ..." into identifier and message, hence the optional "NVRM: ".
-# A process may be called "Xid (0): 79, a", and some of the kernel's lines begin with such a name of 15 characters: the
+# A process may be called "Xid (0): 79, a", and some kernel lines begin with such a name of 15 characters. The
 # text matched here is longer, or has letters where the kernel continues with the pid.
 _XID = regex(
     r"(?:(?:NVRM: )?Xid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})(?: GPU-I:(\d{1,3}))?(?: GPU-CI:(\d{1,3}))?\)"
     r"|NVRM: Xid(?=: \d{1,4}, {0,4}\w)): (\d{1,4})(?![\d.])(?:,\s*|\s|$)"
 )
 _PID = regex(r"pid=(?:'?(\d{1,10})'?|'?[^\d',=\s][^',=]{0,15}'?)\s*(?:,\s*|$)")
-# A process name has at most 15 characters and may contain ", " itself: it ends before the next text of the driver.
+# A process name has at most 15 characters and may contain ", " itself, so it ends where known driver text begins.
 _MESSAGES = (
     "Ch |Channel |channel |GPU |Graphics |MMU |NVLink|NVLINK|Timeout |Contained|Uncontained|Row |Dynamic Page "
     "|Page |An |errorString |RLW|TLW|SAW|NETIR|TREX|NVLPW|MSE|BAD_|CMDre|intr |engmask |physAddr |GSP |FECS |CTX "
@@ -60,7 +60,7 @@ def _xid(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _parse_process(remainder: str) -> tuple[int | None, str | None, str]:
-    """Return (pid, process, message) from the text after the number: "pid=12, name=python3, Ch 00000008"."""
+    """Return (pid, process, message) from the text after the Xid's number: "pid=12, name=python3, Ch 00000008"."""
     pid, process = None, None
     match = _PID.match(remainder)
     if match is not None:
@@ -98,7 +98,7 @@ _NVLINK4 = regex(
 _LINK_DOWN = regex(
     r"(?:NVLink|NVLINK): (?:failed to train link (\d{1,3})|link (\d{1,3})(?: is)? (?:down|inactive|disabled))", re.I
 )
-# The GPU's processor that raised the exception: GPC and TPC, and from Volta on one of the two SMs of a TPC.
+# The processor that raised the exception: GPC and TPC and, from Volta on, one of the TPC's two SMs.
 #   Graphics SM Warp Exception on (GPC 7, TPC 7, SM 0): Illegal Instruction Parameter
 _SM = regex(r"Graphics SM (?:Warp|Global) Exception on \(GPC (\d{1,3}), TPC (\d{1,3})(?:, SM (\d{1,3}))?\)")
 _CAUSED_BY = regex(r" caused by previous Xid (\d{1,4})\s*$")
@@ -108,7 +108,7 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
     number = int(code)
     details: list[tuple[str, str | None]] = []
     if number == 154 and (match := _RECOVERY.match(message)):
-        # Only the numbers: the words in parentheses change with the driver branch.
+        # Use only the numbers, because the words in parentheses differ between driver branches.
         details = [("recovery_from", str(int(match[1], 16))), ("recovery_to", str(int(match[2], 16)))]
     elif 144 <= number <= 150 and (match := _NVLINK5.match(message)):
         fatal = "false" if match[2].lower().startswith("non") else "true"
@@ -133,25 +133,25 @@ def _xid_details(code: str, message: str) -> list[tuple[str, str | None]]:
 
 
 def _requires_reset(registers: list[str]) -> bool:
-    """Return bit 18 of the fourth word of an Xid 74: "a reset of the fabric is required" (NVIDIA's catalogue).
+    """Return bit 18 of an Xid 74's fourth word: "a reset of the fabric is required" (NVIDIA's catalogue).
 
-    It has a field of its own, because two lines that differ in it are two faults.
+    The bit has a field of its own, because two lines that differ in it report two faults.
     """
     return len(registers) > 3 and bool(int(registers[3], 16) >> 18 & 1)
 
 
-# "... RPC response from GPU4 GSP!": the driver's number of this GPU in lines without an address.
+# "... RPC response from GPU4 GSP!": the GPU's driver-internal number in lines without an address.
 _GSP_INSTANCE = regex(r" from GPU(\d{1,3}) GSP!")
 
 
 # SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
-# Two or more further lines of one event follow, between those of other switches ("Severity 0 Engine instance 60 ...",
-# "Data {0x0000003c, ...}"): because of the field `further` they count into it. Alone, they still name switch and code.
+# Two or more further lines of an event follow, mixed with those of other switches ("Severity 0 Engine instance 60 ...",
+# "Data {0x0000003c, ...}"). The field `further` adds them to the event. On their own, they still name switch and code.
 _SXID = regex(
     r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
     r"(?:(,\s*(?:Severity \d+ Engine instance|Data \{))|(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?)",
 )
-# Some lines without a severity report that the switch shuts down, also with a code that usually means less:
+# Some lines without a severity report that the switch shuts down, even if their code usually means less:
 #   10004, PMGR OVERT Threshold reached. Shutting Down; 28005, OSFP Thermal SOE Heartbeat Shutdown
 _SHUTS_DOWN = regex(r",[^\n]{1,80}?\bShut(?:ting D|d)own\s*$")
 
@@ -214,8 +214,8 @@ _GSP_MESSAGE = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
     r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
 )
-# The first match counts: a line of a boot may contain "timeout" as well. "Failed to boot GSP." is not final: the driver
-# tries again, and prints "boot attempts exceeded" or that RmInitAdapter failed when it gives up.
+# The first match counts: a boot line may also contain "timeout". "Failed to boot GSP." is not final: the driver
+# tries again and, when it gives up, prints "boot attempts exceeded" or that RmInitAdapter failed.
 _GSP_CODES = (
     ("pmu_halted", regex(r"PMU has halted", re.I)),
     ("crash", regex(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
@@ -251,7 +251,7 @@ def _gsp_message(kind: str, match: re.Match[str]) -> KernelEvent:
 
 
 def _gsp_code(function: str, text: str) -> str:
-    # A report begins with a row of asterisks that contains text; a row without text ends it.
+    # A report begins with a row of asterisks that contains text, and ends with a row without text.
     if text.startswith("*") and ("GSP Timeout" in text or "GSP Failure" in text):
         return "rpc_timeout"
     for code, pattern in _GSP_CODES:
@@ -309,7 +309,7 @@ _DUMP = regex(
 
 
 # NVRM: GPU0 knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 0::linkId 3: 0x10001
-# Printed as an error, but none: "Fabric base addr 8000000000 is assigned to GPU 3".
+# Printed as an error, but not one: "Fabric base addr 8000000000 is assigned to GPU 3".
 _KNVLINK = regex(r"NVRM: (?:GPU(\d{1,3}) )?_?(?:k?nvlink\w{1,64}): ([^\n]{0,400})")
 _NVLINK_FAULT = regex(
     r"fail|\berror|unable|unavailable|time(?:d ?)?-?out|lost|dropp|degraded|bad state|doesn't have|out of memory"
@@ -346,7 +346,7 @@ def _nvlink_core(kind: str, match: re.Match[str]) -> KernelEvent | None:
 def _nvlink_fault(
     kind: str, match: re.Match[str], index: str | None, text: str, address: str = ""
 ) -> KernelEvent | None:
-    """Return the event, or None if the line is no fault: these functions also log normal actions."""
+    """Return the event, or None if the line reports no fault, because these functions also log normal actions."""
     if not _NVLINK_FAULT.search(text):
         return None
     code = "rx_detect" if regex("Rx ?Det", re.I).search(text) else "training" if _TRAINING.search(text) else "error"

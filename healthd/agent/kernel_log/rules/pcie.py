@@ -1,25 +1,25 @@
-"""PCI Express: errors that AER, DPC and the firmware report, and hotplug slots.
+"""Rules for PCI Express: errors that AER, DPC and the firmware report, and hotplug slots.
 
     pcie_hotplug   pci = the port (for `inaccessible`, the device); slot
     link_down, removed    a slot's link or card disappeared, without a button or a command
-    power_fault, no_link  the slot's power failed; the inserted card has no link
-    inaccessible          a device does not answer when it is woken
+    power_fault, no_link  the slot's power failed, or the inserted card has no link
+    inaccessible          a device does not respond when it is woken
     pcie_aer       pci = the blamed device; reporter = the port that received the report; layer, agent, bit, driver
     corrected, nonfatal, fatal    the severity
-    contained      DPC disabled the link before the error could spread
-    reset_failed   the link was reset after a fatal error and did not return
+    contained      DPC disabled the link before the error spread
+    reset_failed   the link was reset after a fatal error and did not come back up
     recovery_failed, recovered    the outcome of the drivers' recovery
-    record         the firmware's record of an error (`record` = its number): memory.py has the record's severity
-    detail         a further line of one of these
+    record         the firmware's error record (`record` = its number); memory.py reads the record's severity
+    detail         a further line about one of these
 
-One error is four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), its
-registers, bits and TLP header. The first two have the severity and are one event, because both blame the device. The
-others are `detail`, which agent/kernel_log/coalesce.py adds to that event. A `detail` is never a second fault, and
-alone it has no effect.
+One error produces four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), and
+the device's registers, bits and TLP header. The first two contain the severity and become one event, because both blame
+the device. The others are `detail`, which agent/kernel_log/coalesce.py adds to that event. A `detail` line never counts
+as a second fault, and has no effect on its own.
 
-If the firmware handles errors first (APEI), the kernel prints registers without "PCIe Bus Error". Uncorrected errors
-have an "aer_uncor_severity", corrected ones do not. The error is not fatal, because the kernel panics before it prints
-a fatal one.
+If the firmware handles errors first (APEI), the kernel prints registers without "PCIe Bus Error". Only uncorrected
+errors have an "aer_uncor_severity" line. Such an error is not fatal, because the kernel panics before it prints a fatal
+one.
 
 Formats: Linux 3.10 to 7.3, drivers/pci/pcie/{aer,dpc,err,edr}.c, drivers/pci/hotplug/pciehp_{ctrl,hpc}.c,
 drivers/pci/pci.c, drivers/firmware/efi/cper.c.
@@ -33,7 +33,7 @@ from healthd.agent.kernel_log.rules.rule import DETAIL, PCI, Rule, event, event_
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
-_DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver, and its device
+_DEVICE = rf"([\w-]{{1,32}}) {PCI}: "  # the driver and its device
 
 # --- slots
 
@@ -114,12 +114,12 @@ def _code(severity: str) -> str:
 
 
 def _address(port: str, bus: str, function: str) -> str:
-    """Return the address of a sender from two numbers of 8 bits ("00", "e5"), in the domain of its port."""
+    """Return a sender's address from two 8-bit numbers ("00", "e5"), in its port's domain."""
     return f"{port[:-7]}{bus}:{int(function, 16) >> 3:02x}.{int(function, 16) & 7}"
 
 
 def _received(kind: str, match: re.Match[str]) -> KernelEvent:
-    """Return the event. Some ports lose the sender's bus number ("from 0000:00:00.0"): then the port is blamed."""
+    """Return the event. If the port lost the sender's bus number ("from 0000:00:00.0"), the port is blamed."""
     _, port, severity, sender, bus, function = match.groups()
     reporter = pci_address(port)
     if bus is not None:
@@ -184,10 +184,10 @@ _EDR = regex(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
 
 
 def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
-    """Return the event of a containment.
+    """Return the event for a containment.
 
-    Bits 1 and 2 of the status are the trigger's reason: 1 or 2 = a message, whose sender is the source; 3 = the reason
-    is in bits 5 and 6, where 1 is a software trigger for tests.
+    Bits 1 and 2 of the status give the reason. 1 or 2: a message was received, and the source is its sender. 3: the
+    reason is in bits 5 and 6, where 1 is a software trigger for tests.
     """
     port, status, bus, function, sender = match.groups()
     bits = int(status or "0", 16)
@@ -215,7 +215,7 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "record" if number else DETAIL, match[3] or "", (("record", number),))
 
 
-# Each literal is searched in every line of a scanned log, so there are few, and formats share them.
+# Every line of a scanned log is searched for each literal, so there are few of them, and formats share them.
 RULES = (
     Rule("pcie_hotplug", ("lot(",), _SLOT_EVENT, _slot_event),
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OLD_SLOT_EVENT, _old_slot_event),

@@ -1,4 +1,4 @@
-"""Shared parts of all families of kernel lines: a rule, an address, an event. Pure."""
+"""Parts that all families of kernel lines share: rules, addresses, events. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import NamedTuple
 from healthd.common.model import KernelEvent
 from healthd.common.text import regex
 
-# Code of further lines of a fault. agent/kernel_log/coalesce.py adds them to the nearby fault of the same kind and
-# part, with their fields (`bit`, `section`).
+# Code for further lines about a fault. agent/kernel_log/coalesce.py adds them, with their fields (`bit`, `section`), to
+# the nearby fault of the same kind and part.
 DETAIL = "detail"
-SM = "sm"  # a field: processors of a GPU, as "7.7.0 7.7.1"
-FURTHER = "further"  # a field: marks a further line that also has the code of its fault
-# Fields that name a part in lines without a PCI address. A further line belongs to the fault of the same part.
+SM = "sm"  # a field: a GPU's processors, such as "7.7.0 7.7.1"
+FURTHER = "further"  # a field: marks a further line that has the same code as its fault
+# Fields that name a part in lines without a PCI address. A further line belongs to the fault with the same part.
 PARTS = frozenset({"controller", "device", "port", "scsi", "server"})
 
-# Characters of a message: at least the kernel's maximum for a record (kernel/printk/internal.h: PRINTKRB_RECORD_MAX is
-# 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). The rest of a longer line is not from the kernel.
+# Maximum length of a message, at least the kernel's maximum for a record (kernel/printk/internal.h: PRINTKRB_RECORD_MAX
+# is 1024 bytes; before Linux 6.3, LOG_LINE_MAX, which is less). Anything after that is not from the kernel.
 MAX_TEXT = 1024
 
 Build = Callable[[str, re.Match[str]], KernelEvent | None]
@@ -27,14 +27,14 @@ Groups = int | tuple[int, ...] | str
 
 
 class Rule(NamedTuple):
-    """One format of a message.
+    """One message format.
 
-    literals every message that the pattern can match contains one of these; a message without any rule's literal is
-             not parsed. Choose literals that are rare in a log: "Xid (", not "error"
-    pattern  matched at the start of the message, because the text inside may be a user's
-    build    returns the event; None = the message does not matter after all
-    varies   fields that may differ between two lines of one fault; every other field identifies the fault. Lines of
-             one kind are compared: a field that one rule lists here varies for all rules of its kind
+    literals every message that the pattern can match contains one of these; a message that contains no rule's literal
+             is not parsed. Choose literals that are rare in a log: "Xid (", not "error"
+    pattern  matched at the start of the message, because text inside the message may be a user's
+    build    returns the event, or None if the message is irrelevant after all
+    varies   fields that may differ between two lines about one fault; every other field identifies the fault. Lines of
+             one kind are compared, so a field that one rule lists here may vary for all rules of its kind
     """
 
     kind: str
@@ -45,15 +45,15 @@ class Rule(NamedTuple):
 
 
 _ADDRESS = regex(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)
-PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # for use in a pattern: one group
+PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # for use in a pattern; has one group
 
 
 @functools.lru_cache(maxsize=256)  # a log repeats the same few addresses
 def pci_address(text: str) -> str:
-    """Return a PCI address in any format of a driver in the format of sysfs: "PCI:0000:1B:00" -> "0000:1b:00.0".
+    """Convert a PCI address from any driver's format to the format of sysfs: "PCI:0000:1B:00" -> "0000:1b:00.0".
 
     An Xid's address has no function: GPUs are function 0. The oldest drivers print bus:device with four digits for the
-    bus ("0001:00"). Returns "" if `text` is no address (masked, truncated).
+    bus ("0001:00"). Returns "" if `text` is not an address (masked, truncated).
     """
     match = _ADDRESS.fullmatch(text)
     if match is None:
@@ -73,7 +73,7 @@ def event(
     pid: int | None = None,
     process: str | None = None,
 ) -> KernelEvent:
-    """Return the event of a line. `pci` is in the format of the line; fields that are None are omitted."""
+    """Return the event for a line. `pci` is in the line's format; fields that are None are omitted."""
     return KernelEvent(
         kind=kind,
         code=code,
@@ -91,9 +91,9 @@ def find_code(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
 
 
 def event_builder(code: str, pci: Groups = "", **fields: Groups) -> Build:
-    """Return a function that makes an event of this code, with an address and fields from groups of the pattern.
+    """Return a function that makes an event with this code. Its address and fields come from the pattern's groups.
 
-    Groups: the number of a group; several numbers: the first one that matched; text: a constant.
+    Groups: a group's number, several numbers (the first group that matched is used), or a constant text.
     """
 
     def build(kind: str, match: re.Match[str]) -> KernelEvent:

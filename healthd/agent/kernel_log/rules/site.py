@@ -1,8 +1,8 @@
-"""The site's own lines of the kernel log, from [kernel_log.patterns.NAME]. Pure.
+"""Rules for the site's own kernel log lines, from [kernel_log.patterns.NAME]. Pure.
 
-A pattern is plain text in which each "*" matches any text. It must match from the beginning of the kernel's message, as
-every rule does, because the text inside may be a user's. Text after the end of the pattern is ignored. Regular
-expressions are not supported: matching takes time linear in the line's length, so no pattern can delay the daemon.
+A pattern is plain text in which each "*" matches any text. Like every rule, it must match from the beginning of the
+kernel's message, because text inside the message may be a user's. Text after the end of the pattern is ignored. Regular
+expressions are not supported. Matching takes time linear in the line's length, so no pattern can delay the daemon.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
 
 
 def more_severe(first: KernelEvent, second: KernelEvent) -> KernelEvent:
-    """Return the more severe of two events of one line; if equal, the first in the order of their names."""
+    """Return the more severe of two events for one line or, if they are equal, the one whose name sorts first."""
     return min(first, second, key=lambda event: (-Severity[event.field(SEVERITY).upper()], event.code))
 
 
@@ -38,7 +38,7 @@ def _rule(name: str, pattern: KernelPattern) -> Rule:
 
 
 def _event(name: str, pieces: tuple[str, ...], severity: str, kind: str, match: re.Match[str]) -> KernelEvent | None:
-    """Return the event of a line that begins with the pattern's first piece; None if the others do not follow
+    """Return the event for a line that begins with the pattern's first piece, or None if the others do not follow
     in order.
     """
     offset = match.end()

@@ -1,22 +1,22 @@
-"""Disks: NVMe controllers, the block layer, SCSI, ATA, RAID.
+"""Rules for disks: NVMe controllers, the block layer, SCSI, ATA, RAID.
 
-    nvme   code dead            the driver gave up the controller, or it is gone from the bus (all bits of CSTS set)
-                controller_down, timeout, frozen, not_ready, internal_error, init_failed, admin_error   it may recover
+    nvme   code dead            the driver gave up on the controller, or it is gone from the bus (all CSTS bits set)
+                controller_down, timeout, frozen, not_ready, internal_error, init_failed, admin_error   may recover
                 path_error, path_restored   NVMe over a network, or one of several paths
-                detail          a further line of one of these
+                detail          a further line about one of these
            controller = "nvme0", or pci if the line has only the address; csts
-    block  code io_error, medium_error, protection_error, offline   data of `device` was not read or written
+    block  code io_error, medium_error, protection_error, offline   data on `device` was not read or written
                 (a disk without any sectors counts as io_error)
                 target_error, reservation, space   the device refused a command
-                beyond_end      a request for sectors that the device does not have (any more)
+                beyond_end      a request for sectors that the device does not have, or no longer has
                 command_failed, timeout, ata_error, dm_error, path_error, path_restored
-                raid_disk, raid_failed   of the array `device`; disk
-                controller_fault         of a RAID or host bus adapter; controller
-                detail          a further line of one of these
+                raid_disk, raid_failed   `device` is the array; disk
+                controller_fault         a fault of a RAID or host bus adapter; controller
+                detail          a further line about one of these
            device = the kernel name ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ...
 
-Floppies are ignored: virtual machines show a drive that does not exist. Sources: Linux 3.10 to 7.3, drivers/nvme/host,
-block/blk-core.c, blk-mq.c, fs/buffer.c, drivers/scsi, drivers/ata, drivers/md.
+Floppies are ignored, because virtual machines show a drive that does not exist. Sources: Linux 3.10 to 7.3,
+drivers/nvme/host, block/blk-core.c, blk-mq.c, fs/buffer.c, drivers/scsi, drivers/ata, drivers/md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _code_table(table: tuple[tuple[str, str], ...]) -> tuple[tuple[re.Pattern[st
 
 # --- NVMe controllers
 #
-# nvme nvme0: I/O 775 QID 2 timeout, aborting             nvme 0000:01:00.0: the same, to 4.7 and while it is probed
+# nvme nvme0: I/O 775 QID 2 timeout, aborting             nvme 0000:01:00.0: the same until 4.7, and during probing
 # nvme nvme0: I/O tag 5 (1005) opcode 0x2 (I/O Cmd) QID 3 timeout, aborting req_op:READ(0) size:4096      from 6.1 on
 _NVME = regex(rf"nvme (?:(nvme\d{{1,5}})|{PCI}): (?:NVME-FC\{{\d{{1,5}}\}}: )?(.{{1,300}})", re.S)
 _NVME_CODES = _code_table(
@@ -98,7 +98,7 @@ def _nvme_status(kind: str, match: re.Match[str]) -> KernelEvent | None:
     controller, namespace, *numbers = match.groups()
     opcode, status_type, status = (int(number, 16) for number in numbers)
     if namespace is None:
-        # Each boot sends requests that a controller does not support (invalid opcode, field or log page).
+        # At each boot, the driver sends requests that some controllers do not support (invalid opcode, field, page).
         is_probe = status_type == 1 or (status_type == 0 and status in (0x1, 0x2, 0xB))
         return None if is_probe else event("nvme", match, "admin_error", fields=(("controller", controller),))
     if opcode not in _OPERATIONS:  # discards, reservations
@@ -130,7 +130,7 @@ _STATUSES = {
 }
 
 
-# Operations that a device may refuse: the block layer tries only once.
+# Operations that a device may refuse. The block layer tries them only once.
 _OPTIONAL = frozenset({"DISCARD", "SECURE_ERASE", "WRITE_SAME", "WRITE_ZEROES"})
 
 
@@ -168,8 +168,8 @@ def _buffer(kind: str, match: re.Match[str]) -> KernelEvent | None:
 _BEYOND = regex(rf"(?:.{{1,16}}: )?attempt to access beyond end of device(?:\s{{1,4}}{DEVICE}: rw=)?", re.S)
 
 
-# nvme2n1: detected capacity change from 800166076416 to 0         block/genhd.c: in bytes to 5.9, in sectors since
-# sda: detected capacity change from 7814037168 to 0               (loop, zram, dm, sr do so when they are released)
+# nvme2n1: detected capacity change from 800166076416 to 0         block/genhd.c: in bytes up to 5.9, in sectors since
+# sda: detected capacity change from 7814037168 to 0               (loop, zram, dm, sr print it when they are released)
 _NO_CAPACITY = regex(
     r"(nvme\d{1,5}(?:c\d{1,5})?n\d{1,9}|sd[a-z]{1,4}): detected capacity change from [1-9]\d{0,19} to 0\s*$"
 )
@@ -248,7 +248,7 @@ _ADAPTER_CODES = _code_table(
             r"controller is offline|Host (?:adapter|bus|device) (?:abort|reset) request|(?:\w{1,40}: )?Command Timeout",
             "controller_fault",
         ),
-        # About links and drives (originator PL) or RAID (IR); not its own firmware's messages about unusual requests.
+        # Messages about links and drives (originator PL) or RAID (IR), not the firmware's own about unusual requests.
         (r"log_info\(0x3[12]", "detail"),
     )
 )

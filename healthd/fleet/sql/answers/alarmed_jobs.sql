@@ -1,7 +1,7 @@
--- Conditions that each completed job saw on its nodes: a row for each job, code, and whether it fails (drains) or warns.
+-- Conditions that each completed job saw on its nodes: a row for each job, each code, and whether the condition fails (drains) or warns.
 --
 -- columns
---   began   the condition began or became worse while the job ran; else it was already open
+--   began   the condition began or became worse while the job ran; otherwise it was already open
 --   life    the first of the job's conditions with this code
 
 WITH looks AS (

@@ -1,4 +1,4 @@
--- Completed jobs in each week (from Monday, UTC) of [from_time, to_time), and how many of them saw a failing check begin.
+-- Completed jobs in each week (from Monday, UTC) in [from_time, to_time), and how many of them saw a check begin to fail.
 --
 -- columns
 --   week_time, days   the part of the week within the period

@@ -3,7 +3,7 @@
 -- columns
 --   time   the median of the nodes' first dates
 -- parameters
---   rolled_out DOUBLE = 0.1   share of these nodes of the cluster
+--   rolled_out DOUBLE = 0.1   share of these nodes in the cluster
 
 WITH changes AS (
   SELECT
@@ -17,7 +17,7 @@ WITH changes AS (
     lines.cluster, lines.node, lines.event, events.check_name, coalesce(events.version, ''), coalesce(events.rest, '')
 ),
 reporting AS (SELECT cluster, count(DISTINCT node) AS nodes FROM changes GROUP BY cluster),
--- A node has one row in each group, so the rows of a group are its nodes.
+-- A node has one row in each group, so the rows in a group are its nodes.
 ranked AS (
   SELECT
     cluster, event, check_name, version, settings, time,

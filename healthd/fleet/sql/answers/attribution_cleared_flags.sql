@@ -1,4 +1,4 @@
--- Flags that a GPU keeps for life (in its InfoROM) and that a later reading did not find: the GPU was replaced. Chosen nodes in [from_time, to_time).
+-- Flags that a GPU keeps for life (in its InfoROM) and that a later reading did not find, which means that the GPU was replaced. Chosen nodes in [from_time, to_time).
 --
 -- A condition that was cleared by others, unconfirmed or window was not read again.
 

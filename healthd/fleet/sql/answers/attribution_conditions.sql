@@ -1,13 +1,13 @@
--- Conditions on the nodes of the chosen failed jobs around their end, and those that the same rule finds by chance.
+-- Conditions on the nodes of the chosen failed jobs around their end, and conditions that the same rule finds by chance.
 --
--- A row for each condition on a node of a job. A condition whose source names jobs has a row for each list of names.
+-- There is a row for each condition on a job's nodes. A condition whose source names jobs has a row for each list of names.
 --
 -- columns
 --   by_chance     0: from `seen_with_failures`; 1: from `seen_by_chance`
---   place         number of the condition, in the order of the jobs; equal in the rows of one condition
+--   place         number of the condition, in the order of the jobs; equal in all rows of one condition
 --   from_events   number of moments that healthd's own stream reported
---   jobs          names of jobs, separated by blanks; empty: the source names none, or a list was cut
---   gpus, looked, gpu_seconds, lost_gpu_seconds   of the job, as in `attribution_failed`
+--   jobs          names of jobs, separated by blanks; empty if the source names none or a list was truncated
+--   gpus, looked, gpu_seconds, lost_gpu_seconds   values of the job, as in `attribution_failed`
 
 WITH every AS (
   SELECT

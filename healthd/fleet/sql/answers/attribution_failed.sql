@@ -2,8 +2,8 @@
 --
 -- columns
 --   looked             observed: all nodes, from before_seconds before the end until after_seconds after it | not_observed | no_node_list
---   gpu_seconds        of the whole runtime
---   lost_gpu_seconds   of at most half an hour: the work since the last hourly checkpoint, as in the paper's rule for goodput
+--   gpu_seconds        GPU time of the whole runtime
+--   lost_gpu_seconds   GPU time of at most half an hour, which is the work since the last hourly checkpoint, as in the paper's rule for goodput
 --   place              rank by loss, largest first
 -- parameters
 --   before_seconds BIGINT = 600   how long before the end

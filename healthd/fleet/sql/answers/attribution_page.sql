@@ -1,7 +1,7 @@
 -- A page of `attribution_conditions`, by job. A large fleet has 100,000 rows per year, too many to hold at once.
 --
 -- parameters
---   chance BIGINT = 0   1: conditions found by chance
+--   chance BIGINT = 0   1 for conditions found by chance
 --   after_place BIGINT = 0   rows after this place
 --   page_rows BIGINT = 5000   number of conditions per page
 

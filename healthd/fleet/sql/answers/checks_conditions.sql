@@ -1,4 +1,4 @@
--- Conditions of the chosen nodes that failed at their worst: from the first sighting, however mild, until they were cleared.
+-- Conditions on the chosen nodes whose worst severity was failing, from the first sighting, however mild, until they were cleared.
 
 SELECT
   conditions.cluster, conditions.node,

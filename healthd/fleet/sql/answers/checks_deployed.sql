@@ -1,4 +1,4 @@
--- Since when each check has been configured on the chosen nodes, also before from_time, and how often it was changed and disabled since from_time.
+-- Time since which each check has been configured on the chosen nodes, even before from_time, and how often it was changed and disabled since from_time.
 
 SELECT
   events.check_name, min(coalesce(events.since_time, events.time)) AS since_time,

@@ -1,4 +1,4 @@
--- Moments of `evidence` on the chosen nodes that drain, in [from_time, to_time).
+-- Moments in `evidence` on the chosen nodes with conditions that drain, in [from_time, to_time).
 
 SELECT evidence.cluster, evidence.node, evidence.check_name, evidence.time, evidence.badness
 FROM evidence

@@ -1,4 +1,4 @@
--- Outcome of the chosen jobs by the day on which they ended: jobs of a day share its events.
+-- Outcome of the chosen jobs by the day on which they ended, because the jobs of one day share its events.
 --
 -- columns
 --   unit   the beginning of the day, seconds since the epoch, as text

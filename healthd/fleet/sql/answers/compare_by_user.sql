@@ -1,4 +1,4 @@
--- Outcome of the chosen jobs by user (else account): jobs of a user share a program.
+-- Outcome of the chosen jobs by user (else account), because a user's jobs share a program.
 --
 -- columns
 --   unit   cluster and user

@@ -1,7 +1,7 @@
 -- The chosen jobs that nodes ended.
 --
 -- columns
---   large   the job had more than 128 GPUs and ran
+--   large   true if the job had more than 128 GPUs and ran
 --   lost    lost GPU-hours, at most half an hour of work
 
 SELECT

@@ -1,7 +1,7 @@
--- Checks that completed on the chosen nodes: the list in each node's first `alive` of a day, and the number of days of a node with this list.
+-- Checks that completed on the chosen nodes: the list in each node's first `alive` line of a day, and on how many days the node had this list.
 --
 -- columns
---   checks   as in the line, names in double quotes separated by commas
+--   checks   as in the line: names in double quotes, separated by commas
 
 WITH alive AS (
   SELECT

@@ -1,4 +1,4 @@
--- When the chosen nodes reported slow jobs, the slowdown and the jobs: the rows of `slow_times`.
+-- Rows of `slow_times`: when the chosen nodes reported slow jobs, the slowdown and the jobs.
 
 SELECT
   slow_times.cluster, slow_times.node, slow_times.begin_time, slow_times.end_time, slow_times.slowdown, slow_times.jobs

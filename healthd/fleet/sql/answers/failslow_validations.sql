@@ -1,7 +1,7 @@
--- Validations of the chosen nodes that failed or were slow.
+-- Validations on the chosen nodes that failed or were slow.
 --
 -- columns
---   ongoing   the condition is not cleared
+--   ongoing   true if the condition is not cleared
 
 SELECT
   conditions.cluster, conditions.node, conditions.code, count(*) AS times, min(conditions.first_time) AS first_time,

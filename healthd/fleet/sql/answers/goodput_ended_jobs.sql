@@ -1,8 +1,8 @@
--- Jobs that nodes ended, and their loss: min(runtime, at_most_seconds) x GPUs; 0 if the GPUs are unknown.
+-- Jobs that nodes ended, and their loss: min(runtime, at_most_seconds) x GPUs, or 0 if the GPUs are unknown.
 --
 -- parameters
 --   at_most_seconds DOUBLE = 1800   half of the time between two checkpoints
--- source: lost goodput of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), first order
+-- source: lost goodput in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), first order
 
 SELECT
   ends.cluster, ends.job_id, ends.ended, ends.node, jobs.gpus, jobs.end_time, jobs.gpus_up_to, 1 AS jobs,

@@ -1,8 +1,8 @@
--- Pre-empted jobs and their loss, by the requeue that took their nodes: `after` is its job_id, empty if the pre-emptor is not a requeue of `hardware_ends`.
+-- Pre-empted jobs and their loss, by the requeue that took their nodes: `after` is the requeue's job_id, empty if the pre-emptor is not a requeue of `hardware_ends`.
 --
 -- parameters
 --   at_most_seconds DOUBLE = 1800   half of the time between two checkpoints
--- source: lost goodput of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), second order
+-- source: lost goodput in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), second order
 
 SELECT
   preempted.how, requeues.job_id AS after, preempted.cluster, jobs.gpus_up_to, count(*) AS jobs,

@@ -1,4 +1,4 @@
--- Records that are the requeue of a record in `hardware_ends`: the previous record of the same job is in it.
+-- Records that are the requeue of a record in `hardware_ends`: the previous record of the same job is in `hardware_ends`.
 
 WITH attempts AS (
   SELECT

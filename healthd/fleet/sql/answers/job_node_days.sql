@@ -1,9 +1,9 @@
--- Nodes of each job that ended in [from_time, to_time), on each day of its run: time bins for cheap joins. Most jobs have one day.
+-- Nodes of each job that ended in [from_time, to_time), on each day of its run, as time bins for cheap joins. Most jobs have one day.
 --
 -- For a job that began more than 366 days before from_time, earlier days are left out.
 --
 -- columns
---   day   its beginning, UTC
+--   day   start of the day, UTC
 
 SELECT
   job_nodes.cluster, job_nodes.db_index, job_nodes.node, job_nodes.start_time, job_nodes.end_time,

@@ -2,8 +2,8 @@
 --
 -- columns
 --   kind    ticket | failure
---   code    of a failure: its kind
---   text    of a ticket
+--   code    kind of a failure
+--   text    text of a ticket
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0

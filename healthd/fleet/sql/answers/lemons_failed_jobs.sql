@@ -2,8 +2,8 @@
 --
 -- parameters
 --   window_from BIGINT = 0   moments in [window_from, window_to), seconds since the epoch
---   window_to BIGINT = 0   the jobs end before it too
---   before_seconds BIGINT = 600   how long before the end of the job
+--   window_to BIGINT = 0   the jobs also end before this
+--   before_seconds BIGINT = 600   how long before the job's end
 --   after_seconds BIGINT = 300   how long after it
 
 WITH hits AS (

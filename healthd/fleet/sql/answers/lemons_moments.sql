@@ -2,7 +2,7 @@
 --
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
---   window_to BIGINT = 0   a job without an end runs until then
+--   window_to BIGINT = 0   a job without an end runs until this time
 --   after_seconds BIGINT = 300   how long a job still counts after its end
 
 WITH moments AS (

@@ -1,4 +1,4 @@
--- Nodes of the jobs that ended NODE_FAIL, with the columns of `lemons_failed_jobs`. Which of the nodes failed is unknown here.
+-- Nodes of the jobs that ended NODE_FAIL, with the columns of `lemons_failed_jobs`. It is unknown here which of the nodes failed.
 --
 -- parameters
 --   window_from BIGINT = 0   jobs that ended in [window_from, window_to), seconds since the epoch

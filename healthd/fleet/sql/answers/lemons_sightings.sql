@@ -1,8 +1,8 @@
--- Moments at which a node may have ended a job: conditions that drain, and Slurm's node states. Of the whole store.
+-- Moments at which a node may have ended a job: conditions that drain, and Slurm's node states, in the whole store.
 --
 -- columns
---   code       of a condition; the reason of a state
---   severity   degraded | critical; of a state: down | drain
+--   code       code of a condition, or reason for a state
+--   severity   degraded | critical; for a state: down | drain
 --   kind       condition; the setter of a state: healthd | slurm | person | unknown
 
 SELECT cluster, node, time, code, severity, 'condition' AS kind

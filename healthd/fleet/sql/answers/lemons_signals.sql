@@ -9,7 +9,7 @@
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0
--- source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), its signals of lemons
+-- source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), its lemon signals
 
 WITH sizes AS (SELECT cluster, count(*) AS nodes FROM all_nodes GROUP BY cluster),
 different AS (

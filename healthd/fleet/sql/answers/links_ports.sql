@@ -1,7 +1,7 @@
--- Number of ports that nodes of a model reported in the whole store: a lower bound for each node.
+-- Number of ports that nodes of a model reported in the whole store, which is a lower bound for each node.
 --
 -- columns
---   inside   of PCI Express, inside a node
+--   inside   true for PCI Express, inside a node
 
 SELECT
   coalesce(chosen_nodes.gpu_model, '') AS model, link_codes.inside,

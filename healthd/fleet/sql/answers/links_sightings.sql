@@ -1,4 +1,4 @@
--- Moments of `evidence` with a link code on the chosen nodes, in [from_time, to_time).
+-- Moments in `evidence` with a link code on the chosen nodes, in [from_time, to_time).
 
 SELECT evidence.cluster, evidence.node, evidence.subject, evidence.code, evidence.time
 FROM evidence

@@ -1,8 +1,8 @@
 -- How long the chosen nodes were observed in [from_time, to_time).
 --
 -- columns
---   seconds        of all nodes, observed or not
---   step_seconds   longest time between two scrapes of Prometheus; empty: no scrapes
+--   seconds        time of all nodes, observed or not
+--   step_seconds   longest time between two Prometheus scrapes; empty if there are no scrapes
 
 WITH parts AS (
   SELECT observed.seconds, observed.observed_seconds, CAST(NULL AS BIGINT) AS step_seconds

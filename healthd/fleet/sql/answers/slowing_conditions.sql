@@ -1,8 +1,8 @@
--- Findings of the `named_checks` on the `named_nodes` that can slow a job. Findings that a user can forge, or that were in the log before healthd's first start, are excluded.
+-- Findings of the `named_checks` on the `named_nodes` that can slow a job. Findings that a user can forge, or that were logged before healthd's first start, are excluded.
 --
 -- columns
 --   message    the newest message of the condition
---   end_time   empty: the condition is open. An edge may slow a job for before_seconds. A scraped condition ends with its last scrape.
+--   end_time   empty if the condition is open. An edge may slow a job for before_seconds. A scraped condition ends with its last scrape.
 -- parameters
 --   before_seconds BIGINT = 600   how long after an edge
 
@@ -19,7 +19,7 @@ WITH messages AS (
 )
 SELECT
   conditions.node, conditions.code, conditions.subject, messages.message, conditions.first_time,
-  -- A clock that was set back may give an end before the beginning.
+  -- If a clock was set back, the end may be before the beginning.
   CASE
     WHEN conditions.kind = 'edge' THEN greatest(conditions.last_time, conditions.first_time) + parameters.before_seconds
     WHEN conditions.cleared_time IS NOT NULL THEN greatest(conditions.cleared_time, conditions.first_time)

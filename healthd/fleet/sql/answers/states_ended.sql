@@ -1,10 +1,10 @@
 -- The chosen jobs that ended in [from_time, to_time), by state, size class, and how a node ended them.
 --
 -- columns
---   ended              as in `hardware_ends`; empty: no node ended them
---   runtime_seconds, gpu_seconds   of the whole runtime, including time before from_time
+--   ended              as in `hardware_ends`; empty if no node ended them
+--   runtime_seconds, gpu_seconds   for the whole runtime, including time before from_time
 --   lost_gpu_seconds   at most half an hour of work of each job that was pre-empted or that a node ended
---   big_...            of jobs with 256 GPUs or more
+--   big_...            for jobs with 256 or more GPUs
 
 WITH ended AS (
   SELECT

@@ -1,4 +1,4 @@
--- Loss of the chosen jobs on the chosen nodes only. (A job is chosen whole if some of its nodes are.)
+-- Loss of the chosen jobs on the chosen nodes only. (A whole job is chosen if any of its nodes is chosen.)
 
 WITH lost AS (
   SELECT job_nodes.gpus, greatest(jobs.end_time - jobs.start_time, 0) AS seconds

@@ -1,8 +1,8 @@
 -- The chosen nodes and their GPUs.
 --
 -- columns
---   nodes     those whose GPUs are known
---   without   those whose GPUs are not known
+--   nodes     number of nodes whose GPUs are known
+--   without   number of nodes whose GPUs are unknown
 
 SELECT
   cluster, CAST(coalesce(sum(gpus), 0) AS BIGINT) AS gpus, count(gpus) AS nodes, count(*) - count(gpus) AS without

@@ -1,4 +1,4 @@
--- Outcome of the chosen jobs with `large` GPUs or more, before `split` and after.
+-- Outcome of the chosen jobs with `large` or more GPUs, before and after `split`.
 --
 -- parameters
 --   split BIGINT = 0   seconds since the epoch

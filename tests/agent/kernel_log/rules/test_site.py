@@ -127,7 +127,7 @@ def test_pattern_with_many_wildcards_is_fast():
         ({"x": {"pattern": "*abcd", "severity": "degraded"}}, "kernel_log.patterns.x: severity: must be"),
         ({"x": {"pattern": "*abcd", "severity": "critical"}}, "kernel_log.patterns.x: severity: must be"),
         ({"x": {"pattern": "**abcd*", "severity": "degraded"}}, "kernel_log.patterns.x: severity: must be"),
-        ({"x y": {"pattern": "abcd"}}, "kernel_log.patterns: a name must be"),
+        ({"x y": {"pattern": "abcd"}}, "kernel_log.patterns: a name must have"),
         ({"x": "abcd"}, "kernel_log.patterns.x"),
     ],
 )

@@ -228,7 +228,8 @@ def test_systemd_restart_keeps_stuck_worker(stuck_worker: tuple[SystemdContainer
     until(lambda: gpu_outcomes(box.status()) == {"completed"}, "GPU checks complete again")
 
 
-@pytest.mark.parametrize("stuck_worker", ["WatchdogSec=20"], indirect=True, ids=[""])  # longer than a stall of a busy machine
+# 20 s are longer than a stall of a busy machine.
+@pytest.mark.parametrize("stuck_worker", ["WatchdogSec=20"], indirect=True, ids=[""])
 def test_watchdog_timeout_keeps_stuck_worker(
     stuck_worker: tuple[SystemdContainer, int],
 ) -> None:

@@ -19,7 +19,7 @@ HEAD = """\
 
 ## Install the rules
 
-On the machine of your Prometheus (the files are in `/usr/share/healthd/prometheus` too):
+On your Prometheus server (the files are also in `/usr/share/healthd/prometheus`):
 
 ```sh
 cp packaging/prometheus/healthd.*.yml /etc/prometheus/
@@ -27,10 +27,10 @@ sed -i 's|https://healthd.example.org/docs|https://wiki.YOURS/healthd|' /etc/pro
 promtool check rules /etc/prometheus/healthd.*.yml
 ```
 
-The second line sets the address of the runbooks: publish `docs/` there. Then:
+The second line sets the address of the runbooks; publish `docs/` there. Then:
 
 1. Name both files under `rule_files:` in prometheus.yml. `packaging/prometheus/prometheus.yml` is an example.
-2. Name the job that scrapes healthd `healthd`. If your job has another name, run
+2. Name the scrape job `healthd`. If your job has another name, run
    `sed -i 's/job="healthd"/job="YOURS"/g'` on both files.
 3. Route the alerts: `packaging/prometheus/alertmanager.yml` is an example that sends one message per node.
 
@@ -41,25 +41,25 @@ The second line sets the address of the runbooks: publish `docs/` there. Then:
 - **critical** pages someone: jobs are being lost now, or many nodes are broken or not monitored. **warning** is a
   ticket: a node that healthd has drained waits until the morning. **info** is a list. Prometheus recommends few and
   actionable alerts ([alerting practices](https://prometheus.io/docs/practices/alerting/)).
-- The text of a fault names the codes and parts, and states whether the node is drained and with which reason, how many
-  jobs healthd requeued within the last hour, and whether someone must act tonight.
-- There is one alert per node and family of codes. A GPU that falls off the bus opens five codes and fires one alert.
+- A fault's text names the codes and parts. It says whether the node is drained and with which reason, how many jobs
+  healthd has requeued within the last hour, and whether someone must act tonight.
+- There is one alert per node and code family. A GPU that falls off the bus opens five codes and fires one alert.
 - One cause on many nodes fires one alert. If at least 5 nodes and more than 2 % of the cluster have a problem, or more
-  than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as the alert of one node.
-  The alerts of the nodes are then silent. A file server that fails under 2,000 nodes sends one message.
-- A node that does not answer fires `HealthdTargetDown` and nothing else.
-- Faults of a node where healthd is paused fire no alert. A forgotten pause does.
+  than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as a single node's alert,
+  and the nodes' own alerts are silent. A file server failure that affects 2,000 nodes sends one message.
+- A node that does not respond fires `HealthdTargetDown` and nothing else.
+- Faults fire no alert on a node where healthd is paused. A forgotten pause does.
 - Only effective conditions fire: confirmed, not acknowledged, and not from a log that users can forge. `healthd ack`
-  silences one.
-- A fault that becomes worse stays the same alert: its `for:` does not restart.
+  silences a condition's alert.
+- A fault that becomes worse remains the same alert, and its `for:` does not restart.
 
 `healthd fleet status --problems` shows all nodes with problems as one table.
 
 ## Planned work
 
-For nodes that stay up, run `healthd pause --for 4h --why TEXT` on each: their faults fire no alert until the pause
-ends. Nodes that are down for less than 15 minutes (a rolling reboot) fire none either. For longer work, silence the
-alert of the nodes and the alert of many nodes:
+For nodes that stay up, run `healthd pause --for 4h --why TEXT` on each; their faults fire no alerts until the pause
+ends. Nodes that are down for less than 15 minutes (a rolling reboot) do not fire alerts either. For longer work,
+silence both the nodes' alert and the alert for many nodes:
 
 ```sh
 amtool silence add --duration=4h --comment='new firmware' alertname=HealthdTargetDown node=~'gpu-(1|2|3)'
@@ -68,20 +68,20 @@ amtool silence add --duration=4h --comment='new firmware' alertname=HealthdManyN
 
 ## All alerts
 
-The alert replaces NODE, CODE and N with values; "..." is a list. Texts about drains and requeued jobs
-depend on the state of the node and are left out. The name of the alert links to its runbook.
+In an alert, NODE, CODE and N are replaced with values; "..." is a list. Texts about drains and requeued jobs
+depend on the node's state and are omitted here. The alert's name links to its runbook.
 
 """
 TAIL = """
 ### HealthdReloadFailed
 
 healthd continues with its old settings; a restart would fail. On the node, `healthd config check
-/etc/healthd/healthd.toml` prints the file, the line and the setting. After the correction run `systemctl reload
-healthd`.
+/etc/healthd/healthd.toml` prints the file, the line and the setting. After correcting the file, run `systemctl
+reload healthd`.
 
 ### HealthdStreamLoses
 
-Lines wait in memory while the disk under `state_dir` accepts no writes, and some were dropped. Check `df
+Lines wait in memory while the disk under `state_dir` accepts no writes, and some have been dropped. Check `df
 /var/lib/healthd` and `dmesg | tail`. The lost lines are missing only in the fleet's history; health and drains do not
 depend on them. [events.md](events.md) describes what is kept.
 
@@ -94,21 +94,21 @@ limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes 
 
 ### HealthdManyNodesToTidy
 
-The same for problems that lose no jobs: rejected settings (`reload`), forgotten drains and acknowledged faults
-(`drained_long`, `ack`), a disk that accepts no events (`stream`), a warning on all nodes (`warning`: perhaps a
-threshold that does not fit this cluster).
+This is the same for problems that cost no jobs: rejected settings (`reload`), forgotten drains and acknowledged
+faults (`drained_long`, `ack`), a disk that accepts no events (`stream`), or a warning on all nodes (`warning`, perhaps
+because a threshold does not fit this cluster).
 
 ### HealthdNodesGone
 
-The list of nodes of this cluster is empty or truncated, while other clusters are complete. Check its file under
-`file_sd_configs` and the job that writes the file; `packaging/prometheus/prometheus.yml` shows a way that keeps the
-old file if sinfo fails. If the cluster was removed on purpose: `amtool silence add --duration=1d
+This cluster's node list is empty or truncated, while other clusters are complete. Check its file under
+`file_sd_configs` and the job that writes the file; `packaging/prometheus/prometheus.yml` shows how to keep the old
+file if sinfo fails. If the cluster was removed on purpose: `amtool silence add --duration=1d
 --comment='removed' alertname=HealthdNodesGone cluster=c1`. The alert ends after a day.
 
 ### HealthdNotScraped
 
-Prometheus has no target of the job `healthd`. Run `promtool check config /etc/prometheus/prometheus.yml`, and check
-that the list of nodes (`file_sd_configs`) exists and is not empty. If your job has another name, change the name in
+Prometheus has no targets for the job `healthd`. Run `promtool check config /etc/prometheus/prometheus.yml`, and check
+that the node list (`file_sd_configs`) exists and is not empty. If your job has another name, change the name in
 both rule files.
 """
 _ACTION = re.compile(r"(\{\{.*?\}\})", re.S)

@@ -165,11 +165,11 @@ def make_check_hang(site: Site) -> None:
 
 LOADING_MISTAKES: dict[str, Callable[[Site], None]] = {
     "others may write the file": lambda site: site.swap.chmod(0o666),
-    "it does not parse": write_check("def run("),
-    "it has no `run`": write_check("pass"),
-    "its import does not end": write_check(ENDLESS),
-    "a setting that it does not have": lambda site: site.configure("[checks.swap]\nmax_mb = 1\n"),
-    "`validate` refuses a setting": lambda site: site.configure("[checks.swap]\nmax_mib = -1\n"),
+    "the file does not parse": write_check("def run("),
+    "the file has no `run`": write_check("pass"),
+    "importing the file does not end": write_check(ENDLESS),
+    "an unknown setting": lambda site: site.configure("[checks.swap]\nmax_mb = 1\n"),
+    "`validate` rejects a setting": lambda site: site.configure("[checks.swap]\nmax_mib = -1\n"),
     "`validate` raises": write_check(FULL.replace("config.max_mib < 0", "config.max_mb < 0")),
     "`validate` does not end": write_check(FULL.replace("return ", f"{ENDLESS}\n    return ", 1)),
     "`Config` has `timeout_seconds: str`": write_check(
@@ -177,20 +177,20 @@ LOADING_MISTAKES: dict[str, Callable[[Site], None]] = {
     ),
 }
 RUN_MISTAKES: dict[str, tuple[str, Callable[[Site], object]]] = {
-    "a code of another check": ("swap", write_check_yielding("Finding(Severity.WARNING, 'swop/used', '', 'm')")),
+    "another check's code": ("swap", write_check_yielding("Finding(Severity.WARNING, 'swop/used', '', 'm')")),
     "a value that is not a finding": ("swap", write_check_yielding("'used'")),
-    "it raises": ("swap", lambda site: site.swaps("N/A")),
-    "it takes longer than `timeout_seconds`": ("swap", make_check_hang),
+    "the check raises an exception": ("swap", lambda site: site.swaps("N/A")),
+    "the check takes longer than `timeout_seconds`": ("swap", make_check_hang),
     "others may write the program": ("exec", lambda site: site.program.chmod(0o777)),
-    "it is a link into another user's directory": ("exec", link_to_file_of_other_user),
-    "the program is not there": ("exec", lambda site: site.program.unlink()),
-    "it ends with another status": ("exec", exit_with_4),
+    "the program is a link into another user's directory": ("exec", link_to_file_of_other_user),
+    "the program does not exist": ("exec", lambda site: site.program.unlink()),
+    "the program exits with another status": ("exec", exit_with_4),
 }
 
 
 @pytest.mark.parametrize("mistake", LOADING_MISTAKES)
 def test_mistake_preventing_start_is_reported_as_documented(site, mistake):
-    if not mistake.startswith(("a setting", "`validate` refuses")):
+    if not mistake.startswith(("an unknown setting", "`validate` rejects")):
         site.configure("")
     LOADING_MISTAKES[mistake](site)
     output = site.healthd("config", "check", f"{site.folder}/healthd.toml")

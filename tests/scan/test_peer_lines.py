@@ -29,9 +29,9 @@ LISTENERS = [(check, check.config()) for check in registry.built_in_checks().val
 
 # (start of the text, the other project's expectation) -> reason for healthd's difference, as in docs/peers.md.
 DIFFERS = {
-    ("ACCESS_REG", "event"): "at each start the driver reads registers that some firmware does not have",
-    ("segfault at", "event"): "a crashed process is its user's",
-    ("nfs_", "event"): "a function in a stack trace is no fault",
+    ("ACCESS_REG", "event"): "at each start, the driver reads registers that some firmware lacks",
+    ("segfault at", "event"): "a crashed process is its user's problem",
+    ("nfs_", "event"): "a function in a stack trace is not a fault",
     ("invoked oom-killer", "none"): "recorded with its job",
     ("Killed process", "none"): "recorded with its job",
     ("I/O error while reading", "none"): "a file system that cannot read its superblock is a fault",

@@ -57,7 +57,7 @@ NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "d
 
 class Config(CheckSettings, frozen=True):
     """expected         serial number or wwid of each disk of this node, as in sysfs; other disks are not checked
-    confirm_seconds  a disk must be missing, or an NVMe controller not live, for this long: a reset takes seconds
+    confirm_seconds  a disk must be missing, or an NVMe controller not live, for this long; a reset takes seconds
     warning_window_seconds   how long a kernel-log warning stays open without a further line
     """
 
@@ -126,7 +126,7 @@ def _missing(host: Host, config: Config, unreadable: list[str]) -> Iterator[Find
 
 
 def _disk_ids(host: Host) -> Iterator[str | None]:
-    """Yield serial numbers and wwids. NVMe controllers come first because they need only one file for each disk."""
+    """Yield serial numbers and wwids, starting with NVMe controllers, which need only one file per disk."""
     for name in host.list(NVME):
         yield host.read(f"{NVME}/{name}/serial")
     for name in host.list(BLOCK):
@@ -211,7 +211,7 @@ COMMAND_ERRORS = {
 
 
 class _LineMeaning(NamedTuple):
-    """Meaning of one line. For lines with the same `part`, the worst one counts."""
+    """What one line means. If several lines have the same `part`, the worst one counts."""
 
     severity: Severity
     name: str
@@ -309,7 +309,7 @@ def _disk_meaning(event: KernelEvent, node: Inventory, config: Config) -> _LineM
 
 
 def _disk_part(disk: str, node: Inventory) -> str:
-    """Return the part that a disk belongs to. It uses the PCI address, because with several paths nvme1n1 may belong to
+    """Return the part that a disk belongs to. This is the PCI address, because with several paths nvme1n1 may belong to
     nvme0."""
     card = nvme_controller(disk)
     pcis = {listed.name: listed.pci for listed in node.disks}
@@ -363,8 +363,8 @@ def _array_meaning(event: KernelEvent, node: Inventory, array: str) -> _LineMean
 
 
 def _file_system_meaning(event: KernelEvent, node: Inventory) -> _LineMeaning | None:
-    """Return the meaning for one of the node's file systems, with the text of run(). The check filesystem handles all
-    others."""
+    """Return the meaning of an event on one of the node's file systems, with the same text as run(), or None. The check
+    `filesystem` handles other file systems."""
     device = event.field("device")
     mount = next((mount for mount in node.mounts if device and mount.device == device), None)
     if mount is None:

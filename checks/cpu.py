@@ -110,7 +110,8 @@ def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
 def _throttling(
     host: Host, config: Config, past: History, online: set[int], unreadable: list[str]
 ) -> Iterator[Finding | Observation]:
-    """Read each package's count from its first CPU. Another file of that CPU lists the other CPUs in the package."""
+    """Yield findings about throttled packages. The count is read from the package's first CPU; another file of that CPU
+    lists the package's other CPUs."""
     while online:
         cpu = min(online)
         path = f"{CPUS}/cpu{cpu}/thermal_throttle/package_throttle_count"
@@ -132,8 +133,8 @@ def _throttling(
 
 
 def _governors(host: Host, config: Config, past: History, unreadable: list[str]) -> Iterator[Finding | Observation]:
-    """Read all governors in the first run, then one of GOVERNOR_PARTS parts in each run. If one is unexpected, read
-    all."""
+    """Read all governors in the first run, then one of GOVERNOR_PARTS parts in each run. If one governor is unexpected,
+    read them all."""
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:
         return

@@ -41,7 +41,7 @@ MAX_SYMLINKS = 40  # as in the kernel
 
 
 class Limits(Struct, frozen=True):
-    """Limits for the file system that contains one path. None means the check's own limit."""
+    """Limits for the file system that contains a path. None stands for the check's own limit."""
 
     degraded_percent: Percent | None = None
     degraded_gib: Gib | None = None
@@ -85,7 +85,7 @@ def _problem(config: Config) -> str | None:
 
 
 def _path_limits(config: Config, path: str) -> Config:
-    """Return the settings with the limits for `path` instead of the check's own."""
+    """Return the settings for `path`, with its own limits instead of the check's limits."""
     path_limits = config.limits.get(path, Limits())
     names = ("degraded_percent", "degraded_gib", "warning_percent")
     return replace(config, **{name: value for name in names if (value := getattr(path_limits, name)) is not None})
@@ -117,9 +117,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[str, Mount]]:
-    """Return each path with its mount, mount points first, because a file system gets the limits of its first path.
+    """Return each path with the mount that contains it.
 
-    If a disk is not mounted, its limits therefore do not replace those of the file system below.
+    Mount points come first, because a file system gets the limits of its first path. If a disk is not mounted, its
+    limits therefore do not replace those of the file system below.
     """
     found = []
     for path in (*config.limits, *config.paths):
@@ -130,7 +131,7 @@ def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[
 
 
 def _without_links(host: Host, mounts: Sequence[Mount], path: str) -> str:
-    """Resolve symbolic links (/tmp may link to /scratch/tmp) as far as the path is on a local file system."""
+    """Resolve symbolic links (/tmp may link to /scratch/tmp), but only on local file systems."""
     for _ in range(MAX_SYMLINKS):
         for end in (n for n in range(1, len(path) + 1) if path[n : n + 1] in ("/", "")):
             part = path[:end]

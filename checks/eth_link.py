@@ -104,7 +104,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _members(host: Host, name: str) -> list[str]:
-    """Return the members of a bond. The kernel links to each as lower_NAME, as it does for devices below a bridge or
+    """Return the members of a bond. The kernel links to each of them as lower_NAME, as for devices below a bridge or
     VLAN."""
     entries = host.list(f"{NET}/{name}")
     return [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_") and "bonding" in entries]
@@ -137,9 +137,9 @@ def _judge(host: Host, name: str, bond: str, config: Config, past: History) -> I
 
 
 def is_up(host: Host, name: str, state: str) -> bool:
-    """Return True if the interface is up. If the driver leaves operstate at "unknown", use the carrier instead.
+    """Return True if the interface is up. If the driver leaves operstate at "unknown", the carrier decides.
 
-    Raises ValueError.
+    Raises ValueError if the carrier cannot be parsed.
     """
     if state == "unknown":
         state = {"1": "up", "0": "down"}.get(host.read(f"{NET}/{name}/carrier") or "", "of unknown carrier")

@@ -61,7 +61,7 @@ _NHC_STARTED = "Node Health Check starting."
 
 
 class Kind(Enum):
-    """Kind of program. It determines how the result is read."""
+    """Kind of program, which determines how its result is read."""
 
     PROGRAM = "program"
     NHC = "nhc"
@@ -164,7 +164,7 @@ def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Obser
 
 
 def _nhc_command(config: Config, all_checks: bool) -> list[str]:
-    """Return the command with all options first: NHC treats every argument after the first VARIABLE=value as an
+    """Return the command with all options first, because NHC treats every argument after the first VARIABLE=value as an
     assignment."""
     program, *arguments = config.command
     return [

@@ -152,7 +152,8 @@ def _measured(document: told.LiveDocument, slow: list[told.LiveJob]) -> Iterator
 
 
 def _findings(slow: list[told.LiveJob]) -> Iterator[Finding]:
-    """Yield one finding for each GPU, and one for all jobs of a source, so that job ids do not become metric labels."""
+    """Yield one finding for each GPU, and one for all jobs from the same source. Job ids must not become metric
+    labels."""
     by_client = [job for job in slow if job.source == "client"]
     for gpu in sorted({job.suspect for job in by_client if job.suspect}):
         accusing = [job for job in by_client if job.suspect == gpu]
@@ -170,7 +171,7 @@ def _finding(code: str, gpu: str, slow: list[told.LiveJob]) -> Finding:
 
 
 def _slowness(slow: list[told.LiveJob]) -> Slowness | None:
-    """Return the slowdown in numbers, from which the fleet tools compute slow hours."""
+    """Return the slowdown that the fleet tools use to compute slow hours, or None."""
     onsets = [job.since for job in slow if job.since is not None]
     if not onsets:
         return None

@@ -56,8 +56,8 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each name and volume or server, from all its events. The finding ends once the server
-    responds."""
+    """Yield one finding for each name and volume or server, from all its events. The finding ends when the server
+    responds again."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     own = {mount.device for mount in node.mounts}
     for event in events:

@@ -95,9 +95,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _has_driver(host: Host) -> bool:
-    """Return True if the kernel has loaded the driver or is loading it although NVML reports "not loaded". This happens
-    at boot, or while the device files do not exist (healthd's unit keeps NVML from creating them; see the check
-    device_nodes)."""
+    """Return True if the kernel has loaded the driver, or is loading it, although NVML reports "not loaded". This
+    happens at boot, and while the device files do not exist (healthd's unit keeps NVML from creating them; see the
+    check device_nodes)."""
     state = host.read_or_empty(MODULE_STATE_FILE)
     return state == "coming" or (state == "live" and not host.exists(CONTROL_DEVICE))
 
@@ -128,7 +128,7 @@ def _unreachable(error: NvmlError, host: Host, config: Config) -> Finding:
 
 
 def _detect_reset(gpu: NvmlGpu, past: History) -> Iterator[Observation | Repair]:
-    """Yield a repair if the GPU responds and was reset after it had to be.
+    """Yield a repair if the GPU needed a reset, was reset and responds again.
 
     The driver rejects a GPU because of a flag in the driver itself ("This property will be cleared on RM init, by which
     time the client should have reset the GPUs"). Once no process uses the GPU, the driver drops that flag even without

@@ -111,9 +111,10 @@ def _counts_survive_idle(host: Host, gpu: NvmlGpu) -> bool:
 
 
 def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
-    """Return the supported counts by (location, "corrected" or "uncorrected").
+    """Return the supported counts, keyed by (location, "corrected" or "uncorrected").
 
-    GPUs before Turing have no sum for caches and registers; it is the total minus the other locations.
+    GPUs before Turing do not report a sum for caches and registers, so it is calculated as the total minus the other
+    locations.
     """
     found = {
         (location, error): gpu.ecc_count(location, error == "uncorrected", volatile=True)
@@ -128,8 +129,8 @@ def _volatile(gpu: NvmlGpu) -> dict[tuple[str, str], int]:
 
 
 def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config: Config) -> Iterator[Finding]:
-    """Yield findings for the counts. `new` is the number of uncorrected errors since the last round, 0 if that was long
-    ago."""
+    """Yield findings for the counts. `new` is the number of uncorrected errors since the last round, or 0 if that round
+    was long ago."""
     lost = [f"{where} {count}" for (where, error), count in counts.items() if error == "uncorrected" and count > 0]
     if lost:
         counts_text = ", ".join(lost)
@@ -155,9 +156,10 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config:
 
 
 def _rate_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
-    """Return the severity of new errors, and a message part with the reason if it is not critical.
+    """Return the severity of new errors, and a message part with the reason if the severity is not critical.
 
-    That part says "should have" because containment is assumed from the chip and was not observed."""
+    The message says "should have" because containment is assumed for this chip and was not observed.
+    """
     action = ACTIONS.get(gpu.recovery_action() or 0)
     if gpu.compute_capability() not in CONTAINING_CHIPS or (action and action.severity is Severity.CRITICAL):
         return Severity.CRITICAL, ""

@@ -170,8 +170,8 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers (a newer driver, or
-    garbage)."""
+    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which come from a newer
+    driver or a broken one."""
     if fabric.state != COMPLETED:
         if fabric.state not in STATES:
             raise ValueError(f"GPU {pci}: unknown fabric state {fabric.state}")
@@ -204,10 +204,10 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
 
 
 def problems(mask: int) -> list[str]:
-    """Return the problems that a health mask shows, [] if none. An unknown configuration (newer driver) is also a
-    problem.
+    """Return the problems that a health mask shows, or [] if there are none. An unknown configuration (newer driver) is
+    also a problem.
 
-    Raises ValueError for 3, which is not valid in a field of two bits.
+    Raises ValueError if a two-bit field contains 3, which is not a valid value.
     """
     if any(mask >> shift & 0x3 == 0x3 for shift, _, _ in FIELDS):
         raise ValueError(f"not a health mask of the NVLink fabric: {mask:#x}")
@@ -219,8 +219,8 @@ def problems(mask: int) -> list[str]:
 
 
 def _cause(host: Host, config: Config) -> Iterator[Finding]:
-    """Yield a finding if the fabric manager's unit is installed and not running. On NVL72 it runs on the switches
-    instead."""
+    """Yield a finding if the fabric manager's unit is installed but not running. On an NVL72 the unit runs on the
+    switches instead."""
     result = host.run(SYSTEMCTL_COMMAND, seconds=5.0) if host.exists(SYSTEMD) else None
     if result is None:
         return

@@ -61,7 +61,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 def _judge(gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
-    """Yield at most one finding. For a GPU in the wrong mode, the number of MIG devices is not checked."""
+    """Yield at most one finding. If the GPU is in the wrong mode, its MIG devices are not counted."""
     current, after_reset = gpu.mig_mode() or (None, None)
     if config.mode and MODES[current] != config.mode and not (current is None and config.mode == "off"):
         pending_text = f" ({MODES[after_reset]} after the next GPU reset)" if after_reset != current else ""

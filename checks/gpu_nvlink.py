@@ -113,8 +113,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
-    """Compare with the number in the settings. If that is missing or only a profile's guess, compare with other GPUs
-    first."""
+    """Compare the active links with the number in the settings. If it is missing or a profile's guess, first compare
+    with other GPUs."""
     is_configured = config.links > 0 and "links" not in config.guessed
     message, expects = "" if is_configured else _missing_links_message(gpu, active, peers), ""
     if not message and sum(active) < config.links:
@@ -158,15 +158,15 @@ def _verb(number: int) -> str:
 
 
 def _down_links_text(down: Sequence[int]) -> str:
-    """Return a text such as "; down: 5, 17", or "" if the driver does not report which links are down."""
+    """Return text such as "; down: 5, 17", or "" if the driver does not report which links are down."""
     return f"; down: {', '.join(map(str, down))}" if down else ""
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History) -> Iterator[Finding | Observation]:
-    """Sum the errors over the links. One series for each GPU is enough: 18 links on 8 GPUs are 432 numbers in each
-    round.
+    """Sum the errors over all links. One series for each GPU is enough, since 18 links on 8 GPUs make 432 numbers in
+    each round.
 
-    A label names the summed links, so that a link that no longer responds does not look like a falling counter.
+    A label names the links in the sum. A link that no longer responds then does not look like a falling counter.
     """
     kinds = {
         "replay": [link.replay for link in links],

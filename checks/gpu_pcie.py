@@ -140,8 +140,8 @@ def _check_link(
 
 
 def _slot_lanes(host: Host, pci: str) -> float:
-    """Return the number of lanes of the port above a GPU, or infinity if unknown. Raises ValueError for a bad
-    number."""
+    """Return the number of lanes of the port above a GPU, or infinity if it is unknown. Raises ValueError for an
+    invalid number."""
     port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
     path = f"{DEVICES}/{port}/max_link_width"
     text = host.read(path) if port else None
@@ -153,7 +153,8 @@ def _slot_lanes(host: Host, pci: str) -> float:
 
 
 def _is_below(current: int | None, maximum: int | None, subject: str) -> bool:
-    """Return True if `current` is below its maximum. Raises ValueError if it is above: a dead link reads 63 lanes."""
+    """Return True if `current` is below `maximum`. Raises ValueError if it is above, since a dead link reads as 63
+    lanes."""
     if current is None or maximum is None:
         return False
     if not 0 < maximum <= MAX_LANES:
@@ -191,8 +192,8 @@ def _check_replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: History) 
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Yield the number of lanes that all GPUs have now, unless one has fewer than its port supports (it may be
-    idle)."""
+    """Yield the number of lanes that all GPUs have now. It is left out if a GPU has fewer than its port supports and
+    may thus be idle."""
     lanes = set()
     for gpu in host.gpus():
         link = gpu.pcie_link()

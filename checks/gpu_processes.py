@@ -85,7 +85,7 @@ def _descends(host: Host, pid: int, ancestor: str) -> bool:
 
 
 def _describe(host: Host, pid: int, program: str | None) -> str:
-    """Return a text such as 'pid 4711 "python" (uid 1000, job 12)'. A process may have ended and still hold the GPU."""
+    """Return text such as 'pid 4711 "python" (uid 1000, job 12)'. A process that has ended may still hold the GPU."""
     if program is None:
         return f"pid {pid}, which is not in /proc"
     user = regex(r"^Uid:\s*(\d+)", re.MULTILINE).search(host.read(f"/proc/{pid}/status") or "")

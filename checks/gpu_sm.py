@@ -65,7 +65,8 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _are_different_jobs(events: Sequence[KernelEvent]) -> bool:
     """Return True if no single job can have caused all events. On a shared GPU an event may belong to any of its jobs.
 
-    This makes a single pass, because a job can cause thousands of events and each kernel line calls this again.
+    The events are read in a single pass, because a job can cause thousands of them and each kernel line calls this
+    again.
     """
     return not set.intersection(*(_jobs(named) for named in {event.field("job") for event in events}))
 

@@ -82,7 +82,8 @@ def _vbios(versions: dict[NvmlGpu, str], config: Config) -> Iterator[Finding]:
 
 
 def _most_common(versions: Sequence[str]) -> str:
-    """Return the most common version. On a tie return the newest, because replacement GPUs come with an old version."""
+    """Return the most common version. If several are equally common, return the newest, because replacement GPUs have
+    older versions."""
     counts = Counter(versions)
     return max(counts, key=lambda version: (counts[version], version))
 

@@ -118,21 +118,21 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
 
 
 def _name(event: KernelEvent) -> str:
-    """Return the name after "gpu_xid/" in the code, or "" for events that belong to other checks."""
+    """Return the part of the event's code after "gpu_xid/", or "" for events that belong to other checks."""
     if event.kind in ("gsp", "nvlink", "peermem", "rc_watchdog"):
         return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
 
 def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str, str]:
-    """Return a mapping of the driver's GPU numbers to PCI addresses, from lines with both (Xid 119) or else from the
-    inventory's index."""
+    """Return a dict that maps the driver's GPU numbers to PCI addresses. It uses lines with both (Xid 119), or else the
+    inventory's indices."""
     by_index = {str(gpu.index): gpu.pci for gpu in node.gpus}
     return by_index | {event.field("gpu"): event.pci for event in events if event.pci and event.field("gpu")}
 
 
 def _uncovered_events(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
-    """Return the events of a group that are not already covered by an Xid or a clearer line about the same fault."""
+    """Return a group's events, except those that an Xid or a clearer line about the same fault already covers."""
     covering_events = _events_on_part(COVERED_BY.get(name, frozenset()), part, groups)
     # If a GSP does not boot, consider the lines of every GPU, because a missing GPU shifts the indices of the others.
     init_failures = _events_on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
@@ -148,8 +148,8 @@ def _uncovered_events(group: Sequence[KernelEvent], name: str, part: str, groups
 
 
 def _events_on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
-    """Return the events with these names on this part, including events without a part, which may belong to any
-    part."""
+    """Return the events with these names on this part. Events without a part are included, because they may belong to
+    any part."""
     if part:
         return [event for name in names for event_part in (part, "") for event in groups.get((name, event_part), ())]
     return [event for (name, _), group in groups.items() if name in names for event in group]
@@ -203,7 +203,7 @@ def _rule(event: KernelEvent, part: str, main_events: Sequence[KernelEvent], nod
 
 
 def _with_window(meaning: XidMeaning, config: Config) -> Rule:
-    """Return the rule for a meaning. A finding that drains stays open until it is cleared; any other also ends after a
+    """Return the rule for a meaning. A finding that drains stays open until it is cleared. Any other also ends after a
     window."""
     if meaning.severity >= Severity.DEGRADED:
         return Rule(meaning.severity, meaning.clears)
@@ -212,9 +212,9 @@ def _with_window(meaning: XidMeaning, config: Config) -> Rule:
 
 
 def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
-    """Return the rule for a GSP event, CRITICAL if the driver itself considers a known GPU unusable. Others warn or are
-    recorded: a crash also has an Xid 120 unless it is only a watchdog report, and a timeout of many calls has an Xid
-    119."""
+    """Return the rule for a GSP event. It is CRITICAL if the driver itself considers a known GPU unusable. Other events
+    warn or are only recorded. A crash also has an Xid 120 unless it is only a watchdog report, and a timeout of many
+    calls has an Xid 119."""
     if event.code in ("dump", "message"):
         return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
     if event.code == "boot_failed" and is_present:
@@ -225,8 +225,8 @@ def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
 
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
-    """Return the rule for the action number in the line (its text differs between driver branches), or None for no
-    action."""
+    """Return the rule for the action number in the line, or None for no action. The action's text differs between
+    driver branches."""
     number = xid_table.number(event.field("recovery_to"))
     if number == 0:
         return None
@@ -412,7 +412,7 @@ def ends_job(code: str) -> EndsJob:
 
 
 def _requires_restart(number: int) -> bool:
-    """Return True if the program must be restarted, because of NVIDIA's action or because its own fault caused the
-    Xid."""
+    """Return True if the program must be restarted, either because of NVIDIA's action or because its own fault caused
+    the Xid."""
     fact = codes.xid(number)
     return number in xid_table.AFTER_PROGRAM or (fact is not None and fact.action == "RESTART_APP")

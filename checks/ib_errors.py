@@ -134,8 +134,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _link(host: Host, name: str) -> Observation:
-    """Return how often the port's link went down by its counter, or LINK_DOWN. If the value is the same as in the last
-    run, the link stayed up; a counter reset changes the value, too. Raises OSError, ValueError."""
+    """Return how often the port's link went down by its own counter, or LINK_DOWN. An unchanged value means that the
+    link stayed up since the last run; a counter reset changes the value too. Raises OSError or ValueError."""
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     state = host.read_shared(infiniband.path(name, "state")) or ""
     if state not in infiniband.STATES:
@@ -146,7 +146,8 @@ def _link(host: Host, name: str) -> Observation:
 
 
 def _symbols(name: str, new: float, past: History) -> Observation:
-    """Return the port's symbol errors, excluding link training, as a counter that healthd keeps itself."""
+    """Return the port's symbol errors as a counter that healthd keeps itself. Errors during link training are
+    excluded."""
     counter = Observation("ib_symbol_errors_while_up_total", 0, ObservationKind.COUNTER, (("port", name),))
     last = past.last(counter)
     return replace(counter, value=(last.value if last else 0.0) + new)
@@ -158,10 +159,9 @@ def _is_omni_path(host: Host, name: str) -> bool:
 
 
 def _read(host: Host, name: str, counter: str, past: History) -> Observation | None:
-    """Return a counter's reading, or a mark that the driver does not support it. While a mark exists, return None
-    without reading the counter; the mark expires after two days or a boot. Raises ValueError if the driver reported the
-    counter before and no longer does.
-    """
+    """Return a counter's reading, or a mark that the driver does not support the counter. While a mark exists, the
+    counter is not read and None is returned; the mark expires after two days or a boot. Raises ValueError if the driver
+    no longer reports a counter that it reported before."""
     labels = (("port", name), ("counter", counter))
     mark = Observation("ib_counter_unsupported", 1, labels=labels)
     if past.last(mark):
@@ -175,7 +175,8 @@ def _read(host: Host, name: str, counter: str, past: History) -> Observation | N
 
 
 def _judge(counter: str, new: float, hourly: float, rate: float, config: Config) -> Iterator[tuple[Severity, str, str]]:
-    """Yield (severity, code, text) for a counter that increased. At its maximum, the real number may be higher."""
+    """Yield (severity, code, text) for a counter that increased. A counter at its maximum may understate the real
+    number."""
     if counter == "local_link_integrity_errors":
         yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
     elif counter == "excessive_buffer_overrun_errors":

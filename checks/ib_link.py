@@ -72,7 +72,7 @@ def validate(config: Config) -> str | None:
 
 
 class Port(NamedTuple):
-    """State of a port. A kernel that does not know a newer speed prints the oldest speed without a name, such as "10
+    """State of a port. If a kernel does not know a newer speed, it prints the oldest speed without a name, such as "10
     Gb/sec (4X)" for a 200 Gbit/s port.
 
     gbps             as the kernel prints it
@@ -115,7 +115,7 @@ def _read(host: Host, name: str) -> Port | None:
 
 
 def parse(name: str, state: str, physical: str, rate: str) -> Port:
-    """Parse "4: ACTIVE", "5: LinkUp", "400 Gb/sec (4X NDR)". Raises ValueError for anything else.
+    """Parse texts such as "4: ACTIVE", "5: LinkUp" and "400 Gb/sec (4X NDR)". Raises ValueError for anything else.
 
     A port that is down also has a rate, so check `active` first.
     """

@@ -83,7 +83,7 @@ def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
 
 
 def _part(event: KernelEvent, node: Inventory) -> str:
-    """Return the device's address as in the inventory, otherwise the IOMMU's name, or "".
+    """Return the device's address in the inventory, else the IOMMU's name, or "" if neither is known.
 
     Another function of a GPU or card counts as function 0. Older kernels print no segment for Intel IOMMUs. In that
     case all segments are searched, and a device is used if it is the only one with this bus and device number.
@@ -99,7 +99,7 @@ def _part(event: KernelEvent, node: Inventory) -> str:
 
 
 def _kind(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the kind of device, OTHER_DEVICE for a device that jobs do not use, or "" if it is unknown."""
+    """Return the kind of device: OTHER_DEVICE if jobs do not use the device, or "" if the device is unknown."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return KINDS[device.kind]

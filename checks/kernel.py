@@ -47,7 +47,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Properties of the finding for one kind of event. `text` is the start of the message."""
+    """Properties of the finding for one kind of event. The message starts with `text`."""
 
     code: str
     severity: Severity
@@ -146,8 +146,9 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
 
 
 def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
-    """Return a dict that maps each soft lockup event's sequence number to the seconds that the CPU had been stuck: from
-    the line itself, or since the first line of an unbroken series about this CPU and process."""
+    """Return a dict that maps each soft lockup event's sequence number to the seconds for which the CPU had been stuck.
+    The duration is in the line itself, or is the time since the first line of an unbroken series about this CPU and
+    process."""
     stuck: dict[int, float] = {}
     last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # (start, time of the last line)
     for event in sorted(group, key=lambda each: (each.time, each.sequence)):
@@ -161,7 +162,7 @@ def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
 
 
 def _still_hot(group: Sequence[KernelEvent]) -> list[KernelEvent]:
-    """Return the last event of this boot for each CPU and its package, if that event reports heat."""
+    """Return the last event of this boot for each CPU and package, if it reports heat."""
     boot_id = max(group, key=lambda each: (each.last_time, each.sequence)).boot_id
     group = [event for event in group if event.boot_id == boot_id]
     newest: dict[tuple[str, str], KernelEvent] = {}

@@ -111,14 +111,14 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 class _Text(NamedTuple):
-    """Lines to search. `truncation` says why lines may be missing, "" if these are all."""
+    """Lines to search. `truncation` says why lines may be missing, or is "" if the lines are complete."""
 
     lines: list[str]
     truncation: str
 
 
 def _output(host: Host, config: Config) -> _Text:
-    """Return the command's output. Raises RuntimeError, OSError."""
+    """Return the command's output. Raises RuntimeError or OSError."""
     seconds = max(config.timeout_seconds - ENDING_SECONDS, config.timeout_seconds * 0.8)
     try:
         result = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
@@ -138,7 +138,7 @@ def _output(host: Host, config: Config) -> _Text:
 
 
 def _file_text(host: Host, config: Config) -> _Text | None:
-    """Return the file's text, or None if there is no such file. Raises RuntimeError, OSError."""
+    """Return the file's text, or None if there is no such file. Raises RuntimeError or OSError."""
     file_stat = host.stat(config.file)
     if file_stat is None:
         return None

@@ -140,7 +140,8 @@ def parse(text: str | None, file: str) -> int:
 
 
 def _uncorrected(host: Host, controller: str, dimms: list[str], new: float) -> Finding:
-    """Return the finding. The message includes the DIMMs' own counts if the hardware identified the DIMMs."""
+    """Return the finding for uncorrected errors. The message includes each DIMM's own count if the hardware identified
+    the DIMM."""
     counts = {dimm: _read_or_empty(host, f"{dimm}/dimm_ue_count") for dimm in dimms}
     dimm_texts = [f"{_slot_name(host, dimm)} {count}" for dimm, count in counts.items() if count not in ("", "0")]
     message = f"{new:.0f} new uncorrected memory errors" + (
@@ -164,13 +165,13 @@ def _corrected(host: Host, part: str, daily: float, config: Config) -> Iterator[
 
 
 def _slot_name(host: Host, part: str) -> str:
-    """Return the part together with its slot name from the board's firmware or the driver."""
+    """Return the part with its slot name, which comes from the board's firmware or the driver."""
     label = _read_or_empty(host, f"{part}/dimm_label")
     return f"{label} ({part})" if label else part
 
 
 def _read_or_empty(host: Host, file: str) -> str:
-    """Return a file's text for a message. An unreadable file must not hide the fault, so "" is returned for it."""
+    """Return a file's text for a message, or "" if it is unreadable, so that the fault is still reported."""
     try:
         return (host.read(f"{CONTROLLERS}/{file}") or "")[:60]
     except OSError:
@@ -241,7 +242,7 @@ def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severit
 
 
 def _same_time_as(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
-    """Return a predicate that is True for events close enough to these, in the same boot, to be about one error."""
+    """Return a function that reports whether an event is close enough to one of these to be about the same error."""
     boots: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         boots.setdefault(event.boot_id, []).append((event.time, event.last_time))

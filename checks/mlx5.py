@@ -45,7 +45,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Properties of the finding for one code. `text` is the start of the message."""
+    """Properties of the finding for one code. The message starts with `text`."""
 
     severity: Severity
     clears: Clears
@@ -83,7 +83,7 @@ DETAIL_FIELDS = ("issue", "error", "command")  # fields with details
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and part, from all its events. The finding for a link ends when the link is up
+    """Yield one finding for each code and part, from all its events. A finding about a link ends when the link is up
     again."""
     mlx5_events = [event for event in events if _is_mlx5(event)]
     reports = _reports(mlx5_events)
@@ -122,7 +122,7 @@ Reports = Mapping[tuple[str, str], Sequence[tuple[float, int]]]
 
 
 def _reports(mlx5_events: Sequence[KernelEvent]) -> Reports:
-    """Return a dict that maps (boot, card) to the (time, severity) pairs of its health reports, sorted by time."""
+    """Return a dict that maps (boot, card) to the card's health reports, as (time, severity) pairs sorted by time."""
     reports: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for event in mlx5_events:
         if severity := event.field("severity"):
@@ -144,8 +144,8 @@ def _code(event: KernelEvent, reports: Reports) -> str:
 
 
 def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
-    """Return the severity of the health report that a line without a severity belongs to. Older drivers report only
-    errors."""
+    """Return the severity for a line without one: that of the worst health report nearby. Without a report it counts as
+    an error, because older drivers report only errors."""
     found = reports.get((event.boot_id, event.pci), ())
     start = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
     nearby = [severity for time, severity in found[start : start + 8] if time <= event.time + INCIDENT_SECONDS]
@@ -153,7 +153,7 @@ def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address, or the interface or device that the line names."""
+    """Return the card's address, or else the interface or device that the line names."""
     fields = dict(event.fields)
     return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond", "device") if name in fields), "")
 

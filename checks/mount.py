@@ -78,9 +78,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _find(text: str | None, path: str) -> Mount | None:
-    """Return the uppermost mount at `path`, otherwise the automounter's mount that contains `path`, otherwise None.
+    """Return the uppermost mount at `path`, or else the automounter's mount that contains `path`, or None.
 
-    Raises ValueError if the mount is not found and a line cannot be parsed, because that line may be the mount.
+    Raises ValueError if no mount is found but a line cannot be parsed, because that line may be the mount.
     """
     if text is None:
         raise ValueError(f"{MOUNTINFO} is missing")
@@ -97,8 +97,7 @@ def _find(text: str | None, path: str) -> Mount | None:
 
 
 def _probe(host: Host, path: str) -> int | None:
-    """Return the error number of statvfs, or None on success. The call may never return, and it triggers an
-    automount."""
+    """Return statvfs's error number, or None on success. The call may never return, and it triggers an automount."""
     try:
         host.statvfs(path)
     except OSError as error:

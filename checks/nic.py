@@ -44,7 +44,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Rule(NamedTuple):
-    """Properties of the finding for one kind of event. `text` is the start of the message."""
+    """Properties of the finding for one kind of event. The message starts with `text`."""
 
     code: str
     severity: Severity
@@ -73,7 +73,7 @@ GIVEN_UP_RULE = Rule(
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and card, from all its events. The finding for a link ends when the link is up
+    """Yield one finding for each code and card, from all its events. A finding about a link ends when the link is up
     again."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
@@ -99,7 +99,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address, or the interface or RDMA device if the line has no address."""
+    """Return the card's address, or else the interface or RDMA device that the line names."""
     return event.pci or event.field("netdev") or event.field("ibdev")
 
 

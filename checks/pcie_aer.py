@@ -113,8 +113,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 @functools.lru_cache(maxsize=2)
 def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
-    """Return a mapping of PCI addresses to descriptions, for the devices and the port above each device ("port above
-    GPU 0000:1b:00.0")."""
+    """Return a dict that maps PCI addresses to descriptions, for the devices and the ports above them ("port above GPU
+    0000:1b:00.0")."""
     functions = {function.pci: function for function in on_pci}
     devices: dict[str, str] = {}
     ports: dict[str, str] = {}
@@ -130,7 +130,8 @@ def _watched(on_pci: tuple[PciFunction, ...]) -> Mapping[str, str]:
 
 @functools.lru_cache(maxsize=256)  # a healthy node has hundreds of these files, but only three different texts
 def parse(text: str, total: str) -> Mapping[str, int]:
-    """Parse {"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names contain spaces ("Receiver Error 2").
+    """Parse text such as {"RxErr": 2, ..., "TOTAL_ERR_COR": 2}. In Linux 4.19 names contain spaces ("Receiver Error
+    2").
 
     Raises ValueError for anything else, or if the total is missing (a truncated file).
     """
@@ -208,8 +209,8 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEvent]]:
-    """Yield (name, address of the device at fault, event). A firmware record gives the severity and the device in two
-    events."""
+    """Yield (name, address of the device at fault, event). In a firmware record, the severity and the device are two
+    separate events."""
     devices = {
         (event.boot_id, event.field("record")): event.pci for event in events if event.code == "record" and event.pci
     }
@@ -227,7 +228,8 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """Return the device that a line blames, or its function 0 if the inventory does not list that function (audio)."""
+    """Return the device that a line blames. If the inventory does not list that function (audio), return its function
+    0."""
     listed = {device.pci for device in node.devices}
     first = f"{pci[:-1]}0"
     return first if pci not in listed and first in listed else pci
@@ -235,7 +237,7 @@ def _part(pci: str, node: Inventory) -> str:
 
 def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
     """Return the description of a part, or "" if the part is not monitored. If the inventory is incomplete (another
-    machine's log), the driver shows what the part is."""
+    machine's log), the description comes from the driver."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return f"{KINDS[device.kind]} {part}"
@@ -247,8 +249,8 @@ def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 
 def _is_repeated(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
-    """Return True if there was an earlier error in this boot within the repeat time and neither is from the boot
-    phase."""
+    """Return True if an earlier error occurred within the repeat time in the same boot, and neither error is from the
+    boot phase."""
     since = newest.last_time - config.nonfatal_repeat_seconds
     recent = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _is_at_boot(e)]
     recent.sort(key=lambda event: event.time)

@@ -77,7 +77,8 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
-    """Return the device in the reporting port's slot, preferring a GPU or network card, or the named device itself."""
+    """Return the device in the reporting port's slot, preferably a GPU or network card, or else the named device
+    itself."""
     slot = event.field("slot")
     found = [d for d in node.devices if event.pci and event.pci in (d.upstream, d.pci)]
     found = found or [d for d in node.devices if slot and d.slot == slot]

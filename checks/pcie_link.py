@@ -84,7 +84,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 @functools.lru_cache(maxsize=2)
 def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, str]]:
-    """Return a mapping of each upper port to the first function at the link's lower end and its description."""
+    """Return a dict that maps each upper port to the first function at the link's lower end and its description."""
     functions = {function.pci: function for function in on_pci}
     links: dict[str, tuple[PciFunction, str]] = {}
     for function in functions.values():
@@ -95,15 +95,15 @@ def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, s
 
 
 def _depth(function: PciFunction, functions: Mapping[str, PciFunction]) -> int:
-    """Return the number of ports above a function. A root port has 0. Below it, at the lower end of a link, is a device
-    or a switch's upstream port (1). The switch's downstream ports (2) are inside the switch, with no link in between.
-    Below them is a link again (3)."""
+    """Return the number of ports above a function. A root port has depth 0. A device or a switch's upstream port, at
+    the lower end of a link, has depth 1. A switch's downstream ports have depth 2, with no link above them inside the
+    switch. The devices below them have depth 3, with a link above."""
     above = functions.get(function.upstream)
     return 1 + _depth(above, functions) if above else 0
 
 
 def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
-    """Return a list of (code, message) with the problems of the link between a device and the port above. Raises
+    """Return the problems with the link between a device and the port above it, as (code, message) pairs. Raises
     ValueError."""
     maximum = _link_files(host, pci, "max")
     if maximum[0] in (None, *NO_LINK):
@@ -133,12 +133,13 @@ def _link_files(host: Host, pci: str, kind: str) -> tuple[str | None, str | None
 
 
 def _is_sleeping(host: Host, pci: str) -> bool:
-    """Return True if the device sleeps. Its registers may then read as ones and its link may be down."""
+    """Return True if the device is asleep. Its registers may then read as ones and its link may be down."""
     return (host.read(f"{DEVICES}/{pci}/power_state") or "").startswith("D3")
 
 
 def parse(pci: str, kind: str, width: str | None, speed: str | None) -> Link:
-    """Parse "16" and "32.0 GT/s PCIe". Raises ValueError for anything else, including "Unknown"."""
+    """Parse a width such as "16" and a speed such as "32.0 GT/s PCIe". Raises ValueError for anything else, including
+    "Unknown"."""
     width, speed = width or "", speed or ""
     if width not in LANES:
         raise ValueError(f"{pci}/{kind}_link_width: not a number of lanes: {width[:40]!r}")

@@ -114,8 +114,8 @@ class Process(NamedTuple):
 
 
 class ScanResult(NamedTuple):
-    """Result of a scan. Processes in `stuck` were killed and hang; those in `in_user_fuse` hang in a user's own FUSE
-    mount."""
+    """Result of a scan. `stuck` lists killed processes that hang, and `in_user_fuse` those that hang in a user's own
+    FUSE mount."""
 
     zombies: list[Process]
     stuck: list[Process]
@@ -197,8 +197,8 @@ def _scan(host: Host, pids: Sequence[int], scan: ScanResult) -> None:
 
 
 def process_state(text: str, source: str) -> str:
-    """Return the state letter in /proc/PID/stat. The name before it may contain anything. Raises ValueError if
-    truncated."""
+    """Return the state letter in /proc/PID/stat, in which the process name may contain any characters. Raises
+    ValueError if the text is truncated."""
     state = text[text.rfind(")") + 2 :][:1]
     if state not in STATES or text.count(" ") < MIN_FIELDS - 1:
         raise ValueError(f"{source}: not a process state: {text[:60]!r}")
@@ -206,7 +206,7 @@ def process_state(text: str, source: str) -> str:
 
 
 def parse(text: str, source: str) -> Process:
-    """Parse /proc/PID/stat, see proc_pid_stat(5). Raises ValueError."""
+    """Parse /proc/PID/stat (see proc_pid_stat(5)). Raises ValueError if it is malformed."""
     name, _, tail = text.rpartition(") ")
     pid, _, command = name.partition(" (")
     try:
@@ -218,7 +218,7 @@ def parse(text: str, source: str) -> Process:
 
 
 def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
-    """Yield the /proc directories of the process's tasks that were killed and hang."""
+    """Yield the /proc directories of a process's hanging tasks that were killed."""
     own = f"/proc/{process.pid}"
     if process.state == "D" and _is_killed(host, own, process):
         yield own
@@ -247,8 +247,8 @@ def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
 
 
 def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
-    """Return True if a task belongs to this user (not root), by its uid or because its user namespace (not the initial
-    one) contains that user."""
+    """Return True if a task belongs to this user, who is not root: either by its uid, or because its user namespace
+    (not the initial one) contains the user."""
     uid = UID.search(host.read_or_empty(f"{task_path}/status"))
     if uid is not None and int(uid[1]) == user:
         return True
@@ -258,7 +258,7 @@ def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
 
 def is_fuse_wait(stack: str) -> bool:
     """Return True if a task with this stack (/proc/PID/stack, innermost function first) waits for a FUSE server or a
-    lock in the file system layer, and not for a driver (drivers are modules)."""
+    file system lock, and not for a driver. Drivers are modules."""
     frames = [frame for line in stack.split("\n") for frame in FRAME.findall(line)]
     modules = {module for _, module in frames}
     functions = [function for function, _ in frames]
@@ -267,13 +267,13 @@ def is_fuse_wait(stack: str) -> bool:
 
 
 def is_fuse_function(function: str) -> bool:
-    """Return True if this kernel function belongs to FUSE, so that a task in it waits for a FUSE server."""
+    """Return True if this kernel function belongs to FUSE. A task in it waits for a FUSE server."""
     return function.startswith(("fuse_", "request_wait_answer"))
 
 
 def is_file_lock(function: str) -> bool:
-    """Return True if a task in this function may be waiting for a lock in the file system layer. Copies of a function
-    that the compiler made have a suffix such as .isra.0 or .part.0."""
+    """Return True if a task in this function may be waiting for a file system lock. If the compiler copied the
+    function, the copy has a suffix such as .isra.0 or .part.0."""
     return FILE_LOCKS.fullmatch(function.partition(".")[0]) is not None
 
 
@@ -296,7 +296,7 @@ def _is_killed(host: Host, task_path: str, task: Process) -> bool:
 
 
 def _cores(host: Host) -> int:
-    """Return the number of CPUs in "0-127,256". Raises ValueError."""
+    """Return the number of CPUs in a list such as "0-127,256". Raises ValueError if it cannot be parsed."""
     text = host.read(ONLINE) or ""
     if not CPUS.fullmatch(text):
         raise ValueError(f"{ONLINE}: not a list of CPUs: {text[:60]!r}")

@@ -98,7 +98,7 @@ def _only_guessed(unit: str, config: Config) -> bool:
 
 
 def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
-    """Return the properties of each unit, in the order of `units`. systemctl separates units by an empty line.
+    """Return each unit's properties, in the order of `units`. systemctl separates units by an empty line.
 
     Raises ValueError for anything else.
     """

@@ -54,8 +54,8 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and switch, from all its events. The worst event in this boot and window
-    counts."""
+    """Yield one finding for each code and switch, from all its events. The worst event in this boot and within the
+    window counts."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "sxid":
@@ -116,7 +116,7 @@ _DRIVER_TEXT = regex(
 
 
 def _driver_text(event: KernelEvent) -> str:
-    """Return the driver's own text ("SOE Watchdog error") for an unlisted code or a line that reports a shutdown."""
+    """Return the driver's own text ("SOE Watchdog error") if the code is unlisted or the line reports a shutdown."""
     code = int(event.code)
     if code in UNCLASSIFIED_FAULTS or event.field("further") or (_category(code) and not event.field("shutdown")):
         return ""
@@ -178,7 +178,7 @@ def _potentially_fatal(meaning: str) -> Explain:
 
 
 def known_codes() -> list[str]:
-    """Return every SXid in the guide, and others that drain. `explain` handles other codes as well."""
+    """Return every SXid in the guide, and other SXids that drain. `explain` handles other codes as well."""
     return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *UNCLASSIFIED_FAULTS})]
 
 
@@ -187,7 +187,7 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an SXid ends a job, by its class in the Fabric Manager guide or otherwise by the severity of its
-    line."""
+    """Return when an SXid ends a job. This depends on its class in the Fabric Manager guide, or else on its line's
+    severity."""
     always = _category(int(code.rpartition("/")[2])) == "always fatal"
     return EndsJob.ALWAYS if always else EndsJob.IF_ISOLATES

@@ -121,8 +121,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]) -> Finding:
-    """Return the finding for a part, with the results of all its tests. The text is also the evidence, so the same text
-    does not reopen a condition after `healthd repaired` or a manual resume."""
+    """Return the finding for a part, with all its test results. The text is also the evidence, so identical text does
+    not reopen a condition after `healthd repaired` or a manual resume."""
     message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MAX_MESSAGE]
     evidence = f"{results[0].source}: {message}" if results[0].source else message
     return Finding(severity, code, part, message, evidence=evidence)

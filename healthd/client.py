@@ -54,7 +54,7 @@ _wait, _wait_steps = 0.0, 0
 
 
 def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -> None:
-    """Report the end of one iteration. Its length is the time since the last call; the first call reports nothing.
+    """Report the end of an iteration. Its length is the time since the last call, so the first call reports nothing.
 
     Args, both optional, of any type that float() accepts:
         busy: seconds of this rank's own work in the iteration
@@ -84,8 +84,8 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
 
 
 def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float, int]:
-    """Add `value`, anything that float() accepts (a NumPy scalar, a 0-d tensor). A missing, invalid, negative or
-    infinite value is left out of the mean."""
+    """Return the total and number of steps with `value` added. It may be anything that float() accepts (a NumPy scalar,
+    a 0-d tensor). A missing, invalid, negative or infinite value is left out of the mean."""
     if value is None:
         return total, steps
     try:

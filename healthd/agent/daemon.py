@@ -116,7 +116,7 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
 
 
 class Daemon:
-    """Daemon that is built from its settings.
+    """The daemon, built from its settings.
 
     Before `start()`, the daemon does not open, write or wait for anything. `shut_down()` closes everything that is
     open, even if `start()` failed.
@@ -227,7 +227,7 @@ class Daemon:
         store.set_conditions(absorb.reconfigured(store.conditions, self.configured.runs))
 
     def read_copy(self) -> dict[str, str | None]:
-        """Return the ledger's copy. The worker reads it, because the disk may hang. This wait has a deadline."""
+        """Return the ledger's copy. The worker reads it, because the disk may hang. There is a deadline."""
         store, client = self.store, self.client
         reply = client.send(Request("state_dir", TASK_TIMEOUT_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
@@ -359,7 +359,7 @@ class Daemon:
     def read_jobs(self, job_ended: bool = False) -> None:
         """Read from Slurm's cgroups whether a job is on the node.
 
-        Read when a job ends, and then once a second while there is no job.
+        This happens when a job ends, and then once a second while there is no job.
         """
         self.note_drained()
         was_empty = self.jobs.is_without_jobs
@@ -421,8 +421,7 @@ class Daemon:
         self.after_reconciliation(self.controller.reconcile_if_due(self.verdict, round_ended), decision)
 
     def run_before_resume(self) -> None:
-        """Run the checks' before_resume programs on the drained, idle node. The verdict contains the reason for which
-        the resume waits."""
+        """Run the checks' before_resume programs on the drained, idle node. The verdict says why the resume waits."""
         programs = self.configured.before_resume
         if not programs and not self.before_resume.waiting_reason:
             return
@@ -497,7 +496,8 @@ class Daemon:
             self.publisher.serve_metrics()
 
     def emit_alive(self) -> None:
-        """Emit "alive" after the first round and once a day, to distinguish "no failure" from "not observed"."""
+        """Emit "alive" after the first round and then once a day, so that "no failure" can be told from "not
+        observed"."""
         if self.alive_sent and not events.is_alive_due(self.store.ledger.emitted, self.now()):
             return
         event_checks = self.configured.event_checks if self.kernel_events.listener.status.alive else ()
@@ -513,7 +513,7 @@ class Daemon:
             self.write_textfile()
 
     def write_textfile(self) -> None:
-        """Have the worker write the textfile: the disk with the collector's directory may hang."""
+        """Have the worker write the textfile, because the disk with the collector's directory may hang."""
         path = self.settings.metrics.textfile
         if path:
             from healthd.agent.metrics.families import render
@@ -523,7 +523,7 @@ class Daemon:
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def notify_ready(self) -> None:
-        """Notify systemd at the first verdict or, if a drain is due, once it is in force. slurmd then starts."""
+        """Notify systemd at the first verdict. If a drain is due, wait until it is in force. slurmd then starts."""
         if self.ready_sent or self.ready_by == FOREVER:
             return
         if self.controller.is_drain_undecided(self.verdict) and self.monotonic() < self.ready_by:
@@ -532,7 +532,8 @@ class Daemon:
         systemd.ready(self.verdict.health.value)
 
     def preload(self) -> None:
-        """Load modules and data that are needed later: healthd's files may be removed or replaced while it runs."""
+        """Load modules and data that are needed later, because healthd's files may be removed or replaced while it
+        runs."""
         codes.load()
         compile_patterns()
         registry.remedies(self.configured.checks, ("gpu_xid/79",))  # this loads the separate module with the texts
@@ -648,7 +649,8 @@ class Daemon:
     # --- requests
 
     def answer(self, request: dict[str, Any], user: str, may_command: bool) -> dict[str, Any]:
-        """Return the reply to one request on the control socket (agent/control/protocol.py). `user`: "root (uid 0)"."""
+        """Return the reply to a request on the control socket (agent/control/protocol.py). `user` looks like "root (uid
+        0)"."""
         try:
             name = protocol.parse_command(request, user, may_command)
             if name == protocol.STATUS:
@@ -671,7 +673,7 @@ class Daemon:
         return {"done": done}
 
     def job_ended(self) -> dict[str, Any]:
-        """Handle the end of a job, which an epilog reports: run the checks that are due then.
+        """Handle a job's end, as reported by an epilog, by running the checks that are due.
 
         Return the runs that the epilog may wait for. If no job is left and nothing drains the node, also return the
         programs that the epilog must run.
@@ -707,7 +709,7 @@ class Daemon:
     def reload(self) -> str:
         """Read the settings and the site's checks again, after SIGHUP or `healthd reload`.
 
-        After an error nothing has changed, because everything is built before it is used.
+        If an error occurs, nothing changes, because everything is built before it is used.
 
         Raises commands.CommandRefused.
         """
@@ -751,7 +753,7 @@ class Daemon:
     # --- stop
 
     def shut_down(self) -> None:
-        """Stop within 5 seconds, whatever hangs. Never wait for anything that could hang."""
+        """Stop within 5 seconds, even if something hangs. Never wait for anything that could hang."""
         self.opened.close()
         if self.store.is_loaded:
             log.info("stopped")

@@ -1,1 +1,1 @@
-"""Types and functions that every package uses."""
+"""Types and functions that all packages use."""

@@ -17,8 +17,8 @@ _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bool = False) -> None:
     """Replace `path` with `content` atomically.
 
-    `durable`: the file also survives a power cut, and an identical file is not written again. The daemon never uses
-    it. Raises ownership.Untrusted or OSError.
+    With `durable`, the file also survives a power cut, and an identical file is not written again. The daemon never
+    uses it. Raises ownership.Untrusted or OSError.
     """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     with ownership.open_parent(path) as (folder, name):
@@ -63,9 +63,9 @@ def open_own_file(path: str, folder: int | None = None) -> int:
 def overwrite_file(path: str, content: str) -> None:
     """Write `content` over the start of an existing regular file, in one call and without truncating it.
 
-    On a full file system, the file keeps the blocks that it has. Blanks overwrite the rest of a longer text. Any such
-    file has room for 4 KiB in its first block. A concurrent reader may see a mix of both texts. Raises
-    ownership.Untrusted or OSError.
+    The file keeps its blocks, so this works on a full file system. The first block has room for 4 KiB. If the old text
+    was longer, blanks overwrite the rest. A concurrent reader may see a mix of both texts. Raises ownership.Untrusted
+    or OSError.
     """
     with ownership.open_parent(path) as (folder, name):
         descriptor = os.open(name, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -99,8 +99,9 @@ def _is_current(folder: int, name: str, data: bytes, mode: int) -> bool:
 
 
 def _create(folder: int, name: str, mode: int) -> int:
-    """Create a file and open it for writing. Never follow a link. Replace a leftover from a killed writer that had
-    our pid.
+    """Create a file and open it for writing. Never follow a link.
+
+    Replace a leftover from a killed writer that had our pid.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -111,7 +112,8 @@ def _create(folder: int, name: str, mode: int) -> int:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove NAME.PID.new files that killed writers left in `replace_file` (no process PID exists)."""
+    """Remove the NAME.PID.new files that `replace_file` leaves behind if its process is killed. PID is no longer
+    running."""
     with ownership.open_folder(directory) as folder:
         for name in os.listdir(folder):
             found = regex(r".+\.(\d+)\.new").fullmatch(name)

@@ -1,5 +1,5 @@
-"""Strict conversion between plain data (TOML, JSON) and Structs or dataclasses. No coercion. Every error names the
-place.
+"""Strict conversion between plain data (TOML, JSON) and Structs or dataclasses. Types are not coerced, and all errors
+say where the value is.
 
 msgspec (values.py) stops at the first error and allows unknown keys in a dataclass. Settings are written by hand, so
 this module walks the fields itself: it reports all errors in a table at once, and suggests a name for a misspelt key.
@@ -26,7 +26,7 @@ T = TypeVar("T")
 class ConvertError(HealthdError, ValueError):
     """An invalid value. The message is one sentence with the place and the problem.
 
-    mistakes: all mistakes that were found, starting with this one. Only a table can have more than one.
+    `mistakes` contains all mistakes that were found, starting with this one. Only a table can have more than one.
     """
 
     def __init__(self, sentence: str, mistakes: Sequence[str] = ()) -> None:
@@ -37,8 +37,8 @@ class ConvertError(HealthdError, ValueError):
 class Rule(Value, frozen=True):
     """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)].
 
-    problem: returns what is wrong with a value of the type ("must be 0 to 64, got -1"), or "".
-    minimum, maximum: the limits for a number.
+    `problem` returns what is wrong with a value of the type ("must be 0 to 64, got -1"), or "". `minimum` and `maximum`
+    are the limits for a number.
     """
 
     problem: Callable[[Any], str]
@@ -54,7 +54,8 @@ _FACTORY = type(_WithFactory.__struct_defaults__[0])  # msgspec has no public na
 
 
 class Field(NamedTuple):
-    """A field of a Struct or dataclass. `default`: NODEFAULT if there is none, or if each value gets a new one."""
+    """A field of a Struct or dataclass. `default` is NODEFAULT if there is no default, or if each value gets a new
+    one."""
 
     name: str
     default: Any
@@ -98,7 +99,8 @@ MAX_LISTED = 100  # names; a longer list is no help
 
 
 def spelling_hint(word: str, candidates: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: '; did you mean "timeout_seconds"?', or all candidates if there are few."""
+    """Return a hint for a misspelt name, such as '; did you mean "timeout_seconds"?', or all candidates if there are
+    few."""
     import difflib
 
     names = sorted(candidates)
@@ -109,7 +111,7 @@ def spelling_hint(word: str, candidates: Iterable[str]) -> str:
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:
-    """Return a `cls` made from plain data. Errors name the place `where` ("checks.mount"). Raises ConvertError."""
+    """Return a `cls` made from plain data. Errors name `where` the value is ("checks.mount"). Raises ConvertError."""
     return typing.cast(T, _loader(typing.cast(Any, cls))(data, where))
 
 
@@ -172,7 +174,7 @@ def _ruled_loader(kind: Any) -> Loader:
 
 
 def _table_loader(cls: Any) -> Loader:
-    """Return the loader for a Struct or dataclass. It raises one ConvertError with all mistakes in a table."""
+    """Return the loader for a Struct or dataclass. It raises a single ConvertError with all mistakes in a table."""
     hints = {f.name: type_hints(cls)[f.name] for f in fields_of(cls)}
 
     def load_table(data: Any, where: str) -> Any:
@@ -230,7 +232,7 @@ def _dict_loader(item: Any) -> Loader:
 
 
 def _load_each(items: Iterable[tuple[Loader, Any, str]]) -> list[Any]:
-    """Load each item with its loader, from its data and place. Raises one ConvertError with all invalid items."""
+    """Load a list of (loader, data, place). Raises a single ConvertError for all invalid items."""
     values: list[Any] = []
     mistakes: list[str] = []
     for load_item, data, where in items:
@@ -243,7 +245,7 @@ def _load_each(items: Iterable[tuple[Loader, Any, str]]) -> list[Any]:
 
 
 def raise_mistakes(mistakes: Sequence[str]) -> None:
-    """Raise one ConvertError with these mistakes, if there are any."""
+    """Raise a single ConvertError with these mistakes, if there are any."""
     if mistakes:
         raise ConvertError(mistakes[0], mistakes)
 
@@ -285,7 +287,7 @@ def _plain_loader(kind: Any) -> Loader:
 
 
 def _number_hint(where: str) -> str:
-    """Return how to write a setting's number, based on the unit at the end of the setting's name."""
+    """Return a hint on how to write a setting's number, based on the unit at the end of the setting's name."""
     name = where.rpartition(".")[2]
     if name.endswith("_seconds"):
         return "a plain number of seconds, like 300"

@@ -16,7 +16,7 @@ MAX_SECONDS = 7 * 24 * 3600.0  # the maximum of every pause (agent/conditions/co
 
 
 class DetectionPause(Value, frozen=True):
-    """until, given: epoch seconds; who: the operator, "root (uid 0)"."""
+    """A pause. `until` and `given` are in epoch seconds. `who` is the operator, as in "root (uid 0)"."""
 
     until: float
     why: str
@@ -37,9 +37,8 @@ def active_pause(runtime_dir: str, now: float) -> DetectionPause | None:
 
 
 def parse(content: bytes) -> DetectionPause | None:
-    """Parse the file. Pure. Return None for content that `write_pause` does not write, and for a pause longer than
-    MAX_SECONDS.
-    """
+    """Parse the file. Return None for content that `write_pause` does not write, and for a pause longer than
+    MAX_SECONDS."""
     try:
         pause = decode(DetectionPause, content)
     except DecodeError:

@@ -42,9 +42,9 @@ def log() -> logging.Logger:
 
 
 def drop(boundary: str, error: Exception, item: object = "") -> None:
-    """Count a dropped input and show it in the status. Log the traceback once for each code location.
+    """Count a dropped input and show it in the status. Log the traceback once for each place in the code.
 
-    `item`: the input, for the log message.
+    `item` is the input, for the log message.
     """
     import traceback
 
@@ -62,7 +62,7 @@ def drop(boundary: str, error: Exception, item: object = "") -> None:
 
 @contextmanager
 def dropping_errors(boundary: str, item: object = "") -> Iterator[None]:
-    """Drop the input if the body raises: `with guard.dropping_errors(SOCKET, request):`."""
+    """Drop the input if the body raises an exception. Example: `with guard.dropping_errors(SOCKET, request):`"""
     try:
         yield
     except Exception as error:  # not BaseException, because a signal or an exit must end the program
@@ -70,7 +70,8 @@ def dropping_errors(boundary: str, item: object = "") -> Iterator[None]:
 
 
 def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
-    """Decorate a parser whose first argument is external text. If it raises, return None, as for unknown text."""
+    """Decorate a parser whose first argument is external text. If the parser raises, return None, as for unknown
+    text."""
 
     def decorate(read: Callable[P, R | None]) -> Callable[P, R | None]:
         @functools.wraps(read)
@@ -87,7 +88,7 @@ def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P,
 
 
 def problems(now: float) -> Iterator[str]:
-    """Yield one sentence for each boundary that dropped an input recently."""
+    """Yield a sentence for each boundary that recently dropped an input."""
     for boundary, (when, why) in _last_drops.items():
         if now - when < DISPLAY_SECONDS:
             count = dropped[boundary]
@@ -96,7 +97,7 @@ def problems(now: float) -> Iterator[str]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return "ValueError: not a number": one line of limited length, whatever the input contained."""
+    """Return an error as one line of limited length, such as "ValueError: not a number", for any input."""
     try:
         text = printable(str(error)[:200])
     except Exception:  # an exception from a library may fail in its own __str__

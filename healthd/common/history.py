@@ -1,4 +1,5 @@
-"""A check's earlier readings: each observation's last value and the growth of counters, across restarts. Pure.
+"""A check's earlier readings: each observation's last value and the growth of counters, across restarts. The functions
+are pure.
 
 A counter's absolute value means little (it may have been high for years), so rules evaluate its growth. The store keeps
 each observation's last reading, and each increment of a counter with its time. A healthy node's counters never grow, so
@@ -27,8 +28,9 @@ class Reading(Value, frozen=True):
 
 
 class Series(NamedTuple):
-    """State of one observation: its last reading, in boot `boot_id`, and a counter's increments with times, oldest
-    first.
+    """State of one observation.
+
+    It contains the last reading, in boot `boot_id`, and a counter's increments with times, oldest first.
     """
 
     value: float
@@ -38,7 +40,7 @@ class Series(NamedTuple):
 
 
 def key(reading: Observation) -> str:
-    """Return an observation's name in the store: "link_downed_total{port=mlx5_0/1}"."""
+    """Return an observation's name in the store, such as "link_downed_total{port=mlx5_0/1}"."""
     return _key(reading.name, reading.labels)
 
 
@@ -95,7 +97,7 @@ class History:
         return recorded + increment(series, reading, self._boot_id)
 
     def last(self, reading: Observation, any_boot: bool = False, within_seconds: float = math.inf) -> Reading | None:
-        """Return the previous reading of a counter or gauge in this boot, or with `any_boot` in any recorded boot.
+        """Return the previous reading of a counter or gauge in this boot, or in any recorded boot if `any_boot`.
 
         Return None if there is none, or if it is older than `within_seconds`.
         """
@@ -145,7 +147,7 @@ def encode(store: dict[str, Series]) -> str:
 
 
 def decode(text: str) -> dict[str, Series]:
-    """Return the store. An empty text gives an empty store. Raises DecodeError."""
+    """Parse the store. An empty text gives an empty store. Raises DecodeError."""
     try:
         return values.decode(dict[str, Series], text) if text else {}
     except DecodeError as error:
@@ -153,7 +155,7 @@ def decode(text: str) -> dict[str, Series]:
 
 
 def without_growth(store: dict[str, Series], subject: str) -> dict[str, Series]:
-    """Return the store after a repair, without the earlier growth for `subject` (a label's value; "" = all)."""
+    """Return the store after a repair, without the earlier growth for `subject` (a label's value, or "" for all)."""
     return {
         name: series._replace(increments=())
         if f"={subject}," in name or f"={subject}}}" in name or not subject

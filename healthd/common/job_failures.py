@@ -10,7 +10,8 @@ from enum import Enum
 
 
 class FailureCause(str, Enum):
-    """Part of the system whose fault ended a job. healthd/fleet/answers/causes.py has each one's domain and rank."""
+    """The part of the system whose fault ended a job. healthd/fleet/answers/causes.py defines each cause's domain and
+    rank."""
 
     PCIE = "pcie"
     IB_LINK = "ib_link"

@@ -47,7 +47,7 @@ class Mode(enum.Enum):
 
 
 class Requeue(enum.Enum):
-    """Batch jobs that a CRITICAL fault requeues (agent/slurm/affected_jobs.py)."""
+    """Which batch jobs a CRITICAL fault requeues (agent/slurm/affected_jobs.py)."""
 
     PART = "part"  # the jobs that use the broken part
     NODE = "node"  # all jobs on the node
@@ -63,7 +63,7 @@ class Outcome(enum.Enum):
 
 
 class Clears(enum.Enum):
-    """Event that ends a condition."""
+    """The event that ends a condition."""
 
     PASS = "pass"  # `clear_after` completed runs in a row without the finding
     WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair; shared causes: at any time
@@ -86,7 +86,7 @@ class Ending(enum.Enum):
 
 
 class Remedy(enum.Enum):
-    """Action that an engineer takes for a condition (commands: agent/reporting/next_steps.py)."""
+    """What an engineer does about a condition (commands: agent/reporting/next_steps.py)."""
 
     NOTHING = "nothing"  # no action tonight, because the condition ends by itself
     CHECK = "check"  # fix the cause; the check then passes
@@ -97,7 +97,7 @@ class Remedy(enum.Enum):
 
 
 class Ends(Value, frozen=True):
-    """Event that ends a finding.
+    """The event that ends a finding.
 
     window: the check's setting for the time without a repeat, or "". That time also ends the finding. It is the only
     ending if `clears` is WINDOW.
@@ -127,8 +127,9 @@ class Observation(Value, frozen=True):
 
 
 class Meaning(NamedTuple):
-    """Description of an observation with unit and range: the HELP text for its metric. `labels`: the names of all its
-    labels.
+    """Description of an observation with unit and range: the HELP text for its metric.
+
+    `labels` contains the names of all its labels.
     """
 
     text: str
@@ -136,14 +137,14 @@ class Meaning(NamedTuple):
 
 
 class Worsens(Value, frozen=True):
-    """Escalation: a finding that lasts for `after_seconds` gets this severity instead."""
+    """Escalation. A finding that lasts for `after_seconds` gets this severity instead."""
 
     after_seconds: float
     severity: Severity
 
 
 class Slowness(Value, frozen=True):
-    """A measured slowdown in numbers, so that its cost can be computed from all nodes' events.
+    """A measured slowdown. Its cost can be computed from all nodes' events.
 
     slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; for several jobs, the largest
     onset     the first slow iteration (epoch seconds)
@@ -163,8 +164,9 @@ class FoundSeverity(Value, frozen=True):
 
 
 class Program(NamedTuple):
-    """A command that a check requires before a drained node is resumed: `healthd` with these `arguments`, killed after
-    `seconds`.
+    """A command that a check requires before a drained node is resumed.
+
+    It is `healthd` with these `arguments`, and is killed after `seconds`.
     """
 
     arguments: tuple[str, ...]
@@ -335,7 +337,7 @@ class CheckResult(Value, frozen=True):
 
 
 class WorsensBy(Value, frozen=True):
-    """The check's setting for the time after which its finding worsens, and the new severity."""
+    """The check's setting for the time after which a finding worsens, and the new severity."""
 
     setting: str
     severity: Severity
@@ -391,8 +393,9 @@ class ConditionState(enum.Enum):
 
 
 class Ack(Value, frozen=True):
-    """Acknowledgement by `healthd ack`, in force from `requested_at` to `until`. `severity`: the worst severity that it
-    covers.
+    """Acknowledgement by `healthd ack`, in force from `requested_at` to `until`.
+
+    `severity` is the worst severity that it covers.
     """
 
     until: Moment
@@ -504,7 +507,7 @@ class Verdict(Value, frozen=True):
 
 
 class Drain(Value, frozen=True):
-    """Decision to drain. `not_requeued`: running jobs that are not requeued, as (job, why)."""
+    """Decision to drain. `not_requeued` lists running jobs that are not requeued, as (job, why)."""
 
     reason: str
     requeue: bool
@@ -516,7 +519,7 @@ class Resume(Value, frozen=True):
 
 
 class Leave(Value, frozen=True):
-    """Decision to change nothing. `would`: what healthd would do in `mode = "act"` without a pause, or ""."""
+    """Decision to change nothing. `would` says what healthd would do in `mode = "act"` without a pause, or is ""."""
 
     why: str
     would: str = ""
@@ -528,7 +531,8 @@ Decision: TypeAlias = "Drain | Resume | Leave"
 class Gpu(Value, frozen=True):
     """A GPU with NVML's number, which is only displayed: faults are keyed by the PCI address.
 
-    `minor`: the device node is /dev/nvidiaMINOR (None if unknown). `mig`: UUIDs of its MIG devices, in NVML's order.
+    Its device node is /dev/nvidiaMINOR (`minor` is None if it is unknown). `mig` contains its MIG devices' UUIDs, in
+    NVML's order.
     """
 
     pci: str
@@ -540,7 +544,7 @@ class Gpu(Value, frozen=True):
 
 
 class PciDevice(Value, frozen=True):
-    """A device from sysfs. `kind`: gpu, nvswitch, nic, nvme or other; `upstream`: the port above it."""
+    """A device from sysfs. `kind` is gpu, nvswitch, nic, nvme or other. `upstream` is the port above it."""
 
     pci: str
     vendor: str
@@ -555,7 +559,7 @@ class PciDevice(Value, frozen=True):
 class Disk(Value, frozen=True):
     """A disk or an NVMe controller by its kernel name ("nvme0n1", "nvme0", "sda").
 
-    `pci`: its own PCI device or the one above it, or ""; `ids`: serial number and wwid from sysfs.
+    `pci` is its own PCI device or the one above it, or "". `ids` are the serial number and wwid from sysfs.
     """
 
     name: str
@@ -566,8 +570,8 @@ class Disk(Value, frozen=True):
 class LocalMount(Value, frozen=True):
     """The first mount of a local file system.
 
-    `device`: kernel name ("dm-0", "nvme0n1p1"); `disks`: the disks below it; `redundant`: disks that a further copy or
-    path can replace.
+    `device` is the kernel name ("dm-0", "nvme0n1p1"), and `disks` are the disks below it. `redundant` are disks that a
+    further copy or path can replace.
     """
 
     point: str
@@ -788,17 +792,17 @@ class DrainRecord(Value, frozen=True):
 
 
 class Baseline(NamedTuple):
-    """A check's settings that `healthd baseline` writes, in this order. `place`: the table's rank, lowest first."""
+    """A check's settings that `healthd baseline` writes, in this order. `place` is the table's rank, lowest first."""
 
     settings: tuple[str, ...]
     place: int = 100
 
 
 class Entry(Value, frozen=True):
-    """One setting of a baseline, one `key` of a setting that is a table, or one item (`key`) of a setting that is a
-    list.
+    """One setting of a baseline.
 
-    `note`: a description for the reader.
+    If the setting is a table, this is one of its keys (`key`). If it is a list, this is one of its items. `note` is a
+    description for the reader.
     """
 
     check: str
@@ -812,8 +816,8 @@ class Entry(Value, frozen=True):
 class LeftOut(Value, frozen=True):
     """Something that a baseline omits, and why.
 
-    `key` "": the whole setting; `setting` "": the whole check. `unread`: the part could not be read, so its presence is
-    unknown; otherwise it is present and looks broken.
+    If `key` is "", the whole setting is omitted. If `setting` is "", so is the whole check. `unread` is True if the
+    part could not be read, so its presence is unknown. Otherwise it is present and looks broken.
     """
 
     check: str
@@ -825,7 +829,7 @@ class LeftOut(Value, frozen=True):
 
     @property
     def unseen(self) -> bool:
-        """True if the part could not be read. A check without any entry counts as unread."""
+        """True if the part could not be read. This includes a check without any entry."""
         return self.unread or not (self.setting or self.instance)
 
 
@@ -887,7 +891,7 @@ class StreamStatus(Value, frozen=True):
 
 
 class SlurmStatus(Value, frozen=True):
-    """The node's state in Slurm, as last read. problem: why it could not be read or changed, in one sentence."""
+    """The node's state in Slurm, as last read. `problem` says in one sentence why it could not be read or changed."""
 
     node: NodeState | None = None
     owner: str = ""

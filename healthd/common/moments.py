@@ -1,4 +1,4 @@
-"""Moments: epoch seconds on this machine's clock, and a function that changes all moments in a value. Pure."""
+"""Moments: epoch seconds on this machine's clock, and a function that changes all moments in a value. It is pure."""
 
 from __future__ import annotations
 

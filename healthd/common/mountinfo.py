@@ -28,8 +28,9 @@ _FOREIGN_FOLDERS = (
 class Mount(NamedTuple):
     """One mounted file system.
 
-    `device`: "98:0", the same for all mounts of a file system. `read_only`: a user mounted it read-only. `options`:
-    the file system's own options, where "ro" may come from the kernel. `source`: "/dev/sda3".
+    `device` ("98:0") is the same for all mounts of a file system. `read_only` is True if a user mounted it read-only.
+    `options` are the file system's own options, where "ro" may come from the kernel. `source` is a name such as
+    "/dev/sda3".
     """
 
     point: str
@@ -41,7 +42,7 @@ class Mount(NamedTuple):
 
     @property
     def error_state(self) -> str:
-        """ "read-only" or "shut down" if the kernel changed the file system after errors; "" if not.
+        """ "read-only" or "shut down" if the kernel changed the file system after errors; or "".
 
         A user who mounts read-only sets it for the mount and the file system; the kernel sets only the file system.
         From Linux 6.15 on, ext4 stays "rw" and has "emergency_ro" or "shutdown" (both seen on 6.18).
@@ -54,7 +55,7 @@ class Mount(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)  # five checks and mounts parse the same lines in each round
 def parse(line: str) -> Mount:
-    """Parse one line of mountinfo. Raises ValueError."""
+    """Parse a line from mountinfo. Raises ValueError if it is malformed."""
     fields = line.split(" ")
     try:
         end = fields.index("-", 6)
@@ -75,7 +76,7 @@ def _unescape(text: str) -> str:
 def parse_all(text: str | None) -> tuple[list[Mount], str]:
     """Return all mounts in the kernel's order, and the problem with the first invalid line ("" if none).
 
-    For None (a captured tree without this file), return no mounts.
+    If `text` is None (a captured tree without this file), return no mounts.
     """
     if text is None:
         return [], ""
@@ -91,7 +92,7 @@ def parse_all(text: str | None) -> tuple[list[Mount], str]:
 
 
 def is_host_file_system(mount: Mount) -> bool:
-    """Return True if the file system is on a disk and used by the node itself, not a volume of one container."""
+    """Return True if the file system is on a disk and used by the node itself, not a volume for a single container."""
     return mount.fstype in DISK_TYPES and not mount.point.startswith(_FOREIGN_FOLDERS)
 
 
@@ -101,7 +102,8 @@ def is_loop_device(mount: Mount) -> bool:
 
 
 def find_mount(mounts: Sequence[Mount], path: str) -> Mount | None:
-    """Return the mount that contains a path: the one with the longest mount point, or the last of several."""
+    """Return the mount that contains a path. This is the one with the longest mount point, or the last one of several
+    such."""
     found = None
     for mount in mounts:
         if _is_above(mount, path) and (found is None or len(mount.point) >= len(found.point)):

@@ -31,7 +31,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Untrusted(HealthdError, PermissionError):
     """A user other than root could have changed the file. The message names the step of the path and the user.
 
-    `path`: the real path of that step, which may be a folder above the requested file.
+    `path` is the real path of that step, which may be a folder above the requested file.
     """
 
     def __init__(self, why: str, path: str) -> None:
@@ -42,7 +42,7 @@ class Untrusted(HealthdError, PermissionError):
         return str(self.strerror)
 
     def with_context(self, path: str, setting: str = "") -> Untrusted:
-        """Return the error with the requested path and the setting that names it."""
+        """Return the error with the requested path, and with the setting that names it."""
         setting_note = f" ({setting})" if setting else ""
         return Untrusted(f"{path}{setting_note}: refused: {self}", self.path)
 
@@ -67,7 +67,7 @@ def read(path: str) -> bytes:
 
 
 def read_all(descriptor: int) -> bytes:
-    """Return the whole content. Raises OSError, even for more than `MAX_BYTES`."""
+    """Return the whole content. Raises OSError, including for content larger than `MAX_BYTES`."""
     data = bytearray()
     while piece := os.read(descriptor, 1 << 20):
         data += piece
@@ -78,7 +78,8 @@ def read_all(descriptor: int) -> bytes:
 
 @contextmanager
 def open_folder(path: str, make_mode: int | None = None) -> Iterator[int]:
-    """Open a folder where only healthd creates files. `make_mode`: create missing folders. Raises OSError."""
+    """Open a folder where only healthd creates files. If `make_mode` is given, missing folders are created. Raises
+    OSError."""
     descriptor = _open_trusted(path, os.O_RDONLY | os.O_DIRECTORY, make_mode, allow_sticky=False)
     try:
         yield descriptor
@@ -178,8 +179,9 @@ def _steps(path: str) -> list[str]:
 def _link_target(
     current: int, name: str, step: str, make_mode: int | None, require: Callable[[int, str], None]
 ) -> str | None:
-    """Return the target of a symbolic link, or None for any other step. Create a missing folder if `make_mode`
-    is set.
+    """Return a symbolic link's target, or None for any other step.
+
+    Create a missing folder if `make_mode` is set.
     """
     try:
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
@@ -221,7 +223,8 @@ def untrusted_reason(
 ) -> str:
     """Return who else could change a file, folder or link, or "" if nobody can.
 
-    `mounted_by`: the user who mounted its FUSE mount, or None. `allow_sticky`: accept a sticky folder on the path.
+    `mounted_by` is the user who mounted its FUSE mount, or None. If `allow_sticky`, a sticky folder on the path is
+    accepted.
     """
     if status.st_uid not in trusted:
         return f"belongs to user {status.st_uid}; it must belong to root"
@@ -258,7 +261,7 @@ def _fuse_users() -> dict[int, int]:
 
 
 def parse_fuse_user(line: str) -> Iterator[tuple[int, int]]:
-    """Yield the device number and the user_id= in a mountinfo line, if it is a FUSE mount."""
+    """Yield the device number and the user_id= from a mountinfo line if it is a FUSE mount."""
     if " - fuse" not in line:
         return
     mount = mountinfo.parse(line)

@@ -1,4 +1,4 @@
-"""Text for a terminal: paragraphs, tables, colours and times. Pure.
+"""Text for a terminal: paragraphs, tables, colours and times. The functions are pure.
 
 Control characters in external text never reach the terminal.
 """
@@ -36,8 +36,8 @@ _COLOURS = {
 class Page(NamedTuple):
     """Layout of terminal output.
 
-    `width` in columns; `colour`: a terminal with colours; `fold`: wrap a long table row under its last column (not in a
-    pipe, where each row is one line).
+    `width` is in columns. `colour` is True for a terminal with colours. With `fold`, a long table row is wrapped under
+    its last column (not in a pipe, where each row is one line).
     """
 
     width: int = 100
@@ -64,13 +64,14 @@ class Page(NamedTuple):
         )
 
     def item(self, text: str, indent: str = "") -> list[str]:
-        """Format one item of a list: "- text", with further lines below the text."""
+        """Format one item of a list as "- text". Further lines are indented to the text."""
         first, *more_lines = Page(self.width - 2).wrap(text.removeprefix("- "), indent)
         return [f"{indent}- {first.removeprefix(indent)}", *(f"  {line}" for line in more_lines)]
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-        """Format a table. Columns are as wide as their widest cell (a very wide cell only shifts its own row). Words
-        that have a colour are painted.
+        """Format a table. Words that have a colour are painted.
+
+        Columns are as wide as their widest cell, but a very wide cell only shifts its own row.
         """
         rows = [[plain(cell) for cell in row] for row in rows]
         fitting = [
@@ -107,7 +108,7 @@ def plain(text: object) -> str:
 
 
 def ago(time_point: float, now: float) -> str:
-    """Return "3 min ago", the local time if it is older than a day, or "never" for 0."""
+    """Return a time as "3 min ago", as local time if it is older than a day, or as "never" for 0."""
     if not time_point:
         return "never"
     seconds = now - time_point
@@ -128,5 +129,5 @@ def time_ahead(time_point: float, now: float) -> str:
 
 
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
-    """Format a count: 1 -> "1 failure", 2345 -> "2,345 failures". plural_noun: an irregular plural."""
+    """Format a count: 1 -> "1 failure", 2345 -> "2,345 failures". `plural_noun` is for irregular plurals."""
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"

@@ -40,7 +40,8 @@ _STOP = ord(".")
 
 
 class UnsafePickle(HealthdError):
-    """A pickle is damaged or contains more than plain data. The message follows the file's name."""
+    """Raised if a pickle is damaged or contains more than plain data. The message is meant to follow the file's
+    name."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -62,9 +63,7 @@ def load_plain(data: bytes) -> Any:
 
 
 def validate(data: bytes) -> None:
-    """Raise UnsafePickle for a pickle that contains more than plain data, is truncated, or would use too much
-    memory.
-    """
+    """Raise UnsafePickle if a pickle contains more than plain data, is truncated, or would use too much memory."""
     # This also counts bytes in text and numbers. The opcodes are counted exactly only beyond the limit.
     counting = _containers(data) > MAX_CONTAINERS
     offset, end, containers = 0, len(data), 0

@@ -209,12 +209,14 @@ def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float
 
 
 def _is_relapsed(old: Condition, finding: Finding) -> bool:
-    """Return True if the condition came back and waits for an operator, so that clean time does not clear it."""
+    """Return True if the condition came back and now waits for an operator. Clean time does not clear such a
+    condition."""
     return old.clears is Clears.OPERATOR and finding.relapse_seconds > 0
 
 
 def _after_clean_run(old: Condition, clear_after: int, now: float) -> Condition | None:
-    """Return the condition after a completed run without its finding; or None if it was pending, and did not last."""
+    """Return the condition after a completed run without its finding. Return None if it was still pending and so did
+    not last."""
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
@@ -235,9 +237,10 @@ def absorb_events(
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after correlate() evaluated a window of events. `touched` events are new or grew.
 
-    A finding that is not based on a touched event was absorbed before. Lines from before healthd first read the log are
-    history, at severity INFO. A line that reports the end of a fault clears the condition if the condition was last
-    seen before that. A line that users can forge only clears and changes conditions that are based on such lines.
+    A finding that is not based on a touched event has already been absorbed. Lines from before healthd first read the
+    log are history and have severity INFO. A line that reports the end of a fault clears the condition if the condition
+    was last seen before that. If users can forge a line, it only clears or changes conditions that are based on such
+    lines.
     """
     new = dict(conditions)
     for finding in findings:
@@ -293,7 +296,7 @@ def absorb_events(
 
 
 def _last_counted_event(conditions: Conditions, condition: Condition) -> int:
-    """Return the sequence of the newest event in the run's overflow condition, where the part may be counted."""
+    """Return the sequence number of the newest event in the run's overflow condition, where the part may be counted."""
     overflow = conditions.get(overflow_key(condition.run))
     return overflow.last_sequence if overflow else 0
 
@@ -324,7 +327,8 @@ def absorb_unreadable_line(conditions: Conditions, event: KernelEvent, boot_id: 
 def with_jobs(
     conditions: Conditions, findings: Sequence[Finding], jobs: Mapping[int, str]
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions with jobs that became known after their events. `jobs`: by the event's sequence."""
+    """Return the conditions with jobs that became known after their events. `jobs` maps an event's sequence number to
+    its job."""
     new = dict(conditions)
     for finding in findings:
         key = finding.key
@@ -335,7 +339,7 @@ def with_jobs(
 
 
 def _as_latched(finding: Finding, old: Condition) -> Finding:
-    """Return the finding with the latched state of its condition, if it has one.
+    """Return the finding, or its condition's latched state if there is one.
 
     A latched fault stays as it is until the event that clears it. If a harmless line with the same code comes a day
     later, or a run reads a count that no longer grows, neither the fault nor its ending changes.
@@ -360,7 +364,7 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
 def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig]) -> dict[ConditionKey, Condition]:
     """Return the conditions at the severities that the current settings determine.
 
-    `enforce = false` withdraws a false alarm. Without a setting, a condition has the severity at which it was found.
+    `enforce = false` withdraws a false alarm. Without a setting, a condition keeps its original severity.
     """
 
     def reconfigure(condition: Condition) -> Condition:
@@ -374,7 +378,7 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
 
 
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions with a fault for a drain that has healthd's format but is not in this ledger.
+    """Return the conditions, with a fault added for a drain that has healthd's format but is not in this ledger.
 
     This happens on a stateless node, or after a disk loss. The condition is only informational: it never drains, and
     healthd never resumes the node.

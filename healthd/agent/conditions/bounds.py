@@ -43,7 +43,7 @@ _ENDING_ORDER = (Clears.PASS, Clears.WINDOW, Clears.GPU_RESET, Clears.REBOOT, Cl
 
 
 class Rank(NamedTuple):
-    """Sort key. The lowest rank is the first to keep its name. Order: drains, proven evidence, severity, age."""
+    """Sort key: drains, proven evidence, severity, then age. Conditions with the lowest rank keep their names first."""
 
     harmless: bool
     observed: bool
@@ -54,7 +54,7 @@ class Rank(NamedTuple):
 
 
 class Ranked(NamedTuple):
-    """The rank of a condition or finding, and the run that reports it."""
+    """A condition's or finding's rank, and the run that reports it."""
 
     run: RunName
     rank: Rank
@@ -79,7 +79,7 @@ def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
 def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
     """Return the result with the findings beyond the bound merged into one finding.
 
-    The condition that they share is open while the check reports at least one finding beyond the bound.
+    Their shared condition is open while the check reports at least one finding beyond the bound.
     """
     if len(conditions) + len(result.findings) <= MAX_CONDITIONS:
         return result
@@ -135,7 +135,7 @@ def _rank(c: Condition) -> Rank:
 def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condition | None) -> Rank:
     """Return the rank of a finding.
 
-    A finding without a condition of its own may be counted in `overflow`, and is then acknowledged with it.
+    A finding without its own condition may be counted in `overflow`, and is then acknowledged together with it.
     """
     if condition is not None and condition.state in ACTIVE_STATES:
         return _rank(replace(condition, severity=max(finding.severity, condition.severity), observed=False))
@@ -148,7 +148,8 @@ def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condi
 
 
 def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condition:
-    """Return one condition for all members, with the times that keep it open longest and let it take effect soonest.
+    """Return one condition for all members. Its times keep it open as long, and let it take effect as soon, as any
+    member's.
 
     If there are proven members, the observed ones and history are only counted.
     """

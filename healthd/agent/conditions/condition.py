@@ -42,7 +42,7 @@ def evidence_level(source: Condition | KernelEvent) -> EvidenceLevel:
 
 
 def with_open_times(condition: Condition, now: float) -> Condition:
-    """Record when a condition was first open, and when it was first open and CRITICAL."""
+    """Return the condition with the times at which it was first open, and first open and CRITICAL."""
     if condition.state is not ConditionState.OPEN:
         return condition
     return replace(
@@ -53,7 +53,7 @@ def with_open_times(condition: Condition, now: float) -> Condition:
 
 
 def ended(condition: Condition, ending: Ending, now: float, text: str | None = None) -> Condition:
-    """Return the condition as cleared. `text` is only displayed. It defaults to the ending's value."""
+    """Return the condition as cleared. `text` is only displayed, and defaults to the ending's value."""
     by = ending.value if text is None else text
     return replace(condition, state=ConditionState.CLEARED, cleared_at=now, cleared_by=by, ending=ending)
 
@@ -79,17 +79,18 @@ def acknowledged(condition: Condition, now: float) -> Condition:
 
 
 def may_drain(condition: Condition, trusted_since: float) -> bool:
-    """Return True if a condition may drain: open, severe enough, proven, and reported after `trusted_since`."""
+    """Return True if a condition may drain the node: it is open, severe enough, proven, and was reported after
+    `trusted_since`."""
     since = max(trusted_since, condition.acknowledged_at)
     is_serious = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
     return is_serious and not condition.observed and last_evidence_time(condition) > since
 
 
 def fault_time(cause: Condition) -> float:
-    """Return when a CRITICAL fault was last reported. Jobs that started later were not hit by it."""
+    """Return when a CRITICAL fault was last reported. Jobs that started later were not affected."""
     return max(cause.critical_at, cause.last_event)
 
 
 def last_evidence_time(condition: Condition) -> float:
-    """Return the last time at which the fault is known to have been present."""
+    """Return the last time at which the fault was known to be present."""
     return max(condition.last_level_seen, condition.last_event)

@@ -24,8 +24,8 @@ RENAME_EXCHANGE = 2
 def rewrite_file(path: str, text: bytes) -> None:
     """Write `text` to `path`. If the process is killed, the file has either the old text or the new text.
 
-    Raises ownership.Untrusted, or OSError, for example if the text needs more space than the file ever had and there is
-    none.
+    Raises ownership.Untrusted, or OSError, for example if the text needs more space than the file ever had and the disk
+    is full.
     """
     with ownership.open_parent(path) as (folder, name):
         spare = f"{name}.spare"
@@ -48,7 +48,8 @@ def rewrite_file(path: str, text: bytes) -> None:
 
 
 def read_whole(path: str) -> str:
-    """Return such a file's text without trailing blanks. It is one complete text, however often it is rewritten.
+    """Return the text of a file written by `rewrite_file`, without trailing blanks. It is always one complete text,
+    even if the file is rewritten meanwhile.
 
     Raises ownership.Untrusted or OSError.
     """
@@ -58,7 +59,8 @@ def read_whole(path: str) -> str:
 
 
 def _open_spare(folder: int, spare: str) -> BinaryIO:
-    """Open the spare file for writing. A process that still reads it under its other name keeps the file it opened."""
+    """Open the spare file for writing. A process that still reads it under its other name keeps the file that it
+    opened."""
     file = _open(folder, spare)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

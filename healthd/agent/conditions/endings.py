@@ -87,7 +87,7 @@ def after_quiet_time(
 def repaired(
     conditions: Conditions, code: str, subject: str | None, by: str, now: float
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions after `healthd repaired`: the condition is cleared, regardless of what it waits for.
+    """Return the conditions after `healthd repaired`: the condition is cleared, regardless of its normal ending.
 
     If `subject` is None, every part with that code is included. If a check still reads a sticky flag (the condition has
     evidence), the condition is acknowledged instead, until the flag changes.
@@ -106,7 +106,8 @@ def repaired(
 
 
 def acknowledge(conditions: Conditions, code: str, subject: str | None, ack: Ack) -> dict[ConditionKey, Condition]:
-    """Return the conditions after `healthd ack`, without a drain until `ack.until`. `subject`: None for every part."""
+    """Return the conditions after `healthd ack`. They do not drain until `ack.until`. If `subject` is None, every part
+    is included."""
     return update_matching(
         conditions,
         lambda c: c.code == code and subject in (None, c.subject) and c.state is not ConditionState.CLEARED,
@@ -115,7 +116,7 @@ def acknowledge(conditions: Conditions, code: str, subject: str | None, ack: Ack
 
 
 def end_expired_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions without acks that have expired, or whose condition has become worse."""
+    """Return the conditions without acks that have expired or whose condition has become worse."""
     return update_matching(
         conditions,
         lambda c: c.ack is not None and (now >= c.ack.until or c.severity > c.ack.severity),
@@ -124,7 +125,8 @@ def end_expired_acks(conditions: Conditions, now: float) -> dict[ConditionKey, C
 
 
 def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions without a code's acks (`healthd unack`). `subject`: None for every part."""
+    """Return the conditions without a code's acks, after `healthd unack`. If `subject` is None, every part is
+    included."""
     return update_matching(
         conditions,
         lambda c: c.ack is not None and c.code == code and subject in (None, c.subject),
@@ -133,7 +135,7 @@ def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: f
 
 
 def next_ack_expiry(conditions: Iterable[Condition]) -> float:
-    """Return when the next ack ends, in epoch seconds, with 0 for now and infinity for never."""
+    """Return when the next ack ends, in epoch seconds, or infinity if there are no acks. 0 means now."""
     ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)
     return min(ends, default=float("inf"))
 

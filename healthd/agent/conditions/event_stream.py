@@ -1,4 +1,4 @@
-"""The event stream: events become lines in the ledger's outbox, and are saved together with the ledger."""
+"""The event stream. Events become lines in the ledger's outbox and are saved together with the ledger."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EventStream:
             self.emit(*events.change_events(before, after, self._now()))
 
     def emit(self, new: Iterable[Event], emitted: Emitted | None = None) -> None:
-        """Append events to the outbox. `emitted`: the new state of the stream, if it changed."""
+        """Append events to the outbox. `emitted` is the stream's new state, if it changed."""
         ledger = self._store.ledger
         appended = self._append(ledger.outbox, list(new))
         # Dropped events get a number too.
@@ -80,7 +80,7 @@ class EventStream:
             self.emit(*events.flush_events(self._store.ledger, self._now()))
 
     def emit_alive(self, checks: Iterable[str], force: bool) -> None:
-        """Emit "alive" once a day, or always with `force`. `checks`: the checks whose runs completed."""
+        """Emit "alive" once a day, or immediately with `force`. `checks` contains the checks whose runs completed."""
         if force or events.is_alive_due(self._store.ledger.emitted, self._now()):
             self.emit(*events.alive(self._store.ledger, checks, self._now()))
 

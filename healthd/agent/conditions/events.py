@@ -1,4 +1,4 @@
-"""Stream events, computed from the ledger before and after a change. Pure.
+"""Stream events, computed from the ledger before and after a change. The functions are pure.
 
 Changes to the ledger become events here: conditions, healthd's drain as Slurm shows it, a pause. store.py calls
 `change_events` at the only place where a ledger is replaced. Events that are not in the ledger (a decision, a command,
@@ -58,8 +58,8 @@ def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:
 
 
 def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedCondition], now: float) -> list[Event]:
-    """Return the events for changed conditions. `entries`: the last emitted state of each condition, updated in
-    place."""
+    """Return the events for changed conditions. `entries` holds the last emitted state of each condition and is updated
+    in place."""
     events: list[Event] = []
     previous = {c.key: c for c in before.conditions}
     history = set(map(id, before.cleared))
@@ -116,7 +116,8 @@ def _active_events(
 
 
 def _is_repeat_due(entry: EmittedCondition, c: Condition, now: float) -> bool:
-    """Return True if a repeat needs a line: the 10th, 100th, ... sighting, or one an hour after the last line."""
+    """Return True if a repeat gets a line: the 10th, 100th, ... sighting, or one that comes an hour after the last
+    line."""
     return len(str(c.count)) > len(str(entry.count)) or (
         _is_unwritten(entry, c) and not 0.0 <= now - entry.at < REPEAT_SECONDS
     )
@@ -127,7 +128,8 @@ def _is_unwritten(entry: EmittedCondition, c: Condition) -> bool:
 
 
 def _condition_name(c: Condition) -> str:
-    """Return the condition's name in the stream, made from its key and first sighting. It survives a lost ledger."""
+    """Return the condition's name in the stream. It is made from the key and the first sighting, so it survives a lost
+    ledger."""
     return f"{zlib.crc32(str(c.key).encode('utf-8', 'replace')):08x}-{int(c.first_seen * 1000)}"
 
 
@@ -152,7 +154,8 @@ def _fields(c: Condition, name: str) -> dict[str, object]:
 
 
 def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return events for active conditions whose message changed with the first inventory (intake.take_inventory)."""
+    """Return events for active conditions whose message changed when the first inventory arrived
+    (intake.take_inventory)."""
     messages = {c.key: c.message for c in before.conditions}
     entries, events = dict(after.emitted.conditions), []
     for c in after.conditions:
@@ -169,8 +172,8 @@ def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list
 def after_job_end(emitted: Emitted, now: float) -> Emitted:
     """Return the state of the stream after a job ended.
 
-    Sightings within five minutes after the end may explain it. If a job ends before another one's flush, a further
-    flush follows. That one flush covers all such jobs.
+    Sightings within five minutes after the end may explain it. If another job ends before they are written, one more
+    flush follows, which covers all such jobs.
     """
     return replace(emitted, ended_again=now) if emitted.job_ended else replace(emitted, job_ended=now)
 
@@ -201,7 +204,7 @@ def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
 
 
 def started(emitted: Emitted, version: str, mode: str, last_alive: float) -> tuple[list[Event], Emitted]:
-    """Return the event for a start. `last_alive`: 0 if unknown."""
+    """Return the event for a start. `last_alive` is 0 if it is unknown."""
     fields = {"version": version, "mode": mode, "last_alive": last_alive or None, "clean": emitted.stopped}
     return [Event("started", fields)], replace(emitted, stopped=False)
 
@@ -211,7 +214,7 @@ def stopped(emitted: Emitted, why: str) -> tuple[list[Event], Emitted]:
 
 
 def alive(ledger: Ledger, checks: Iterable[str], now: float) -> tuple[list[Event], Emitted]:
-    """Return the daily "alive" event. `checks`: the checks whose runs completed."""
+    """Return the daily "alive" event. `checks` contains the checks whose runs completed."""
     conditions = tuple(
         {
             "condition": entry.condition,
@@ -238,8 +241,8 @@ def is_alive_due(emitted: Emitted, now: float) -> bool:
 
 
 def checks(emitted: Emitted, configured: Mapping[RunName, tuple[str, str]], now: float) -> tuple[list[Event], Emitted]:
-    """Return the checks that a start or a reload changed. `configured`: each run's (version, checksum of the
-    settings)."""
+    """Return the checks that a start or a reload changed. `configured` maps each run to its version and the checksum of
+    its settings."""
     before = {RunName(previous.check, previous.instance): previous for previous in emitted.checks}
     after = []
     events = [_check_event("check_disabled", previous) for name, previous in before.items() if name not in configured]

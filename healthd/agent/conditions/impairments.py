@@ -24,7 +24,7 @@ def needs_kernel_log(source: str) -> bool:
 
 
 def missing_programs(find_program: Callable[[str], str | None]) -> list[str]:
-    """Return the Slurm commands that are not on PATH. `find_program`: shutil.which."""
+    """Return the Slurm commands that are not on PATH. `find_program` is normally shutil.which."""
     return [name for name in PROGRAMS if find_program(name) is None]
 
 
@@ -39,5 +39,5 @@ def limits(mode: Mode, log_source: str, log_alive: bool, log_problem: str, slurm
 
 
 def reported_health(health: Health, limits: tuple[str, ...]) -> Health:
-    """Return the health that users see: at best a warning while there are `limits`."""
+    """Return the health that users see, which is at best a warning if there are any `limits`."""
     return Health.WARNING if limits and health is Health.HEALTHY else health

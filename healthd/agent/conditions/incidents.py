@@ -25,14 +25,15 @@ _GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink", "rc_watchdog")
 
 
 class Span(NamedTuple):
-    """An incident's parts, and the time of its last line in seconds on any clock."""
+    """An incident's parts, and the time of its last line in seconds (on any clock)."""
 
     parts: frozenset[str]
     last: float
 
 
 def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
-    """Return an event's parts: devices without function, disks without partition, the port above. Never empty."""
+    """Return an event's parts: devices without function, disks without partition, and the port above. The result is
+    never empty."""
     fields = dict(event.fields)
     found = {_device(event.pci)} if event.pci else set()
     found |= {_device(fields[name]) for name in _ADDRESSES if ":" in fields.get(name, "")}
@@ -47,18 +48,20 @@ def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
 
 
 def _device(address: str) -> str:
-    """Return the address without its function: "0000:1b:00.0" -> "0000:1b:00". All functions are lost together."""
+    """Return the address without its function: "0000:1b:00.0" -> "0000:1b:00". A device's functions are all lost
+    together."""
     return address.partition(".")[0]
 
 
 def disk(name: str) -> str:
-    """Return the disk that a partition is on: "nvme0n1p2" -> "nvme0", "sda3" -> "sda"; other names unchanged."""
+    """Return the disk that a partition is on ("nvme0n1p2" -> "nvme0", "sda3" -> "sda"). Other names are unchanged."""
     match = _DISK.fullmatch(name)
     return next((word for word in match.groups() if word), name) if match else name
 
 
 def matching_spans(spans: Sequence[Span], event: KernelEvent, event_parts: frozenset[str], time: float) -> list[int]:
-    """Return the indices of the incidents that a new event belongs to. Several incidents become one."""
+    """Return the indices of the incidents that a new event belongs to. If there are several, the event joins them into
+    one."""
     found = [
         index for index, span in enumerate(spans) if span.parts & event_parts and abs(time - span.last) <= GAP_SECONDS
     ]
@@ -84,7 +87,8 @@ def _is_index(part: str) -> bool:
 
 
 def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[list[KernelEvent]]:
-    """Return one machine's incidents, each with its events in chronological order, so the first cause comes first."""
+    """Return one machine's incidents. Each is a list of events in chronological order, so the first cause comes
+    first."""
     finished: list[list[KernelEvent]] = []
     spans: list[Span] = []
     groups: list[list[KernelEvent]] = []
@@ -107,7 +111,7 @@ def group(events: Iterable[KernelEvent], node: Inventory | None = None) -> list[
 def causes(
     conditions: Iterable[Condition], events: Sequence[KernelEvent], node: Inventory | None = None
 ) -> dict[ConditionKey, ConditionKey]:
-    """Return a dict that maps each condition, except the first ones, to the first condition in the same incident.
+    """Return a dict that maps each condition, except the first in its incident, to that first condition.
 
     Only conditions whose newest event is in `events` are considered.
     """

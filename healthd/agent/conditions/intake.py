@@ -1,4 +1,4 @@
-"""Intake: turn kernel events and check results into conditions. Pure: returns a new ledger.
+"""Intake: turn kernel events and check results into conditions. All functions are pure and return a new ledger.
 
     kernel events -> coalesced -> evaluated by each event check -> configured -> absorbed -> repairs
     the result of a check's run                                 -> configured -> absorbed -> repairs
@@ -42,7 +42,7 @@ Events = tuple[KernelEvent, ...]
 
 
 class EventCheck(Protocol):
-    """A check that evaluates kernel events (settings.registry.Check)."""
+    """A check that evaluates kernel events (see settings.registry.Check)."""
 
     @property
     def name(self) -> str: ...
@@ -72,7 +72,7 @@ class Coalesced(NamedTuple):
 
 
 class EventIntake(NamedTuple):
-    """Result of taking in kernel events.
+    """The result of adding kernel events to the ledger.
 
     ledger      the new ledger
     events      all evaluated events, old and new; the ledger keeps fewer
@@ -89,7 +89,7 @@ class EventIntake(NamedTuple):
 
     @property
     def forgotten(self) -> int:
-        """Number of events that were evaluated but are not kept."""
+        """Number of evaluated events that are not kept."""
         return len(self.events) - len(self.ledger.events)
 
 
@@ -100,12 +100,12 @@ def coalesce(ledger: Ledger, incoming: Sequence[KernelEvent]) -> Coalesced:
 def take_kernel_events(
     ledger: Ledger, incoming: Sequence[KernelEvent], event_checks: EventChecks, now: float
 ) -> EventIntake:
-    """Take in kernel events without adding their jobs."""
+    """Add kernel events to the ledger, without their jobs."""
     return take_coalesced_events(ledger, coalesce(ledger, incoming), event_checks, now)
 
 
 def take_coalesced_events(ledger: Ledger, coalesced: Coalesced, event_checks: EventChecks, now: float) -> EventIntake:
-    """Take in coalesced events. All new events are evaluated before any is dropped."""
+    """Add coalesced events to the ledger. All new events are evaluated before any is dropped."""
     recorded = (*ledger.conditions, *ledger.cleared)
     events, findings, failures = _evaluate(coalesced.events, event_checks, ledger.inventory, recorded)
     by_sequence = {event.sequence: event for event in events}
@@ -130,7 +130,7 @@ def _apply_repairs(
 ) -> dict[ConditionKey, Condition]:
     """Apply the repairs that new events prove.
 
-    A repair from a source that users can forge clears only conditions from such sources.
+    If users can forge a repair's source, the repair only clears conditions from such sources.
     """
     new = dict(conditions)
     for observed in (False, True):
@@ -161,8 +161,8 @@ def evaluate_events(
 ) -> dict[str, list[Finding]]:
     """Return each event check's findings for the events that still count, at the configured severity.
 
-    `recorded`: active and cleared conditions. If a fault was repaired, reset or acknowledged, it does not make later
-    events worse: a harmless line is harmless even an hour after a fatal one with the same code was repaired.
+    `recorded` contains active and cleared conditions. If a fault was repaired, reset or acknowledged, it does not make
+    later events worse: a harmless line is harmless even an hour after a fatal one with the same code was repaired.
     """
     return _evaluate_events(events, event_checks, node, recorded)[0]
 
@@ -177,7 +177,7 @@ def _evaluate_events(
             settled.setdefault(condition.key, []).append(condition)
 
     def settling_conditions(key: ConditionKey) -> Sequence[Condition]:
-        """Return the conditions that settle a part. For a part without a name, include its overflow conditions."""
+        """Return the conditions that settle a part. If the part has no name, overflow conditions are included."""
         if key in uncleared_keys:
             return settled.get(key, ())
         overflow = bounds.overflow_key(RunName(key.code.partition("/")[0]))
@@ -230,7 +230,8 @@ def _evaluate_by_level(
 def _evaluate_unsettled(
     events: Sequence[KernelEvent], evaluate: Evaluate, settled: Settled
 ) -> tuple[list[Finding], Failures]:
-    """If a condition is settled, evaluate again, because only findings show which events a condition is based on."""
+    """Evaluate the events. If a condition is settled, evaluate again, because only findings show which events a
+    condition is based on."""
     found, failures = evaluate(events)
     settled_sequences = {
         event.sequence
@@ -249,12 +250,12 @@ def _evaluate_unsettled(
 
 
 def take_unreadable_line(ledger: Ledger, event: KernelEvent) -> Ledger:
-    """Record an event that could not even be taken in as an unreadable line."""
+    """Record an event as an unreadable line, because even adding it to the ledger failed."""
     return with_conditions(ledger, absorb.absorb_unreadable_line(ledger.by_key(), event, ledger.boot_id))
 
 
 def take_jobs(ledger: Ledger, jobs: Mapping[int, str], event_checks: EventChecks) -> Ledger:
-    """Take in jobs that became known after their events. `jobs`: by the event's sequence.
+    """Add jobs that became known after their events. `jobs` maps an event's sequence number to its job.
 
     Only findings that depend on the jobs are new. The other findings are already open, counted or cleared.
     """
@@ -280,7 +281,7 @@ def take_jobs(ledger: Ledger, jobs: Mapping[int, str], event_checks: EventChecks
 
 
 def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChecks) -> Ledger:
-    """Take in an inventory. Make the findings for kept events that needed it: a line then names its GPU or part.
+    """Add an inventory, and make the findings for kept events that needed it. A line then names its GPU or part.
 
     Only unknown values are filled in. If a GPU was replaced, its predecessor's fault does not get the new GPU's name.
     """
@@ -317,7 +318,7 @@ def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChec
 
 
 class ResultIntake(NamedTuple):
-    """Result of taking in one run.
+    """The result of adding one run's result to the ledger.
 
     The findings in `result` have the configured severity, and those beyond the bound are merged.
     """
@@ -327,7 +328,7 @@ class ResultIntake(NamedTuple):
 
 
 def take_result(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> ResultIntake:
-    """Take in one run's result. Its repairs count even if the check failed on some device."""
+    """Add one run's result to the ledger. Its repairs count even if the check failed for some device."""
     if not (ledger.conditions or result.findings or result.repairs):
         return ResultIntake(ledger, result)
     before = ledger.by_key()

@@ -1,6 +1,7 @@
 """The ledger: conditions, events, kernel log cursors, and healthd's writes to Slurm.
 
-An event's count and the cursor after it are in one value, so that no event is counted twice after a restart. Pure.
+An event's count and the cursor after it are in one value, so that no event is counted twice after a restart. The
+functions are pure.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Ledger(Value, frozen=True):
 
 
 def with_conditions(ledger: Ledger, conditions: dict[ConditionKey, Condition]) -> Ledger:
-    """Return the ledger with these conditions. All cleared conditions move to `cleared` (see `trim_history`)."""
+    """Return the ledger with these conditions. Cleared conditions move to `cleared` (see `trim_history`)."""
     if conditions == ledger.by_key():
         return ledger
     newly_cleared = [c for c in conditions.values() if c.state is ConditionState.CLEARED]
@@ -107,15 +108,18 @@ def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
 
 
 def trim_history(ledger: Ledger, now: float) -> Ledger:
-    """Return the ledger with only the newest of `cleared`. Call it after the log and the stream have every entry."""
+    """Return the ledger with only the newest of the cleared conditions. Call this once the log and the stream have all
+    of them."""
     history = [c for c in ledger.cleared if c.cleared_at > now - CLEARED_RETENTION_SECONDS][-MAX_CLEARED:]
     return ledger if len(history) == len(ledger.cleared) else replace(ledger, cleared=tuple(history))
 
 
 def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: float = float("inf")) -> Ledger:
-    """Return the ledger after the clock was set by `seconds`. Times within `since`..`until` on the old clock move.
+    """Return the ledger after the clock was set by `seconds`. Only times between `since` and `until` on the old clock
+    move.
 
-    If a machine boots in the year 2000 until NTP answers, it writes wrong times only in that range. Others are right.
+    If a machine boots in the year 2000 until NTP answers, it writes wrong times only in that range. Other times are
+    right.
     """
 
     def move(moment: float) -> float:

@@ -30,9 +30,9 @@ def condition_fields(c: Condition) -> Fields:
 
 
 def decision_fields(decision: Decision, causes: tuple[Condition, ...]) -> Fields:
-    """Return the fields for a drain that is withheld, or no fields for other decisions.
+    """Return the fields for a withheld drain, or no fields for other decisions.
 
-    Actions are logged once they are done.
+    Actions are only logged once they are done.
     """
     if not (isinstance(decision, Leave) and decision.would.startswith(DRAIN)):
         return {}

@@ -1,4 +1,5 @@
-"""Log lines about a change to the ledger, as values. Pure. events.py has the events for the same change."""
+"""Log lines about a change to the ledger, as values. events.py has the events for the same change. The functions are
+pure."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from healthd.common.model import Condition, ConditionKey, ConditionState, Severi
 
 
 class Line(NamedTuple):
-    """A log line. `severity`: above WARNING, the line is logged as an error. `fields`: journal fields
+    """A log line. It is logged as an error if `severity` is above WARNING. `fields` are the journal fields
     (log_fields.py)."""
 
     severity: Severity
@@ -23,7 +24,7 @@ class Line(NamedTuple):
 
 
 def change_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
-    """Yield the conditions that opened, worsened or were cleared. `after.cleared` must not be trimmed yet."""
+    """Yield a line for each condition that opened, worsened or was cleared. `after.cleared` must not be trimmed yet."""
     if after.conditions is before.conditions:
         return
     previous, history = before.by_key(), set(map(id, before.cleared))
@@ -32,7 +33,7 @@ def change_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
 
 
 def _condition_lines(before: Condition | None, after: Condition) -> Iterator[Line]:
-    """Yield two lines if a condition opened and was cleared in one change."""
+    """Yield a condition's lines. If it opened and was cleared in one change, there are two."""
     if before is None and after.state is ConditionState.CLEARED:
         opened = replace(after, state=ConditionState.OPEN)
         yield from _condition_lines(None, opened)
@@ -66,7 +67,7 @@ def ended_ack_lines(
 
 
 def renamed_part_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
-    """Yield messages that now name the part, which was unknown when the condition opened."""
+    """Yield messages that now name the part. The part was unknown when the condition opened."""
     messages = {c.key: c.message for c in before.conditions}
     for c in after.conditions:
         if messages.get(c.key, c.message) != c.message:

@@ -1,4 +1,5 @@
-"""Files with the ledger and the counters' past. store.py encodes and decodes them; the worker copies them unread.
+"""The files that contain the ledger and the counters' past. store.py encodes and decodes them. The worker copies them
+without parsing.
 
 The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces the whole
 file (agent/conditions/durable_file.py), so a kill -9 leaves the old or the new one. The worker writes a copy to

@@ -1,4 +1,4 @@
-"""The daemon's store of the ledger: loads it at the start, replaces it at each change, saves it, and has it copied."""
+"""The daemon's store for the ledger, which is loaded at startup, replaced at each change, saved and copied."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUIET_STEP_SECONDS = 1.0  # windows last from minutes to days
 
 
 class ConditionStore:
-    """Holder of the ledger and of `past`, which maps each check to its counters as text that only the worker decodes.
+    """Holds the ledger and `past`, which maps each check to its counters as text. Only the worker decodes that text.
 
     unsaved              a kill would lose something that the next round does not report again
     uncopied             a reboot would lose something
@@ -91,7 +91,8 @@ class ConditionStore:
 
     @property
     def next_ack_expiry(self) -> float:
-        """When `end_expired_acks` is due (epoch seconds). Only computed when the conditions have changed."""
+        """When `end_expired_acks` is due (epoch seconds). It is only computed again when the conditions have
+        changed."""
         if self._ack_conditions is not self.ledger.conditions:
             self._ack_conditions, self._next_ack_expiry = (
                 self.ledger.conditions,
@@ -104,7 +105,7 @@ class ConditionStore:
     def load(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float = 0.0
     ) -> None:
-        """Load the live ledger or else the copy, or start a new one. Then apply a boot and a change of mode.
+        """Load the live ledger or else the copy, or start a new ledger. Then apply a boot and a mode change, if any.
 
         read_copy   returns the texts of the copy in the state directory, or {} if it cannot be read (which it logs)
         last_alive  when the live ledger's daemon last ran, as far as known (epoch seconds); 0 if unknown
@@ -147,7 +148,7 @@ class ConditionStore:
         self.change(boot_id=boot_id)
 
     def change_mode(self, mode: Mode) -> None:
-        """Change the mode. Conditions from mode observe never drain: a check must report them again."""
+        """Change the mode. Conditions that were found in mode observe never drain until a check reports them again."""
         if self.ledger.mode in ("", Mode.OBSERVE.value) and mode is not Mode.OBSERVE:
             self.change(trusted_since=self._now())
         self.change(mode=mode.value)
@@ -174,8 +175,8 @@ class ConditionStore:
             return None
 
     def _load_past(self, text: str | None) -> bool:
-        """Load the counters' past. If it cannot be read, only the past is lost, and rules about growth wait for new
-        readings."""
+        """Load the counters' past. If it cannot be read, rules about growth wait for new readings, but nothing else is
+        lost."""
         try:
             self.past = decode_past(text, self._path(PAST_FILE)) if text else {}
         except LedgerError as error:
@@ -205,7 +206,7 @@ class ConditionStore:
         self.commit(replace(self.ledger, **changes))
 
     def commit(self, ledger: Ledger) -> None:
-        """Replace the ledger. The observers receive each change before the history is trimmed."""
+        """Replace the ledger, after the observers have received the change. Then trim the history."""
         before = self.ledger
         if ledger != before:
             self.set(ledger)
@@ -249,8 +250,8 @@ class ConditionStore:
         self.set_conditions(ended)
 
     def apply_clock_step(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
-        """Adjust to a clock that was set by `step` seconds. Times in `since`..`until` (now, on the old clock) move
-        with it.
+        """Adjust to a clock that was set by `step` seconds. Times between `since` and `until` (now, on the old clock)
+        move with it.
 
         Times that an earlier daemon wrote do not move. If the clock was ahead then, they are limited to the present, as
         at a start.
@@ -271,7 +272,8 @@ class ConditionStore:
         self._past_unsaved = self.uncopied = True
 
     def reset_growth(self, conditions: Iterable[Condition]) -> None:
-        """Reset the growth of these parts after `healthd repaired`: earlier growth must not reopen the conditions."""
+        """Reset the growth of these parts' counters after `healthd repaired`, so that earlier growth does not reopen
+        the conditions."""
         for condition in conditions:
             label = f"{condition.check} {condition.instance}".strip()
             if label in self.past:
@@ -281,7 +283,7 @@ class ConditionStore:
                 self._past_is_urgent = True
 
     def clear_unconfigured(self, configured: Collection[RunName]) -> None:
-        """Clear conditions of checks that are no longer configured. Otherwise they would stay open forever."""
+        """Clear conditions whose checks are no longer configured. They would otherwise stay open forever."""
         self.clear_runs({c.run for c in self.ledger.conditions} - set(configured), "no longer configured")
 
     def clear_runs(self, names: Collection[RunName], why: str) -> None:
@@ -322,7 +324,7 @@ class ConditionStore:
         self.unsaved = self.save_failed = False
 
     def _save_ledger(self) -> None:
-        """Save the ledger. Raises OSError. If space is short, new lines of the stream are dropped, not other state."""
+        """Save the ledger. If space is short, drop new lines of the stream rather than other state. Raises OSError."""
         path = self._path(FILE)
         try:
             rewrite_file(path, values.encode(self.ledger))
@@ -342,7 +344,7 @@ class ConditionStore:
 
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
-    """Start a new stream, because the ledger may be older than the last line, and a number would be used twice."""
+    """Start a new stream. The ledger may be older than the last line, so the old stream would use a number twice."""
     return replace(ledger, outbox=outbox.new_stream(ledger.outbox, os.urandom(8).hex()))
 
 
@@ -366,7 +368,7 @@ class _Version(Struct):
 
 
 def decode(text: str | bytes, where: str) -> Ledger:
-    """Return the ledger. Raises LedgerError with one sentence."""
+    """Parse the ledger. Raises LedgerError if it is invalid; the message is one sentence."""
     try:
         if (version := values.decode(_Version, text).version) != VERSION:
             raise LedgerError(f"{where}: has version {version}; this healthd reads version {VERSION}")
@@ -378,7 +380,7 @@ def decode(text: str | bytes, where: str) -> Ledger:
 def decode_past(text: str | bytes, where: str) -> dict[str, str]:
     """Return a dict that maps each check to its counters, as the worker encoded them (history.py).
 
-    Raises LedgerError, even for counters that the worker could not read.
+    Raises LedgerError if the text is invalid or contains counters that the worker could not read.
     """
     try:
         past = values.decode(dict[str, str], text)

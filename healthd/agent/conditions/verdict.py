@@ -74,7 +74,7 @@ def _blocks_resume(c: Condition) -> bool:
 
 
 def _is_unacknowledged_drain(finding: Finding, conditions: Conditions) -> bool:
-    """Return True if a finding of a check's last run drains and is not acknowledged.
+    """Return True if a finding from a check's last run drains the node and is not acknowledged.
 
     The finding counts even if its condition is gone, as between `healthd repaired` and the check's next run.
     """
@@ -95,9 +95,9 @@ def _unknown_reason(name: RunName, result: CheckResult | None) -> str:
 
 
 def early_run_times(conditions: Conditions) -> dict[RunName, float]:
-    """Return when checks must run before the next round, to confirm or escalate a condition.
+    """Return when checks must run before the next round, to confirm or escalate a condition (epoch seconds).
 
-    Epoch seconds. Only conditions that a level check reported count.
+    Only conditions that a level check reported count.
     """
     times: dict[RunName, float] = {}
     for c in conditions.values():

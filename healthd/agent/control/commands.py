@@ -1,6 +1,6 @@
-"""Operators' commands and the changes that each one makes to the ledger. protocol.py defines the requests.
+"""Operators' commands and their changes to the ledger. protocol.py defines the requests.
 
-Each function raises CommandRefused if it changes nothing.
+A function raises CommandRefused if it changes nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CommandRefused(HealthdError):
 def repaired(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
     """Clear conditions after a repair.
 
-    This also covers a fault that has gone away by itself while the node stays drained because the fault comes and goes
+    This also works if an intermittent fault has gone away by itself but still keeps the node drained
     (agent/slurm/flapping.py).
     """
     ledger, slurm = store.ledger, store.ledger.slurm
@@ -85,7 +85,8 @@ def unack(store: ConditionStore, request: Mapping[str, Any], user: str, now: flo
 def _matching_conditions(
     conditions: Sequence[Condition], request: Mapping[str, Any]
 ) -> tuple[str, str | None, list[Condition]]:
-    """Return code, part (None for every part) and the matching conditions. Raises CommandRefused if none matches."""
+    """Return the code, the part (None for every part) and the matching conditions. Raises CommandRefused if there are
+    none."""
     code, part = str(request.get("code")), request.get("part")
     matching = [c for c in conditions if c.code == code and part in (None, c.subject)]
     if not matching:
@@ -100,7 +101,8 @@ def _names(conditions: Iterable[Condition]) -> str:
 
 
 def _reason(request: Mapping[str, Any]) -> str:
-    """Return the reason as one printable line: it will be stored, logged and displayed. Raises CommandRefused."""
+    """Return the reason as one printable line, because it will be stored, logged and displayed. Raises
+    CommandRefused."""
     why = printable(" ".join(str(request.get("why") or "").split()))
     if len(why) > MAX_REASON_LENGTH:
         raise CommandRefused(f"a reason must have at most {MAX_REASON_LENGTH} characters, got {len(why)}")
@@ -108,7 +110,7 @@ def _reason(request: Mapping[str, Any]) -> str:
 
 
 def _duration_and_reason(request: Mapping[str, Any], subject: str) -> tuple[float, str]:
-    """Return the duration in seconds and the reason. `subject`: for messages, "a pause". Raises CommandRefused."""
+    """Return the duration in seconds and the reason. `subject` is for messages ("a pause"). Raises CommandRefused."""
     seconds, why = request.get("seconds"), _reason(request)
     # to Python, JSON's true is a number
     if not isinstance(seconds, int | float) or seconds is True or not 0 < seconds <= MAX_SUPPRESSION_SECONDS:
@@ -122,7 +124,7 @@ def _duration_and_reason(request: Mapping[str, Any], subject: str) -> tuple[floa
 
 
 def _duration_text(seconds: float) -> str:
-    """Format seconds as for --for: "7d", "36h"."""
+    """Format seconds in the format of --for ("7d", "36h")."""
     unit, letter = next(((unit, letter) for unit, letter in UNITS if seconds >= unit and not seconds % unit), UNITS[-1])
     return f"{seconds / unit:g}{letter}"
 
@@ -141,7 +143,8 @@ def unpause(store: ConditionStore, _request: Mapping[str, Any], _user: str, now:
 
 
 def end_pause(store: ConditionStore, now: float) -> None:
-    """End the pause. Conditions that opened during the pause act only if a check still reports them afterwards."""
+    """End the pause. Conditions that opened during the pause only take effect if a check still reports them
+    afterwards."""
     store.change(pause=None, trusted_since=now)
 
 

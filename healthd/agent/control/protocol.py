@@ -1,6 +1,6 @@
 """Protocol for RUNTIME_DIR/healthd.sock, used by the client and the server.
 
-Each side sends one line with a JSON object; then the daemon closes the connection.
+Each side sends one line with a JSON object. Then the daemon closes the connection.
 
     {"command": "status"}                                        -> {"status": {...as status_json...}}
     {"command": "repaired", "code": "gpu_xid/79", "part": null}  -> {"done": "repaired: ..."}
@@ -49,12 +49,12 @@ class RequestRefused(HealthdError):
 
 
 def simple_request(command: str) -> Request:
-    """Return a request without arguments: STATUS, RELOAD, UNPAUSE, FAILSLOW_UNPAUSE."""
+    """Return a request without arguments: STATUS, RELOAD, UNPAUSE or FAILSLOW_UNPAUSE."""
     return {"command": command}
 
 
 def pending_runs(requested_at: object) -> Request:
-    """Return the request for the runs that are still pending. Take `requested_at` from the answer to `job_ended`."""
+    """Return a request for the runs that are still pending. `requested_at` comes from the answer to `job_ended`."""
     return {"command": PENDING_RUNS, "requested_at": requested_at}
 
 
@@ -63,7 +63,7 @@ def job_ended(job: str) -> Request:
 
 
 def repaired(code: str, part: str | None, why: str | None) -> Request:
-    """Return the request. If `part` is None, it covers every part with that code."""
+    """Return a `repaired` request. If `part` is None, it covers every part with that code."""
     return {"command": REPAIRED, "code": code, "part": part, "why": why}
 
 
@@ -72,12 +72,12 @@ def ack(code: str, part: str | None, seconds: float, why: str) -> Request:
 
 
 def unack(code: str, part: str | None) -> Request:
-    """Return the request. If `part` is None, it covers every part with that code."""
+    """Return an `unack` request. If `part` is None, it covers every part with that code."""
     return {"command": UNACK, "code": code, "part": part}
 
 
 def pause(seconds: float, why: str, command: str = PAUSE) -> Request:
-    """Return the request. `command`: PAUSE or FAILSLOW_PAUSE."""
+    """Return a pause request. `command` is PAUSE or FAILSLOW_PAUSE."""
     return {"command": command, "seconds": seconds, "why": why}
 
 
@@ -99,7 +99,7 @@ def parse_command(request: Mapping[str, Any], user: str, may_command: bool) -> s
 
 
 def parse_requested_at(request: Mapping[str, Any]) -> float:
-    """Return the time (epoch seconds) in a PENDING_RUNS request. Raises RequestRefused."""
+    """Return the time in a PENDING_RUNS request, in epoch seconds. Raises RequestRefused if it is invalid."""
     requested_at = request.get("requested_at")
     if (
         not isinstance(requested_at, int | float) or not 0 <= requested_at < MAX_TIME

@@ -45,7 +45,7 @@ class _Client(Struct, eq=False):
 class ControlServer:
     """Server for the control socket. No client can connect before `open()`.
 
-    `answer(command, user, may_command)` returns the reply to one request; `user`: the peer, "root (uid 0)".
+    `answer(command, user, may_command)` returns the reply to a request. `user` names the peer, as in "root (uid 0)".
     """
 
     def __init__(
@@ -191,7 +191,7 @@ def may_command(uid: int) -> bool:
 
 
 def _reject(stream: socket.socket) -> None:
-    """Reject a client. Read its request first: closing a stream with unread data resets it."""
+    """Reject a client. Its request is read first, because closing a stream with unread data resets the connection."""
     with stream, suppress(OSError):
         stream.send(TOO_MANY_CONNECTIONS)
         stream.shutdown(socket.SHUT_WR)

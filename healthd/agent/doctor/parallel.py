@@ -24,7 +24,8 @@ Area = tuple[str, float, Callable[[], Sequence[Line]]]  # name, time limit in se
 
 
 class Unanswered(Value, frozen=True):
-    """A missing answer. why: a sentence without its full stop. pid: the hung process, or None if it exited."""
+    """A missing answer. `why` is a sentence without its full stop. `pid` is the hung process, or None if the process
+    exited."""
 
     why: str
     pid: int | None = None
@@ -34,7 +35,7 @@ class Unanswered(Value, frozen=True):
 
 
 def run_areas(areas: Sequence[Area]) -> list[Line]:
-    """Return the lines for all areas, in order. An area that timed out or died also gets a line."""
+    """Return the lines for all areas, in order. If an area times out or dies, it gets a line that says so."""
     lines: list[Line] = []
     answers = call_all([(seconds, lambda test=test: tuple(test())) for _, seconds, test in areas])  # type: ignore[misc]
     for (name, _, _), answer in zip(areas, answers, strict=True):
@@ -43,9 +44,9 @@ def run_areas(areas: Sequence[Area]) -> list[Line]:
 
 
 def call_all(calls: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
-    """Return the result of each call, in order, or Unanswered for a call that hangs, raises or dies.
+    """Return the calls' results, in order. If a call hangs, raises or dies, its result is Unanswered.
 
-    Each call runs in a fork of this process. Only its pickled result comes back, not its changes or its output.
+    Each call runs in a fork of this process. Only its pickled result is passed back. Its changes and output are lost.
     """
     sys.stdout.flush()
     sys.stderr.flush()

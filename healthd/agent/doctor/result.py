@@ -13,7 +13,7 @@ from healthd.common.values import Value
 class State(enum.Enum):
     """State of a line.
 
-    LIMITED: healthd works without it. ABSENT: the node does not have it and does not need it.
+    LIMITED means that healthd works without it. ABSENT means that the node neither has it nor needs it.
     """
 
     FAILED = "failed"
@@ -23,8 +23,8 @@ class State(enum.Enum):
 
 
 class Line(Value, frozen=True):
-    """Result of one test. topic: one or two words. message: one sentence without its full stop. fix: commands or
-    settings."""
+    """Result of one test. `topic` is one or two words, `message` is one sentence without its full stop, and `fix`
+    contains commands or settings."""
 
     topic: str
     state: State

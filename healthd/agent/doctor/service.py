@@ -36,7 +36,7 @@ FIX_COMMANDS = ("chown root:root {path}", "chmod go-w {path}")
 
 
 def kernel_log(settings: Settings) -> Iterator[Line]:
-    """Test the source of Xids, and the journal, which fills gaps in the ring buffer."""
+    """Test the kernel log, from which Xids are read, and the journal, which fills gaps in the ring buffer."""
     source = settings.kernel_log.source
     if not needs_kernel_log(source):
         yield limited_line(
@@ -135,7 +135,7 @@ def _socket_owner(runtime_dir: str) -> int | None:
 
 
 def _cost_and_other_daemons(pid: int | None, processes: Sequence[psutil.Process]) -> str:
-    """Return the memory use of the daemon `pid`, and any other running daemons, as text."""
+    """Return text about the memory use of the daemon `pid` and about any other running daemons."""
     own = next((process for process in processes if process.pid == pid), None)
     if own is None:
         return ""
@@ -144,7 +144,7 @@ def _cost_and_other_daemons(pid: int | None, processes: Sequence[psutil.Process]
 
 
 def _process_text(process: psutil.Process) -> str:
-    """Describe a process: "process 812 (root): healthd run --runtime-dir /tmp/h"."""
+    """Describe a process, as in "process 812 (root): healthd run --runtime-dir /tmp/h"."""
     import psutil
 
     try:
@@ -256,9 +256,9 @@ def _holder(port: int) -> psutil.Process | None:
 
 
 def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
-    """Test that only root can write the files that healthd reads and runs as root (rule: healthd.common.ownership).
+    """Test that only root can write the files that healthd reads or runs as root (see healthd.common.ownership).
 
-    loaded: the settings, or None if they cannot be read (another line reports that).
+    `loaded` contains the settings, or is None if they cannot be read, which another line reports.
     """
     untrusted = list(_untrusted_paths(loaded, settings_file))
     if not untrusted:
@@ -268,7 +268,7 @@ def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
 
 
 def _untrusted_paths(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
-    """Yield each path component that other users can write to, with a sentence that explains the problem."""
+    """Yield path components that other users can write to, each with a sentence that explains the problem."""
     file_labels: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
     folder_labels = {os.path.dirname(healthd.__file__): "the program"}
     if loaded is not None:

@@ -1,6 +1,6 @@
-"""Report of the checks that cannot run on this node, from one round (healthd.agent.scheduler.one_round). Pure.
+"""Report on the checks that cannot run on this node, from one round (healthd.agent.scheduler.one_round).
 
-The doctor does not report the faults that checks find.
+The doctor does not report the faults that checks find. The functions are pure.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _clock(result: CheckResult) -> Line:
 
 
 def _other_checks(results: Sequence[CheckResult], all_results: Sequence[CheckResult], environment: Environment) -> Line:
-    """Return one line for all checks without their own line. `all_results`: results that are counted as in status."""
+    """Return one line for all checks that have no line of their own. `all_results` are counted in the same way as in
+    status."""
     failed = [result for result in results if result.outcome is not Outcome.COMPLETED]
     if not failed:
         nothing = sum(result.nothing_to_check is not None for result in all_results)

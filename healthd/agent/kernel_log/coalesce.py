@@ -1,4 +1,4 @@
-"""Join the lines about one fault into one event. Pure, and bounded in a storm (one Xid 95 produced 800,000 lines)."""
+"""Join the lines about one fault into one event. The cost is bounded in a storm (one Xid 95 produced 800,000 lines)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Key = tuple[object, ...]
 
 @functools.cache
 def varying_fields(kind: str) -> frozenset[str]:
-    """Return the fields that may differ between two lines about one fault: those that the kind's rules declare, and
-    "job", which with_jobs() may add to any event.
+    """Return the fields that may differ between two lines about one fault.
+
+    These are the fields that the kind's rules declare, and "job", which with_jobs() may add to any event.
     """
     return frozenset({"job"}).union(*(rule.varies for rule in RULES if rule.kind == kind))
 
 
 def fault_key(event: KernelEvent) -> Key:
-    """Return the properties that all lines about one fault share: kind, code, part, boot, and each field that does not
-    vary.
-    """
+    """Return the properties that all lines about a fault share: kind, code, part, boot, and all fields that do not
+    vary."""
     varying = varying_fields(event.kind)
     fields = tuple(item for item in event.fields if item[0] not in varying)
     return (event.boot_id, event.kind, event.code, event.pci, fields)
@@ -70,7 +70,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
 
 
 def _merged_processors(event: KernelEvent, new: KernelEvent) -> tuple[str, str]:
-    """Return the field that lists the processors from both lines."""
+    """Return a field that lists the processors from both lines."""
     named = list(dict.fromkeys((*event.field(SM).split(), *new.field(SM).split())))
     return SM, EVERYWHERE if EVERYWHERE in named or len(named) > MAX_SMS else " ".join(named)
 
@@ -96,7 +96,7 @@ def coalesce_events(
     next_sequence: int,
     keep_seconds: float = KEPT_SECONDS,
 ) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
-    """Add events. Returns (recent events, sequence numbers of new or extended events, next sequence number).
+    """Return (recent events, sequence numbers of new or extended events, next sequence number) with `incoming` added.
 
     Only a fault's newest event can grow, so the cost is linear. A new event is kept regardless of its age: after a
     weekend without healthd, Friday's fault is read together with Sunday's and must be evaluated once. All new events
@@ -133,7 +133,7 @@ def with_jobs(events: Iterable[KernelEvent], jobs: Mapping[int, str]) -> tuple[K
 def limit_events(
     events: tuple[KernelEvent, ...], limit: int, protected: Container[int] = ()
 ) -> tuple[KernelEvent, ...]:
-    """Return at most `limit` of the events, which have been evaluated.
+    """Return at most `limit` of the events, all of which must have been evaluated.
 
     The most frequent fault loses its oldest events first. A storm therefore never drops another fault, unless there
     are more faults than `limit`. In that case, events in `protected` (sequence numbers of events that caused a drain)

@@ -33,14 +33,14 @@ _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the following n
 
 
 class _Cursor(Value, frozen=True):
-    """files: (inode, offset, fingerprint, skipping) of each open file, as in Tail."""
+    """Cursor. `files` contains (inode, offset, fingerprint, skipping) for each open file, as in Tail."""
 
     boot_id: str
     files: tuple[tuple[int, Annotated[int, Meta(ge=0)], int, bool], ...]
 
 
 class FollowedFile(Source):
-    """A log file by its path, across rotation and truncation. The file need not exist yet.
+    """A log file that is followed by its path, even after rotation or truncation. The file need not exist yet.
 
     The first start reads the file from its beginning, as history. Unread lines from an earlier boot are history too,
     because the reboot ended their faults. They end at the first line that must be from this boot. A rotated file is
@@ -142,7 +142,7 @@ class FollowedFile(Source):
         return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines, unread=found.unread)
 
     def _is_of_earlier_boot(self, found: Stripped, now: float) -> bool:
-        """Return True if a line is from an earlier boot. Call it for each old line, in order.
+        """Return True if a line is from an earlier boot. This must be called for all old lines, in order.
 
         This boot's lines begin with the kernel's first lines, or with a date after this boot started.
         """
@@ -195,7 +195,7 @@ class FollowedFile(Source):
         self._notes += (f"{self._path} is not the file that was last read; lines may be missing",)
 
     def _close_rotated(self) -> Iterator[RawLine]:
-        """Close files that were rotated long ago. Yield an unfinished last line, which has no newline."""
+        """Close files that were rotated long ago. If a last line has no newline, yield it."""
         now = self._now()
         while len(self._tails) > 1 and (
             len(self._tails) > MAX_FILES or now - self._tails[0].rotated_at > ROTATED_SECONDS
@@ -283,9 +283,9 @@ class Tail:
         self.rotated_at = 0.0
 
     def read(self, limit: int) -> tuple[list[tuple[bytes, int]], bool, bool]:
-        """Return (complete lines with their counts; True if they are old; True if more can be read immediately).
+        """Return (complete lines with their counts, whether they are old, whether more can be read immediately).
 
-        A count is the number of equal lines. Lines are old if the file had them when it was opened.
+        A count is the number of equal lines. Lines are old if they were in the file when it was opened.
         """
         if limit <= 0:
             return [], False, True
@@ -313,7 +313,8 @@ class Tail:
         return b"" if self.skipping else os.pread(self.fd, MAX_LINE, self.offset)
 
     def is_truncated(self) -> bool:
-        """Return True if the bytes before the offset have changed: truncated, or the inode was reused."""
+        """Return True if the bytes before the offset have changed because the file was truncated or its inode was
+        reused."""
         return self.offset > 0 and self._fingerprint() != self.fingerprint
 
     def rewind(self) -> None:
@@ -332,7 +333,7 @@ class Tail:
 
 
 def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
-    """Split lines as split_lines() does, each with the number of its repeats.
+    """Split lines as split_lines() does, and count the repeats of each line.
 
     Repeats are only searched for in large `data`, which is then used completely or not at all.
     """
@@ -348,14 +349,14 @@ def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[b
 
 
 def is_cut(line: bytes) -> bool:
-    """Return True if the line was truncated: it is too long for a kernel line."""
+    """Return True if the line was truncated because it is too long for a kernel line."""
     return len(line) >= MAX_LINE
 
 
 def split_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[bytes], int, bool]:
-    """Return (lines, bytes used, True if the rest of an overlong line must still be skipped).
+    """Return (lines, bytes used, whether the rest of an overlong line must still be skipped).
 
-    Return at most `limit` lines. A line without its newline waits, unless it is longer than MAX_LINE.
+    At most `limit` lines are returned. A line without its newline waits, unless it is longer than MAX_LINE.
     """
     lines: list[bytes] = []
     offset = 0
@@ -379,7 +380,7 @@ def _usec(found: Stripped) -> int | None:
 
 
 def line_time(found: Stripped, now: float, modified: float) -> float:
-    """Return the time of an old line (epoch seconds) from its prefix.
+    """Return an old line's time (epoch seconds) from its prefix.
 
     If the prefix has no time, or an impossible one, return the file's modification time.
     """
@@ -392,7 +393,8 @@ def line_time(found: Stripped, now: float, modified: float) -> float:
 
 
 def _siblings(path: str, inode: int) -> list[str]:
-    """Return files next to `path` that have this inode and a name that begins with its name ("kern.log.1")."""
+    """Return files in the same directory that have this inode and a name beginning with this file's name
+    ("kern.log.1")."""
     folder, name = os.path.split(os.path.abspath(path))
     with os.scandir(folder) as entries:
         return [e.path for e in entries if e.name.startswith(name) and e.inode() == inode and e.is_file()]
@@ -401,7 +403,7 @@ def _siblings(path: str, inode: int) -> list[str]:
 class Inotify:
     """A descriptor that becomes readable when a watched file grows or a file appears in `folder`.
 
-    The standard library has no binding for inotify. If the kernel's limits allow no watch, `fd` is None.
+    The standard library has no binding for inotify. If the kernel's limits prevent a watch, `fd` is None.
     """
 
     def __init__(self, folder: str) -> None:
@@ -419,12 +421,13 @@ class Inotify:
                 raise OSError(error, os.strerror(error), folder)
 
     def watch(self, fd: int) -> None:
-        """Watch an open file, regardless of its current name."""
+        """Watch an open file, even if it is renamed."""
         if self.fd is not None:
             self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
 
     def drain(self) -> None:
-        """Discard pending events. Raises OSError if the folder is gone or was replaced: a new file would be missed."""
+        """Discard pending events. Raises OSError if the folder is gone or was replaced, because a new file would be
+        missed."""
         if self.fd is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Kernel lines from the systemd journal. They fill gaps in the ring buffer, or are a source of their own.
+"""Kernel lines from the systemd journal. They fill gaps in the ring buffer, or serve as the live source.
 
 journald writes a line 400 to 500 ms after the kernel, and its reader wakes up for every service's lines, so the live
 source is /dev/kmsg. read_journal() may block on a dying disk and is called in the worker.
@@ -16,7 +16,8 @@ from healthd.common.guard import KERNEL_LOG, never_raises
 
 
 class JournalLine(NamedTuple):
-    """time: epoch seconds; usec: the kernel's log clock, as in /dev/kmsg; cursor: the journal's cursor."""
+    """A line from the journal. `time` is in epoch seconds, `usec` is the kernel's log clock (as in /dev/kmsg), and
+    `cursor` is the journal's cursor."""
 
     time: float
     text: str
@@ -27,7 +28,7 @@ class JournalLine(NamedTuple):
 def read_journal(
     boot_id: str, since_usec: int, until_usec: int, limit: int, accept_injected: bool = False
 ) -> list[JournalLine]:
-    """Return kernel lines of boot `boot_id` between two times of the log clock (both exclusive), oldest first.
+    """Return kernel lines from boot `boot_id` between two times on the log clock (both exclusive), oldest first.
 
     Returns [] if there is no journal. Raises OSError if the journal cannot be read.
     """
@@ -53,7 +54,8 @@ def _open(boot_id: str) -> Any:
 
 
 def journal_invalidated() -> int:
-    """Return the value of process() after journal files were added or removed (sd_journal_process(3))."""
+    """Return the value with which process() reports that journal files were added or removed
+    (sd_journal_process(3))."""
     from systemd import journal
 
     return int(journal.INVALIDATE)
@@ -95,7 +97,7 @@ def parse_entry(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine 
 
 
 class JournalSource(Source):
-    """The journal as the live source, from the start of this boot or from the cursor."""
+    """The journal as the live source. It is read from the start of this boot, or from the cursor."""
 
     def __init__(self, boot_id: str, cursor: Cursor, accept_injected: bool = False) -> None:
         self.pending = True

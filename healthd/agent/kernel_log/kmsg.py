@@ -31,7 +31,7 @@ class _Cursor(Value, frozen=True):
 
 
 class Kmsg(Source):
-    """/dev/kmsg, one record per read.
+    """/dev/kmsg, which returns one record per read.
 
     The log clock counts like CLOCK_MONOTONIC, but without NTP's corrections, so the two drift apart by minutes over
     months of uptime. Each time the ring buffer has been read completely, the next record is read as it is written, and
@@ -131,7 +131,7 @@ class Kmsg(Source):
         machine.
 
         The first record that a second descriptor has received since the last call must reach the reader by its next
-        read. Later records are not compared, so the check costs one record, also in a storm.
+        read. Later records are not compared, so the check costs only one record even in a storm.
         """
         if self._probe >= 0:
             for _ in range(2):  # the first read returns EPIPE if the ring has wrapped in the meantime

@@ -29,9 +29,9 @@ FORGEABLE_NOTE = (
 
 
 class KernelLogReader:
-    """Reader of KernelEvents, which also reports the source's status. Call `open()` first.
+    """Reads KernelEvents and reports the source's status. Call `open()` first.
 
-    `observed`: users can forge the source's lines (config.is_kernel_log_forgeable).
+    `observed` is True if users can forge the source's lines (config.is_kernel_log_forgeable).
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class KernelLogReader:
 
     @property
     def deadline(self) -> float:
-        """When to read without a wakeup: to reopen the source, or because the last read left lines unread."""
+        """When to read even without a wakeup, either to reopen the source or because the last read left lines
+        unread."""
         if self._source is None:
             return float("inf") if self._spec == "off" else self._retry_at
         return 0.0 if self._source.pending else float("inf")
@@ -99,7 +100,7 @@ class KernelLogReader:
             yield self.journal
 
     def read(self) -> list[KernelEvent]:
-        """Return the events from the available lines. In a storm, read only for READ_SECONDS."""
+        """Return the events from the available lines. In a storm, reading stops after READ_SECONDS."""
         if self._source is None and self._monotonic() >= self._retry_at:
             self._open()
         source = self._source
@@ -137,7 +138,8 @@ class KernelLogReader:
         return gaps[0] if gaps and not self._gap_waits else None
 
     def fill_gap(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
-        """Return the events from the journal's lines in a gap. If there are `limit` lines, the rest remains a gap."""
+        """Return the events from the journal's lines in a gap. If there are `limit` lines, the rest of the gap
+        remains."""
         self._gap_failures = 0
         last = lines[-1].usec if len(lines) >= limit else None
         if isinstance(self._source, Kmsg):
@@ -168,7 +170,7 @@ class KernelLogReader:
     # --- opening and closing
 
     def open(self, cursor: Any = None) -> None:
-        """Open the source. `cursor`: position where an earlier reader stopped, or None if there was none."""
+        """Open the source. `cursor` is the position where an earlier reader stopped, or None."""
         self._cursor = cursor
         self._open()
 
@@ -237,7 +239,7 @@ class KernelLogReader:
 
 
 def _describe(error: Exception) -> str:
-    """Return the text for a source's error. Log an exception that no source should raise, with its location."""
+    """Return text for a source's error. Log an exception that no source should raise, with its location."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ImportError):

@@ -19,7 +19,7 @@ def open_source(
     accept_injected: bool = False,
     now: Callable[[], float] = time.time,
 ) -> Source:
-    """Open the source named by `--kernel-log`: "kmsg", "journal", or the path of a file or FIFO to follow.
+    """Open the source that `--kernel-log` names: "kmsg", "journal", or the path of a file or FIFO to follow.
 
     `cursor` comes from an earlier source of any kind, and is ignored if it does not fit. The file need not exist yet,
     but its directory must. Raises OSError if the source cannot be opened (not root, no such directory).

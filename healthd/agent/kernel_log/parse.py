@@ -1,4 +1,4 @@
-"""Parser for kernel messages: parse(text) -> KernelEvent. Pure. The formats are in rules/, one file per family.
+"""Parser for kernel messages: parse(text) -> KernelEvent. The formats are in rules/, one file per family.
 
 Every rule is anchored at the start of the kernel's message. Process names and cgroup paths inside a message are user
 text, and a program that quotes an Xid in its own log line is not the driver. For a new format, add a row to its
@@ -83,8 +83,8 @@ def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:
 def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
     """Return the event for a kernel message without any prefix, or None if the message is irrelevant.
 
-    A message longer than the kernel can print is truncated first. `literals`: the LITERALS that the caller has not
-    ruled out, in their order.
+    A message longer than the kernel can print is truncated first. `literals` are the LITERALS that the caller has not
+    ruled out, in their original order.
     """
     text = text[:MAX_TEXT]
     try:
@@ -95,12 +95,12 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
 
 
 def unread(text: str) -> KernelEvent:
-    """Return the event for a line that could not be parsed."""
+    """Return the event for a line that parse() failed on."""
     return KernelEvent(UNREAD, text=text[:MAX_TEXT])
 
 
 def as_unread(event: KernelEvent) -> KernelEvent:
-    """Return an event's lines as an unread event, for a later step that fails on their content."""
+    """Return an event's lines as an unread event, for use when a later step fails on their content."""
     return replace(event, kind=UNREAD, code="", pci="", fields=())
 
 

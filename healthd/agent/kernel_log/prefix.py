@@ -20,7 +20,7 @@ MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 
 
 class Record(NamedTuple):
-    """One /dev/kmsg record. `usec`: microseconds since boot on the kernel's log clock."""
+    """One /dev/kmsg record. `usec` is the number of microseconds since boot on the kernel's log clock."""
 
     facility: int
     sequence: int
@@ -31,9 +31,9 @@ class Record(NamedTuple):
 class Stripped(NamedTuple):
     """A kernel message in a file.
 
-    The line's time is `uptime`, in seconds since boot, or `epoch`. Both are None if the line has no time.
-    host: the machine in the prefix, or "" if there is none. lines: number of lines that this one represents.
-    unread: healthd failed to parse the prefix, so `text` is the whole line.
+    The line's time is `uptime`, in seconds since boot, or `epoch`. Both are None if the line has no time. `host` is the
+    machine in the prefix, or "" if there is none. `lines` is the number of lines that this one represents. `unread` is
+    True if healthd failed to parse the prefix; `text` is then the whole line.
     """
 
     text: str
@@ -114,8 +114,8 @@ _REPEATED = regex(r"message repeated (\d{1,7}) times: \[ ?(.*)\]$")
 def strip_prefix(line: str, now: float, injected: bool = False) -> Stripped | None:
     """Return the kernel's message in a line from a log file, or None if another program wrote the line.
 
-    `now` (epoch seconds) determines the year of a syslog date. `injected` accepts lines with the priority of another
-    facility (drills and tests).
+    `now` (epoch seconds) determines the year of a syslog date. With `injected`, lines with another facility's priority
+    are accepted (drills and tests).
     """
     try:
         return _stripped(line, now, injected)
@@ -169,7 +169,7 @@ def _stripped(line: str, now: float, injected: bool) -> Stripped | None:
 
 
 def _host_name(tag: re.Match[str]) -> str:
-    """Return the host before the tag; RFC 5424 writes "-" if there is none."""
+    """Return the host before the tag, or "" if it is "-" (RFC 5424's sign for no host)."""
     return (tag[1] or "").strip("-").rstrip(":") if tag.re.groups else ""
 
 
@@ -179,7 +179,7 @@ def parse_date(date: str, now: float) -> float | None:
 
 
 def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
-    """Return (rest, epoch, True if the line's writer follows this format of date)."""
+    """Return (rest, epoch seconds, whether the line's writer follows this date format)."""
     for pattern in _DATES:
         if found := pattern.match(text):
             has_writer = pattern is not _ISO or found[7] != ","
@@ -188,7 +188,7 @@ def _strip_date(text: str, now: float) -> tuple[str, float | None, bool]:
 
 
 def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | None]:
-    """Return (rest, uptime, epoch). A console collector's bracket may precede the kernel's."""
+    """Return (rest, uptime, epoch). A console collector may have put its own bracket before the kernel's."""
     uptime: float | None = None
     epoch: float | None = None
     for _ in range(3):
@@ -205,7 +205,7 @@ def _strip_brackets(text: str, now: float) -> tuple[str, float | None, float | N
 
 
 def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float | None:
-    """Return a matched date in epoch seconds, or None if it is invalid. A date without a zone is local time."""
+    """Return a matched date in epoch seconds, or None if it is invalid. Without a zone, it is local time."""
     try:
         if pattern is _UNIX:
             return float(found[1])
@@ -228,7 +228,7 @@ def _epoch(pattern: re.Pattern[str], found: re.Match[str], now: float) -> float 
 
 
 def _syslog_epoch(found: re.Match[str], now: float) -> float:
-    """Return a date without a year in epoch seconds. Assume the latest such date up to tomorrow."""
+    """Return a date without a year in epoch seconds. It is assumed to be the latest such date up to tomorrow."""
     month = MONTHS.index(found[1].lower()) + 1
     day, hour, minute, second = (int(word) for word in found.groups()[1:5])
     year = time.localtime(now).tm_year
@@ -255,7 +255,8 @@ def _local(year: int, month: int, day: int, hour: int, minute: int, second: floa
 
 @functools.lru_cache(maxsize=64)
 def _minute(year: int, month: int, day: int, hour: int, minute: int) -> float:
-    """Return a local minute in epoch seconds. Cached, because a storm's lines share a minute and mktime is slow.
+    """Return a local minute in epoch seconds. The result is cached, because a storm's lines share a minute and mktime
+    is slow.
 
     For an hour that occurs twice because the clock is set back, mktime uses the offset from its last call. The first
     call makes sure that this is always the first hour.

@@ -1,4 +1,4 @@
-"""Count repeated lines before they are parsed, which makes a storm of a million lines cheap. Pure.
+"""Count repeated lines before they are parsed, which makes a storm of a million lines cheap.
 
 Two Xids with the same head (GPU and code) report one fault, regardless of pid, channel or registers. Some codes are
 followed by text that distinguishes faults (a link, a unit, a recovery action). They have no head here, so these Xids,
@@ -38,24 +38,24 @@ _LINE = re.compile(
 
 
 class Repeats(NamedTuple):
-    """`first`: the first complete line for each head, or of equal lines, with its count. `others`: all other lines,
-    in order.
-    """
+    """Repeated lines, and the rest. `first` maps each head, or each repeated line, to its first complete line and the
+    count. `others` contains all other lines, in order."""
 
     first: list[tuple[bytes, int]]
     others: bytes
 
 
 def fault_head(text: str) -> str:
-    """Return the text that a message (without prefix) shares with all lines about its fault, or "" if only a parser
-    can decide.
+    """Return the text that a message (without prefix) shares with all lines about the same fault.
+
+    Return "" if only a parser can decide.
     """
     match = _HEAD.match(text)
     return match[0] if match is not None else ""
 
 
 def count_repeats(lines: bytes) -> Repeats:
-    """Count the repeats in complete lines of a log, in one pass of the regular expression engine (1 us per line)."""
+    """Count the repeats in complete log lines, in one pass of the regular expression engine (1 us per line)."""
     parts = _LINE.split(lines)  # text between repeats, a repeat's head or whole text, text between, ...
     counts = Counter(head or text for head, text in zip(parts[1::3], parts[2::3], strict=True))
     if not counts:

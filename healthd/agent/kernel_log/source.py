@@ -46,8 +46,8 @@ class RawLine(NamedTuple):
 class Gap(NamedTuple):
     """Lines that the ring buffer lost, between two times of the kernel's log clock, both exclusive.
 
-    `since_usec` 0 is the start of the boot. The journal may still have the lines (journal.read_journal). `history`: as
-    in RawLine.
+    A `since_usec` of 0 is the start of the boot. The journal may still have the lines (journal.read_journal). `history`
+    is as in RawLine.
     """
 
     since_usec: int
@@ -58,9 +58,9 @@ class Gap(NamedTuple):
 class Source(ABC):
     """An open source of kernel lines.
 
-    pending: read() stopped at its limit, so call it again without waiting.
-    overruns: how often lines were lost; lost: how many lines, if known; rotations: how often the file was replaced or
-    truncated; malformed: how often the data was not a record, or a line was too long.
+    `pending` is True if read() stopped at its limit and must be called again without waiting. `overruns` counts how
+    often lines were lost, and `lost` how many lines, if known. `rotations` counts how often the file was replaced or
+    truncated. `malformed` counts data that was not a record, and lines that were too long.
     """
 
     pending = False
@@ -75,7 +75,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
-        """Return lines. Raise OSError only if there are none. Lines from before an error are returned first."""
+        """Return lines. Lines from before an error are returned first, so OSError is only raised if there are none."""
 
     @abstractmethod
     def close(self) -> None: ...

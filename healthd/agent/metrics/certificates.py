@@ -1,8 +1,8 @@
 """TLS for the metrics page: load the web configuration and its certificates, and reload them when a file changes.
 
 A renewed certificate does not require a restart. If a changed file is invalid, the previous configuration stays in
-force and `healthd status` reports the problem. All files must belong to root (common/ownership.py), and not everybody
-may be allowed to read the key.
+force and `healthd status` reports the problem. All files must belong to root (common/ownership.py), and the key must
+not be readable by everybody.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Web(NamedTuple):
 
 
 class WebFiles:
-    """Web configuration file at `path`, and the files that it names."""
+    """The web configuration file at `path`, and the files that it names."""
 
     def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
-        """Raise WebConfigError if a file is invalid. Then no page is served, rather than one without TLS."""
+        """Raises WebConfigError if a file is invalid. In that case no page is served, rather than one without TLS."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""
@@ -63,7 +63,7 @@ class WebFiles:
         self._stamps = self._read_stamps(self._files(self._web))
 
     def web(self) -> Web:
-        """Return the configuration in force, and reload it first if a file has changed. Called for each connection.
+        """Return the configuration in force, after reloading it if a file has changed. Called for each connection.
 
         If a file is on a hung mount, one thread waits for it. All others get the previous configuration.
         """
@@ -87,7 +87,7 @@ class WebFiles:
             self._lock.release()
 
     def problem(self) -> str:
-        """Return why the files are not in force, or why clients reject the certificate, now or soon; "" if neither."""
+        """Return why the files are not in force, or why clients reject the certificate (or will do so soon), or ""."""
         with self._lock:  # a client's thread may hang in the files; the caller then reports that this call hangs
             pass
         web, now = self.web(), self._now()
@@ -183,7 +183,8 @@ def _error_text(error: Exception) -> str:
 
 
 def _validity(server: ssl.SSLContext, certificate: str) -> tuple[float, str]:
-    """Return when the certificate expires (epoch seconds), or 0 and the reason why a client that trusts it rejects it.
+    """Return when the certificate expires (epoch seconds), and "". If clients reject the certificate even though they
+    trust it, return 0 and the reason.
 
     The ssl module only decodes the certificate of a verified peer. Therefore an in-memory client, which trusts exactly
     this certificate at any time, connects to `server`. `server` must not verify clients yet.

@@ -46,7 +46,7 @@ TextCache: TypeAlias = "dict[str, tuple[Metric, str]]"  # family name -> family 
 def text(metrics: Iterable[Metric], openmetrics: bool, cache: TextCache | None = None) -> str:
     """Return the families' text, without the end marker of an OpenMetrics page (`END`).
 
-    cache: texts from the last call in this format; this call replaces them with its own.
+    `cache` contains the texts from the last call in this format, and is updated in place.
     """
     before = cache or {}
     written: TextCache = {}
@@ -76,7 +76,7 @@ def _text(metric: Metric, openmetrics: bool) -> str:
 def _update_text(previous: Metric, previous_text: str, metric: Metric) -> str | None:
     """Return a family's previous text with the new values, or None if more than the values changed.
 
-    Labels take the most time to write, and hardly ever change. A sample is one line that ends with its value.
+    Labels take the most time to write but hardly ever change. A sample is one line that ends with its value.
     """
     if previous == metric:
         return previous_text
@@ -116,7 +116,8 @@ class _Family:
 
 
 class Deflated(NamedTuple):
-    """The compressed first part of a text, to which another part can be appended. checksum, size: of the plain text."""
+    """The compressed first part of a text, to which another part can be appended. `checksum` and `size` are those of
+    the plain text."""
 
     data: bytes
     checksum: int

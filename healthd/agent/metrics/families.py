@@ -51,8 +51,8 @@ Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # (name in FAMILIES, rows)
 def families(snapshot: Snapshot) -> list[Metric]:
     """Return healthd's own metrics, followed by the checks' observations sorted by name.
 
-    Families without a series are left out. All values come from the snapshot. `processes` returns the values that
-    change without a new snapshot.
+    Families without a series are left out. All values come from the snapshot; `processes` returns those that change
+    without a new one.
     """
     observed, refused = _observed(snapshot)
     own = dict(_own(snapshot))
@@ -83,14 +83,15 @@ def _own(s: Snapshot) -> Iterator[Rows]:
 
 
 def gpu_labels(gpu: Gpu) -> dict[str, str]:
-    """Return labels as in dcgm-exporter. NVML's bus ids have an eight-digit domain and upper-case digits."""
+    """Return labels in dcgm-exporter's format. NVML's bus ids have an eight-digit domain and upper-case digits."""
     labels = {"gpu": str(gpu.index), "UUID": gpu.uuid, "pci_bus_id": gpu.pci.upper().zfill(16), "modelName": gpu.name}
     labels |= {"pci": gpu.pci} if gpu.minor is None else {"pci": gpu.pci, "device": f"nvidia{gpu.minor}"}
     return {label: text for label, text in labels.items() if text}
 
 
 def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
-    """Yield the metrics for conditions. Properties that may change while one is open are values, never labels."""
+    """Yield the metrics for conditions. Properties that may change while a condition is open are values, never
+    labels."""
 
     def rows(value_of: Callable[[Condition], float]) -> list[Row]:
         return [(condition_labels(c), float(value_of(c))) for c in conditions]
@@ -217,7 +218,8 @@ def _workers(s: Snapshot) -> Iterator[Rows]:
 
 
 def _processes(s: Snapshot) -> Iterator[Rows]:
-    """Yield healthd's own resource use. Read no file that takes the memory lock: a lost worker may hold it."""
+    """Yield healthd's own resource use. Do not read files that take the memory lock, because a lost worker may hold
+    it."""
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for name, pids in s.processes.items():
@@ -238,7 +240,8 @@ class _Cost(NamedTuple):
 
 
 def _process(pid: int) -> _Cost:
-    """Read the resource use from /proc/PID/stat (psutil would take 3 MiB). Return zeros for a missing process."""
+    """Read a process's resource use from /proc/PID/stat (psutil would take 3 MiB). If the process is missing, return
+    zeros."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -252,7 +255,7 @@ def _process(pid: int) -> _Cost:
 
 
 def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
-    """Return the families sorted by name, and (check, number of rejected observations)."""
+    """Return the families sorted by name, and how many observations were rejected for each check."""
     rows: dict[str, dict[Labels, float]] = {}
     checks: dict[str, set[str]] = {}
     refused: Counter[str] = Counter()
@@ -303,7 +306,7 @@ def _metric_series(name: str, is_counter: bool, labels: Labels) -> tuple[str, La
 
 
 def _family(name: str, rows: Iterable[Row]) -> Metric:
-    """Return the family without duplicate series, because Prometheus rejects a page that has them."""
+    """Return the family without duplicate series, because Prometheus rejects a page that contains any."""
     return Metric(PREFIX + name, FAMILIES[name].text, {_series(labels.items()): value for labels, value in rows})
 
 
@@ -312,12 +315,12 @@ def _series(labels: Iterable[tuple[str, str]]) -> Labels:
 
 
 def _moment(moment: float) -> list[Row]:
-    """Return a row for a time, or no row for 0, which means not yet."""
+    """Return a row for a time, or no row if it is 0, which means "not yet"."""
     return [({}, moment)] if moment else []
 
 
 def _clean(raw_text: str) -> str:
-    """Return text that the text format allows: UTF-8 without NUL, at which Prometheus stops reading."""
+    """Return the text as valid UTF-8 without NUL, because Prometheus stops reading at a NUL."""
     if raw_text.isascii() and "\0" not in raw_text:
         return raw_text
     return raw_text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
@@ -332,10 +335,10 @@ def render(snapshot: Snapshot) -> bytes:
 
 
 def render_stable(snapshot: Snapshot, openmetrics: bool, cache: TextCache | None = None) -> bytes:
-    """Return the first part of the page, which stays the same until the next snapshot. cache: as in `text`."""
+    """Return the first part of the page, which stays the same until the next snapshot. `cache` is as in `text`."""
     return text(families(snapshot), openmetrics, cache).encode()
 
 
 def render_volatile(snapshot: Snapshot, openmetrics: bool, cache: TextCache | None = None) -> bytes:
-    """Return the second part of the page, which differs for each request. cache: as in `text`."""
+    """Return the second part of the page, which differs for each request. `cache` is as in `text`."""
     return (text(processes(snapshot), openmetrics, cache) + (END if openmetrics else "")).encode()

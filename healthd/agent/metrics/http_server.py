@@ -149,7 +149,7 @@ class Pages:
 def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], None]]:
     """Serve `address` from a thread. Port 0 means any free port.
 
-    Return the port and a function that stops the thread. Raises OSError with one sentence.
+    Return the port and a function that stops the thread. Raises OSError; the message is one sentence.
     """
     use_single_heap()
     try:
@@ -183,7 +183,7 @@ def serve(address: tuple[str, int], pages: Pages) -> tuple[int, Callable[[], Non
 
 @dataclass(slots=True)
 class _Client:
-    """A connected client. stream: the connection, possibly wrapped in TLS."""
+    """A connected client. `stream` is its connection, possibly wrapped in TLS."""
 
     stream: socket.socket
     since: float  # monotonic
@@ -191,7 +191,7 @@ class _Client:
 
 
 class _CachedPage(NamedTuple):
-    """A rendered page. stable: the part that stays the same until the next snapshot."""
+    """A rendered page. `stable` is the part that stays the same until the next snapshot."""
 
     snapshot: Snapshot
     stable: bytes | Deflated
@@ -226,7 +226,7 @@ class _Server(socketserver.ThreadingTCPServer):
             self._spare.close()
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """Accept a connection. Without a free descriptor, close the waiting connections and pause, because poll(2)
+        """Accept a connection. If there is no free descriptor, close the waiting connections and pause, because poll(2)
         would return at once."""
         try:
             return super().get_request()
@@ -241,7 +241,8 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def end_overdue(self) -> float | None:
-        """Disconnect clients whose time is up. Return the seconds until the next is due, or None without clients."""
+        """Disconnect clients whose time is up. Return the seconds until the next one is due, or None if there are no
+        clients."""
         now = time.monotonic()
         with self._lock:
             for client in self._clients.values():
@@ -288,7 +289,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(stream if client is None else client.stream)  # type: ignore[arg-type]
 
     def wrap_tls(self, stream: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
-        """Wrap the stream in TLS, before the handshake. From now on, disconnecting the client goes through it. Raises
+        """Wrap the stream in TLS before the handshake, so that a later disconnect closes the wrapped stream. Raises
         OSError."""
         with self._lock:
             if stream not in self._clients:
@@ -321,7 +322,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return "healthd"
 
     def setup(self) -> None:
-        """Do the handshake and read the head, within bounds. http.server would keep a hundred headers of 64 KiB."""
+        """Do the handshake and read the head, within limits. http.server itself would keep a hundred headers of 64
+        KiB."""
         stream, files = self.request, self.server.pages.files
         self.web = files.web() if files else None
         if self.web and self.web.context:
@@ -366,7 +368,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _require_allowed_name(stream: ssl.SSLSocket, web: Web) -> None:
-    """Check client_allowed_sans. It must list a name in the client's certificate. Raises ConnectionAbortedError."""
+    """Require that client_allowed_sans lists a name in the client's certificate. Raises ConnectionAbortedError."""
     tls = web.config.tls_server_config
     if tls and tls.client_allowed_sans:
         names = (stream.getpeercert() or {}).get("subjectAltName", ())

@@ -14,7 +14,8 @@ PREFIX = "healthd_"
 
 
 class Family(NamedTuple):
-    """A metric family. labels: all labels that a series may have. text: the value's meaning and unit, used as HELP."""
+    """A metric family. `labels` are all labels that a series may have. `text` is the value's meaning and unit, used as
+    HELP."""
 
     labels: tuple[str, ...]
     text: str

@@ -1,4 +1,4 @@
-"""Publish the daemon's state: the verdict file, the metrics page, the line in `systemctl status`."""
+"""Publish the daemon's state: the verdict file, the metrics page and the line in `systemctl status`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FILES_TIMEOUT_SECONDS = 10.0  # how long the daemon waits once for certificates,
 
 
 class _Served(NamedTuple):
-    """Result of serving the metrics: problems with the addresses, and the problem with the web configuration."""
+    """Result of serving the metrics: problems with the addresses and with the web configuration."""
 
     metrics_problems: tuple[str, ...]
     web_problem: str
 
 
 class Publisher:
-    """Publisher of snapshots. A reload replaces `settings`.
+    """Publishes snapshots. A reload replaces `settings`.
 
     snapshot          the last published snapshot; must be set before the metrics page is served
     verdict_word      the first word of the verdict file
@@ -116,14 +116,14 @@ class Publisher:
                 os.unlink(name, dir_fd=folder)
 
     def serve_metrics(self) -> None:
-        """Serve the metrics page on each configured address. Only then is its library imported.
+        """Serve the metrics page on each configured address. Its library is not imported before that.
 
-        A failure (the port is in use, the certificate is missing) is reported, and each round tries again. Without
-        metrics, the node is monitored nevertheless.
+        A failure (the port is in use, the certificate is missing) is reported, and each round tries again. The node is
+        still monitored without metrics.
 
-        A thread does this. The daemon waits for it once, for FILES_TIMEOUT_SECONDS, so a file on a hung mount blocks
-        only the thread. Once all addresses are served, a thread is only started if there is a web configuration to
-        reload.
+        A thread does the work. The daemon waits for it once, for FILES_TIMEOUT_SECONDS, so a file on a hung mount
+        blocks only the thread. Once all addresses are served, a thread is only started if there is a web configuration
+        to reload.
         """
         config = self.settings.metrics
         if not self._unserved_addresses() and (self._pages is None or self._pages.files is None):

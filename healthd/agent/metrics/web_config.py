@@ -1,7 +1,7 @@
 """Parser for the web configuration file of Prometheus and its exporters: TLS, client certificates and headers.
 
 The format is defined by prometheus/exporter-toolkit (docs/web-configuration.md). PyYAML (the extra healthd[web]) parses
-it. Unknown and unsupported keys are refused, because a page served without them would be less protected than the file
+it. Unknown and unsupported keys are refused, because without them the page would be less protected than the file
 requires. Relative paths are relative to the file's folder.
 """
 
@@ -87,7 +87,7 @@ class WebConfig(Value, frozen=True):
 
 
 def parse(text: str, folder: str) -> WebConfig:
-    """Parse the text of a file in `folder`. Raises WebConfigError, without the file's name."""
+    """Parse the text of a file in `folder`. Raises WebConfigError; the message does not include the file's name."""
     table = _yaml(text)
     for key, alternative in UNSUPPORTED.items():
         outer, _, inner = key.partition(".")
@@ -144,7 +144,7 @@ def _yaml(text: str) -> dict[str, Any]:
 
 
 def _problem(config: WebConfig) -> str:
-    """Return the first problem with the values as one sentence, or "" if there is none."""
+    """Return the first problem with the values as one sentence, or "" if all are valid."""
     for name, value in config.http_server_config.headers.items():
         if name not in HEADERS:
             return f"http_server_config.headers: {name[:40]} cannot be set: only {', '.join(HEADERS)}"

@@ -1,4 +1,4 @@
-"""A Host that records the checks' questions and the answers, and a Host that answers from a recording.
+"""A Host that records the checks' questions and their answers, and a Host that answers from a recording.
 
 NVML is recorded call by call, below nvml.py, which runs on a recording as it does on pynvml. This module does not know
 any NVML function. A call is identified by its text: "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", where a device
@@ -174,7 +174,7 @@ class RecordedLibrary:
 
 
 class ReplayedLibrary:
-    """A recording in the form of pynvml."""
+    """A recording that can be called like pynvml."""
 
     NVMLError = ReplayedError
 
@@ -245,7 +245,8 @@ def describe_call(name: str, arguments: Sequence[Any], describe_handle: Callable
 
 
 def _describe(value: Any, describe_handle: Callable[[Any], str]) -> str:
-    """Return an argument's text. For a structure, that is its non-zero fields: its version and the request."""
+    """Return an argument as text. For a structure, the text contains its non-zero fields: its version and the
+    request."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -273,12 +274,12 @@ def _members(structure: Any, describe_handle: Callable[[Any], str]) -> Iterator[
 
 
 def _layout(kind: Any) -> list[tuple[str, Any]]:
-    """Return (name, type) of each field, including inherited ones."""
+    """Return each field's name and type, including inherited fields."""
     return [(entry[0], entry[1]) for owner in reversed(kind.__mro__) for entry in vars(owner).get("_fields_", ())]
 
 
 def _field(structure: Any, name: str) -> Any:
-    """Return the field as ctypes reads it, because pynvml's classes decode bytes, and fail if they are not text."""
+    """Return the field as ctypes reads it. pynvml's classes decode bytes, and fail if they are not text."""
     return getattr(type(structure), name).__get__(structure)
 
 

@@ -49,7 +49,7 @@ class RecordingError(HealthdError):
 
 
 class RecordedRun(Value, frozen=True):
-    """One run of a check. `ended`: epoch seconds; `silent_seconds`: as in results.make_result.
+    """One run of a check. `ended` is in epoch seconds, and `silent_seconds` is as in results.make_result.
 
     answered    the worker answered, even if the check failed; only such runs are replayed
     unanswered  the question in which it hung or died, or ""
@@ -73,7 +73,7 @@ class RecordedRun(Value, frozen=True):
 
 
 class KernelLine(Value, frozen=True):
-    """A kernel log line that is relevant to healthd. `history`: it was logged before the round."""
+    """A kernel log line that is relevant to healthd. `history` is True if it was logged before the round."""
 
     time: float
     text: str
@@ -81,7 +81,7 @@ class KernelLine(Value, frozen=True):
 
 
 class Recording(Value, frozen=True):
-    """Recording of one round.
+    """A recording of one round.
 
     fake_nvml     a fake NVML replaced the driver
     checks        (check, instance, settings) of the enabled checks
@@ -104,9 +104,9 @@ class Recording(Value, frozen=True):
     baseline: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
 
     def find_run(self, name: RunName, turn: int = 0) -> RecordedRun | None:
-        """Return the run with this name and index `turn`, or the last one if there are fewer.
+        """Return the run with this name and index `turn`, or the last one if there are fewer runs.
 
-        If a run was repeated in the same round, the first run has all its questions.
+        If a run was repeated in the same round, the first run contains all its questions.
         """
         runs = [run for run in self.runs if run.name == name]
         return runs[min(turn, len(runs) - 1)] if runs else None
@@ -140,7 +140,8 @@ def pack(value: Any, pack_other: Pack | None = None) -> Any:
 
 
 def unpack(data: Any, unpackers: Mapping[str, Pack] | None = None) -> Any:
-    """Return the value that was passed to `pack`. A recorded error is returned, not raised. Raises ValueError."""
+    """Return the value that was passed to `pack`. If it is an error, it is returned, not raised. Raises ValueError if
+    the data is invalid."""
     if isinstance(data, list):
         return [unpack(item, unpackers) for item in data]
     if not isinstance(data, dict):
@@ -200,7 +201,7 @@ class Recorder:
         self._write({"check": check, "instance": instance})
 
     def record(self, question: str, query: Callable[[], T], pack_other: Pack | None = None) -> T:
-        """Call `query` and record its result or error. Return or raise the same."""
+        """Call `query` and record its result or error. Then return or raise it."""
         self._write([question])
         try:
             answer = query()
@@ -229,14 +230,14 @@ class Recorder:
 
 
 class Notes(Value, frozen=True):
-    """Questions and answers in one run. `unanswered`: the last question, if it has no answer."""
+    """Questions and answers from one run. `unanswered` is the last question, if it has no answer."""
 
     answers: dict[str, list[Any]]
     unanswered: str = ""
 
 
 def read_notes(directory: str) -> dict[RunName, Notes]:
-    """Return the notes from one round. If a run was repeated in another worker, the later notes count."""
+    """Return the notes from one round. If a run was repeated in another worker, the later notes are used."""
     runs: dict[RunName, Notes] = {}
     for name in sorted(os.listdir(directory)):
         runs.update(_read_notes_file(os.path.join(directory, name)))
@@ -276,8 +277,8 @@ def _lines(path: str) -> Iterator[Any]:
 class Player:
     """Returns the answers that the same run received.
 
-    If this run did not ask a question (another check had asked it, and the worker cached the answer), it gets the last
-    answer from any run.
+    If another check had asked a question and the worker cached its answer, this run did not ask it. The run then gets
+    the last answer from any run.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -292,7 +293,7 @@ class Player:
         self._turns: Counter[str] = Counter()
 
     def answer(self, question: str, unpackers: Mapping[str, Pack] | None = None) -> Any:
-        """Return the answer. Raises the recorded error, or NotRecorded."""
+        """Return the answer. Raises the recorded error if there is one, or NotRecorded."""
         answers = self._answers.get(question) or self._any.get(question)
         if not answers:
             raise NotRecorded(f"not in the recording: {question}")
@@ -317,7 +318,7 @@ def encode(recording: Recording) -> bytes:
 
 
 def decode(data: bytes, where: str) -> Recording:
-    """Return the recording. Raises RecordingError with one sentence that names `where`."""
+    """Parse a recording. Raises RecordingError if it is invalid; the message is one sentence that names `where`."""
     try:
         text = _inflated(data)
         table = json.loads(text)
@@ -348,7 +349,7 @@ def _plain(error: BaseException) -> str:
 
 
 def read(path: str) -> Recording:
-    """Return the recording. Raises RecordingError."""
+    """Read a recording from a file. Raises RecordingError."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # because each worker reads it again
             raise RecordingError(f"{path}: is not a file")

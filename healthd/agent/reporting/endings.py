@@ -1,6 +1,7 @@
-"""Endings and remedies of conditions. Status, check, explain, list, runbooks and docs all use this module.
+"""How conditions end and how to repair them. Status, check, explain, list, runbooks and docs all use this module.
 
-Pure. Values are spelt as in the JSON documents (docs/json.md): `clears` "reboot", `severity` "critical".
+The functions are pure. Values are spelt as in the JSON documents (docs/json.md): `clears` "reboot", `severity`
+"critical".
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def ending_text(clears: str, window_seconds: float = 0.0, clear_after: int = 0, 
 
 
 def condition_remedy(clears: str, severity: str, declared: str = "") -> str:
-    """Return the remedy of a condition (`model.Remedy`).
+    """Return the remedy for a condition (`model.Remedy`).
 
-    The remedy that a code declares applies only while the condition drains and does not wait for an operator. If a part
-    failed again it must be repaired, and a warning leaves the node in service.
+    The remedy that a code declares applies only while the condition drains and does not wait for an operator. A part
+    that failed again must be repaired, and a warning leaves the node in service.
     """
     if clears == "operator":
         return "repaired"

@@ -63,7 +63,7 @@ class NodeContext(NamedTuple):
 
     @property
     def mode(self) -> tuple[Mode, str]:
-        """Return the mode and its origin."""
+        """Return the mode and where it is set."""
         if self.running and self.loaded is None:
             return self.running.mode, "the running daemon"
         if self.running and self.running.mode is not self.settings.mode:
@@ -76,8 +76,8 @@ class NodeContext(NamedTuple):
         return Policy(mode=self.mode[0], paused_until=math.inf if paused else 0.0, requeue=requeue)
 
     def runs(self, check: Check) -> dict[RunName, tuple[CheckConfig, bool]]:
-        """Return a check's runs with their settings and whether each is enabled. A check without runs gets its
-        defaults."""
+        """Return a check's runs, each with its settings and whether it is enabled. If there are no runs, return one
+        with defaults."""
         loaded = self.loaded
         found = {name: (config, True) for name, config in loaded.checks.items()} if loaded else {}
         found |= {name: (config, False) for name, config in loaded.disabled.items()} if loaded else {}
@@ -146,7 +146,7 @@ _PLACEHOLDER = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:
 
 
 def _fill_in(todo: str, code: str, part: str) -> str:
-    """Return the text with this code and part filled in in its commands, if they are known."""
+    """Return the text with this code and part filled in in its commands, as far as they are known."""
     todo = todo.replace("healthd repaired CODE ", f"healthd repaired {code} ")
     return _PLACEHOLDER.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
 
@@ -154,8 +154,8 @@ def _fill_in(todo: str, code: str, part: str) -> str:
 def _ending_sentences(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
     """Yield sentences about how a code's worst finding clears, then about milder findings that clear differently.
 
-    A sentence that ends with a command has no full stop, because it would be copied with the command. `code` is "" for
-    a name that is not a condition, which `healthd repaired` does not accept.
+    A sentence that ends with a command has no full stop, because a reader would copy it with the command. `code` is ""
+    for a name that is not a condition, which `healthd repaired` does not accept.
     """
     command = f"healthd repaired {code} {shlex.quote(printable(part)) if part else 'PART'}"
     first = finding_ending(findings[0], config.clear_after, command)
@@ -175,12 +175,12 @@ def _as_sentence(sentence: str, command: str) -> str:
 
 
 def finding_ending(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
-    """Return the ending of a finding as text, worded as in `healthd status`."""
+    """Return text about how a finding ends, worded as in `healthd status`."""
     return ending_text(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
 
 
 def _configs(check: Check | None, part: str, context: NodeContext) -> list[tuple[CheckConfig, bool]]:
-    """Return the settings of the instance that the part names, or otherwise of all instances."""
+    """Return the settings of the instance that the part names, or else of all instances."""
     runs = context.runs(check) if check else {}
     named = [run for name, run in runs.items() if part and name.instance == part]
     return named or list(runs.values())
@@ -189,7 +189,8 @@ def _configs(check: Check | None, part: str, context: NodeContext) -> list[tuple
 def _run_documents(
     code: str, part: str, explain: Explain, check: Check, context: NodeContext, line: Finding | None
 ) -> list[dict[str, Any]]:
-    """Return documents about healthd's reaction on this node, one for each group of instances that behave alike."""
+    """Return documents about healthd's reaction on this node, one for each group of instances with the same
+    behaviour."""
     found: list[dict[str, Any]] = []
     for config, enabled in _configs(check, part, context):
         document = _run_document(code, explain, check, config, enabled, context, line)
@@ -246,7 +247,7 @@ def _run_document(
 def _disabled_by(
     explain: Explain, check: Check, config: CheckConfig, from_kernel_log: bool, context: NodeContext
 ) -> str:
-    """Return the setting that disables detection of this code, or "" if it is enabled."""
+    """Return the setting that disables the detection of this code, or "" if the code is detected."""
     if from_kernel_log and context.settings.kernel_log.source == "off":
         return _KERNEL_LOG
     if explain.needs and not getattr(config, explain.needs, True):
@@ -280,7 +281,7 @@ def _deciding_settings(
         return {"setting": path, "value": dump(value), "from": context.origin(path)}
 
     def full_name(setting: str) -> str:
-        """Return a setting's path: in the instance's table if it is set there, otherwise in the check's table."""
+        """Return a setting's full name: in the instance's table if it is set there, otherwise in the check's table."""
         instance_path = setting_path(check.name, config.name, setting)
         return (
             instance_path
@@ -429,7 +430,7 @@ def _format_value(value: object) -> str:
 
 
 def text(document: Document, page: Page) -> str:
-    """Return the text of the document."""
+    """Return the document as text."""
     narrow = Page(min(page.width, 100), page.colour)
     return "\n".join(_RENDERERS[document["what"]](document, narrow)) + "\n"
 
@@ -504,7 +505,7 @@ def _first_sentence(text: str) -> str:
 
 
 def check_document(query: str, check: Check, codes: Iterable[Document]) -> dict[str, Any]:
-    """Return the document for a check. `codes` are rows of `healthd list --codes --json`."""
+    """Return the document for a check. `codes` contains rows from `healthd list --codes --json`."""
     return {
         "query": query,
         "what": "check",
@@ -543,7 +544,7 @@ def _foreign_reason_text(d: Document, page: Page) -> Iterator[str]:
 
 
 def ambiguous_document(query: str, why: str, codes: Iterable[Document]) -> dict[str, Any]:
-    """Return the document for a query that matches several codes. `codes` is the same as for `check_document`."""
+    """Return the document for a query that matches several codes. `codes` is as in `check_document`."""
     return {"query": query, "what": "ambiguous", "why": why, "codes": list(codes)}
 
 

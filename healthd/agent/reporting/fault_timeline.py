@@ -1,7 +1,7 @@
-"""Timeline of healthd's reaction to a fault on this node, for `healthd explain` and the runbooks. Pure.
+"""Timeline of healthd's reaction to a fault on this node, for `healthd explain` and the runbooks.
 
-This module has no rules of its own. It passes a finding through the same functions as the daemon (configure, absorb,
-judge, decide) at each time when the result can change.
+This module is pure and has no rules of its own. It passes a finding through the same functions as the daemon
+(configure, absorb, judge, decide) at each time when the result can change.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ class Effect(enum.Enum):
 
 
 class Step(NamedTuple):
-    """healthd's reaction from `after_seconds` after the fault is first seen.
+    """healthd's reaction, beginning `after_seconds` after the fault is first seen.
 
-    effect         with this node's settings
-    effect_in_act  in mode "act"
+    `effect` is the reaction with this node's settings, and `effect_in_act` the reaction in mode "act".
     """
 
     after_seconds: float
@@ -81,7 +80,7 @@ def possible_findings(code: str, explain: Explain, config: CheckConfig) -> list[
 
 
 def _milder(finding: Finding, severity: Severity, explain: Explain, config: CheckConfig) -> Finding:
-    """Return the finding with this severity of `explain.also`, and with the ending of that severity."""
+    """Return the finding with this severity from `explain.also`, and with that severity's ending."""
     if severity >= Severity.DEGRADED:
         return replace(finding, severity=severity)
     recorded = explain.recorded if severity is Severity.INFO else None
@@ -98,7 +97,7 @@ def _seconds(config: CheckConfig, setting: str) -> float:
 def timeline(
     finding: Finding, config: CheckConfig, policy: Policy, from_kernel_log: bool = False, observed: bool = False
 ) -> tuple[Step, ...]:
-    """Return each change in healthd's reaction while the fault lasts, for a node that is in service and not drained.
+    """Return the changes in healthd's reaction while the fault lasts, for a node that is in service and not drained.
 
     finding          the finding as the check yields it
     from_kernel_log  whether the kernel log reported the fault
@@ -129,13 +128,13 @@ def timeline(
 def _after_run(
     conditions: Mapping[ConditionKey, Condition], finding: Finding, config: CheckConfig, now: float
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions after a run of the check reported the finding."""
+    """Return the conditions after a run of the check has reported the finding."""
     result = CheckResult(finding.code.partition("/")[0], config.name, Outcome.COMPLETED, now, 0.0, (finding,))
     return absorb_result(conditions, result, config.clear_after, _BOOT, ())
 
 
 def _after_kernel_line(finding: Finding, now: float, observed: bool) -> dict[ConditionKey, Condition]:
-    """Return the conditions after a kernel line reported the finding."""
+    """Return the conditions after a kernel line has reported the finding."""
     event = KernelEvent("", time=now, last_time=now, sequence=1, boot_id=_BOOT, observed=observed)
     check = finding.code.partition("/")[0]
     return absorb_events({}, check, [replace(finding, events=(1,))], {1: event}, frozenset({1}), _BOOT, ())

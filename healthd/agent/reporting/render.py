@@ -1,4 +1,4 @@
-"""Text output of `check` and `status`, and of the lists of settings, checks and codes. Pure.
+"""Text output of `check` and `status`, and of the lists of settings, checks and codes. The functions are pure.
 
 `document` is the document that `--json` prints (docs/json.md), so text and JSON agree. Control characters in a document
 never reach the terminal.
@@ -67,7 +67,7 @@ def check(document: Document, page: Page, replayed: bool = False) -> str:
 
 
 def _daemon_findings(document: Document, page: Page) -> Iterator[str]:
-    """Yield the daemon's results for checks that only read the kernel log, or nothing if there are none."""
+    """Yield the daemon's results for checks that only read the kernel log."""
     from_daemon = document.get("from_daemon")
     if from_daemon is None or from_daemon["problem"]:
         return
@@ -85,7 +85,8 @@ def _daemon_findings(document: Document, page: Page) -> Iterator[str]:
 
 
 def recorded(document: Document, path: str, size: int, answers: int, silent: Iterable[str], page: Page) -> str:
-    """Return the text of `healthd record`: the findings, the file, and sentences about what did not respond."""
+    """Return the text of `healthd record`: the findings, the file, and sentences about anything that did not
+    respond."""
     lines = [
         "",
         page.heading("Recorded"),
@@ -108,13 +109,13 @@ def _bytes(size: int) -> str:
 
 
 def _split_quiet(results: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """Return the runs that get their own rows, and the runs without findings if there are too many for rows."""
+    """Return (runs with their own rows, runs without findings if there are too many for rows)."""
     quiet = [r for r in results if r["outcome"] == "completed" and not r["findings"]]
     return ([r for r in results if r not in quiet], quiet) if len(quiet) > MAX_ROWS else (list(results), [])
 
 
 def _quiet(quiet: Sequence[Document], when: str, page: Page, indent: str = "") -> Iterator[str]:
-    """Yield a paragraph with the checks that passed, then the checks that had nothing to check, grouped by reason."""
+    """Yield a paragraph with the checks that passed, then one for each reason why other checks had nothing to check."""
     passed = sorted(_run_name(r) for r in quiet if not r["nothing_to_check"])
     if passed:
         yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}", indent)
@@ -150,7 +151,7 @@ def _run_name(result: Document) -> str:
 
 
 def _worst(result: Document) -> tuple[str, str]:
-    """Return the worst finding's severity, and its name with the number of other findings, or why nothing was
+    """Return a severity and a text. The text names the worst finding and counts the others, or says why nothing was
     checked."""
     findings = result["findings"]
     if not findings:
@@ -193,8 +194,8 @@ def _unknown(document: Document, page: Page) -> Iterator[str]:
 
 
 def status(document: Document, now: float, page: Page, flags: str = "") -> str:
-    """Return the text of `healthd status`: health and drain, open conditions, problems with healthd, Slurm, checks,
-    service.
+    """Return the text of `healthd status`. Its parts are health and drain, open conditions, problems with healthd,
+    Slurm, checks and service.
 
     `flags` are quoted options that select this daemon ("--runtime-dir run").
     """
@@ -237,7 +238,8 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
 
 
 def _drain_text(slurm: Document) -> str:
-    """Return the drain for the first line, such as ", drained (by healthd), 1 job requeued", or "" if not drained.
+    """Return text about the drain for the first line, such as ", drained (by healthd), 1 job requeued", or "" if there
+    is none.
 
     In Slurm, jobs on a DOWN node have ended, and a COMPLETING node still runs an epilog.
     """
@@ -278,12 +280,12 @@ def _problems(problems: Mapping[str, str], blocked: Mapping[str, int], page: Pag
 
 
 def _reason(problem: str) -> str:
-    """Return the cause in a problem: "no such file" for "kernel log: no such file"."""
+    """Return the cause in a problem, such as "no such file" for "kernel log: no such file"."""
     return problem.partition(": ")[2]
 
 
 def _step(when: str, command: str, indent: str = "    ") -> str:
-    """Return a line that ends with a command to paste. The line is never wrapped."""
+    """Return a line that ends with a command to paste. It is never wrapped."""
     return f"{indent}{when}: {printable(command)}"
 
 
@@ -298,7 +300,7 @@ def _urgent_first(conditions: Sequence[Document]) -> list[Document]:
 
 
 def _checks(d: Document, now: float, page: Page) -> Iterator[str]:
-    """Yield a table of the runs with a finding or without a result, then paragraphs with the others."""
+    """Yield a table of the runs with a finding or without a result, then paragraphs about the other runs."""
     with_a_row, quiet = _split_quiet(d["results"])
     rows = [
         (
@@ -392,7 +394,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def settings(rows: Iterable[tuple[str, Any, str]], page: Page) -> str:
-    """Return the text of `healthd config show`. Rows: (setting, value, origin)."""
+    """Return the text of `healthd config show`. The rows are (setting, value, origin)."""
     return _text(
         page.table(("setting", "value", "from"), [(name, _value(value), origin) for name, value, origin in rows])
     )
@@ -411,7 +413,7 @@ def _value(value: Any) -> str:
 
 
 def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) -> str:
-    """Return the text of `healthd baseline --diff`. Rows: (setting, old value, new value, is unknown)."""
+    """Return the text of `healthd baseline --diff`. The rows are (setting, old value, new value, is unknown)."""
     if not changes:
         return f"{plain(path)}: nothing has changed\n"
     rows = [(setting, previous or "-", current or "-") for setting, previous, current, _unknown in changes]
@@ -419,12 +421,12 @@ def drift(path: str, changes: Sequence[tuple[str, str, str, bool]], page: Page) 
 
 
 def checks(rows: Iterable[Sequence[str]], page: Page) -> str:
-    """Return the text of `healthd list`. Rows: (check, interval, timeout, subject)."""
+    """Return the text of `healthd list`. The rows are (check, interval, timeout, subject)."""
     return _text(page.table(("check", "interval", "timeout", "checks"), list(rows)))
 
 
 def codes(rows: Iterable[Sequence[str]], page: Page) -> str:
-    """Return the text of `healthd list --codes`. Rows: (code, severity, ending, meaning)."""
+    """Return the text of `healthd list --codes`. The rows are (code, severity, ending, meaning)."""
     return _text(page.table(("code", "severity", "clears after", "meaning"), list(rows)))
 
 

@@ -1,4 +1,4 @@
-"""State of the running daemon, from which `healthd status`, the metrics and the verdict file are made."""
+"""State of the running daemon. `healthd status`, the metrics and the verdict file are made from it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def command_for_kernel_log(log: KernelLogStatus) -> str:
 
 
 class Snapshot(Value, frozen=True):
-    """State of the daemon at `now`. `results` has the last run of each check, `outcomes` counts by (check, instance,
-    outcome)."""
+    """State of the daemon at `now`. `results` contains each run's last result. `outcomes` contains counts by (check,
+    instance, outcome)."""
 
     version: str
     node_name: str
@@ -127,7 +127,7 @@ def _not_requeued_text(jobs: Sequence[tuple[str, str]]) -> str:
 
 
 def condition_json(c: Condition, remedies: Mapping[str, Remedy]) -> dict[str, Any]:
-    """Return the document for one condition. `remedies` has the remedies of codes that declare one."""
+    """Return the document for one condition. `remedies` contains the remedies that codes declare."""
     severity, clears = c.severity.name.lower(), c.clears.name.lower()
     declared = remedies[c.code].value if c.code in remedies else ""
     return {
@@ -182,7 +182,7 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 
 
 def snapshot_limits(s: Snapshot) -> tuple[str, ...]:
-    """Return sentences about what healthd needs on this node but does not have."""
+    """Return sentences about anything that healthd needs on this node but does not have."""
     log = s.kernel_log
     return limits(Mode(s.mode), log.source, log.alive, log.problem, s.slurm.problem)
 

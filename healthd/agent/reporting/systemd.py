@@ -26,7 +26,7 @@ def ready(status: str = "") -> None:
 
 
 def status(text: str) -> None:
-    """Set the status line of `systemctl status`."""
+    """Set the status line in `systemctl status`."""
     _notify(f"STATUS={text}")
 
 
@@ -39,7 +39,7 @@ def stopping(status: str = "") -> None:
 
 
 def watchdog() -> None:
-    """Send a keep-alive message. It must be sent more often than every `watchdog_seconds`."""
+    """Send a keep-alive message. Call this more often than every `watchdog_seconds`."""
     _notify("WATCHDOG=1")
 
 
@@ -49,7 +49,8 @@ def is_managed() -> bool:
 
 
 def watchdog_seconds() -> float | None:
-    """Return after how many seconds without `watchdog` systemd aborts this process, or None if there is no watchdog.
+    """Return the seconds without a call to `watchdog` after which systemd aborts this process. Return None if there is
+    no watchdog.
 
     Raises ValueError if the service manager's value is invalid.
     """
@@ -64,8 +65,8 @@ def watchdog_seconds() -> float | None:
 def _notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
     """Notify the service manager, if there is one.
 
-    This neither fails nor waits if the manager does not read its socket. libsystemd's sd_notify() would wait forever if
-    the manager's queue is full.
+    If the manager does not read its socket, this neither fails nor waits. libsystemd's sd_notify() would wait forever
+    if the manager's queue is full.
     """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
@@ -86,8 +87,8 @@ def set_up_logging(level: int = logging.INFO) -> None:
 
 
 def log_handler() -> logging.Handler:
-    """Return a handler for the journal (with priority and fields) if stderr is connected to the journal, or otherwise
-    for the current stderr."""
+    """Return a handler for the journal (with priority and fields) if stderr is connected to it, or else for the current
+    stderr."""
     if stderr_is_the_journal():
         from systemd import journal
 
@@ -100,9 +101,10 @@ def log_handler() -> logging.Handler:
 
 
 class OneLine(logging.Formatter):
-    """Formatter that prints each message as one line without control characters, whatever process names in it contain.
+    """Formatter that prints each message as one line, without control characters.
 
-    Every log line therefore begins with healthd's own text. A traceback keeps its lines.
+    Messages may contain process names with such characters. Every log line therefore begins with healthd's own text. A
+    traceback keeps its lines.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -114,7 +116,7 @@ class OneLine(logging.Formatter):
 
 
 class JournalSender:
-    """Sender of journal entries that never waits.
+    """Sends journal entries without ever waiting.
 
     libsystemd's own sender waits while journald does not read, for example because of a failing disk. Entries that
     journald does not accept are counted, and the next accepted entry reports the count.

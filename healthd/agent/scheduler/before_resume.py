@@ -2,7 +2,7 @@
 
 A program runs as a child process of the daemon, while kernel events and checks continue. The resume waits until the
 program has ended and its check has evaluated the result, but at most `Program.seconds` plus the wait for the check. If
-a program was terminated or could not be started, this is reported, and does not block the resume.
+a program was terminated or could not be started, this is reported but does not block the resume.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NodeView(NamedTuple):
 
 
 def next_stage(stage: Stage, node: NodeView) -> Stage:
-    """Return the stage of a drain before a program is started or ends.
+    """Return a drain's next stage, before a program is started or ends.
 
     If a new fault opens or the drain ends, start over and terminate a running program. A failed program is not retried
     automatically, because an intermittent fault would then pass.
@@ -71,8 +71,8 @@ def delays_resume(stage: Stage, node: NodeView) -> bool:
 def has_drain_cause(conditions: Collection[Condition], runs: Collection[RunName], before: float) -> bool:
     """Return True if one of these checks' findings keeps the node drained.
 
-    Findings from an earlier boot do not count, because the node may have been repaired since. `before`: when this boot
-    was first observed; 0 if it was observed earlier.
+    Findings from an earlier boot do not count, because the node may have been repaired since. `before` is when this
+    boot was first observed, or 0 if it was observed earlier.
     """
     return any(
         c.run in runs and c.severity >= Severity.DEGRADED and c.state is ConditionState.OPEN and c.opened_at >= before
@@ -81,7 +81,7 @@ def has_drain_cause(conditions: Collection[Condition], runs: Collection[RunName]
 
 
 class BeforeResume:
-    """Runner for these programs.
+    """Runs these programs.
 
     `make_command` returns the command for a program's arguments. `is_busy` returns True if such a program is running on
     this node.
@@ -123,9 +123,9 @@ class BeforeResume:
         return self._child.deadline - (0.0 if self._was_terminated else TERMINATE_SECONDS)
 
     def step(self, programs: Mapping[RunName, Program], node: NodeView, results: Results) -> RunName | None:
-        """Advance: terminate a program, record that one ended, or start one. A reload may have changed the programs.
+        """Advance: terminate a program, record that one ended, or start one. A reload may have changed `programs`.
 
-        Return the check whose program has just ended, which must run at once.
+        Return the check whose program has just ended. It must run at once.
         """
         if not programs:
             self.cancel()
@@ -208,7 +208,8 @@ class BeforeResume:
             self.stage, self._check_deadline = Stage.CHECKING, self._monotonic() + CHECK_WAIT_SECONDS
 
     def cancel(self) -> None:
-        """Terminate the running program without waiting: a job may start, a fault is open, or the daemon stops."""
+        """Terminate the running program without waiting, because a job may start, a fault is open, or the daemon is
+        stopping."""
         if self._child is not None:
             log.info("before the resume: terminating the running program")
             self._child.terminate()

@@ -1,4 +1,5 @@
-"""Selection of due runs. Pure. Times are in seconds on CLOCK_MONOTONIC, so that a clock step has no effect.
+"""Selection of due runs. The functions are pure. Times are in seconds on CLOCK_MONOTONIC, so that a clock step has no
+effect.
 
 Checks with the same interval run in one round, at the same phase of the interval. Each node has its own phase, so that
 a cluster does not query a file server or slurmctld in the same second.
@@ -15,7 +16,7 @@ from healthd.common.values import Value
 
 
 class ScheduledRun(Value, frozen=True):
-    """A recurring run of a check, with the `resource` that it may hang in."""
+    """A recurring run of a check. `resource` is the resource that it may hang in."""
 
     name: RunName
     resource: str
@@ -38,8 +39,8 @@ def phase(node_name: str, interval_seconds: float) -> float:
 
 
 def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
-    """Return when a run is due: at once if it never ran, otherwise at the node's phase, but at least a tenth of the
-    interval after the last run."""
+    """Return when a run is due. If it never ran, this is at once. Otherwise it is at the node's phase, but at least a
+    tenth of the interval after the last run."""
     if last_run is None:
         return 0.0
     interval = run.interval_seconds
@@ -56,9 +57,9 @@ def due_runs(
     node_name: str,
     now: float,
 ) -> list[ScheduledRun]:
-    """Return the due runs: GPU checks first (the worker keeps NVML open only for them), others in the given order.
+    """Return the due runs: GPU checks first (the worker keeps NVML open only for them), then others in the given order.
 
-    `early`: runs that are due before their round, with the times at which they are due.
+    `early` maps runs that are due before their round to the times at which they are due.
     """
     due_now = [
         run
@@ -75,7 +76,7 @@ def gpus_first(runs: Iterable[ScheduledRun]) -> list[ScheduledRun]:
 def with_repeats(
     waiting: Iterable[ScheduledRun], runs: Iterable[ScheduledRun], repeated: Collection[RunName]
 ) -> list[ScheduledRun]:
-    """Return the waiting runs of a round, with `repeated` added from `runs` unless they are already waiting."""
+    """Return a round's waiting runs, with `repeated` added from `runs` unless they are already waiting."""
     queue = list(waiting)
     queued_names = {run.name for run in queue}
     return gpus_first([*queue, *(run for run in runs if run.name in repeated and run.name not in queued_names)])

@@ -1,4 +1,4 @@
-"""Daemon side of the live process (`python -m healthd.failslow.live`), which monitors jobs for fail-slow.
+"""The daemon's side of the live process (`python -m healthd.failslow.live`), which monitors jobs for fail-slow.
 
 The process only runs while the check `failslow` has a source. The daemon never waits for it, and only reads single
 bytes from it (healthd/failslow/live/process.py defines them). If the process hangs, exits or uses too much memory, it
@@ -34,7 +34,7 @@ CHANGED = b"c"
 
 
 class FailslowProcess:
-    """Starts and monitors the live process. `problem`: why it is not running although it should, or ""."""
+    """Starts and monitors the live process. `problem` says why it is not running although it should be, or is ""."""
 
     def __init__(
         self,
@@ -185,13 +185,13 @@ class FailslowProcess:
 
 
 def _read_check_settings(configured: Configured) -> Mapping[str, Any]:
-    """Return the check's table, or {} if monitoring is not configured."""
+    """Return the check's settings, or {} if monitoring is not configured."""
     table = configured.loaded.tables.get(RUN, {})
     return dump(table) if table.get("client") or table.get("sample") else {}
 
 
 def _memory_bytes(pid: int) -> int:
-    """Return a process's resident memory, or 0 if unknown."""
+    """Return a process's resident memory, or 0 if it is unknown."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Presence of jobs on this node. Some checks only run on an idle node."""
+"""Whether jobs are on this node. Some checks only run on an idle node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from healthd.host.job_processes import has_no_jobs
 
 
 class JobPresence:
-    """Presence of jobs on this node.
+    """Whether jobs are on this node.
 
     is_drained        Slurm shows this node drained and idle; the daemon sets it
     is_without_jobs   Slurm's cgroups have shown no job since the last one ended
@@ -31,6 +31,6 @@ class JobPresence:
         self.is_without_jobs = has_no_jobs(self._root)
 
     def step(self) -> None:
-        """Read the cgroups again while they show no job, because another job may start at any time."""
+        """Read the cgroups again if they showed no job, because another job may start at any time."""
         if self.is_without_jobs and self._monotonic() >= self._read_at + CGROUP_INTERVAL_SECONDS:
             self.read()

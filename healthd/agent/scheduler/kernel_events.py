@@ -1,4 +1,4 @@
-"""Intake of kernel events in the daemon. Events become conditions, are assigned to jobs, and are logged.
+"""The daemon's handling of kernel events. Events become conditions, are assigned to jobs, and are logged.
 
 A pure function evaluates the events (agent/conditions/intake.py). If one event causes an error, others are unaffected.
 """
@@ -37,7 +37,7 @@ Kinds = tuple[str, ...]
 
 
 class KernelEventIntake:
-    """Takes in kernel events. Methods return the kinds of new events, because some checks run at once after an event.
+    """Handles kernel events. Methods return the kinds of new events, because some checks run at once after an event.
 
     configured   the settings in force; a reload replaces them
     incidents    maps a condition to the first condition of the same fault
@@ -73,7 +73,7 @@ class KernelEventIntake:
         return min(self.listener.deadline, self.job_finder.deadline)
 
     def read_log(self) -> Kinds:
-        """Take in the lines that the kernel has logged since the last call."""
+        """Read and handle the lines that the kernel has logged since the last call."""
         new_kinds = self.take_events(self.listener.read())
         self._log_unlogged_counts()
         self.take_jobs()
@@ -84,7 +84,7 @@ class KernelEventIntake:
     # --- events
 
     def take_events(self, events: Sequence[KernelEvent]) -> Kinds:
-        """Take in events and save them together with the log's cursor, so that each event counts once."""
+        """Add events to the ledger and save them together with the log's cursor, so that each event counts once."""
         if not events:
             return ()
         new_kinds = self._apply_valid_events(events)
@@ -93,9 +93,10 @@ class KernelEventIntake:
         return tuple(dict.fromkeys(new_kinds))
 
     def _apply_valid_events(self, events: Sequence[KernelEvent]) -> Kinds:
-        """Take in all events that do not cause an exception.
+        """Add all events that do not cause an exception.
 
-        If an event causes an exception, halving finds it. It counts as an unreadable line; the others are taken in.
+        If an event causes an exception, it is found by bisection and counted as an unreadable line. The others are
+        added.
         """
         before = self._store.ledger, self.events_forgotten
         try:
@@ -126,7 +127,7 @@ class KernelEventIntake:
         return tuple(event.kind for event in result.new_events)
 
     def take_inventory(self, inventory: Inventory) -> None:
-        """Take in the inventory that the worker read. Earlier events now get the names of their parts."""
+        """Add the inventory that the worker read. Earlier events now get the names of their parts."""
         store, before = self._store, self._store.ledger
         after = replace(before, inventory=inventory)
         with guard.dropping_errors(KERNEL_LOG):  # an error in the names must not affect the intake
@@ -146,7 +147,7 @@ class KernelEventIntake:
         return coalesced
 
     def _log_events(self, result: intake.EventIntake, lines_before: Mapping[int, int]) -> None:
-        """Log new events. `lines_before`: how many lines each event had before."""
+        """Log new events. `lines_before` maps each event to the number of lines that it had before."""
         found = (finding for check_findings in result.findings.values() for finding in check_findings)
         drain_sequences = {sequence for f in found if f.severity >= Severity.DEGRADED for sequence in f.events}
         for event in result.new_events:
@@ -167,7 +168,7 @@ class KernelEventIntake:
         return may_log
 
     def _log_unlogged_counts(self) -> None:
-        """Log once a minute how many events had no line of their own."""
+        """Log once a minute how many events did not get their own line."""
         if self._unlogged and not 0.0 <= self._now() - self._unlogged_since < LOG_PERIOD_SECONDS:
             kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(self._unlogged.items()))
             log.info("kernel: further events that were not logged individually: %s", kinds)
@@ -181,8 +182,8 @@ class KernelEventIntake:
             log.warning(sentence, self.events_forgotten, MAX_EVENTS)
 
     def _log_incidents(self) -> None:
-        """Find conditions with a common cause. They are logged when one of them opens, and shown in the status while
-        they are open."""
+        """Find conditions with a common cause. These incidents are logged when one of their conditions opens, and shown
+        in the status while they are open."""
         ledger = self._store.ledger
         since = self._now() - INCIDENT_SECONDS
         events = [event for event in ledger.events if event.last_time >= since and not event.history]
@@ -200,7 +201,7 @@ class KernelEventIntake:
     # --- jobs that caused events
 
     def take_jobs(self) -> None:
-        """Take in jobs that Slurm reports a moment later if it does not use cgroups."""
+        """Add jobs that Slurm reports a moment later if it does not use cgroups."""
         ledger, may_query_slurm = self._store.ledger, self.configured.settings.mode is not Mode.OBSERVE
         jobs: dict[int, str] = {}
         with guard.dropping_errors(SLURM):
@@ -222,8 +223,8 @@ class KernelEventIntake:
         self.note_cursor()
 
     def journal_request(self) -> Request | None:
-        """Return a request for lines that the ring buffer lost. The worker reads the journal, whose files are on a
-        disk."""
+        """Return a request for lines that the ring buffer lost. The worker reads the journal, because its files are on
+        a disk."""
         gap = self.listener.gap()
         if gap is None:
             return None
@@ -233,7 +234,7 @@ class KernelEventIntake:
         return Request("journal", JOURNAL_SECONDS, query)
 
     def take_journal_reply(self, reply: Reply) -> Kinds:
-        """Take in the journal's lines for a gap in the ring buffer."""
+        """Add the journal's lines for a gap in the ring buffer."""
         query = reply.request.operation
         assert isinstance(query, ReadJournal)
         gap = Gap(query.since_usec, query.until_usec, query.history)

@@ -79,7 +79,7 @@ def run_round(
     replayed: Recording | None = None,
     extra_results: Sequence[CheckResult] = (),
 ) -> RoundResult:
-    """Run every check in `loaded` once. The round ends within the checks' deadlines, whatever hangs.
+    """Run all checks in `loaded` once. The round ends within the checks' deadlines even if something hangs.
 
     replayed       the recording of a round to repeat (the workers have it too): its times apply, and a check that did
                    not answer in it does not run
@@ -130,7 +130,7 @@ def run_round(
 def _last_results(results: Sequence[CheckResult]) -> list[CheckResult]:
     """Return each run's last result, in the order of the first results.
 
-    If the last run did not complete, the findings from the earlier ones count.
+    If the last run did not complete, the findings from earlier runs count.
     """
     last: dict[RunName, CheckResult] = {}
     for result in results:
@@ -142,7 +142,7 @@ def _last_results(results: Sequence[CheckResult]) -> list[CheckResult]:
 
 
 def _merge_findings(run_result: CheckResult, log_result: CheckResult) -> CheckResult:
-    """Return the result of a check that both runs and reads the kernel log, with the findings from both.
+    """Merge the results of a check that both runs and reads the kernel log. The result has the findings from both.
 
     An unreadable log does not affect the run's result.
     """
@@ -154,7 +154,7 @@ def _merge_findings(run_result: CheckResult, log_result: CheckResult) -> CheckRe
 
 
 def _at_face_value(condition: Condition) -> Condition:
-    """Return a pending condition as open, because no second run can confirm it."""
+    """Return a pending condition as open, because there will be no second run to confirm it."""
     if condition.state is not ConditionState.PENDING:
         return condition
     return replace(condition, state=ConditionState.OPEN, opened_at=condition.first_seen)

@@ -1,4 +1,4 @@
-"""Worker replies: check results become conditions, and other replies go to the tasks that requested them.
+"""Handle the worker's replies. Check results become conditions, and other replies go to the tasks that requested them.
 
 A pure function turns a result into conditions (agent/conditions/intake.py).
 """
@@ -53,7 +53,7 @@ BURST_SECONDS = 0.02  # the longest wait for the worker alone, which delays kern
 
 
 class Received(NamedTuple):
-    """Input for the daemon: the end of a round, a reply with journal lines, a new inventory."""
+    """Input for the daemon: the end of a round, a reply with journal lines, or a new inventory."""
 
     round_ended: bool = False
     journal: Reply | None = None
@@ -61,7 +61,7 @@ class Received(NamedTuple):
 
 
 class ReplyHandler:
-    """Handler for the worker's replies.
+    """Handles the worker's replies.
 
     results    each run's last result since the start
     outcomes   number of runs by check, instance and outcome
@@ -105,8 +105,8 @@ class ReplyHandler:
     def step(self) -> Received:
         """Handle the available replies.
 
-        Most checks take less than a millisecond. In a burst, it is cheaper to wait for them than to go through the loop
-        after each one.
+        Most checks take less than a millisecond. In a burst, waiting for them is cheaper than a turn of the loop after
+        each.
         """
         until = self._monotonic() + BURST_SECONDS
         received = self._handle_step(self._queue.step())
@@ -123,7 +123,7 @@ class ReplyHandler:
         return received
 
     def handle(self, reply: Reply, received: Received) -> Received:
-        """Handle one reply. Return `received` with its input for the daemon added."""
+        """Handle one reply. Return `received` with the reply's input for the daemon added."""
         try:
             return self._handle(reply, received)
         except Exception as error:
@@ -191,7 +191,7 @@ class ReplyHandler:
             self._queue.run_early(name, self._monotonic() + max(early_at - self._now(), 0.1))
 
     def _silent_seconds(self, reply: Reply) -> float:
-        """Return for how long a run's resource has not answered, in this run and earlier ones; 0 if it has answered."""
+        """Return for how long a run's resource has not answered, in this run and earlier ones, or 0 if it has."""
         resource, now = reply.request.resource, self._monotonic()
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
             self._overdue_since.setdefault(resource, now - reply.seconds)
@@ -217,7 +217,7 @@ class ReplyHandler:
         return {name.check for name in self.results} - failed
 
     def not_run_since(self, names: list[RunName], moment: float) -> list[str]:
-        """Return the runs that have not run since a moment (epoch seconds). A run shortly before it counts too."""
+        """Return the runs that have not run since `moment` (epoch seconds). A run shortly before that also counts."""
         before = moment - MIN_REPEAT_SECONDS
         return [str(name) for name in names if name not in self.results or self.results[name].started < before]
 
@@ -271,7 +271,7 @@ class ReplyHandler:
 
 
 def verdict_inputs(result: CheckResult) -> tuple[object, ...]:
-    """Return the inputs that the verdict takes from a run, besides conditions.
+    """Return the inputs that the verdict takes from a run, in addition to conditions.
 
     A finding can end without a change to the conditions: after `healthd repaired`, the next run no longer reports it.
     """

@@ -1,4 +1,4 @@
-"""Scheduler: decides which checks run, how often, and which of them run at once after an event."""
+"""Scheduler. It decides which checks run, how often, and which of them run at once after an event."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class Scheduler:
                 yield ScheduledRun(name, check.resource(name.instance), interval, timeout)
 
     def expected(self) -> list[RunName]:
-        """Return the runs whose results the verdict requires. Checks for an idle node count only if it is drained."""
+        """Return the runs whose results the verdict requires. Checks for an idle node are only included if it is
+        drained."""
         drained = self._jobs.is_drained
         return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
 
@@ -103,7 +104,7 @@ class Scheduler:
         return [n for n in self.runs_after(JOB_END) if not (driver_idle and self.configured.check(n).uses == "nvml")]
 
     def run_after(self, kinds: Iterable[str]) -> None:
-        """Run the checks for events of these kinds now."""
+        """Run the checks that follow events of these kinds now."""
         for kind in kinds:
             with guard.dropping_errors(WORKER, kind):  # an error here must not affect the event
                 self.queue.run_after_event(self.runs_after(kind))

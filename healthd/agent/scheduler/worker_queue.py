@@ -91,8 +91,8 @@ class WorkerQueue:
         return self._next_due()
 
     def _next_due(self) -> float:
-        """Return when a run is due (monotonic). Cached until its inputs change, because it is called after every check
-        in a round."""
+        """Return when a run is due (monotonic). The time is cached until its inputs change, because this is called
+        after every check in a round."""
         scheduled = self._scheduled()
         if scheduled is not self._due_at_runs:
             self._due_at_runs = scheduled
@@ -129,7 +129,7 @@ class WorkerQueue:
             self.run_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + MIN_REPEAT_SECONDS))
 
     def add_task(self, request: Request) -> None:
-        """Add other work for the worker, for times when no checks are due.
+        """Add other work for the worker. It is done when no checks are due.
 
         A task waits while a worker hangs in its resource. Only the newest task of each kind is kept.
         """
@@ -146,7 +146,7 @@ class WorkerQueue:
     # --- work
 
     def step(self) -> Step:
-        """Advance one step. Include runs that have become due."""
+        """Advance one step, and include runs that have become due."""
         self._queue_due_runs()
         return self.advance()
 
@@ -211,7 +211,7 @@ class WorkerQueue:
             self._queue = deque(schedule.with_repeats(self._queue, self._scheduled(), repeats))
 
     def _is_done_in_round(self, run: ScheduledRun, now: float) -> bool:
-        """Return True if the current round has already run it, and no early run was requested since.
+        """Return True if the current round has already run it and no early run was requested since.
 
         Even if a round takes longer than the interval, it must end before the next one starts.
         """
@@ -219,7 +219,7 @@ class WorkerQueue:
         return run_count >= MAX_RUNS_PER_ROUND or (run_count > 0 and self._early.get(run.name, FOREVER) > now)
 
     def _next(self) -> Request | Reply | None:
-        """Return the next work: first the closing of NVML, then checks, then tasks."""
+        """Return the next work. NVML is closed first, then come checks, then tasks."""
         if self._client.nvml_open and not (self._queue and self._queue[0].resource == "nvml"):
             return self._pop_task(self._next_task("nvml")) or CLOSE_NVML
         if self._queue:

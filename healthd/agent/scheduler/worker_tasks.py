@@ -29,7 +29,7 @@ INVENTORY_SECONDS = 24 * 3600.0
 
 
 class LedgerCopy:
-    """The copy of the ledger in the state directory, whose disk may hang. problem: why the last copy failed."""
+    """Copies the ledger to the state directory, whose disk may hang. `problem` says why the last copy failed."""
 
     def __init__(self, store: ConditionStore, runtime_dir: str, state_dir: str) -> None:
         self.failures, self.problem = 0, ""
@@ -57,14 +57,15 @@ class LedgerCopy:
 
 
 class InstalledFiles:
-    """healthd's own files, which may be removed or replaced while it runs. problem: a sentence if they were."""
+    """Watches healthd's own files, which may be removed or replaced while it runs. `problem` is a sentence if they
+    were."""
 
     def __init__(self) -> None:
         self.problem = ""
         self._at_start = installed_files.identities()
 
     def changed(self) -> str:
-        """Return a sentence if the files were removed or replaced, otherwise "". May hang if their disk hangs."""
+        """Return a sentence if the files were removed or replaced, otherwise "". This may hang if their disk hangs."""
         return installed_files.problem(self._at_start, installed_files.identities(list(self._at_start)))
 
     def request(self) -> Request:
@@ -84,7 +85,7 @@ class InstalledFiles:
 
 
 class Textfile:
-    """The file `metrics.textfile`, whose disk may hang. problem: why it could not be written."""
+    """Writes the file `metrics.textfile`, whose disk may hang. `problem` says why it could not be written."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -141,7 +142,7 @@ def failure(reply: Reply) -> str:
 
 
 def is_outdated(inventory: Inventory, observations: Iterable[Observation]) -> bool:
-    """Return True if NVML shows more GPUs than the inventory, or another driver. The inventory keeps a lost GPU."""
+    """Return True if NVML shows more GPUs than the inventory, or another driver. A lost GPU stays in the inventory."""
     return any(
         (observation.name == "gpus" and observation.value > len(inventory.gpus))
         or (observation.name == "gpu_driver_info" and ("version", inventory.driver_version) not in observation.labels)
@@ -150,7 +151,7 @@ def is_outdated(inventory: Inventory, observations: Iterable[Observation]) -> bo
 
 
 class StreamDelivery:
-    """Writes events to the stream's files: lines from the ledger's outbox, one write at a time."""
+    """Writes events from the ledger's outbox to the stream's files, one write at a time."""
 
     def __init__(self, store: ConditionStore, state_dir: str) -> None:
         self._store = store

@@ -66,14 +66,15 @@ class CheckConfig(Value, frozen=True):
 
 
 def is_capped(config: CheckConfig, expects: str) -> bool:
-    """Return True if these settings cap findings that compare with the setting `expects` at WARNING. `expects` is ""
-    for findings that compare with none.
+    """Return True if these settings cap findings that compare with the setting `expects` at WARNING.
+
+    `expects` is "" for findings that do not compare with a setting.
     """
     return not config.enforce or expects in config.guessed or "name" in config.guessed
 
 
 def configured_severity(explain: Explain, config: CheckConfig) -> Severity:
-    """Return the code's worst severity under these settings, before the site overrides or caps it."""
+    """Return the code's worst severity under these settings, before the site's overrides or caps."""
     chosen = getattr(config, explain.chosen_by, None)
     return chosen if isinstance(chosen, Severity) else explain.severity
 
@@ -100,7 +101,8 @@ class KernelPattern(Value, frozen=True):
 
 
 def _too_severe(pattern: KernelPattern) -> str:
-    """Refuse a pattern without a fixed beginning, because it also matches user text inside a message (audit lines)."""
+    """Return why this severity is not allowed for a pattern without a fixed beginning, or "". Such a pattern also
+    matches user text inside a message (audit lines)."""
     if pattern.severity < Severity.DEGRADED or not pattern.pattern.startswith("*"):
         return ""
     return (
@@ -200,7 +202,7 @@ class Settings(Value, frozen=True):
 
 
 class Layer(NamedTuple):
-    """[checks.*] from one source. `guessed`: it describes typical machines of this type, not this node."""
+    """[checks.*] from one source. `guessed` is True if it describes typical machines of this type, not this node."""
 
     source: str
     checks: Any
@@ -254,15 +256,16 @@ def kernel_log_config(table: Mapping[str, Any], source: str) -> KernelLogConfig:
 
 
 def checks_dir(table: Mapping[str, Any]) -> str:
-    """Return the directory with the site's checks, which is needed to validate the table, or "" if that setting is
-    invalid.
+    """Return the directory with the site's checks, which is needed to validate the table.
+
+    Return "" if that setting is invalid.
     """
     found = table.get("checks_dir", Settings().checks_dir)
     return found if isinstance(found, str) and not absolute_path_problem(found) else ""
 
 
 def listen_addresses(listen: str | tuple[str, ...], where: str) -> list[tuple[str, int]]:
-    """Return [("127.0.0.1", 9478)] for "127.0.0.1:9478", [("::1", 9478)] for "[::1]:9478"; [] for "off"."""
+    """Return [("127.0.0.1", 9478)] for "127.0.0.1:9478", [("::1", 9478)] for "[::1]:9478", and [] for "off"."""
     found = []
     for text in (listen,) if isinstance(listen, str) else listen:
         if problem := address_problem(text):

@@ -1,4 +1,4 @@
-"""Settings and checks as one value that a reload replaces."""
+"""Settings and checks as a single value, which a reload replaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from healthd.common.model import Program, RunName
 
 
 class Configured(Struct, frozen=True, dict=True):
-    """`checks`: all checks by name; `loaded` has the enabled ones with their settings."""
+    """Settings and checks. `checks` contains all checks by name, and `loaded` the enabled ones with their settings."""
 
     loaded: Loaded
     checks: Mapping[str, Check]
@@ -61,7 +61,7 @@ class Configured(Struct, frozen=True, dict=True):
         return {name: text for run in self.runs for name, text in self.check(run).meanings.items()}
 
     def versions(self, healthd_version: str) -> dict[RunName, tuple[str, str]]:
-        """Return for each run its check's version and a checksum of its settings."""
+        """Return a dict that maps each run to its check's version and a checksum of its settings."""
         return {
             name: (
                 self.check(name).version or healthd_version,
@@ -72,5 +72,5 @@ class Configured(Struct, frozen=True, dict=True):
 
     @property
     def idle_runs(self) -> set[RunName]:
-        """Runs that need a node without jobs."""
+        """Runs that only take place on a node without jobs."""
         return {name for name in self.runs if self.checks[name.check].when}

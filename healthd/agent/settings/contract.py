@@ -108,5 +108,5 @@ NAMES = tuple(f.name for f in fields_of(Contract))
 
 
 def read_contract(module: ModuleType) -> Contract[Any]:
-    """Return the declarations of a module, not yet validated: a site's module may have wrong types."""
+    """Return a module's declarations without validating them. A site's module may have wrong types."""
     return Contract(**{name: getattr(module, name) for name in NAMES if hasattr(module, name)})

@@ -1,4 +1,4 @@
-"""Effective settings and their sources. A wrong key, type or check name stops the start with one sentence.
+"""Effective settings and their sources. An invalid key, type or check name stops the start with a one-sentence error.
 
 Priority per setting, lowest first: defaults, profile for the machine's type, this node's baseline, healthd.toml, its
 [[node]] sections for this node, flags. layers.py has the layers below the file, node_sections.py the sections.
@@ -36,8 +36,9 @@ def resolve_settings(
 ) -> Loaded:
     """Return the effective settings.
 
-    `flags`: dotted setting -> (flag as written, value). `available`: all checks. `lower_layers`: returns the layers
-    below the table, lowest first. Raises ConfigError with one sentence.
+    `flags` maps a dotted setting to (flag as written, value). `available` contains all checks. `lower_layers` returns
+    the layers below the table, lowest first. Raises ConfigError if the settings are invalid; the message is one
+    sentence.
     """
     plain = _top_level(table)
     origins = dict.fromkeys(_flat(plain), source)
@@ -101,7 +102,8 @@ def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections_for(node: str, table: Mapping[str, Any], source: str) -> list[tuple[str, Section]]:
-    """Return the [[node]] sections for a node, each with its name: "healthd.toml [[node]] 2". Raises ConfigError."""
+    """Return the [[node]] sections for a node, each with its name, such as "healthd.toml [[node]] 2". Raises
+    ConfigError."""
     from healthd.agent.settings import node_sections  # few files have sections
 
     with _naming_source(source, {}):
@@ -164,7 +166,7 @@ def find_mistakes(table: Mapping[str, Any], source: str, available: Mapping[str,
 
 
 def _split_tables(name: str, table: Any, available: Mapping[str, Check]) -> list[Any]:
-    """Return a check's table once for each of its named tables, so that the mistakes in all of them are found."""
+    """Return a copy of the check's table for each of its named tables, so that mistakes in all of them are found."""
     if name not in available or not available[name].per or not isinstance(table, Mapping):
         return [table]
     own = {f.name for f in fields_of(available[name].config)}
@@ -189,7 +191,7 @@ def _validate_section(file: Mapping[str, Any], checks: Any, available: Mapping[s
 
 
 def _mistakes_of_call(call: Callable[[], object]) -> tuple[str, ...]:
-    """Return the mistakes that a call raises, one sentence each."""
+    """Return the mistakes that a call raises, as sentences."""
     try:
         call()
     except ConvertError as error:
@@ -210,7 +212,7 @@ def _naming_source(source: str, origins: Mapping[str, str]) -> Iterator[None]:
 def _merge_layers(layers: Sequence[Layer], available: Mapping[str, Check]) -> tuple[dict[str, Any], dict[str, Layer]]:
     """Merge the layers setting by setting. A list or table that is a setting's value is replaced as a whole.
 
-    Also return the layer that each setting comes from.
+    Return the result, and a dict that maps each setting to its layer.
     """
     tables: dict[str, Any] = {}
     layer_by_path: dict[str, Layer] = {}
@@ -233,8 +235,9 @@ def setting_path(check: str, instance: str, setting: str) -> str:
 
 
 def _guessed(check: Check, instance: str, layer_by_path: Mapping[str, Layer]) -> tuple[str, ...]:
-    """Return the settings of a run whose values a profile guessed. An instance's own table takes precedence over the
-    check's.
+    """Return the settings of a run whose values a profile guessed.
+
+    An instance's own table takes precedence over the check's.
     """
     found: list[str] = []
     if not any(layer.guessed for layer in layer_by_path.values()):
@@ -248,7 +251,8 @@ def _guessed(check: Check, instance: str, layer_by_path: Mapping[str, Layer]) ->
 
 
 def require_named_files(loaded: Loaded) -> None:
-    """Raise ConfigError if the settings name a root or a fake NVML that does not exist: every check would fail."""
+    """Raise ConfigError if the settings name a root or a fake NVML that does not exist, because every check would
+    fail."""
     settings, origins = loaded.settings, loaded.origins
     if not os.path.isdir(settings.root):
         raise ConfigError(f"{origins['root']}: root: directory {settings.root} does not exist")
@@ -283,7 +287,7 @@ def _require_existing(tables: Any, available: Mapping[str, Check]) -> None:
 def _check_configs(
     tables: Mapping[str, Any], available: Mapping[str, Check], layer_by_path: Mapping[str, Layer], complete: bool = True
 ) -> dict[RunName, CheckConfig]:
-    """Return the Config of every run. complete: False validates only names and types, without validate()."""
+    """Return the Config of every run. If `complete` is False, validate only names and types, without validate()."""
     runs: list[tuple[Check, str, dict[str, Any]]] = []
     for name, check in available.items():
         table = tables.get(name, {})
@@ -330,7 +334,7 @@ def _instances(name: str, table: Mapping[str, Any], check: Check) -> list[tuple[
 
 
 def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
-    """Raise ConvertError if a check with named tables has a key that is neither a table nor a setting."""
+    """Raise ConvertError if a check that has named tables contains a key that is neither a table nor a setting."""
     if not check.per:
         return
     own = {f.name for f in fields_of(check.config)}
@@ -353,7 +357,8 @@ def _overlay(lower: dict[str, Any], upper: Mapping[str, Any]) -> None:
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set one setting in nested tables. A value where a table is expected stays, so that it is refused later."""
+    """Set one setting in nested tables. If a value is in the place of a table, leave it, so that it is refused
+    later."""
     *path, last = dotted.split(".")
     for name in path:
         subtable = table.get(name, {})
@@ -401,7 +406,7 @@ def _all_fields(config: Any) -> dict[str, Any]:
 
 
 def _contradiction(limits: FleetLimits) -> str:
-    """Return the contradiction if the limit for shared causes is the higher one, or ""."""
+    """Return a sentence if the limit for shared causes contradicts the other one by being higher, or ""."""
     for name, own, shared in (
         ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
         ("limit_min_nodes", limits.own_hardware_limit_min_nodes, limits.limit_min_nodes),

@@ -32,7 +32,7 @@ PRODUCT_NAME = "/sys/class/dmi/id/product_name"
 
 
 class Match(Value, frozen=True):
-    """Machines that a profile describes.
+    """The machines that a profile describes.
 
     products   patterns for the DMI product name; () = any name
     gpus       PCI ids and descriptions: {"10de:2330" = "H100 SXM5 80GB"}
@@ -45,7 +45,7 @@ class Match(Value, frozen=True):
     at_most: int = 1000
 
     def fits(self, product: str, gpus: Mapping[str, int]) -> bool:
-        """Return True if the profile fits. `gpus`: number of NVIDIA GPUs on PCI for each PCI id."""
+        """Return True if the profile fits. `gpus` maps each PCI id to the number of NVIDIA GPUs with that id."""
         mine = sum(count for pci_id, count in gpus.items() if pci_id in self.gpus)
         if self.products:
             return any(fnmatchcase(product, pattern) for pattern in self.products) and (mine > 0 or not gpus)
@@ -53,8 +53,9 @@ class Match(Value, frozen=True):
 
 
 def lower_layers(settings: Settings) -> list[Layer]:
-    """Return the layers below healthd.toml, lowest first. Raises ConfigError, or ConvertError for an unknown
-    profile.
+    """Return the layers below healthd.toml, lowest first.
+
+    Raises ConfigError, or ConvertError for an unknown profile.
     """
     layers = []
     profile = _chosen_profile(settings)
@@ -73,7 +74,7 @@ def layers_without_baseline(settings: Settings) -> list[Layer]:
 
 
 def _applies_to_root(settings: Settings) -> bool:
-    """Return True if the baseline applies to this root. The default baseline is only valid for "/"."""
+    """Return True if the baseline applies to the configured root. The default baseline is only valid for "/"."""
     return settings.root == "/" or settings.baseline_file != Settings().baseline_file
 
 
@@ -120,19 +121,19 @@ def _match(name: str) -> Match:
 
 
 def _built_in(name: str) -> dict[str, Any]:
-    """Return a profile that is part of healthd and as trusted as its code."""
+    """Return a built-in profile, which is as trusted as healthd's code."""
     path = os.path.join(PROFILES, f"{name}.toml")
     with open(path, "rb") as file:
         return parse_toml(file.read(), path)
 
 
 def baseline_tables(baseline_file: str) -> Any:
-    """Return [checks] from a baseline, which has nothing else. Raises ConfigError."""
+    """Return [checks] from a baseline, which may not contain anything else. Raises ConfigError."""
     return _only_checks(read_file(baseline_file, False, "baseline_file"), baseline_file)
 
 
 def _only_checks(table: Mapping[str, Any], path: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return [checks] from a file. Other tables than `allowed` are an error. Raises ConfigError."""
+    """Return [checks] from a file. Raises ConfigError if there are tables other than those in `allowed`."""
     for key in table:
         if key != "checks" and key not in allowed:
             raise ConfigError(f'{path}: unknown setting "{key}"; this file may only contain [checks.NAME]')

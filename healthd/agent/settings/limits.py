@@ -1,6 +1,6 @@
-"""Types with limits, with which a settings class declares its fields.
+"""Types with limits. A settings class uses them to declare its fields.
 
-`codec.load` refuses an invalid value and names the setting. The rule belongs to the class that declares the field, not
+`codec.load` refuses an invalid value and names the setting. A limit belongs to the class that declares the field, not
 to the field's name, so a site's check may choose any names.
 """
 
@@ -18,7 +18,7 @@ _NODE_NAME = regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def between(minimum: float, maximum: float, unit: str = "") -> Rule:
-    """Return the rule for a number from `minimum` to `maximum`; `unit`: text after the limits (" seconds")."""
+    """Return the rule for a number from `minimum` to `maximum`. `unit` is the text after the limits (" seconds")."""
     requirement = f"must be {_figures(minimum)} to {_figures(maximum)}{unit}"
     return Rule(
         lambda value: "" if minimum <= value <= maximum else f"{requirement}, got {number(value)}", minimum, maximum
@@ -43,18 +43,19 @@ def _absolute_path_or_none(value: str) -> str:
 
 
 def _kernel_log(value: str) -> str:
-    """Refuse other names. healthd would wait for a mistyped name as for a file, and the node would miss all events."""
+    """Return why the name is refused, or "". If a mistyped name were taken as a file, healthd would wait for it and
+    miss all events."""
     fits = value in KERNEL_LOGS or not absolute_path_problem(value)
     return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
 
 def is_node_name(value: str) -> bool:
-    """Return True if Slurm takes this as the name of one node. "ALL" and "n[1-9]" also mean other nodes."""
+    """Return True if Slurm accepts this as the name of one node. "ALL" and "n[1-9]" also stand for other nodes."""
     return _NODE_NAME.fullmatch(value) is not None and value.upper() != "ALL"
 
 
 def _node_name(value: str) -> str:
-    """Validate a name that becomes scontrol's NodeName."""
+    """Check a name that becomes scontrol's NodeName."""
     return "" if not value or is_node_name(value) else f"must be the name of one node, got {show(value)}"
 
 

@@ -1,4 +1,4 @@
-"""[[node]] sections in the settings, which allow one file for several kinds of nodes. Pure.
+"""[[node]] sections in the settings, which allow one file for several kinds of nodes.
 
     [[node]]
     match = ["gpu-[001-128]", "!gpu-042"]
@@ -41,15 +41,16 @@ class Section(NamedTuple):
 
 
 def sections(table: Mapping[str, Any]) -> list[Section]:
-    """Return the sections of a settings file, in order. Raises one ConvertError with the mistakes in all sections."""
+    """Return a settings file's sections, in order. Raises one ConvertError that lists the mistakes in all sections."""
     found = read_sections(table)
     raise_mistakes([mistake for section in found for mistake in _mistakes(section)])
     return found
 
 
 def read_sections(table: Mapping[str, Any]) -> list[Section]:
-    """Return the sections of a settings file without validating them. Raises ConvertError if `node` does not consist
-    of [[node]] sections.
+    """Return a settings file's sections without validating them.
+
+    Raises ConvertError if `node` does not consist of [[node]] sections.
     """
     found = table.get(SECTIONS, [])
     if (
@@ -68,7 +69,7 @@ def _section(name: str, table: Mapping[str, Any]) -> Section:
 
 
 def _mistakes(section: Section) -> list[str]:
-    """Return the mistakes in `match`, and the settings that a section may not have."""
+    """Return the mistakes in `match`, and the settings that are not allowed in a section."""
     found = []
     if not section.match or not all(isinstance(hosts, str) for hosts in section.match):
         found.append('match: must be a list of host lists, such as match = ["gpu-[001-128]", "!gpu-042"]')

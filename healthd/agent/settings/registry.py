@@ -3,7 +3,8 @@
 A site's Python file is code that healthd runs as root. The file, every directory above it and every symbolic link on
 the path must belong to root, and no other user may write to them (ownership.py). The verified file is the one that is
 imported. The daemon imports it at its start, for its Config. Its run() is only called in the worker. Its other
-functions (validate, overdue, explain) may raise: this is logged in one sentence and never stops the daemon.
+functions (validate, overdue, explain) may raise an exception, which is logged in one sentence and never stops the
+daemon.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ OTHERS_EXPLAIN = Explain(
 
 
 class Check(Value, frozen=True):
-    """A check module and its declarations (contract.py).
+    """A check module with its declarations (contract.py).
 
     `path` and `version` are "" for a built-in check; for a site's file, `version` is its checksum.
     """
@@ -128,13 +129,13 @@ class Check(Value, frozen=True):
         return not explained or any(severity >= Severity.DEGRADED for severity in (*other_severities, *worst))
 
     def resource(self, instance: str) -> str:
-        """Return the resource that a hung run quarantines: NVML as a whole, otherwise this run's own resource."""
+        """Return the resource that a hung run blocks for others: NVML as a whole, otherwise this run's own resource."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
     def run(
         self, host: Host, config: CheckConfig, past: History
     ) -> Iterable[Finding | Observation | Repair | NothingToCheck]:
-        """Run the check once. Exceptions from the check are passed on."""
+        """Run the check once. Its exceptions are passed on."""
         if self.declares.run is None:
             raise TypeError(f"the check {self.name} only reads the kernel log")
         return self.declares.run(host, config, past)
@@ -145,7 +146,7 @@ class Check(Value, frozen=True):
         node: Inventory,
         config: CheckConfig,
     ) -> tuple[list[Finding], Failures]:
-        """Return (the findings for a window of kernel events, the events on which the check raises).
+        """Return (the findings for a window of kernel events, the events for which the check raises an exception).
 
         Both are empty for site checks, and for checks that do not evaluate kernel events. This runs in the daemon, for
         each line. If the check raises, each event is evaluated separately. The other checks and the daemon continue;
@@ -171,12 +172,12 @@ class Check(Value, frozen=True):
         return declared if isinstance(declared, Baseline) else None
 
     def baseline(self, host: Host, config: CheckConfig) -> Iterable[Entry | LeftOut]:
-        """Return the current values of these settings. Exceptions from the check are passed on."""
+        """Return the current values of these settings. The check's exceptions are passed on."""
         read_baseline = self.declares.baseline if self.baseline_settings else None
         return read_baseline(host, config) if read_baseline else ()
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
-        """Return the repairs that kernel events prove. Built-in checks only."""
+        """Return the repairs that kernel events prove. Only built-in checks have any."""
         find_repairs = None if self.path else self.declares.repairs
         if find_repairs is None:
             return []
@@ -187,7 +188,7 @@ class Check(Value, frozen=True):
             return []
 
     def overdue(self, config: CheckConfig, seconds: float) -> Iterator[Finding]:
-        """Return the findings for a run that did not answer for `seconds`."""
+        """Return the findings for a run that has not answered for `seconds`."""
         nothing: list[Finding] = []
         describe_overdue = self.declares.overdue
         return iter(
@@ -206,7 +207,7 @@ class Check(Value, frozen=True):
         return self._call_safely("explain", lambda: _as_explain((declares.explain or declares.EXPLAIN.get)(code)), None)
 
     def explain_more(self, code: str) -> Explain | None:
-        """Return the text for a name that is not a code, but occurs in a finding's message: "nvlink5/149:4"."""
+        """Return the text for a name that is not a code but occurs in a finding's message ("nvlink5/149:4")."""
         return self._call_safely("explain_more", lambda: _as_explain(self.declares.explain_more(code)), None)
 
     def extra_names(self) -> list[str]:
@@ -214,7 +215,8 @@ class Check(Value, frozen=True):
         return self._call_safely("known_more", lambda: list(self.declares.known_more()), [])
 
     def codes(self) -> list[str]:
-        """Return the codes that the check can explain. Codes with numbers (Xids) are those in the catalogue."""
+        """Return the codes that the check can explain. For codes with numbers (Xids), these are the codes in the
+        catalogue."""
         list_codes = self.declares.known_codes or partial(sorted, self.declares.EXPLAIN)
         return self._call_safely("explain", lambda: list(map(str, list_codes())), [])
 
@@ -225,12 +227,13 @@ class Check(Value, frozen=True):
 
     @property
     def judges_settings(self) -> bool:
-        """True if code in a site's file runs when its settings are read: a validate(), or a Config's own code."""
+        """Return True if reading the settings executes code from a site's file: a validate(), or the Config's own
+        code."""
         own = getattr(self.config, "__post_init__", None) is not getattr(CheckConfig, "__post_init__", None)
         return bool(self.path) and (own or hasattr(self.module, "validate"))
 
     def make_config(self, values: Mapping[str, object], where: str) -> CheckConfig:
-        """Return the check's Config from plain data. Raises ConvertError for anything that a site's Config raises."""
+        """Return the check's Config from plain data. If a site's Config raises anything, this raises ConvertError."""
         with self._naming_errors("Config", where):
             config = load(self.config, values, where)
             if self.path:
@@ -256,7 +259,7 @@ class Check(Value, frozen=True):
         raise_mistakes(found)
 
     def _code_hint(self, written: str) -> str:
-        """Return the hint for an unknown code: the most similar code, or all codes if there are few."""
+        """Return a hint for an unknown code. It names the most similar code, or all codes if there are few."""
         import difflib
 
         codes = [code.partition("/")[2] for code in self.codes()]
@@ -323,7 +326,7 @@ def built_in_checks(only: Collection[str] | None = None) -> dict[str, Check]:
 
 
 def site_files(directory: str) -> list[str]:
-    """Return the site's check files. Raises ConfigError if users other than root could have written one."""
+    """Return the site's check files. Raises ConfigError if users other than root could have written any of them."""
     if not directory:
         return []
     try:
@@ -363,7 +366,8 @@ _loaded_site_files: list[str] = []
 
 
 def has_loaded_site_file() -> bool:
-    """Return True if this process has executed code from a site's file, which may have loaded or started anything."""
+    """Return True if this process has executed code from a site's file. That code may have loaded or started
+    anything."""
     return bool(_loaded_site_files)
 
 
@@ -399,7 +403,7 @@ def load_site(path: str) -> Check:
 
 
 def _misdeclared(check: Check) -> str:
-    """Return the problem with a site module's declarations, or ""."""
+    """Return the problem with a site module's declarations, or "" if they are valid."""
     declares = check.declares
     if not callable(declares.run):
         return "has no run(host, config, past)"
@@ -434,7 +438,7 @@ def _misdeclared(check: Check) -> str:
 
 
 def _misspelt_names(check: Check) -> Iterator[tuple[str, str]]:
-    """Yield unused names in a site's module (AFTER_EVENT), each with a similar name from the contract."""
+    """Yield unused names in a site's module (AFTER_EVENT), each with a similar name that the contract allows."""
     from difflib import get_close_matches
 
     with open(check.path, encoding="utf-8", errors="replace") as file:
@@ -457,10 +461,10 @@ def _redeclared(config: type[CheckConfig]) -> str:
 
 
 def find_checks(directory: str, bounded: bool = True) -> dict[str, Check]:
-    """Return every check by name, both built-in and the site's. Raises ConfigError with one sentence.
+    """Return all checks by name, both built-in and the site's. Raises ConfigError; the message is one sentence.
 
-    `bounded`: first import each site file in another process, because it may hang. The worker does not need this,
-    because it has a deadline.
+    If `bounded`, each site file is first imported in another process, because it may hang. The worker does not need
+    this, because it has a deadline.
     """
     checks = built_in_checks()
     paths = site_files(directory)
@@ -479,7 +483,7 @@ def find_checks(directory: str, bounded: bool = True) -> dict[str, Check]:
 
 
 def baseline_checks(checks: Mapping[str, Check]) -> dict[str, Baseline]:
-    """Return the settings of each check with a table in a node's baseline, in the order of the file."""
+    """Return the baseline settings of the checks that have a table in a node's baseline, in the file's order."""
     settings = {name: check.baseline_settings for name, check in checks.items() if check.baseline_settings}
     return dict(sorted(settings.items(), key=lambda item: (item[1].place, item[0])))
 
@@ -493,13 +497,13 @@ def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
 
 
 def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Remedy]:
-    """Return the remedies that are declared for these codes, by code."""
+    """Return a dict that maps codes to their remedies, for those of these codes that declare one."""
     found = ((code, explain(checks, code)) for code in codes)
     return {code: text.remedy for code, text in found if text is not None and text.remedy is not None}
 
 
 def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, list[str]]:
-    """Return the checks that a round of `loaded` does not run, by reason.
+    """Return a dict that maps each reason to the checks that do not run in a round for that reason.
 
     kernel_log_only  the check only reads the kernel log
     idle        it only runs while the node is drained and idle
@@ -520,7 +524,7 @@ def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, lis
 
 
 def count_summary(checks: Mapping[str, Check], loaded: Loaded) -> str:
-    """Return the number of checks as text: "45 checks: 36 run, 7 only read the kernel log, 2 not set up"."""
+    """Return text about the number of checks, such as "45 checks: 36 run, 7 only read the kernel log, 2 not set up"."""
     not_run = without_result(checks, loaded)
     labels = {
         "kernel_log_only": "only read the kernel log",
@@ -538,10 +542,10 @@ def all_codes(checks: Mapping[str, Check]) -> list[str]:
 
 
 def all_names(checks: Mapping[str, Check]) -> list[str]:
-    """Return all names for `healthd explain`: all codes, and names that only occur in messages."""
+    """Return all names for `healthd explain`: codes, and names that only occur in messages."""
     return [*all_codes(checks), *(name for check in checks.values() for name in check.extra_names())]
 
 
 def explained(checks: Mapping[str, Check]) -> dict[str, Explain]:
-    """Return the explanation of every code."""
+    """Return a dict that maps every code to its explanation."""
     return {code: found for code in all_codes(checks) if (found := explain(checks, code)) is not None}

@@ -1,4 +1,4 @@
-"""Check that a round can end before the next one begins, as far as the settings determine this."""
+"""Check that a round can end before the next one begins, as far as the settings show this."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from healthd.agent.settings.configured import Configured
 
 
 def max_round_seconds(configured: Configured) -> float:
-    """Return the maximum duration of a round of all runs.
+    """Return the maximum duration of a round with all runs.
 
     This is the sum of their timeouts, but no run begins after round_timeout_seconds.
     """
@@ -15,7 +15,7 @@ def max_round_seconds(configured: Configured) -> float:
 
 
 def warnings(configured: Configured) -> list[str]:
-    """Return a sentence for each interval that is shorter than the longest round, as rounds may then start late."""
+    """Return a sentence for each interval that is shorter than the longest round. Rounds may then start late."""
     settings, max_seconds = configured.settings, max_round_seconds(configured)
     intervals = {"interval_seconds": settings.interval_seconds}
     for name, config in configured.runs.items():

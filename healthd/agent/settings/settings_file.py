@@ -12,7 +12,7 @@ from healthd.common.codec import ConvertError
 def read_file(path: str, required: bool, setting: str = "") -> dict[str, Any]:
     """Return the table of a TOML file, or {} if the file is absent and not required.
 
-    setting: the setting that names the file, for the error message. Raises ConfigError if the file is not TOML or
+    `setting` is the setting that names the file, for the error message. Raises ConfigError if the file is not TOML or
     cannot be read. The file determines what runs as root, so it is also an error if users other than root and the user
     that healthd runs as could have written it.
     """
@@ -29,7 +29,7 @@ def read_file(path: str, required: bool, setting: str = "") -> dict[str, Any]:
 
 
 def parse_toml(text: str | bytes, source: str) -> dict[str, Any]:
-    """Return the table in a TOML text. Raises a ConfigError that names the source."""
+    """Return the table in a TOML text. Raises ConfigError; the message names the source."""
     try:
         return toml.parse(text)
     except ConvertError as error:

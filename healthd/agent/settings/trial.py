@@ -39,7 +39,7 @@ _passed: set[tuple[str, int, int]] = set()  # (argument, inode, change time in n
 
 
 class _Trial(NamedTuple):
-    """A trial: its argument, the file, and the label that the process prints before the trial begins."""
+    """A trial. It consists of its argument, the file, and the label that the process prints before the trial begins."""
 
     argument: str
     path: str
@@ -47,14 +47,14 @@ class _Trial(NamedTuple):
 
 
 def require_loadable(paths: Sequence[str], seconds: float = LOAD_SECONDS) -> None:
-    """Raise ConfigError with one sentence that names the file if an import hangs or crashes."""
+    """Raise ConfigError if an import hangs or crashes. The message is one sentence that names the file."""
     _require([_Trial(path, path, path) for path in paths], (), ("imported", "its import"), seconds)
 
 
 def require_validated(runs: Sequence[tuple[str, str, Mapping[str, Any]]], seconds: float = LOAD_SECONDS) -> None:
-    """Raise ConfigError with one sentence if a Config or its validate() hangs or crashes.
+    """Raise ConfigError if a Config or its validate() hangs or crashes. The message is one sentence.
 
-    `runs`: the file, the location of its settings ("checks.fan") and the settings of each run.
+    `runs` contains each run's file, the location of its settings ("checks.fan") and the settings.
     """
     trials = [_Trial(json.dumps(run, default=str), run[0], _label(run[0], run[1])) for run in runs]
     _require(trials, (SETTINGS,), ("validated", "its validation"), seconds)
@@ -65,7 +65,7 @@ def _label(path: str, where: str) -> str:
 
 
 def _require(trials: Sequence[_Trial], flags: Sequence[str], phrases: tuple[str, str], seconds: float) -> None:
-    """Run the trials. `phrases`: for a timeout ("imported") and for a crash ("its import")."""
+    """Run the trials. `phrases` are used in messages, for a timeout ("imported") and for a crash ("its import")."""
     identities = {}
     for trial in trials:
         status = os.stat(trial.path)

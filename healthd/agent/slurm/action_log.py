@@ -1,4 +1,4 @@
-"""Log lines and stream events about changes in Slurm by healthd and by operators, as values. Pure."""
+"""Log lines and stream events about changes in Slurm by healthd and by operators, as values. The functions are pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def command_events(argv: Argv, result: CommandResult | None) -> list[Event]:
 
 
 def report_events(reason: str, resumed: bool, acknowledged: bool, requeued: tuple[str, ...]) -> Iterator[Event]:
-    """Yield the events for a reconciliation. `reason`: the Reason of healthd's drain before the reconciliation.
+    """Yield the events for a reconciliation. `reason` is the Reason of healthd's drain before the reconciliation.
 
     A new drain is not included, because its event is emitted when the ledger changes.
     """
@@ -48,7 +48,7 @@ def report_events(reason: str, resumed: bool, acknowledged: bool, requeued: tupl
 
 
 class LineContext(NamedTuple):
-    """Data for naming a line's cause. `causes`: the conditions that the reconciliation was started for."""
+    """Data for naming a line's cause. `causes` are the conditions that the reconciliation was started for."""
 
     causes: Sequence[Condition]
     ledger: Ledger
@@ -60,14 +60,15 @@ def operator_resume_line(context: LineContext) -> Iterator[Line]:
 
 
 def hold_lines(previous: FleetHold | None, current: FleetHold | None, now: float) -> Iterator[Line]:
-    """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is INFO: not a fault."""
+    """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is logged as INFO, because it
+    is not a fault."""
     if current is not None and current != previous:
         severity = Severity.CRITICAL if current.times else Severity.INFO
         yield Line(severity, f"{fleet_limit.describe(current)}; next try in {current.until - now:.0f} s", {})
 
 
 def drain_lines(previous: str, context: LineContext) -> Iterator[Line]:
-    """Yield a line if the ledger has a new Reason. `previous`: the earlier Reason in the ledger."""
+    """Yield a line if the ledger has a new Reason. `previous` is the ledger's earlier Reason."""
     reason = context.ledger.slurm.reason
     if reason not in ("", previous):
         yield Line(Severity.WARNING, f"drained the node: {reason}", _fields(DRAIN, reason, context))
@@ -78,7 +79,8 @@ def report_lines(
 ) -> Iterator[Line]:
     """Yield the log lines for a reconciliation.
 
-    previous: healthd's Reason when it started. logged: (job, why) for jobs whose missing requeue is already logged.
+    `previous` is healthd's Reason when the reconciliation started. `logged` contains (job, why) for jobs that were
+    already logged as not requeued.
     """
     if report.resumed:
         yield Line(
@@ -96,7 +98,7 @@ def report_lines(
 
 
 def _fields(action: str, reason: str, context: LineContext) -> Fields:
-    """Return the journal fields for a change to the node. `reason`: healthd's Reason, which names the cause."""
+    """Return the journal fields for a change to the node. `reason` is healthd's Reason, which names the cause."""
     candidates = (*context.causes, *context.ledger.conditions, *reversed(context.ledger.cleared))
     found = next((c for c in candidates if reason.startswith(reason_start(c))), None)
     if found is None and reason == "":

@@ -1,4 +1,4 @@
-"""Jobs that a fault hits. Pure.
+"""The jobs that a fault hits. The functions are pure.
 
 fault                                                      victims on a node with gres/gpu in Slurm
 ---------------------------------------------------------  --------------------------------------------------------
@@ -25,7 +25,7 @@ SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})
 
 
 class FaultReach(Value, frozen=True):
-    """Jobs that a fault can hit: all jobs, or the jobs on the GPU `pci` ("" for any GPU)."""
+    """The jobs that a fault can hit: all jobs, or the jobs on the GPU `pci` ("" for any GPU)."""
 
     all_jobs: bool = False
     pci: str = ""
@@ -49,7 +49,7 @@ class JobGpus(Value, frozen=True):
 
 
 def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> FaultReach:
-    """Return the reach of a fault. `gpus`: all GPUs that NVML has reported, including lost ones.
+    """Return which jobs a fault can hit. `gpus` contains all GPUs that NVML has reported, including lost ones.
 
     The part is decisive: a GPU's PCIe error belongs to that GPU, a port's PCIe error to the host.
     """
@@ -62,7 +62,8 @@ def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDe
 
 
 def is_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
-    """Return True if the fault hits the job. `node_gpus`: the node's gres/gpu in Slurm (not 0), or None if unknown."""
+    """Return True if the fault hits the job. `node_gpus` is the number of gres/gpu that the node has in Slurm (not 0),
+    or None if it is unknown."""
     if node_gpus is None:
         return is_proven_hit(fault, job)
     if fault.all_jobs or job.has_allocation is None:
@@ -76,7 +77,7 @@ def is_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
 
 
 def is_proven_hit(fault: FaultReach, job: JobGpus) -> bool:
-    """Return True if the job's known GPUs prove that the fault hits it."""
+    """Return True if the GPUs that the job is known to use prove that the fault hits it."""
     if fault.all_jobs:
         return True
     if not fault.pci:
@@ -85,12 +86,12 @@ def is_proven_hit(fault: FaultReach, job: JobGpus) -> bool:
 
 
 def is_certain_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
-    """Return True if the fault hits the job regardless of its allocation. `node_gpus`: as for `is_hit`, or 0."""
+    """Return True if the fault hits the job regardless of its allocation. `node_gpus` is as for `is_hit`, or 0."""
     return fault.all_jobs or node_gpus == 0 or fault.pci in job.opened
 
 
 def describe_gpus(job: JobGpus) -> str:
-    """Return why a GPU fault does not hit the job."""
+    """Return text that says why a GPU fault does not hit the job."""
     if not job.has_allocation:
         return "has no GPU"
     gpus = sorted(job.allocated or ())

@@ -1,4 +1,4 @@
-"""Blocking execution of one Slurm command, for programs that may wait. The daemon uses driver.py instead."""
+"""Run a Slurm command and block until it ends, for programs that may wait. The daemon uses driver.py instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthd.host.child_process import Child
 
 
 def run(command: Command) -> CommandResult:
-    """Run the command. The status is 127 if the program is missing, and None if the deadline passed."""
+    """Run the command. The status is 127 if the program is missing, or None if the deadline passed."""
     deadline = time.monotonic() + command.deadline_seconds
     started = time.time()
     try:

@@ -1,4 +1,5 @@
-"""Slurm controller of the daemon: decides when to reconcile the node, and applies what operators did in Slurm.
+"""The daemon's Slurm controller. It decides when to reconcile the node, and applies changes that operators made in
+Slurm.
 
 A pure function decides (agent/slurm/policy.py), and a generator of commands acts (agent/slurm/reconcile.py).
 """
@@ -31,7 +32,7 @@ from healthd.host.wakeup import FOREVER
 
 
 class SlurmController:
-    """Slurm controller. A reload replaces `settings`. `decision` is the last decision."""
+    """The Slurm controller. A reload replaces `settings`. `decision` is the last decision."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class SlurmController:
         return min(self._driver.deadline, self._slurmd.deadline, self._retry_at)
 
     def close(self) -> None:
-        """Leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
+        """Stop, but leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
         self._driver.abandon()
 
     # --- state
@@ -99,12 +100,13 @@ class SlurmController:
 
     @property
     def jobs_blocked_since(self) -> float:
-        """Time since when Slurm itself keeps jobs from this node (epoch seconds), or infinity if it does not."""
+        """When Slurm itself began to keep jobs from this node (epoch seconds), or infinity if it does not."""
         return jobs_blocked_since(self.status.node, self._store.ledger.slurm, self._boot_id)
 
     def must_refuse_jobs(self, verdict: Verdict) -> bool:
-        """Return True if the prolog must refuse jobs: a drain is desired, and Slurm does not yet keep jobs from the
-        node.
+        """Return True if the prolog must refuse jobs.
+
+        This is the case if a drain is desired and Slurm does not yet keep jobs from the node.
         """
         if not verdict.causes or not self.may_change() or self._now() >= self.jobs_blocked_since:
             return False
@@ -134,7 +136,7 @@ class SlurmController:
     def reconcile_if_due(self, verdict: Verdict, round_ended: bool) -> ReconcileReport | None:
         """Start a reconciliation if one is due. Return the report if it needed no command.
 
-        Call this right after a reconciliation too, because no later event signals a change that happened during it.
+        Also call this right after a reconciliation, because no later event signals a change that happened during it.
         """
         if self.settings.mode is Mode.OBSERVE:
             self._decide_without_slurm(verdict)
@@ -149,7 +151,7 @@ class SlurmController:
         return self._apply_report(self._driver.start(verdict, ledger.slurm, self._policy(), gpus))
 
     def _decide_without_slurm(self, verdict: Verdict) -> None:
-        """Decide what healthd would do to an undrained node. Runs no Slurm command."""
+        """Decide on what healthd would do to an undrained node. Runs no Slurm command."""
         self._driver.abandon()
         self._driver.step()
         self._retry_at, self._goal = FOREVER, None
@@ -175,8 +177,10 @@ class SlurmController:
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:
-        """Return True at the start, after a change of the goal, for a retry, and in each round while a drain is desired
-        or set.
+        """Return True if a reconciliation is due.
+
+        This is the case at the start, after a change of the goal, for a retry, and in each round while a drain is
+        desired or set.
         """
         ledger = self._store.ledger
         is_involved = not needs_no_query(verdict, ledger.slurm)
@@ -194,9 +198,8 @@ class SlurmController:
     # --- results
 
     def _apply_report(self, report: ReconcileReport | None) -> ReconcileReport | None:
-        """In one transaction, save the changes that operators made in Slurm. Set the time of the next
-        reconciliation.
-        """
+        """Save the changes that operators made in Slurm, in one transaction. Set the time of the next
+        reconciliation."""
         if report is None:
             return None
         previous = self._store.ledger.slurm
@@ -232,14 +235,15 @@ class SlurmController:
         return refusal_times(self.settings.runtime_dir)
 
     def _log_command(self, command: Command, result: CommandResult | None) -> None:
-        """Emit the event before the command starts, so that it is saved even if the daemon is killed right after."""
+        """Emit the event for a command. This happens before the command starts, so that it is saved even if the daemon
+        is killed right after."""
         self._store.stream.emit(action_log.command_events(command.argv, result))
         if result is None:
             self._store.save()
 
     def _save_record(self, slurm: DrainRecord) -> None:
-        """Save the record before the next command is sent, so that a daemon that is killed here can recognise its drain
-        later.
+        """Save the record before the next command is sent. If the daemon is killed here, it can then recognise its
+        drain later.
 
         If an operator reported a repair during the reconciliation, the count stays reset.
         """

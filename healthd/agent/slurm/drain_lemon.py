@@ -1,4 +1,5 @@
-"""Drain of a lemon (`healthd fleet lemons --apply`), from the head node: a generator of commands, like reconcile.py.
+"""Drain a lemon from the head node (`healthd fleet lemons --apply`). This is a generator of commands, like
+reconcile.py.
 
 It only drains, and never resumes. It skips nodes that are already drained or down, or whose drain would exceed a limit.
 The fleet limit counts the daemons' drains and this command's together (output.parse_fleet). The lower limit of
@@ -36,7 +37,7 @@ Steps = Generator[Command, CommandResult, T]
 
 
 class LemonResult(Value, frozen=True):
-    """Result for one node. text: one sentence."""
+    """Result for one node. `text` is one sentence."""
 
     node: str
     done: bool
@@ -46,7 +47,7 @@ class LemonResult(Value, frozen=True):
 def drain(
     name: str, evidence: str, max_lemons: int, limits: FleetLimits, command_timeout_seconds: float
 ) -> Steps[LemonResult]:
-    """Drain one lemon. max_lemons: how many of the cluster's nodes may be drained as lemons.
+    """Drain one lemon. `max_lemons` is how many of the cluster's nodes may be drained as lemons.
 
     Raises SlurmError if Slurm does not answer or refuses.
     """
@@ -84,8 +85,9 @@ def drain(
 
 
 def skip_reason(node: NodeState) -> str:
-    """Return why a node must not be drained, or "" if it may be. The Reason alone is not evidence, because from 24.11
-    on it outlives its drain.
+    """Return why a node must not be drained, or "" if it may be.
+
+    The Reason alone is not evidence, because from 24.11 on it outlives its drain.
     """
     found = sorted(node.flags & (DRAINED_STATES | NOT_RESUMABLE))
     return f"already {'+'.join(found)} in Slurm{_reason_note(node)}" if found else ""

@@ -85,14 +85,14 @@ class SlurmDriver:
     def start(
         self, verdict: Verdict, record: DrainRecord, policy: Policy, gpus: NodeGpus = UNKNOWN_GPUS
     ) -> ReconcileReport | None:
-        """Start a reconciliation. Return the report at once if no command was needed."""
+        """Start a reconciliation. If no command is needed, return the report at once."""
         self._record = record
         now, refusals = self._now, self._refusals
         self._steps = reconcile(verdict, record, policy, self._node_name, self._boot_id, now, gpus, refusals)
         return self._advance(None)
 
     def step(self) -> ReconcileReport | None:
-        """Continue if a command has finished. Return the report once the reconciliation has ended."""
+        """Continue if a command has finished. Return the report if the reconciliation has ended."""
         if self._child is None or not self._child.step():
             return None
         child, self._child = self._child, None
@@ -103,7 +103,8 @@ class SlurmDriver:
         return self._advance(self._count(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
 
     def retry_seconds(self, report: ReconcileReport) -> float:
-        """Return the seconds until the next reconciliation: doubling, with jitter, or infinity if the goal is reached.
+        """Return the seconds until the next reconciliation. They double each time, with jitter, and are infinite if the
+        goal is reached.
 
         A drain that waits for the fleet limit, or that has ended, has its own schedule.
         """
@@ -121,7 +122,7 @@ class SlurmDriver:
         return wait * random.uniform(0.8, 1.2)
 
     def awaits_slurmd(self, report: ReconcileReport) -> bool:
-        """Return True if the node is not yet stable in Slurm, shortly after healthd's start."""
+        """Return True if healthd has started recently and the node is not yet stable in Slurm."""
         is_recent = self._monotonic() < self._started + BOOT_SECONDS
         return is_recent and not report.settled and not report.problem and not report.next_read_at
 
@@ -136,7 +137,7 @@ class SlurmDriver:
             self._steps = None
 
     def close(self) -> None:
-        """Leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
+        """Stop, but leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
         self.abandon()
 
     def _advance(self, result: CommandResult | None) -> ReconcileReport | None:

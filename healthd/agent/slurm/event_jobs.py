@@ -46,8 +46,9 @@ class EventJobFinder:
     def add_jobs(
         self, events: Sequence[KernelEvent], touched: Collection[int], gpus: Sequence[Gpu], now: float
     ) -> tuple[KernelEvent, ...]:
-        """Return `events` with the jobs for those in `touched`, if the cgroups show them. For the others, Slurm is
-        queried.
+        """Return `events` with jobs added to those in `touched` if the cgroups show them.
+
+        For the others, Slurm is queried.
         """
         nodes = gpu_minors(gpus)
         jobs, unresolved = {}, []
@@ -68,9 +69,9 @@ class EventJobFinder:
     def step(
         self, events: Sequence[KernelEvent], gpus: Sequence[Gpu], now: float, may_query_slurm: bool
     ) -> dict[int, str]:
-        """Continue the Slurm query. Return the jobs in its answer, by the events' sequence numbers.
+        """Continue the Slurm query. Return a dict that maps the events' sequence numbers to the jobs in the answer.
 
-        `may_query_slurm`: False in mode observe.
+        `may_query_slurm` is False in mode observe.
         """
         found = {}
         if self._child is not None and self._child.step():

@@ -1,4 +1,4 @@
-"""Limit for faults that come and go, so that they do not drain and resume a node repeatedly. Pure.
+"""Limit for faults that come and go, so that they do not drain and resume a node repeatedly. The functions are pure.
 
 drain                                                     resume, once every check is clean
 --------------------------------------------------------  -----------------------------------------------------------
@@ -8,9 +8,9 @@ the second in a row for a cause that nodes share          after 10 minutes, the 
                                                           1,000 nodes
 any other                                                 at once
 
-Drains in a row each began within an hour after the resume of the previous one. Only drains that healthd lifted itself
-count. An operator who resumes the node, or runs `healthd repaired` for the cause, resets the count. `healthd repaired`
-also works once the fault is over and only the count keeps the node drained.
+Drains are in a row if each began within an hour after the resume from the previous one. Only drains that healthd lifted
+itself count. An operator who resumes the node, or runs `healthd repaired` for the cause, resets the count. `healthd
+repaired` also works once the fault is over and only the count keeps the node drained.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Flapping(Value, frozen=True):
 
 
 def after_reading(record: DrainRecord, verdict: Verdict, now: float) -> DrainRecord:
-    """Return the record after a reading of the node: the drain's start and cause, and how long all has been clean.
+    """Return the record after a reading of the node. It has the drain's start and cause, and how long all has been
+    clean.
 
     Only an open fault resets the clean time. Unknown states (a check that timed out, a pending finding, a restart) do
     not count as clean time either.
@@ -68,7 +69,7 @@ def _has_open_fault(verdict: Verdict) -> bool:
 
 
 def after_resume(record: DrainRecord, previous: DrainRecord, now: float) -> DrainRecord:
-    """Return the record after a resume by healthd. `previous`: the record during the drain."""
+    """Return the record after a resume by healthd. `previous` is the record during the drain."""
     if record.reason or not previous.reason:
         return record
     ended = ResumedDrain(previous.drained_at, now, previous.own_hardware)
@@ -109,7 +110,7 @@ def count_own_faults(record: DrainRecord) -> int:
 
 
 def count_in_a_row(record: DrainRecord) -> int:
-    """Count the drains in a row, including this one."""
+    """Count the drains that happened in a row, including this one."""
     drained_at, count = record.drained_at, 1
     for old in reversed(record.resumed_drains):
         if drained_at - old.resumed_at > IN_A_ROW_SECONDS:
@@ -119,7 +120,8 @@ def count_in_a_row(record: DrainRecord) -> int:
 
 
 def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
-    """Return how long everything must be clean before the drain is lifted. Infinity: until an operator resumes."""
+    """Return how long everything must be clean before the drain is lifted. Infinity means that an operator must resume
+    the node."""
     if record.own_hardware:
         is_too_often = 0 < limits.own_faults_per_hour <= count_own_faults(record)
         return float("inf") if is_too_often else 0.0
@@ -129,7 +131,8 @@ def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
 
 
 def waits_until(record: DrainRecord, limits: Flapping, now: float) -> float:
-    """Return when the drain may be lifted if everything stays clean (epoch seconds); 0 for now, or by an operator."""
+    """Return when the drain may be lifted if everything stays clean (epoch seconds), or 0 for now or for an operator's
+    resume."""
     until = _resume_at(record, limits, now)
     return until if record.reason and record.clean_since and now < until < float("inf") else 0.0
 
@@ -153,7 +156,8 @@ def wait_reason(record: DrainRecord, limits: Flapping, now: float) -> str:
 
 
 def drain_note(record: DrainRecord, limits: Flapping) -> str:
-    """Return the note in the Reason (`sinfo -R`) that only an operator lifts the drain, or "" if that is not so."""
+    """Return the note for the Reason (`sinfo -R`) that only an operator lifts the drain, or "" if that is not the
+    case."""
     if wait_seconds(record, limits) < float("inf"):
         return ""
     return f"{count_own_faults(record)} times in an hour: an operator must resume it"

@@ -1,4 +1,4 @@
-"""Fleet limit: how many nodes healthd may keep drained at the same time. Pure functions; reconcile.py does the
+"""Fleet limit: how many nodes healthd may keep drained at the same time. The functions are pure. reconcile.py does the
 counting.
 
 A fault of the node's own hardware (a GPU off the bus) drains at once while healthd keeps fewer nodes drained than the
@@ -16,7 +16,7 @@ apply:
 - A stored count is used for RECENT_SECONDS. Only counts that left no room, or that confirmed a drain of this node, are
   stored. Nodes count only if they need to drain, so a node that finds room in a stored count is a node whose drain was
   within the limit and has been resumed since. At most as many nodes as the limit allows can do that within
-  RECENT_SECONDS, however many need to drain. With the nodes that drained in their place, that is at most twice the
+  RECENT_SECONDS, even if more need to drain. With the nodes that drained in their place, that is at most twice the
   limit.
 - Otherwise the drain is held. After `uncounted_drain_after_seconds`, and a random time of up to as long again, a
   CRITICAL fault of the node's own hardware drains without a count.
@@ -70,7 +70,7 @@ def limit_for(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
 
 
 def tightest(counts: Sequence[PartitionCount], limits: FleetLimits, own_hardware: bool) -> PartitionCount:
-    """Return the partition with the least room left."""
+    """Return the count of the partition with the least room left."""
     return min(counts, key=lambda count: (limit_for(count.nodes, limits, own_hardware) - count.drained, count.name))
 
 
@@ -92,17 +92,17 @@ def spread_seconds(nodes: int, limits: FleetLimits) -> float:
 
 
 def pseudo_random(node_name: str, now: float) -> float:
-    """Return a number from 0 to 1 that varies between nodes and over time like a random number."""
+    """Return a number from 0 to 1 that varies between nodes and over time as if it were random."""
     return zlib.crc32(f"{now:.3f} {node_name}".encode()) / 2**32
 
 
 def first_wait(node_name: str, nodes: int, limits: FleetLimits, now: float) -> FleetHold:
-    """Return the wait before the first count for a shared cause. `nodes`: the size of the largest partition."""
+    """Return the wait before the first count for a shared cause. `nodes` is the size of the largest partition."""
     return FleetHold(since=now, until=now + pseudo_random(node_name, now) * spread_seconds(nodes, limits), nodes=nodes)
 
 
 def no_wait(now: float) -> FleetHold:
-    """Return the hold for a lost drain. It has already waited, and is counted as soon as it is set again."""
+    """Return the hold for a lost drain. It has already waited, so it is counted as soon as it is set again."""
     return FleetHold(since=now, until=now)
 
 
@@ -135,8 +135,9 @@ def backoff(
 
 
 def must_wait(hold: FleetHold | None, own_hardware: bool, now: float) -> bool:
-    """Return True if a drain must still wait. A fault of the node's own hardware does not wait for a shared cause's
-    hold.
+    """Return True if a drain must still wait.
+
+    A fault of the node's own hardware does not wait for a shared cause's hold.
     """
     return hold is not None and now < hold.until and (hold.own_hardware or not own_hardware)
 
@@ -148,7 +149,8 @@ def fleet_count(count: Sequence[PartitionCount], now: float) -> FleetCount:
 def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -> tuple[PartitionCount, ...]:
     """Return the stored count if it is recent and covers these partitions, or () if not.
 
-    It includes this node's own earlier drain, so it never shows more room than there was."""
+    The count includes this node's own earlier drain, so it never shows more room than there was.
+    """
     count = record.stored_count
     if count is None or not 0 <= now - count.time <= RECENT_SECONDS:
         return ()
@@ -158,8 +160,8 @@ def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -
 def after_failed_count(record: DrainRecord, now: float) -> DrainRecord:
     """Return the record after a failed count.
 
-    Failures further apart than RECENT_SECONDS are not one outage, because the state in between is unknown. The wait for
-    an uncounted drain then begins again.
+    If failures are further apart than RECENT_SECONDS, they do not count as one outage, because the state in between is
+    unknown. The wait for an uncounted drain then begins again.
     """
     is_same_outage = record.count_failing_since > 0 and now - record.count_failed_at <= RECENT_SECONDS
     return replace(
@@ -189,7 +191,7 @@ def may_drain_uncounted(causes: Iterable[Condition]) -> bool:
 def is_withheld(
     causes: Sequence[Condition], record: DrainRecord, node_name: str, limits: FleetLimits, now: float
 ) -> bool:
-    """Return True if the prolog must let jobs start although a drain is desired for these causes.
+    """Return True if the prolog must let jobs start even though a drain is desired for these causes.
 
     If a prolog refuses a job, slurmctld drains the node. So it must not refuse while the limit delays the drain, nor
     while the fleet cannot be counted and a drain without a count is not due. For a shared cause, jobs are kept away
@@ -206,7 +208,7 @@ def is_withheld(
 def is_uncounted_drain_due(
     causes: Iterable[Condition], record: DrainRecord, node_name: str, limits: FleetLimits, now: float
 ) -> bool:
-    """Return True if the node may be drained now although the fleet cannot be counted."""
+    """Return True if the node may be drained now even though the fleet cannot be counted."""
     return may_drain_uncounted(causes) and now >= uncounted_drain_at(record, node_name, limits)
 
 

@@ -1,4 +1,5 @@
-"""GPUs of this node and its jobs, from data on the node itself. Pure except for two injected readers."""
+"""GPUs of this node and its jobs, from data on the node itself. Apart from two injected readers, the functions are
+pure."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ class NodeGpus(Value, frozen=True):
     ) -> JobGpus:
         """Return the job with the GPUs that Slurm allocated to it.
 
-        `slurm_count`: number of the node's GPUs in Slurm, or None if they have several types. `is_ascending`: returns
-        True if gres.conf lists this many GPUs in the order of their device files.
+        `slurm_count` is the number of the node's GPUs in Slurm, or None if they have several types. `is_ascending`
+        returns True if gres.conf lists this many GPUs in the order of their device files.
         """
         if allocated is None:
             return job

@@ -83,7 +83,7 @@ MAX_EARLIER = 8  # slurmctld's restored state is seconds old, or as old as its b
 
 
 class Policy(Value, frozen=True):
-    """Settings for the decision. paused_until: epoch seconds, or 0 if not paused.
+    """Settings for the decision. `paused_until` is in epoch seconds, or 0 if not paused.
 
     command_timeout_seconds  deadline for a Slurm command, above MessageTimeout (10 s by default): scontrol reports a
                              hanging slurmctld after MessageTimeout, and lost packets after three times that
@@ -108,7 +108,7 @@ class Policy(Value, frozen=True):
 
 
 class Owner(enum.Enum):
-    """Owner of the node's drain."""
+    """Who owns the node's drain."""
 
     NONE = "none"
     HEALTHD = "healthd"
@@ -129,14 +129,15 @@ def own_reason(node: NodeState, record: DrainRecord) -> str:
 
 
 def is_stale_reason(node: NodeState, record: DrainRecord) -> bool:
-    """Return True if the Reason is left over from an ended drain by healthd. 24.11 keeps it, even under Slurm's next
-    drain.
+    """Return True if the Reason is left over from a drain by healthd that has ended.
+
+    24.11 keeps the Reason, even under Slurm's next drain.
     """
     return record.ended_drain is not None and _matches(node, record.ended_drain)
 
 
 def restored_drain(node: NodeState, record: DrainRecord) -> EndedDrain | None:
-    """Return healthd's ended drain if it is back because slurmctld restored an older state."""
+    """Return healthd's ended drain if slurmctld restored it with an older state."""
     if node.flags.isdisjoint(DRAINED_STATES) or own_reason(node, record):
         return None
     last = (record.ended_drain,) if record.ended_drain and not record.ended_drain.is_saved else ()
@@ -148,7 +149,8 @@ def _matches(node: NodeState, old: EndedDrain) -> bool:
 
 
 def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainRecord) -> NodeState:
-    """Return the node, marked if Slurm drained it because our prolog refused a job. `refusals`: in epoch seconds.
+    """Return the node, marked if Slurm drained it because our prolog refused a job. `refusals` are times in epoch
+    seconds.
 
     Slurm receives each refusal within seconds, and keeps the time of the first. A refusal from before the end of our
     last drain belongs to that drain, so a later "Prolog error" comes from another prolog.
@@ -164,7 +166,7 @@ def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainR
 
 
 def after_refusal(record: DrainRecord, node: NodeState) -> DrainRecord:
-    """Return the record after a reading, noting whether a drain is in force that only our prolog's refusal caused."""
+    """Return the record after a reading. It notes whether a drain is in force that only our prolog's refusal caused."""
     return replace(record, prolog_drain_time=node.reason_time if node.drained_by_own_prolog else 0.0)
 
 
@@ -254,7 +256,7 @@ def describe_foreign_drain(node: NodeState, record: DrainRecord, causes: Sequenc
 
 
 def describe(decision: Decision) -> str:
-    """Return a decision as text: 'drain with "healthd: ..." and requeue'."""
+    """Return a decision as text, such as 'drain with "healthd: ..." and requeue'."""
     if isinstance(decision, Drain):
         return f'drain with "{decision.reason}"{" and requeue" if decision.requeue else ""}'
     if isinstance(decision, Resume):
@@ -265,7 +267,8 @@ def describe(decision: Decision) -> str:
 
 
 def needs_no_query(verdict: Verdict, record: DrainRecord) -> bool:
-    """Return True if Slurm need not be queried: no drain is desired, and none that concerns healthd is in force."""
+    """Return True if Slurm need not be queried, because no drain is desired and none that concerns healthd is in
+    force."""
     return not (verdict.causes or record.pending_reason or record.prolog_drain_time or last_drain_reason(record))
 
 
@@ -296,7 +299,8 @@ def is_drain_gone(node: NodeState, record: DrainRecord) -> bool:
 
 
 def is_certainly_lost(node: NodeState, record: DrainRecord, boot_id: str, policy: Policy, now: float) -> bool:
-    """Return True if an operator certainly did not lift the missing drain. If unsure, use slurmctld's start time."""
+    """Return True if an operator certainly did not lift the missing drain. If this is not clear otherwise, slurmctld's
+    start time decides."""
     is_power_change = record.reboot_pending or not node.flags.isdisjoint(POWER)
     return boot_id != record.boot_id or is_power_change or is_resume_in_flight(record, policy, now)
 
@@ -324,7 +328,7 @@ def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller:
 def after_drain_ended(record: DrainRecord, node: NodeState, now: float) -> DrainRecord:
     """Return the record without healthd's drain. A drain in flight and the sent requeues are kept.
 
-    A resume by healthd has taken effect by now, and cannot end a later drain. `node`: the last reading with healthd's
+    A resume by healthd has taken effect by now, and cannot end a later drain. `node` is the last reading with healthd's
     Reason, if there is one.
     """
     ended, earlier = record.ended_drain, record.earlier_drains
@@ -350,7 +354,7 @@ def unsaved_controller(record: DrainRecord) -> str:
 
 
 def after_restored_drain(record: DrainRecord, old: EndedDrain, now: float) -> DrainRecord:
-    """Return the record after an ended drain by healthd returned, but the drain after it did not."""
+    """Return the record after slurmctld restored an ended drain by healthd, but not the drain that followed."""
     earlier = tuple(e for e in _with_earlier(record, record.ended_drain, _as_ended(record, now)) if e != old)
     restored = replace(
         record,
@@ -375,7 +379,7 @@ def _as_ended(record: DrainRecord, now: float) -> EndedDrain | None:
 
 
 def _with_earlier(record: DrainRecord, *ended: EndedDrain | None) -> tuple[EndedDrain, ...]:
-    """Return the earlier drains plus those with a time stamp. Without it, the Reason alone could be anyone's."""
+    """Return the earlier drains plus those with a time stamp. Without one, the Reason alone could be from anyone."""
     return tuple(dict.fromkeys((*record.earlier_drains, *(old for old in ended if old and old.reason_time))))[
         -MAX_EARLIER:
     ]
@@ -391,7 +395,8 @@ def mark_saved(record: DrainRecord, now: float) -> DrainRecord:
 def next_read_at(record: DrainRecord) -> float:
     """Return when to read the node once more because slurmctld may lose a change (epoch seconds), or 0.
 
-    A drain is read again once it is certainly saved, a resume after SAVED_SECONDS.
+    After a drain, the node is read again once the drain is certainly saved. After a resume, it is read again after
+    SAVED_SECONDS.
     """
     if record.unsaved_change:
         return record.unsaved_change.sent_at + WRITTEN_SECONDS

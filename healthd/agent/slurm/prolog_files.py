@@ -28,8 +28,9 @@ MAX_BYTES = 16 << 10
 
 
 def read_node_gpus(inventory: Inventory, complete: tuple[Gpu, ...], runtime_dir: str, root: str) -> NodeGpus:
-    """Return the GPUs of this node's jobs, both allocated by Slurm and opened by their processes. Slurm is not
-    queried.
+    """Return the GPUs of this node's jobs, both allocated by Slurm and opened by their processes.
+
+    Slurm is not queried.
     """
     return NodeGpus(
         inventory,
@@ -40,7 +41,7 @@ def read_node_gpus(inventory: Inventory, complete: tuple[Gpu, ...], runtime_dir:
 
 
 def refusal_times(runtime_dir: str) -> tuple[float, ...]:
-    """Return when the prolog refused jobs, in epoch seconds. Return () if the file is missing or untrusted."""
+    """Return when the prolog refused jobs, in epoch seconds, or () if the file is missing or untrusted."""
     text, _ = _read(os.path.join(runtime_dir, FILE))
     times = [line.partition(" ")[0] for line in text.split("\n")[-LINES:]]
     return tuple(float(word) for word in times if is_decimal(word) and len(word) <= 12)

@@ -167,9 +167,9 @@ def reconcile(
     gpus: NodeGpus = UNKNOWN_GPUS,
     refusals: Callable[[], tuple[float, ...]] = tuple,
 ) -> Steps[ReconcileReport]:
-    """Reconcile the node once. A Command is answered with a CommandResult, a SaveRecord with None.
+    """Reconcile the node once. The caller sends a CommandResult for a Command, and None for a SaveRecord.
 
-    `refusals`: returns when this node's prolog refused jobs because of healthd's verdict (epoch seconds).
+    `refusals` returns when this node's prolog refused jobs because of healthd's verdict (epoch seconds).
     """
     reconciliation = _Reconciliation(policy, node_name, boot_id, now, record, gpus, refusals)
     reconciliation.decision = decide(verdict, None, record, policy, now())
@@ -188,7 +188,7 @@ def reconcile(
 
 
 class Overtaken(HealthdError):
-    """Another user or tool changed the node in the meantime. The node was read again; decide again."""
+    """Raised if another user or tool changed the node in the meantime. The node was read again, so decide again."""
 
 
 class _Reconciliation:
@@ -258,7 +258,7 @@ class _Reconciliation:
         )
 
     def apply_reading(self) -> Steps[ReconcileReport | None]:
-        """Compare the node, just read, with the record. Return a report if an operator resumed it."""
+        """Compare the node's new state with the record. Return a report if an operator resumed the node."""
         assert self.node is not None
         self.record = record = after_refusal(self.record, self.node)
         now = self.now
@@ -311,7 +311,7 @@ class _Reconciliation:
             unreachable(self.decision)
 
     def next_read_at(self) -> float:
-        """Return when to reconcile again although nothing is left to do (epoch seconds), or 0."""
+        """Return when to reconcile again even though nothing is left to do (epoch seconds), or 0."""
         waits_until = flapping.waits_until(self.record, self.policy.flapping, self.now())
         return min((moment for moment in (next_read_at(self.record), waits_until) if moment), default=0.0)
 
@@ -341,7 +341,8 @@ class _Reconciliation:
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
 
     def read_controller(self) -> Steps[str]:
-        """Return which slurmctld answers, or UNKNOWN_CONTROLLER if that cannot be read. It is read at most once."""
+        """Return which slurmctld answers, or UNKNOWN_CONTROLLER if that cannot be determined. Slurm is queried at most
+        once."""
         if self.controller is None:
             self.controller = UNKNOWN_CONTROLLER
             with suppress(SlurmError):
@@ -351,7 +352,7 @@ class _Reconciliation:
     # the fleet
 
     def within_limit(self, desired: Decision, verdict: Verdict) -> Steps[Decision]:
-        """Return `desired`, or Leave for a new drain that the fleet limit does not allow now."""
+        """Return `desired`, or Leave if it is a new drain that the fleet limit does not allow now."""
         assert self.node is not None
         if not isinstance(desired, Drain) or drain_owner(self.node, self.record) is not Owner.NONE:
             self.record = replace(self.record, hold=None)
@@ -387,12 +388,13 @@ class _Reconciliation:
         return desired
 
     def store_count(self) -> None:
-        """Store this count, with all drains, as a replacement if a later count fails."""
+        """Store this count, including all drains, so that it can replace a later count that fails."""
         if not self.count_problem:
             self.record = replace(self.record, stored_count=fleet_limit.fleet_count(self.full_count, self.now()))
 
     def recount(self, decision: Drain, verdict: Verdict) -> Steps[Decision]:
-        """Count again, now that other nodes see our drain. Lift it if others used up the limit at the same moment."""
+        """Count again, now that other nodes see our drain. Lift it if other nodes exceeded the limit at the same
+        moment."""
         assert self.node is not None
         is_healthds = drain_owner(self.node, self.record) is Owner.HEALTHD
         if not self.record.awaits_count or not (is_healthds or self.record.count_failing_since):
@@ -422,7 +424,7 @@ class _Reconciliation:
         return Leave(fleet_limit.describe(hold), would=describe(desired))
 
     def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
-        """Count the fleet: this node's partitions, with healthd's drains up to `until`.
+        """Count the nodes in this node's partitions, and healthd's drains up to `until`.
 
         Returns None, with the reason in `count_problem`, if it cannot be counted. For a shared cause, which waits for a
         count, raises SlurmError instead.
@@ -444,20 +446,20 @@ class _Reconciliation:
         return counts
 
     def note_missing_count(self, verdict: Verdict) -> None:
-        """Treat a failure before the fleet was counted as a failed count, if a drain is desired."""
+        """If a drain is desired, treat a failure before the fleet was counted as a failed count."""
         if fleet_limit.needs_count(verdict.causes, self.record) and self.now() >= self.policy.paused_until:
             self.record = fleet_limit.after_failed_count(self.record, self.now())
 
     def cluster_size(self) -> Steps[int]:
-        """Return the number of nodes in the largest partition. No node is read."""
+        """Return the number of nodes in the largest partition. No node's record is read."""
         return parse_cluster_size((yield from self.read(commands.all_partitions())).text)
 
     # drain and resume
 
     def drain(self, desired: Drain, unchanged: DrainRecord) -> Steps[None]:
-        """Drain the node and read it back as drained. Send nothing if it already has our Reason.
+        """Drain the node and confirm the drain by reading the node again. If it already has our Reason, send nothing.
 
-        `unchanged`: the record to keep if nothing was sent.
+        `unchanged` is the record to keep if nothing was sent.
         """
         assert self.node is not None
         if drain_owner(self.node, self.record) is not Owner.NONE and self.node.reason == desired.reason:
@@ -512,7 +514,8 @@ class _Reconciliation:
             raise Overtaken
 
     def exact_reason(self, displayed: str) -> Steps[str]:
-        """Return the node's Reason byte for byte, for writing it back, or `displayed` if it cannot be read."""
+        """Return the node's Reason byte for byte, so that it can be written back. If it cannot be read, return
+        `displayed`."""
         with suppress(SlurmError):
             table = yield from self.read(commands.whole_reason(self.node_name))
             return parse_whole_reason(table.stdout) or displayed
@@ -521,8 +524,8 @@ class _Reconciliation:
     def read_again(self, unchanged: DrainRecord) -> Steps[None]:
         """Read the node once more right before a change, if another command ran since the last reading.
 
-        The last writer wins, and Slurm keeps no trace of an overwritten Reason. `unchanged`: the record to keep if the
-        change is not sent.
+        The last writer wins, and Slurm keeps no trace of an overwritten Reason. `unchanged` is the record to keep if
+        the change is not sent.
         """
         assert self.node is not None
         previous = self.node
@@ -547,7 +550,8 @@ class _Reconciliation:
     def requeue(self, verdict: Verdict) -> Steps[None]:
         """Requeue the batch jobs that were already running here when a fault hit them.
 
-        Do this only on a node that was read as drained: if a job is requeued while its node is open, it returns to it.
+        Do this only after the node was seen to be drained. A job that is requeued while its node is open returns to the
+        same node.
         """
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
@@ -594,7 +598,7 @@ class _Reconciliation:
     ) -> Steps[list[Condition]]:
         """Return the faults that hit a job. Slurm is queried for the job's GPUs only if the result depends on them.
 
-        `previous`: the record of a run that was found not hit before.
+        `previous` is the record of a run that was not hit by earlier faults.
         """
         timely = [cause for cause in _critical(verdict) if _was_running_during(job.start, cause, verdict)]
         if certain := [cause for cause in timely if self.is_certain(cause, job.id, opened)]:
@@ -617,7 +621,7 @@ class _Reconciliation:
         return faults
 
     def faults_hitting(self, run: UnaffectedJob, opened: JobGpus, verdict: Verdict) -> list[Condition]:
-        """Return the faults that hit a job's run with known GPUs."""
+        """Return the faults that hit a job's run whose GPUs are known."""
         assert self.node is not None
         job_gpus = self.with_allocation(opened, run.allocated_gpus)
         return [
@@ -665,7 +669,7 @@ class _Reconciliation:
             self.gres_conf = result.text if result.status == 0 else ""
 
     def comment(self, job: Job, faults: list[Condition], verdict: Verdict) -> Steps[None]:
-        """Write the fault into the AdminComment before the requeue ends this run. Best effort: errors are ignored."""
+        """Write the fault into the AdminComment before the requeue ends this run. Errors are ignored."""
         if not self.policy.admin_comment or job.comment is None:
             return
         when = max(map(fault_time, faults)) or verdict.fault_time
@@ -674,8 +678,9 @@ class _Reconciliation:
             yield from self.run(commands.comment(job.name, text), changes=True)
 
     def requeue_job(self, job: Job) -> Steps[None]:
-        """Requeue a run of a job once. Requeue it again only if the job is still in that run when the earlier requeue
-        has expired.
+        """Requeue a job's run once.
+
+        Requeue it again only if the job is still in that run when the earlier requeue has expired.
         """
         previous = next((r for r in self.record.sent_requeues if (r.job, r.restarts) == (job.name, job.restarts)), None)
         if previous and self.now() < previous.time + self.policy.requeue_retry_seconds:

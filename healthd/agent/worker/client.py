@@ -54,7 +54,7 @@ Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 
 
 class Request(Value, frozen=True):
-    """A request. `resource`: what it may hang in ("nvml", "mount /data")."""
+    """A request. `resource` is the resource that it may hang in ("nvml", "mount /data")."""
 
     resource: str
     timeout_seconds: float
@@ -102,7 +102,8 @@ class Reply(Value, frozen=True):
 
 
 class Identity(Value, frozen=True):
-    """A process, unique even if the pid is reused. `start`: field 22 of /proc/PID/stat, clock ticks since boot."""
+    """Identifies a process, even if its pid is reused. `start` is field 22 of /proc/PID/stat, in clock ticks since
+    boot."""
 
     pid: int
     start: int
@@ -110,7 +111,7 @@ class Identity(Value, frozen=True):
 
 
 class _Lost(Struct):
-    """A lost worker. pidfd: None if no descriptor was left for it."""
+    """A lost worker. `pidfd` is None if no descriptor was left for it."""
 
     identity: Identity
     pidfd: int | None
@@ -195,7 +196,7 @@ class WorkerClient:
 
     @property
     def nvml_open(self) -> bool:
-        """True if the worker holds the driver open: a check used it since the last close_nvml."""
+        """True if the worker keeps the driver open because a check has used it since the last close_nvml."""
         return self._worker is not None and self._worker.nvml_open
 
     @property
@@ -213,7 +214,7 @@ class WorkerClient:
 
     @property
     def quarantined(self) -> dict[str, int]:
-        """Pid of the lost worker that hangs in each quarantined resource."""
+        """For each quarantined resource, the pid of the lost worker that hangs in it."""
         return {lost.identity.resource: lost.identity.pid for lost in self._lost} if self._lost else {}
 
     @property
@@ -244,7 +245,8 @@ class WorkerClient:
                     continue  # it has just exited
 
     def send(self, request: Request) -> Reply | None:
-        """Begin a request. Return a Reply if it cannot begin: its resource is quarantined, or no worker starts."""
+        """Begin a request. Return a Reply if it cannot begin because its resource is quarantined or no worker
+        starts."""
         assert self._request is None, "one request at a time"
         if self._lost:
             self._forget_ended()
@@ -413,7 +415,7 @@ class WorkerClient:
         return replace(reply, answered=True, answer=answer, message_time=self._message_time, clock_step=clock_step)
 
     def _died(self) -> Reply | None:
-        """Handle the end of the stream. Return a Reply if a request was in flight."""
+        """Handle the end of the stream. If a request was in flight, return its Reply."""
         assert self._worker is not None
         process = self._worker.process
         _ended_within(process, EXIT_WAIT_SECONDS)  # wait for its exit, to report the exit status
@@ -430,7 +432,8 @@ class WorkerClient:
         return self._end_request(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
 
     def _discard(self) -> None:
-        """Close a worker's stream, so that it exits at its next read, and kill it unless it may be in the driver."""
+        """Close a worker's stream, so that it exits at its next read. Kill the worker unless it may be in the
+        driver."""
         worker, self._worker = self._worker, None
         assert worker is not None
         worker.stream.close()
@@ -470,7 +473,8 @@ class WorkerClient:
                 self._lost.remove(lost)
 
     def _record_workers(self, resource: str) -> None:
-        """Record the workers and the resources that they may hang in, for the next daemon if this one is killed."""
+        """Record the workers, and the resources that they may hang in. If this daemon is killed, the next one reads the
+        record."""
         if not self._workers_file:
             return
         workers = [lost.identity for lost in self._lost]
@@ -498,7 +502,8 @@ def _ended_within(process: Process, seconds: float) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """Return field 22 of /proc/PID/stat, or None for a zombie or a missing process. Never blocks, unlike cmdline."""
+    """Return field 22 of /proc/PID/stat, or None for a zombie or a missing process. Unlike reading cmdline, this never
+    blocks."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

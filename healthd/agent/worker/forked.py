@@ -1,4 +1,4 @@
-"""A worker for a command: a fork of this process, which has already imported everything that a worker needs.
+"""A worker for a command. It is a fork of this process, which has already imported everything that a worker needs.
 
 Use it only for a command that exits after its round. The daemon starts a program (`client.start_program`), because its
 worker must use the installed files, and no state from a process that is weeks old.
@@ -44,7 +44,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status, or minus the signal. Raises subprocess.TimeoutExpired."""
+        """Return the exit status, or the negative signal number. Raises subprocess.TimeoutExpired."""
         end = inf if timeout is None else time.monotonic() + timeout
         pause = 0.0005
         while (status := self.poll()) is None:  # like subprocess.Popen, which polls too
@@ -62,7 +62,7 @@ class ForkedProcess:
 
 
 def can_fork() -> bool:
-    """Return True if a fork of this process is as good as a new process.
+    """Return True if a fork of this process can replace a new process.
 
     If a site's file was imported here, even a rejected one, it may have loaded any library (such as NVML) and started
     threads, whose locks would stay locked in a fork.
@@ -101,7 +101,7 @@ def _serve(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> 
 
 
 def _detach_from_parent(stream: int) -> None:
-    """Drop everything that a separate program would not have: session, terminal, directory, signal handlers and open
+    """Drop everything that a separate program would not inherit: session, terminal, directory, signal handlers and open
     files.
 
     If a worker hangs and is abandoned, it must not keep a pipe, lock or socket of the parent open.

@@ -1,4 +1,4 @@
-"""Detect removal or replacement of the files that this process was started from.
+"""Detect whether the files that this process was started from were removed or replaced.
 
 If the venv is removed or something is installed into it while the daemon runs, the daemon continues with the code in
 its memory, but new workers start from the new files. The worker reads the files, because their disk may hang.
@@ -19,7 +19,7 @@ RESTART = "restart it (systemctl restart healthd)"
 
 
 def identities(paths: Sequence[str] = FILES) -> dict[str, tuple[int, int, int]]:
-    """Return the inode, last change time in ns, and size of each file that exists."""
+    """Return each existing file's inode, last change time in ns, and size."""
     found = {}
     for path in paths:
         try:

@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Check] = NO_CHECKS) -> None:
-    """Answer requests until the stream ends. `checks`: checks that are already imported."""
+    """Answer requests until the stream ends. `checks` contains the checks that are already imported."""
     raise_score()
     faulthandler.enable(2)  # by number, because sys.stderr may be the parent's object in a fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C in a terminal, and then stops this process
@@ -160,7 +160,7 @@ def _create_host(setup: Setup) -> tuple[Host, Callable[[str, str], None]]:
 
 
 class Worker:
-    """The operations. Each takes a request (agent/worker/requests.py) and returns its answer.
+    """The worker's operations. Each takes a request (agent/worker/requests.py) and returns its answer.
 
     An exception becomes a one-sentence error.
     """
@@ -201,7 +201,7 @@ class Worker:
     def do_run(self, operation: Run, now: float | None = None) -> tuple[str, RunAnswer]:
         """Run a check once. A site check is imported when it is first requested.
 
-        now: the time for the readings (epoch seconds), or None for this machine's clock.
+        `now` is the time for the readings (epoch seconds), or None for this machine's clock.
         """
         check = self._check(operation.check)
         self.begin(check.name, operation.instance)
@@ -229,7 +229,7 @@ class Worker:
         )
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
-        """Return the check's settings, decoded again only when the daemon sends different ones."""
+        """Return the check's settings. They are only decoded again when the daemon sends different ones."""
         name = RunName(check.name, table.get("name", ""))
         cached = self._configs.get(name)
         if cached is None or cached[0] != table:
@@ -262,7 +262,7 @@ class Worker:
     def do_save_copy(self, operation: requests.SaveCopy) -> None:
         """Copy files from the runtime directory to the state directory, durably.
 
-        `keep_old`: the old copy could not be read at the start, so move it aside instead of replacing it.
+        With `keep_old`, the old copy could not be read at the start, so it is moved aside instead of being replaced.
         """
         from healthd.agent.conditions.state_files import read_text, set_aside
         from healthd.common import ownership
@@ -326,7 +326,8 @@ class Worker:
 
 
 def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> list[Entry | LeftOut]:
-    """Return this node's current hardware as settings of one check. A check that raises is left out as a whole.
+    """Return this node's current hardware as settings of one check. If the check raises an exception, it is left out
+    completely.
 
     A part that may be broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that
     come and go (mounts of containers and users, virtual functions, unused ports) are left out without a reason.

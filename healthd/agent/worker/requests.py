@@ -1,7 +1,7 @@
-"""Messages between the daemon and its worker: one type for each request and each answer. Pure.
+"""Messages between the daemon and its worker. There is one type for each request and each answer.
 
 A message is a line with the JSON of a Message (common/values.py). The response is a line with the JSON of a Response
-and that of the answer, separated by a tab, so that an invalid answer does not spoil the response.
+and of the answer, separated by a tab, so that the Response can be read even if the answer is invalid.
 
     Message(1, Run("gpu_ecc", "", {...}, past, boot_id), now)  ->  Response(1)  RunAnswer(...)
 """
@@ -20,7 +20,7 @@ from healthd.common.values import Value, Whole
 
 
 class Run(Value, frozen=True, tag_field="op", tag="run"):
-    """One run of one check. config: its settings; past: the check's stored counters (history.py)."""
+    """One run of one check. `config` contains its settings, and `past` the check's stored counters (history.py)."""
 
     check: str
     instance: str
@@ -47,7 +47,7 @@ class TakeBaseline(Value, frozen=True, tag_field="op", tag="baseline"):
 class SaveCopy(Value, frozen=True, tag_field="op", tag="save_copy"):
     """Copy the files `names` from the folder `source` to the folder `target`, durably.
 
-    keep_old: an old copy in `target` could not be read at the start. Move it aside instead of replacing it.
+    If `keep_old`, the old copy in `target` could not be read at the start and is moved aside instead of being replaced.
     """
 
     source: str
@@ -62,7 +62,7 @@ class LoadCopy(Value, frozen=True, tag_field="op", tag="load_copy"):
 
 
 class AppendEvents(Value, frozen=True, tag_field="op", tag="append_events"):
-    """Append lines to the event stream in `folder`. may_repeat: the file may already contain some lines."""
+    """Append lines to the event stream in `folder`. If `may_repeat`, the file may already contain some of them."""
 
     folder: str
     lines: tuple[str, ...]
@@ -86,7 +86,7 @@ class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
     """Read lines that the ring buffer lost.
 
     The lines lie between two times on the log's clock, in microseconds, both exclusive. At most `limit` lines are read.
-    history: the lines are older than healthd's first start.
+    If `history`, the lines are older than healthd's first start.
     """
 
     boot_id: str
@@ -113,7 +113,8 @@ Operation = (
 
 
 class Message(Value, frozen=True):
-    """A request with its number. now: epoch seconds on the daemon's clock, or None if the worker uses its own."""
+    """A request with its number. `now` is in epoch seconds on the daemon's clock, or None if the worker uses its own
+    clock."""
 
     number: int
     operation: Operation
@@ -148,7 +149,8 @@ class BaselineAnswer(Value, frozen=True):
 
 
 class CopyAnswer(Value, frozen=True):
-    """Texts of the files, or None for a missing file. written_at: time of the newest file (epoch seconds), or 0."""
+    """The files' texts, or None for a missing file. `written_at` is the newest file's modification time (epoch
+    seconds), or 0."""
 
     texts: dict[str, str | None] = field(default_factory=dict)
     written_at: float = 0.0

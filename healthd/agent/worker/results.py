@@ -1,4 +1,4 @@
-"""The result of a run, from the worker's reply. Pure."""
+"""The result of a run, from the worker's reply. The functions are pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run_started_at(reply: Reply, ended: float) -> float:
 def make_result(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
     """Return the result of a run that began at `started` (epoch seconds).
 
-    `silent_seconds`: for how long the check has not answered, in this run and earlier ones; 0 if it has answered. A
+    `silent_seconds` is how long the check has not answered, in this run and earlier ones, or 0 if it has answered. A
     check that was skipped in the round was not silent.
     """
     run, outcome = reply.run, reply.outcome

@@ -1,11 +1,11 @@
-"""Reasons that slurmctld, slurmd and slurmstepd themselves set on a node. They are matched in full. Pure.
+"""Reasons that slurmctld, slurmd and slurmstepd themselves set on a node. They are matched in full.
 
 Source: github.com/SchedMD/slurm 22.05.8, 24.11.5 and 26.05.3, the callers of drain_nodes(), set_node_down_ptr(),
 set_node_reason() and stepd_drain_node(): src/slurmctld/agent.c, job_mgr.c, node_mgr.c, ping_nodes.c, power_save.c,
 proc_req.c, read_config.c; src/slurmd/slurmd/cred_context.c, src/slurmd/slurmstepd/mgr.c, step_terminate_monitor.c;
 src/interfaces/gres.c (src/common/gres.c in 22.05); src/plugins/select/cons_tres/job_test.c.
 
-A reason that only begins like one of these is the site's own: "Prolog error: 571 xid 13 errors".
+If a reason only begins like one of these, it is the site's own: "Prolog error: 571 xid 13 errors".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SINFO_R_BYTES = 20  # length of a Reason in `sinfo -R`
 
 
 class Group(enum.Enum):
-    """Groups of Slurm's own reasons with the same meaning."""
+    """A group of Slurm's own reasons that have the same meaning."""
 
     NOT_RESPONDING = "not responding"
     REBOOTED = "rebooted"
@@ -116,13 +116,13 @@ def strip_appended(reason: str) -> str:
 
 
 def reason_group(reason: str) -> Group | None:
-    """Return the group of a complete Slurm reason, or None for any other. Appended suffixes are ignored."""
+    """Return the group that a complete Slurm reason belongs to, or None. Appended suffixes are ignored."""
     text = strip_appended(reason)
     return next((group for group, pattern in _COMPILED.items() if pattern.fullmatch(text)), None)
 
 
 def copied_reason_group(text: str) -> Group | None:
-    """Return the group of a copied reason, which may be complete or truncated by `sinfo -R`."""
+    """Return the group that a copied reason belongs to. The reason may be complete or truncated by `sinfo -R`."""
     found = reason_group(text)
     if found or len(text) != SINFO_R_BYTES:
         return found

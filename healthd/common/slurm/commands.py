@@ -40,7 +40,7 @@ DRAINED_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
 
 
 class Command(Value, frozen=True):
-    """A command that is run with ENVIRONMENT added and standard input closed, and killed at its deadline."""
+    """A command. It is run with ENVIRONMENT added and standard input closed, and is killed at its deadline."""
 
     argv: Argv
     deadline_seconds: float
@@ -90,7 +90,7 @@ def drained_nodes() -> Argv:
 
 
 def all_partitions() -> Argv:
-    """Return the query for the size of each partition. No node is read."""
+    """Return the query for each partition's size. No node is read."""
     return ("scontrol", "-a", "-o", "show", "partition")
 
 
@@ -100,7 +100,7 @@ def config() -> Argv:
 
 
 def listpids(name: str) -> Argv:
-    """Return the query for the processes of this node's jobs. The node's slurmstepds answer it."""
+    """Return the query for the processes of this node's jobs. The node's slurmstepds answer the query."""
     return ("scontrol", "listpids", "*", name)
 
 
@@ -110,7 +110,7 @@ def job(job_id: str) -> Argv:
 
 
 def job_gres(job_id: str) -> Argv:
-    """Return the query for a job's GPUs on each of its nodes, for which squeue has no column.
+    """Return the query for a job's GPUs on each of its nodes. squeue has no column for these.
 
     scontrol also reads the table of all nodes, to show the job's CPUs (job_info.c: _threads_per_core()).
     """
@@ -128,19 +128,20 @@ done | sort -u | xargs -r -d '\\n' sed -s '' | head -c "$1"
 
 
 def gres_conf(max_bytes: int) -> Argv:
-    """Return a command that prints gres.conf. It is a command with a deadline, because the folder may be on a network
-    file system.
+    """Return a command that prints gres.conf.
+
+    A command has a deadline, which is necessary because the folder may be on a network file system.
     """
     return ("sh", "-c", _GRES_CONF, "sh", str(max_bytes))
 
 
 def printable_argument(text: str) -> str:
-    """Return a command's argument for a log or the stream: one line, without lone surrogates."""
+    """Return a command's argument for a log or the stream, as one line without lone surrogates."""
     return printable(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
 def describe_change(argv: Argv) -> tuple[str, str]:
-    """Return a command's change: ("drain", its Reason), ("resume", "") or ("requeue", the job); otherwise ("", "")."""
+    """Return a command's change: ("drain", its Reason), ("resume", "") or ("requeue", the job), or else ("", "")."""
     if argv[1] in ("requeue", "requeuehold"):
         return "requeue", argv[-1]
     if "State=DRAIN" in argv:
@@ -170,7 +171,8 @@ def comment(job_name: str, text: str) -> Argv:
 
 
 def requeue(job_name: str, hold: bool) -> Argv:
-    """Return the command that requeues a job only if it has not ended ("incomplete"). Otherwise an ended job would run
-    again.
+    """Return the command that requeues a job only if it has not ended ("incomplete").
+
+    Otherwise an ended job would run again.
     """
     return ("scontrol", "requeuehold" if hold else "requeue", "incomplete", job_name)

@@ -1,4 +1,4 @@
-"""Reason for healthd's drains: `healthd: CODE PART: message (+N more)`.
+"""The Reason for healthd's drains: `healthd: CODE PART: message (+N more)`.
 
 It is one line of at most 255 printable ASCII characters: slurmdbd truncates at 255, a newline breaks `scontrol show
 node`, and bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20: "healthd: gpu_xid/79" is 19.
@@ -22,7 +22,7 @@ def reason(causes: Sequence[Condition], note: str = "") -> str:
     """Return the Reason for these causes, worst first.
 
     A changed Reason resets Slurm's time stamp. Call `names_worst_cause` first, and set a new Reason only if the worst
-    cause has changed. `note`: text to append.
+    cause has changed. `note` is text to append.
     """
     suffix = (f" (+{len(causes) - 1} more)" if len(causes) > 1 else "") + (f" ({note})" if note else "")
     start = reason_start(causes[0])
@@ -37,13 +37,13 @@ def reason_start(cause: Condition) -> str:
 
 
 def parse_reason(text: str) -> tuple[str, str] | None:
-    """Return (code, part) from a Reason that `reason` made, or None for any other."""
+    """Return (code, part) from a Reason that was made by `reason`, or None for any other Reason."""
     found = _HEAD.match(text)
     return (_unescape(found["code"]), _unescape(found["part"] or "")) if found else None
 
 
 def names_worst_cause(text: str, causes: Sequence[Condition]) -> bool:
-    """Return True if the Reason names one of the worst of these causes, so that it need not change."""
+    """Return True if the Reason names one of the worst of these causes and so need not change."""
     worst = max((cause.severity for cause in causes), default=None)
     return any(text.startswith(reason_start(cause)) for cause in causes if cause.severity == worst)
 
@@ -55,7 +55,7 @@ def _ascii_line(text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """Return the text with blanks and quotes as %20 and the like; reversible."""
+    """Return the text with blanks and quotes escaped (%20 and the like). The escaping can be reversed."""
     return "".join(c if "!" <= c <= "~" and c not in '%"' else _percent(c) for c in text)
 
 

@@ -1,4 +1,4 @@
-"""GPUs in Slurm: how many a node has, and which ones a job has. Pure. Any text gives a result.
+"""GPUs in Slurm: how many a node has, and which ones a job has. The functions are pure and accept any text.
 
 Slurm numbers a node's GPUs from 0 in the order of its own list. With AutoDetect=nvml that is NVML's order, by PCI
 address; otherwise it is the order in gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
@@ -37,7 +37,8 @@ _UUID = regex(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,100}")
 def count_gpus(gres: str) -> int | None:
     """Return the number of gres/gpu that Slurm allocates to jobs, from sinfo's Gres ("gpu:h100:8(S:0-1),shard:32").
 
-    GPUs marked no_consume are not counted, because every job gets them. None: the text is not a Gres or has no number.
+    GPUs marked no_consume are not counted, because every job gets them. Return None if the text is not a Gres or has no
+    number.
     """
     if gres == "(null)":
         return 0
@@ -56,8 +57,8 @@ def count_gpus(gres: str) -> int | None:
 def count_single_type_gpus(gres: str) -> int | None:
     """Return the number of GPUs if one entry covers all of them, or None.
 
-    sinfo does not show which of several types Slurm numbers first, and slurm.conf and gres.conf may list them in two
-    orders.
+    sinfo does not show which of several types Slurm numbers first, and slurm.conf and gres.conf may list them in
+    different orders.
     """
     return count_gpus(gres) if sum(name == "gpu" for name, _, _ in _entries(gres)) == 1 else None
 
@@ -99,8 +100,9 @@ def parse_prolog_file(text: str, job_id: str) -> AllocatedGpus | None:
 
 
 def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
-    """Yield the name, the values after colons, and the text in parentheses. Yield nothing if the text is not such
-    a list.
+    """Yield the name, the values after colons, and the text in parentheses.
+
+    Yield nothing if the text is not such a list.
     """
     found, offset = [], 0
     while match := _ENTRY.match(gres, offset):
@@ -270,7 +272,7 @@ def _words(line: str) -> Iterator[tuple[str, str]]:
 
 
 def _device_numbers(files: str) -> list[int] | None:
-    """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4", or None unless all are device files of GPUs."""
+    """Return 0 to 4 for "/dev/nvidia[0-3],/dev/nvidia4". Return None if any of the files is not a GPU's device file."""
     try:
         names = expand_all(files, MAX_GPUS)
     except HostListError:

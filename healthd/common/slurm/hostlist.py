@@ -31,7 +31,7 @@ class HostListError(HealthdError, ValueError):
 def expand(text: str, limit: int = MAX_NODES) -> tuple[str, ...]:
     """Return the names without duplicates, in the order of their first occurrence. "" names none.
 
-    Raises HostListError. If there would be more than `limit` names, it is raised before any name is made.
+    Raises HostListError, which for more than `limit` names happens before any name is made.
     """
     return tuple(dict.fromkeys(expand_all(text, limit)))
 
@@ -59,7 +59,7 @@ def expand_all(text: str, limit: int = MAX_NODES) -> list[str]:
 
 
 def contains(text: str, name: str) -> bool:
-    """Return True if the list names this host, without expanding it. Raises HostListError."""
+    """Return True if the list names this host. The list is not expanded. Raises HostListError."""
     return any(_part_names(part, name) for part in _parts(text))
 
 
@@ -105,7 +105,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _piece(ranges: str | None, plain: str | None) -> list[tuple[range | tuple[str], int]]:
-    """Return the allowed texts at one position of a name: ranges of numbers with their widths, or one text."""
+    """Return the allowed texts at one position in a name: ranges of numbers with their widths, or one text."""
     if plain is not None:
         return [((plain,), 0)]
     assert ranges is not None
@@ -154,7 +154,7 @@ def to_hostlist(names: Iterable[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int], width: int) -> Iterator[str]:
-    """Yield "01-03", "07" for sorted numbers."""
+    """Yield ranges for sorted numbers, such as "01-03" and "07"."""
     first = 0
     for index, number in enumerate(numbers):
         if index + 1 == len(numbers) or numbers[index + 1] != number + 1:

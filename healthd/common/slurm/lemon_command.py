@@ -1,4 +1,4 @@
-"""Command that drains a lemon, and the Reason for the drain. Pure."""
+"""The command that drains a lemon, and the Reason for the drain."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def is_node_name(name: str) -> bool:
 
 
 def lemon_reason(text: str) -> str:
-    """Return a Reason: one line of printable ASCII that slurmdbd does not truncate, without quotes or shell syntax."""
+    """Return a Reason as one line of printable ASCII, without quotes or shell syntax, that slurmdbd does not
+    truncate."""
     return (LEMON + regex(r"[^A-Za-z0-9 ,;:()./%_+=-]+").sub(" ", text).strip())[:MAX_CHARACTERS].rstrip()
 
 

@@ -1,1 +1,1 @@
-"""Rules that recognise kernel messages about hardware, one file per family. Pure."""
+"""Rules that recognise kernel messages about hardware, one file per family."""

@@ -114,12 +114,12 @@ def _code(severity: str) -> str:
 
 
 def _address(port: str, bus: str, function: str) -> str:
-    """Return a sender's address from two 8-bit numbers ("00", "e5"), in its port's domain."""
+    """Return a sender's address in its port's domain, from two 8-bit numbers ("00", "e5")."""
     return f"{port[:-7]}{bus}:{int(function, 16) >> 3:02x}.{int(function, 16) & 7}"
 
 
 def _received(kind: str, match: re.Match[str]) -> KernelEvent:
-    """Return the event. If the port lost the sender's bus number ("from 0000:00:00.0"), the port is blamed."""
+    """Return the event. If the sender's bus number was lost ("from 0000:00:00.0"), blame the port."""
     _, port, severity, sender, bus, function = match.groups()
     reporter = pci_address(port)
     if bus is not None:
@@ -186,8 +186,8 @@ _EDR = regex(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
 def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
     """Return the event for a containment.
 
-    Bits 1 and 2 of the status give the reason. 1 or 2: a message was received, and the source is its sender. 3: the
-    reason is in bits 5 and 6, where 1 is a software trigger for tests.
+    Bits 1 and 2 of the status give the reason. With 1 or 2, a message was received, and the source is its sender. With
+    3, the reason is in bits 5 and 6, where 1 is a software trigger for tests.
     """
     port, status, bus, function, sender = match.groups()
     bits = int(status or "0", 16)

@@ -1,4 +1,4 @@
-"""Parts that all families of kernel lines share: rules, addresses, events. Pure."""
+"""Definitions that all families of kernel lines share: rules, addresses and events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pci_address(text: str) -> str:
     """Convert a PCI address from any driver's format to the format of sysfs: "PCI:0000:1B:00" -> "0000:1b:00.0".
 
     An Xid's address has no function: GPUs are function 0. The oldest drivers print bus:device with four digits for the
-    bus ("0001:00"). Returns "" if `text` is not an address (masked, truncated).
+    bus ("0001:00"). Return "" if `text` is not an address (masked, truncated).
     """
     match = _ADDRESS.fullmatch(text)
     if match is None:
@@ -73,7 +73,7 @@ def event(
     pid: int | None = None,
     process: str | None = None,
 ) -> KernelEvent:
-    """Return the event for a line. `pci` is in the line's format; fields that are None are omitted."""
+    """Return the event for a line. `pci` has the line's format. Fields that are None are omitted."""
     return KernelEvent(
         kind=kind,
         code=code,
@@ -91,9 +91,10 @@ def find_code(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
 
 
 def event_builder(code: str, pci: Groups = "", **fields: Groups) -> Build:
-    """Return a function that makes an event with this code. Its address and fields come from the pattern's groups.
+    """Return a function that makes an event with this code. The address and fields come from the pattern's groups.
 
-    Groups: a group's number, several numbers (the first group that matched is used), or a constant text.
+    A value of type Groups is a group's number, several numbers (the first group that matched is used), or constant
+    text.
     """
 
     def build(kind: str, match: re.Match[str]) -> KernelEvent:

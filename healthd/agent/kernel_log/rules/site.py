@@ -1,4 +1,4 @@
-"""Rules for the site's own kernel log lines, from [kernel_log.patterns.NAME]. Pure.
+"""Rules for the site's own kernel log lines, from [kernel_log.patterns.NAME].
 
 A pattern is plain text in which each "*" matches any text. Like every rule, it must match from the beginning of the
 kernel's message, because text inside the message may be a user's. Text after the end of the pattern is ignored. Regular
@@ -27,7 +27,8 @@ def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
 
 
 def more_severe(first: KernelEvent, second: KernelEvent) -> KernelEvent:
-    """Return the more severe of two events for one line or, if they are equal, the one whose name sorts first."""
+    """Return the more severe of two events for one line. If they are equally severe, return the one whose name sorts
+    first."""
     return min(first, second, key=lambda event: (-Severity[event.field(SEVERITY).upper()], event.code))
 
 
@@ -38,8 +39,9 @@ def _rule(name: str, pattern: KernelPattern) -> Rule:
 
 
 def _event(name: str, pieces: tuple[str, ...], severity: str, kind: str, match: re.Match[str]) -> KernelEvent | None:
-    """Return the event for a line that begins with the pattern's first piece, or None if the others do not follow
-    in order.
+    """Return the event for a line that begins with the pattern's first piece.
+
+    Return None if the other pieces do not follow in order.
     """
     offset = match.end()
     for piece in pieces:

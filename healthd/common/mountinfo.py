@@ -42,7 +42,8 @@ class Mount(NamedTuple):
 
     @property
     def error_state(self) -> str:
-        """ "read-only" or "shut down" if the kernel changed the file system after errors; or "".
+        """The state to which the kernel changed the file system after errors: "read-only", "shut down", or "" for
+        neither.
 
         A user who mounts read-only sets it for the mount and the file system; the kernel sets only the file system.
         From Linux 6.15 on, ext4 stays "rw" and has "emergency_ro" or "shutdown" (both seen on 6.18).

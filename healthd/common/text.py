@@ -40,8 +40,9 @@ class LazyPattern:
 
 
 def regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return a pattern for external text, with ASCII classes and ASCII case folding. Raises re.error at its
-    first use.
+    """Return a pattern for external text, with ASCII classes and ASCII case folding.
+
+    Raises re.error at its first use.
     """
     if _compile_eagerly:
         return re.compile(pattern, flags | re.ASCII)
@@ -49,7 +50,7 @@ def regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def compile_patterns() -> int:
-    """Compile all pending patterns, and from now on each pattern when it is created. Return how many were pending.
+    """Compile all pending patterns and return their number. From now on, patterns are compiled when they are created.
 
     The daemon does this when it starts, so that no kernel line has to wait for it. Raises re.error.
     """
@@ -93,13 +94,13 @@ def strip_error_class(error: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text at the same length, without characters that end a line or control a terminal."""
+    """Return the text at the same length, with characters that end a line or control a terminal replaced."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def redacted(text: str) -> str:
-    """Return an external field for logs and mails: its text if it has only digits and date punctuation, otherwise its
-    length.
+    """Return a form of an external field for logs and mails. This is its text if it has only digits and date
+    punctuation, otherwise its length.
 
     The field may be a secret in the wrong column.
     """

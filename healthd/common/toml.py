@@ -25,7 +25,7 @@ def _message(problem: str) -> str:
 
 
 def names_in(folder: str) -> list[str]:
-    """Return the sorted names of the TOML files in a folder, without their suffix."""
+    """Return the sorted names of a folder's TOML files, without their suffix."""
     return sorted(name.removesuffix(".toml") for name in os.listdir(folder) if name.endswith(".toml"))
 
 

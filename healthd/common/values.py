@@ -36,7 +36,7 @@ class DecodeError(HealthdError, ValueError):
 
 
 def _plain(value: object) -> str | float | int:
-    """Convert text or a number of a derived type (numpy.float64) to a plain one."""
+    """Convert text or a number of a derived type (numpy.float64) to a plain value."""
     for kind in (str, float, int):
         if isinstance(value, kind):
             return kind(value)
@@ -47,7 +47,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
 
 def encode(value: Any) -> bytes:
-    """Return the JSON of a value. Raises ValueError or TypeError if it has none.
+    """Return a value as JSON. Raises ValueError or TypeError if that is impossible.
 
     Text such as a path or a Reason in Slurm may contain bytes that are not UTF-8, as lone surrogates (os.fsdecode).
     """
@@ -58,7 +58,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(kind: type[T], text: str | bytes) -> T:
-    """Return the value of type `kind` that `encode` wrote as `text`. Raises DecodeError."""
+    """Parse a value of type `kind` that was written by `encode`. Raises DecodeError."""
     try:
         return typing.cast(T, _decoder(typing.cast(Any, kind)).decode(text))
     except (ValueError, RecursionError) as error:
@@ -82,14 +82,16 @@ def _has_surrogates(text: str | bytes) -> bool:
 
 
 def type_hints(cls: type) -> dict[str, Any]:
-    """Return the evaluated annotations of a class and its bases, with the metadata from Annotated."""
+    """Return the evaluated annotations of a class and its bases, including the metadata from Annotated."""
     return {name: kind for base in reversed(cls.__mro__) for name, kind in _own_hints(base).items()}
 
 
 @functools.cache
 def _own_hints(cls: type) -> dict[str, Any]:
-    """Return the annotations of one class. Cached, because evaluating the common settings for each check takes half of
-    the time to read the settings.
+    """Return the annotations of one class.
+
+    The result is cached, because evaluating the common settings for each check takes half of the time to read the
+    settings.
     """
     own = types.SimpleNamespace(__annotations__=getattr(cls, "__annotations__", {}))
     module = sys.modules.get(cls.__module__)

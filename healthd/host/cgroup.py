@@ -1,4 +1,4 @@
-"""Slurm jobs that processes belong to, determined by the cgroup that slurmd put them into.
+"""Find the Slurm job that a process belongs to, by the cgroup that slurmd put it into.
 
 v2: 0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0
 v1: 9:devices:/slurm/uid_1000/job_123/step_0/task_0
@@ -29,6 +29,6 @@ _JOB = regex(
 
 
 def job_in(cgroup: str) -> str:
-    """Return the job in the text of /proc/PID/cgroup, or "" if it names none."""
+    """Return the job in the text of /proc/PID/cgroup, or "" if there is none."""
     match = _JOB.search(cgroup)
     return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""A command that runs concurrently: it is started, watched through its pipes, limited, and never waited for.
+"""A command that runs concurrently. It is watched through its pipes, has limits, and is never waited for.
 
 `subprocess.run(timeout=)` waits forever for a child in D state; this class leaves it behind.
 """
@@ -81,7 +81,8 @@ class Child:
             yield descriptor, False
 
     def step(self) -> bool:
-        """Read the pipes. Return True if the command exited, or was overdue and is now killed and left behind."""
+        """Read the pipes. Return True if the command has exited, or if it was overdue and has been killed and left
+        behind."""
         self._read()
         self.status = self._process.poll()
         if self.status is not None:

@@ -1,4 +1,4 @@
-"""Kernel names of disks, partitions, paths and controllers. Pure functions."""
+"""Kernel names of disks, partitions, paths and controllers. The functions are pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _NVME = regex(r"(nvme\d+)(?:c\d+)?n\d+")
 
 
 def whole_disk(name: str) -> str:
-    """Return the disk for a name: "nvme0n1" for "nvme0n1p1" and for the path "nvme0c1n1", "sda" for "sda3"."""
+    """Return the disk that a name belongs to: "nvme0n1" for "nvme0n1p1" and for the path "nvme0c1n1", "sda" for
+    "sda3"."""
     match = _PARTITION.fullmatch(name)
     disk = (match[1] or match[2]) if match else name
     path = _PATH.fullmatch(disk)

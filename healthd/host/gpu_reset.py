@@ -1,4 +1,4 @@
-"""GPUs that NVML lost or does not show, but that may only be in a reset. They count as missing only after a while.
+"""GPUs that NVML has lost or does not show, but that may only be in a reset. They count as missing only after a while.
 
 An epilog may reset its job's GPUs (nvidia-smi --gpu-reset), and NVML reports them as lost in the meantime. How long
 this takes was not measured for healthd, which was developed without a GPU that could be reset. The checks wait 60 s
@@ -25,7 +25,8 @@ PERMANENT_LOSS_CODES = (
 
 
 def may_reset(host: Host) -> bool:
-    """Return True if slurmd runs here: its epilogs may reset GPUs. Another process of this name only delays a drain."""
+    """Return True if slurmd runs here, because its epilogs may reset GPUs. Another process with this name only delays a
+    drain."""
     try:
         return any(
             is_decimal(pid) and host.read_or_empty(f"/proc/{pid}/comm") == "slurmd" for pid in host.names("/proc")
@@ -35,7 +36,7 @@ def may_reset(host: Host) -> bool:
 
 
 def has_driver(host: Host, pci: str) -> bool:
-    """Return True if the kernel has this GPU, and it uses NVIDIA's driver."""
+    """Return True if the kernel has this GPU and the GPU uses NVIDIA's driver."""
     try:
         return (host.link_target(f"{PCI_DEVICES}/{pci}/driver") or "").endswith("/nvidia")
     except ValueError:

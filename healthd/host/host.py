@@ -32,8 +32,8 @@ PCI_ADDRESS = regex(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PciFunction(NamedTuple):
-    """Facts about a PCI function that never change while it is present. `upstream`: the port above it, "" on a root
-    bus. `virtual`: an SR-IOV function, which has no link of its own."""
+    """Facts about a PCI function that never change while it is present. `upstream` is the port above it, or "" on a
+    root bus. `virtual` is True for an SR-IOV function, which has no link of its own."""
 
     pci: str
     vendor: str
@@ -55,7 +55,8 @@ def fake_nvml_opener(profile_or_file: str) -> Callable[[], Nvml]:
 
 
 class Host:
-    """The node under `root`. `nvml` is opened on first use and closed by `close_nvml` (never held between rounds).
+    """The node under `root`. NVML is opened on first use and closed by `close_nvml`. It is never kept open between
+    rounds.
 
     state_dir, runtime_dir   directories of this node's daemon; set by the creator of the Host
     driver_was_in_use        True if another process had the driver open when NVML was opened; None if unknown
@@ -106,11 +107,11 @@ class Host:
         return None if data is None else (data.strip() if strip else data).decode("utf-8", "replace")
 
     def read_shared(self, path: str) -> str | None:
-        """Read a file that several checks need. It is read once for all checks in a round."""
+        """Read a file that several checks need. It is only read once in a round."""
         return self.shared(path, lambda: self.read(path))
 
     def shared(self, name: str, fetch: Callable[[], T]) -> T:
-        """Return the result of `fetch`, which is called once for all checks in a round. Callers must not modify it."""
+        """Return the result of `fetch`, which is called only once in a round. Callers must not modify the result."""
         at, answer = self._shared.get(name, (-math.inf, None))
         now = time.monotonic()
         if now - at >= self._shared_seconds:
@@ -119,7 +120,7 @@ class Host:
         return cast(T, answer)
 
     def read_or_empty(self, path: str) -> str:
-        """Read a file; return "" if it is missing or unreadable, for text that is only displayed or optional."""
+        """Read a file for text that is only displayed or optional. Return "" if the file is missing or unreadable."""
         try:
             return self.read(path) or ""
         except OSError:
@@ -160,7 +161,7 @@ class Host:
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, anywhere: bool = False
     ) -> ProgramResult | None:
         """Run a program that reads this machine. Return None if it is not installed, or if a tree or recording replaces
-        the machine (with `anywhere` it runs nevertheless). Raises TimeoutError or OSError."""
+        the machine. With `anywhere`, it runs even then. Raises TimeoutError or OSError."""
         return self._system.run(argv, seconds, environment or {}, anywhere)
 
     def clock(self) -> KernelClock | None:
@@ -170,8 +171,8 @@ class Host:
     # PCI
 
     def pci_functions(self) -> tuple[PciFunction, ...]:
-        """Return every PCI function, by address. The tuple stays the same until one is added or removed. Each function
-        is read once while it is present. When it comes back, its inode number in sysfs has changed."""
+        """Return all PCI functions, by address. The tuple stays the same until one is added or removed. A function is
+        read once while it is present. If it comes back, its inode number in sysfs has changed."""
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
             entries = _none_if_missing(self._system.scan, PCI_DEVICES) or []
@@ -188,7 +189,8 @@ class Host:
         return PciFunction(pci, vendor, model, pci_class, upstream_port(self.link_target(device) or ""), virtual)
 
     def _pci_number(self, path: str) -> str:
-        """Return a number like "0x10de", or "" if the function is being removed. Raises ValueError for other text."""
+        """Return a number such as "0x10de", or "" if the function is being removed. Raises ValueError for other
+        text."""
         text = self.read(path)
         if text is not None and not PCI_NUMBER.fullmatch(text):
             raise ValueError(f"{path}: not a number as in 0x10de: {text[:40]!r}")
@@ -198,7 +200,7 @@ class Host:
 
     @property
     def nvml(self) -> Nvml:
-        """Return this node's NVML, and open it if necessary. Raises NvmlError if it cannot be opened."""
+        """Return this node's NVML, after opening it if necessary. Raises NvmlError if it cannot be opened."""
         if self._nvml is None:
             from healthd.nvidia import nvml
             from healthd.nvidia.nvml import NvmlError, NvmlErrorKind, open_real
@@ -225,11 +227,11 @@ class Host:
 
     @property
     def gpus_lost_since_open(self) -> int:
-        """Return the number of GPUs that answered when NVML was opened, but were lost in later queries."""
+        """Return the number of GPUs that answered when NVML was opened but were lost in later queries."""
         return 0 if self._nvml is None else self._nvml.lost_since_open
 
     def is_driver_in_use(self) -> bool | None:
-        """Return True if a process uses the nvidia module. Dependent modules (nvidia_uvm) count one reference each."""
+        """Return True if a process uses the nvidia module. A dependent module (nvidia_uvm) counts as one reference."""
         if self._is_nvml_substituted and not self.root:
             return None  # the substitute NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
@@ -238,7 +240,7 @@ class Host:
         return int(references) > len(self.list("/sys/module/nvidia/holders"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """Return the GPUs that answer NVML, or () without NVIDIA hardware and driver. Raises NvmlError."""
+        """Return the GPUs that answer NVML, or () if there is no NVIDIA hardware or driver. Raises NvmlError."""
         from healthd.nvidia.nvml import NO_DRIVER, NvmlError
 
         try:
@@ -251,11 +253,11 @@ class Host:
     def each_gpu(
         self, check_gpu: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
     ) -> Iterator[T | NothingToCheck]:
-        """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. If a GPU failed, raise its error at
-        the end.
+        """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. If a GPU failed, raise its error
+        afterwards.
 
-        If `check_gpu` yields nothing for any GPU, yield `unsupported`. Use it for a function that always yields
-        something if a GPU has the feature.
+        If `check_gpu` yields nothing for any GPU, yield `unsupported`. Use this if `check_gpu` always yields something
+        for a GPU with the feature.
         """
         from healthd.nvidia.nvml import NvmlError
 
@@ -301,8 +303,9 @@ class Host:
     def pci_gpus(self) -> Iterator[str]:
         """Yield the PCI addresses of the GPUs that NVML should show, in sysfs format.
 
-        GPUs that use vfio-pci or nouveau are left out. A GPU without any driver is a fault (the driver is missing or
-        refused it), except a VGA card (class 0300) on a machine without other signs of NVIDIA's driver.
+        GPUs that use vfio-pci or nouveau are left out. A GPU without any driver is included, because its driver is
+        missing or refused it. The exception is a VGA card (class 0300) on a machine without other signs of NVIDIA's
+        driver.
         """
         found = list(self._nvidia_devices())
         has_nvidia_driver = self.exists("/proc/driver/nvidia") or any(
@@ -315,7 +318,8 @@ class Host:
     def _nvidia_devices(self) -> Iterator[tuple[str, str, str | None]]:
         """Yield (PCI address, class, driver) of each NVIDIA device of class 0300 (VGA) or 0302 (3D controller).
 
-        SR-IOV functions that a GPU creates for virtual machines are left out: NVML on the host does not show them.
+        SR-IOV functions that a GPU creates for virtual machines are left out, because NVML on the host does not show
+        them.
         """
         for function in self.pci_functions():
             is_gpu = function.vendor == "0x10de" and function.pci_class.startswith(("0x0300", "0x0302"))
@@ -328,7 +332,7 @@ class Host:
 
 
 def _none_if_missing(read: Callable[[str], T], path: str) -> T | None:
-    """Return the result of `read` for a path, or None if there is no such file."""
+    """Return the result of `read` for a path, or None if the path does not exist."""
     try:
         return read(path)
     except OSError as error:
@@ -338,6 +342,7 @@ def _none_if_missing(read: Callable[[str], T], path: str) -> T | None:
 
 
 def upstream_port(link: str) -> str:
-    """Return the port above a device; "" on a root bus. `link`: ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
+    """Return the port above a device, or "" on a root bus. `link` is
+    ".../devices/pci0000:00/0000:00:01.0/0000:01:00.0"."""
     above = link.rpartition("/")[0].rpartition("/")[2]
     return above if PCI_ADDRESS.fullmatch(above) else ""

@@ -33,7 +33,7 @@ log = logging.getLogger("healthd")
 
 
 class Uevent(NamedTuple):
-    """A kernel message. device_path: path below /sys, such as "/devices/pci0000:00/0000:00:1f.0"."""
+    """A message from the kernel. `device_path` is a path below /sys, such as "/devices/pci0000:00/0000:00:1f.0"."""
 
     action: str
     device_path: str
@@ -41,7 +41,7 @@ class Uevent(NamedTuple):
 
 
 class Uevents:
-    """Receiver for kernel messages from now on. The constructor raises OSError if netlink is not allowed."""
+    """Receives the kernel's messages from now on. The constructor raises OSError if netlink is not allowed."""
 
     def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, KOBJECT_UEVENT)
@@ -60,7 +60,7 @@ class Uevents:
     def read(self) -> Uevent | None:
         """Return the next message, or None if none is waiting.
 
-        Raises OSError: ENOBUFS if messages were lost; any other error means that no more will arrive.
+        Raises OSError. With ENOBUFS, messages were lost. After any other error, no more will arrive.
         """
         with suppress(BlockingIOError):
             while True:
@@ -76,7 +76,8 @@ class Uevents:
 
 
 def parse_uevent(message: bytes) -> Uevent | None:
-    """Parse "remove@/devices/..." and the KEY=VALUE pairs after it, each ended by a zero byte. None for other text."""
+    """Parse "remove@/devices/..." and the KEY=VALUE pairs after it, which end with a zero byte. Return None for other
+    text."""
     head, *pairs = message.split(b"\0")
     fields = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
     if b"@" not in head:
@@ -87,13 +88,13 @@ def parse_uevent(message: bytes) -> Uevent | None:
 class HotUnplug:
     """Devices that the kernel reports as removed, over netlink. This works without udevd.
 
-    If the socket loses messages (ENOBUFS) or dies, a new one replaces it: at once, then with growing delays.
+    If the socket loses messages (ENOBUFS) or dies, it is replaced at once, and later with growing delays.
     """
 
     def __init__(
         self, open_uevents: Callable[[], Uevents] | None = None, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """`open_uevents` raises OSError. A captured tree has none. No message is received before `open()`."""
+        """`open_uevents` raises OSError, and is None for a captured tree. No message is received before `open()`."""
         self._open_uevents = open_uevents
         self._monotonic = monotonic
         self._uevents: Uevents | None = None
@@ -118,8 +119,8 @@ class HotUnplug:
         return self._retry_at if waits else float("inf")
 
     def read(self) -> list[str]:
-        """Return the PCI addresses of devices removed since the last call (for a port or disk, its card's address). ""
-        means devices whose removal may have been missed."""
+        """Return the PCI addresses of devices removed since the last call. For a port or disk, this is its card's
+        address. An address of "" means that removals may have been missed."""
         if self.deadline <= self._monotonic():
             self._open()
         removed = set()

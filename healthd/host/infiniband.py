@@ -31,13 +31,13 @@ def _ports(host: Host) -> Iterator[str]:
 
 
 def path(port: str, name: str) -> str:
-    """Return the path of a port's file, whose `name` is "state" or "counters/link_downed"."""
+    """Return the path of one of a port's files. `name` is, for example, "state" or "counters/link_downed"."""
     device, _, number = port.partition("/")
     return f"{DEVICES}/{device}/ports/{number}/{name}"
 
 
 def port_name_problem(setting: str, names: Iterable[str]) -> str | None:
-    """Return an error message for a setting that contains a name that is not a port, or None if all are ports."""
+    """Return an error message if a setting contains a name that is not a port, or else None."""
     for name in names:
         if not _PORT.fullmatch(name):
             return f'{setting}: "{name}" is not a port: write device/number, as in "mlx5_0/1"'
@@ -47,8 +47,8 @@ def port_name_problem(setting: str, names: Iterable[str]) -> str | None:
 def count(host: Host, file: str) -> int | None:
     """Return a counter, or None if it is missing or the driver does not support it. Raises OSError or ValueError.
 
-    Its reading has no `bits`, because these counters stop at their maximum. A smaller value means a reset to 0
-    (perfquery -R, a driver reload), never a wrap.
+    Readings from this counter have no `bits`, because these counters stop at their maximum. A smaller value means a
+    reset to 0 (perfquery -R, a driver reload), never a wrap.
     """
     try:
         text = host.read_shared(file)
@@ -64,9 +64,8 @@ def count(host: Host, file: str) -> int | None:
 
 
 def settled_seconds(host: Host, boot_seconds: float) -> float:
-    """Return the seconds since the links were trained, which is assumed to be `boot_seconds` after the boot. Errors
-    that ports counted before that are not a fault. Raises OSError or ValueError.
-    """
+    """Return the seconds since the links were trained. This is assumed to be `boot_seconds` after the boot. Errors that
+    ports counted before that are not a fault. Raises OSError or ValueError."""
     text = host.read_shared("/proc/uptime")
     if text is None:
         return math.inf  # a captured tree

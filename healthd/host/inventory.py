@@ -1,4 +1,5 @@
-"""Inventory of this node: PCI devices, disks and their mounts from sysfs, GPUs from NVML, names from udev if it runs.
+"""Inventory of this node: PCI devices, disks and their mounts from sysfs, GPUs from NVML, names from udev if it is
+running.
 
 Faults are keyed by PCI address; the other data is for display and for rules that need a port or a model.
 PCI classes: 0300 and 0302 GPU, 0680 (NVIDIA's) NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
@@ -33,7 +34,8 @@ LAYERS = 8  # device mapper and RAID devices on top of each other; no machine ha
 
 
 def collect(host: Host, gpus: bool) -> Inventory:
-    """Return the current inventory. Call it in the worker: NVML may hang. `gpus`: query NVML too (no GPUs if it fails).
+    """Return the current inventory. Call this in the worker, because NVML may hang. If `gpus`, NVML is also queried. If
+    that fails, the inventory has no GPUs.
 
     Devices that no check needs (bridges, USB, ...) are left out.
     """
@@ -71,7 +73,7 @@ def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
 
 
 def complete_gpus(previous: tuple[Gpu, ...], current: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Return the complete node's GPUs: `previous` while `current` has only some of those, otherwise `current`."""
+    """Return the complete node's GPUs: `previous` as long as `current` lacks some of them, otherwise `current`."""
     previous_pcis, current_pcis = {gpu.pci for gpu in previous}, {gpu.pci for gpu in current}
     return previous if current_pcis < previous_pcis else current
 
@@ -110,7 +112,8 @@ def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _mounts(host: Host) -> Iterator[LocalMount]:
-    """Yield each file system on the node's own disks once: the root as "/", others at their first mount point."""
+    """Yield each file system on the node's own disks once. The root comes as "/", and others at their first mount
+    point."""
     mounts, _ = mountinfo.parse_all(host.read_or_empty(mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
@@ -125,13 +128,15 @@ def _mounts(host: Host) -> Iterator[LocalMount]:
 
 
 def _device_name(host: Host, mount: mountinfo.Mount) -> str:
-    """Return the device as the kernel log names it. Btrfs and others have own numbers: use the mount's source."""
+    """Return the device's name in the kernel log. Btrfs and others have their own device numbers, so use the mount's
+    source."""
     link = host.link_target(f"{BLOCK_NUMBERS}/{mount.device}")
     return (link or host.link_target(mount.source) or mount.source).rpartition("/")[2]
 
 
 def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
-    """Return a dict that maps each disk to True if other disks have copies of all its data that the device needs."""
+    """Return a dict of the disks below a device. The value is True if other disks have copies of all data on that disk
+    that the device needs."""
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
     if not below:
         return {whole_disk(device): False}
@@ -143,8 +148,8 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 
 
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
-    """Return True if one of the parts below may fail: md, multipath, LVM RAID and mirrors (recognised by LVM's names).
-    A degraded array counts too, because md and the file system report when it loses one part too many."""
+    """Return True if one of the parts below may fail, as with md, multipath, and LVM RAID and mirrors (recognised by
+    LVM's names). A degraded array counts too, because md and the file system report when it loses one part too many."""
     if host.read_or_empty(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True
     if host.read_or_empty(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):
@@ -153,7 +158,8 @@ def _has_copies(host: Host, device: str, below: list[str]) -> bool:
 
 
 def device_kind(vendor: str, pci_class: str) -> str:
-    """Return the kind for `vendor` ("0x10de") and `class` ("0x030200") in sysfs: gpu, nvswitch, nic, nvme or other."""
+    """Return the kind of device: gpu, nvswitch, nic, nvme or other. `vendor` ("0x10de") and `pci_class` ("0x030200")
+    are as in sysfs."""
     if vendor == NVIDIA and pci_class.startswith(("0x0300", "0x0302")):
         return "gpu"
     if vendor == NVIDIA and pci_class.startswith("0x0680"):
@@ -164,7 +170,7 @@ def device_kind(vendor: str, pci_class: str) -> str:
 
 
 def pci_address(device_path: str) -> str:
-    """Return a device's PCI device, from its path below /sys (".../0000:3b:00.0/net/ens1"), or "" if there is none."""
+    """Return the PCI address for a path below /sys (".../0000:3b:00.0/net/ens1"), or "" if there is none."""
     parts = [part for part in device_path.split("/") if PCI_ADDRESS.fullmatch(part)]
     return parts[-1] if parts else ""
 

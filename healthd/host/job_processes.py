@@ -1,9 +1,9 @@
 """Processes of Slurm jobs: which job a process belongs to, and which jobs use a GPU.
 
 The daemon reads them when a kernel line arrives, because the process may be gone a second later. It only reads files
-that cannot hang: never /proc/PID/environ or cmdline (they wait for the lock on the process's memory), and in
-/proc/PID/fd only the links' text, never a file behind a link (its file system would be accessed). If a job opens a file
-of its own named ".../dev/nvidia3", that counts too, but affects no other job.
+that cannot hang. It never reads /proc/PID/environ or cmdline, which wait for the lock on the process's memory. In
+/proc/PID/fd it reads only the links' text, because a file behind a link may be on any file system. If a job opens a
+file of its own named ".../dev/nvidia3", that counts too, but affects no other job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpu
 
 
 def job_of_process(pid: int, root: str) -> str | None:
-    """Return a process's job by its cgroup, "" if it is not in a job, or None if there is no such process."""
+    """Return a process's job according to its cgroup, "" if it is not in a job, or None if there is no such process."""
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             return job_in(file.read(65536))
@@ -35,7 +35,8 @@ def job_of_process(pid: int, root: str) -> str | None:
 
 
 def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[int, str]:
-    """Return a dict that maps pids to jobs, for all processes in jobs' cgroups. {} if Slurm does not use cgroups."""
+    """Return a dict that maps pids to jobs, for all processes in jobs' cgroups. It is empty if Slurm does not use
+    cgroups."""
     top = os.path.join(root, CGROUP)
     until = now() + SCAN_SECONDS
     for hierarchy in HIERARCHIES:
@@ -51,8 +52,8 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
 
 
 def local_jobs(root: str) -> frozenset[str]:
-    """Return the jobs that have a process here, regardless of the number of processes and the load, because one process
-    of each job is enough. An empty cgroup that a job left behind does not count."""
+    """Return the jobs that have a process here. One process of each job is enough, so the result does not depend on the
+    number of processes and the load. An empty cgroup that a job left behind does not count."""
     top = os.path.join(root, CGROUP)
     return frozenset(
         job
@@ -64,7 +65,7 @@ def local_jobs(root: str) -> frozenset[str]:
 
 
 def has_no_jobs(root: str) -> bool:
-    """Return True if Slurm's cgroups show that no job has a process here. False if Slurm uses none."""
+    """Return True if Slurm's cgroups show that no job has a process here, or False if Slurm does not use cgroups."""
     top = os.path.join(root, CGROUP)
     used = any(
         not directory.endswith(".service")
@@ -75,8 +76,8 @@ def has_no_jobs(root: str) -> bool:
 
 
 def _slurm_directories(hierarchy: str) -> Iterator[str]:
-    """Yield slurm and slurm_NODE (v1), system.slice/[NODE_]slurmstepd.scope (v2). user.slice is
-    skipped, because it belongs to users."""
+    """Yield slurm and slurm_NODE (v1) or system.slice/[NODE_]slurmstepd.scope (v2). Skip user.slice, which belongs to
+    users."""
     for entry in _directories(hierarchy):
         if "slurm" in entry.name:
             yield entry.path
@@ -85,7 +86,7 @@ def _slurm_directories(hierarchy: str) -> Iterator[str]:
 
 
 def _jobs(directory: str, top: str) -> Iterator[tuple[str, str]]:
-    """Yield jobs' cgroups (job_N, or uid_U/job_N) with the jobs."""
+    """Yield (cgroup, job) for jobs' cgroups (job_N, or uid_U/job_N)."""
     for entry in _directories(directory):
         below = _directories(entry.path) if entry.name.startswith("uid_") else iter((entry,))
         for found in below:
@@ -118,8 +119,8 @@ def _directories(path: str) -> Iterator[os.DirEntry[str]]:
 def jobs_using_gpus(
     minors: Collection[int], processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> dict[int, tuple[str, ...]]:
-    """Map each minor number to the jobs whose `processes` (pid -> job) have /dev/nvidiaMINOR open. Shared GPUs and MIG
-    GPUs may have several jobs."""
+    """Return a dict that maps each minor number to the jobs that have /dev/nvidiaMINOR open. `processes` maps pids to
+    jobs. Shared GPUs and GPUs with MIG may have several jobs."""
     names = {f"{minor}": minor for minor in minors}
     holding: dict[int, set[str]] = {minor: set() for minor in minors}
     until = now() + SCAN_SECONDS
@@ -136,8 +137,8 @@ def jobs_using_gpus(
 def gpus_open_by_job(
     processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> tuple[dict[str, frozenset[int]], bool]:
-    """Map each job to the N of each /dev/nvidiaN that one of its `processes` (pid -> job) has open. The second value is
-    True only if time and permissions sufficed for all processes."""
+    """Return a dict that maps each job to the N of each /dev/nvidiaN that it has open, and whether all processes were
+    inspected. `processes` maps pids to jobs. Time or permissions may not suffice for all."""
     found: dict[str, set[int]] = {}
     until, is_complete = now() + SCAN_SECONDS, True
     for pid, job in processes.items():
@@ -156,7 +157,7 @@ def gpus_open_by_job(
 
 
 def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
-    """Return those `names` N for which a process has /dev/nvidiaN open."""
+    """Return the `names` N for which a process has /dev/nvidiaN open."""
     found: set[str] = set()
     try:
         for number in _gpu_numbers(pid, root):
@@ -170,8 +171,8 @@ def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
 
 
 def _gpu_numbers(pid: int, root: str) -> Iterator[str]:
-    """Yield the text after /dev/nvidia in the name of each file that a process has open. In a container, the path is
-    the container's. If the process has more files open than are read, raise OSError after these."""
+    """Yield the text after /dev/nvidia in the name of each file that a process has open. In a container, this is the
+    container's path. If the process has more open files than are read, raise OSError after the last one."""
     with os.scandir(f"{root.rstrip('/')}/proc/{pid}/fd") as descriptors:
         for count, descriptor in enumerate(descriptors):
             if count >= MAX_DESCRIPTORS:

@@ -11,8 +11,8 @@ VALIDATION_LOCK = "validation.lock"
 
 
 def lock(runtime_dir: str) -> int:
-    """Lock the runtime directory, which is created if missing, and return the lock's descriptor. Raises
-    ownership.Untrusted, or OSError with a sentence."""
+    """Lock the runtime directory, which is created if missing. Return the lock's descriptor. Raises
+    ownership.Untrusted, or OSError; the message is one sentence."""
     try:
         descriptor = lock_file(runtime_dir, "lock")
     except ownership.Untrusted as error:

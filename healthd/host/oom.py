@@ -1,5 +1,5 @@
-"""OOM scores. The unit protects the daemon (OOMScoreAdjust=), but not its children: a worker can be restarted, and a
-site's program is like any other process.
+"""OOM scores. The unit protects the daemon (OOMScoreAdjust=), but not its children, because a worker can be restarted
+and a site's program is like any other process.
 
 Source: proc_pid_oom_score_adj(5). Every process may raise its own score, and a child inherits it.
 """
@@ -13,7 +13,7 @@ DEFAULT_SCORE = 0
 
 
 def raise_score(minimum: int = DEFAULT_SCORE) -> None:
-    """Raise the score of a process that the daemon starts. Keep a higher score, which a site may have set."""
+    """Raise the OOM score of a process that the daemon starts. Keep a higher score, which a site may have set."""
     with suppress(OSError, ValueError):  # without /proc, there is no protection either
         with open(SCORE, encoding="ascii") as file:
             score = int(file.read())
@@ -23,7 +23,7 @@ def raise_score(minimum: int = DEFAULT_SCORE) -> None:
 
 
 def trampoline_argv(minimum: int = DEFAULT_SCORE) -> tuple[str, ...]:
-    """Return the words to put before another program's argv, so that it starts with this score: a shell that becomes
-    env, which prints its usual message if there is no such program. Status 127 means that there is none."""
+    """Return the words to put before another program's argv, so that it starts with this score. They run a shell that
+    becomes env, which prints its usual message if there is no such program. Status 127 means that there is none."""
     lower = f'{{ read -r score && [ "$score" -ge {minimum} ] || echo {minimum} >{SCORE}; }} <{SCORE} 2>/dev/null'
     return ("/bin/sh", "-c", f'{lower}; exec /usr/bin/env -- "$@"', "sh")

@@ -20,9 +20,9 @@ NEXT_SIGNAL_SECONDS = 0.01  # and after that each further wait
 
 
 def refuse_descriptors(listener: socket.socket) -> Callable[[], AbstractContextManager[None]]:
-    """Refuse files from all future clients. Call this before `listen`. A client that sends a file gets EPERM. Older
-    kernels lack this option: for them, use the returned context manager around all code that reads from clients or
-    closes their connections. Call this in the main thread, because it uses SIGALRM."""
+    """Refuse files from all future clients. Call this before `listen`, in the main thread, because it uses SIGALRM. A
+    client that sends a file gets EPERM. Older kernels lack this option. For these, use the returned context manager
+    around all code that reads from clients or closes their connections."""
     try:
         listener.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
     except OSError:

@@ -25,7 +25,8 @@ ENDING_SECONDS = 1.0  # how long to wait for a killed program, twice
 
 
 class ProgramResult(NamedTuple):
-    """Result of a program. `status`: exit status, or minus the signal. Output: the first 64 KiB of each stream."""
+    """Result of a program. `status` is the exit status or the negative signal number. The output is the first 64 KiB of
+    each stream."""
 
     status: int
     stdout: str
@@ -34,8 +35,8 @@ class ProgramResult(NamedTuple):
 
 def find_program(name: str) -> str:
     """Return the path of a program that only root, or this user, could have written. This is the given path, or the
-    first program with that name in the directories of ENVIRONMENT, skipping directories that others may write to.
-    Raises FileNotFoundError if there is none, ownership.Untrusted if there are only unsafe ones."""
+    first program with that name in the directories of ENVIRONMENT. Directories that others may write to are skipped.
+    Raises FileNotFoundError if there is no such program, or ownership.Untrusted if all are unsafe."""
     folders = [""] if "/" in name else ENVIRONMENT["PATH"].split(":")
     refused: ownership.Untrusted | None = None
     for folder in folders:
@@ -56,7 +57,7 @@ def find_program(name: str) -> str:
 def run_program(
     argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, executable: str | None = None
 ) -> ProgramResult:
-    """Run a program. `executable`: the file to run, or None for argv[0].
+    """Run a program. `executable` is the file to run, or None for argv[0].
 
     Raises OSError, or TimeoutError if the program is too slow. In that case, the program and its child processes are
     killed, and left behind if even that does not stop them.
@@ -83,7 +84,7 @@ def run_program(
 
 
 def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
-    """Return the output until the program ends or the deadline passes: 64 KiB from each pipe. Drop the rest.
+    """Return the output until the program ends or the deadline passes. Output beyond 64 KiB from a pipe is dropped.
 
     Wait for the program, not for the pipes, because a background child may keep them open forever.
     """
@@ -111,12 +112,13 @@ def _communicate(process: subprocess.Popen[bytes], deadline: float) -> tuple[byt
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """Return True if it has exited. It is not reaped, so its pid is not reused and its group can be killed safely."""
+    """Return True if the process has exited. It is not reaped, so its pid is not reused and its group can be killed
+    safely."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program and its process group. Wait for it, but not for long."""
+    """Kill the program and its process group. Wait for it for a short time only."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, so leave it behind

@@ -43,13 +43,13 @@ def record_failed_start(error: OSError) -> None:
 
 
 def has_no_descriptor(error: OSError) -> bool:
-    """Return True if accept(2) failed because no descriptor was left."""
+    """Return True if accept(2) failed because there was no free descriptor."""
     return error.errno in _NO_DESCRIPTOR
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a pidfd for a running process, or None if no descriptor is left for it. Raises OSError if there is no such
-    process."""
+    """Return a pidfd for a running process, or None if no descriptor is left for it. Raises OSError if the process does
+    not exist."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
@@ -60,7 +60,7 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def problems(now: float) -> Iterator[str]:
-    """Yield one sentence for each resource that was short within the last REPORT_SECONDS."""
+    """Yield a sentence for each resource that was short within the last REPORT_SECONDS."""
     for resource, when in list(_last.items()):  # other threads record too
         if now - when < REPORT_SECONDS:
             times = "once" if counts[resource] == 1 else f"{counts[resource]} times"
@@ -79,7 +79,7 @@ class SpareDescriptor:
         self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def shed(self, listener: socket.socket, farewell: bytes = b"") -> None:
-        """Send `farewell` to the waiting connections, at most MAX_SHED, and close them. Record the shortage.
+        """Send `farewell` to at most MAX_SHED waiting connections and close them. Record the shortage.
 
         `listener` must be non-blocking.
         """

@@ -1,6 +1,6 @@
 """Data sources for a Host: this machine, or a tree of files below a root. recording.py has the third, a recording.
 
-Paths are absolute, as on the node. Every OSError is the kernel's.
+Paths are absolute, as on the node. OSErrors are the kernel's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FileSystem(NamedTuple):
 
 
 class KernelClock(NamedTuple):
-    """adjtimex(2): whether the clock is disciplined, and its estimated and maximum error.
+    """The result of adjtimex(2): whether the clock is disciplined, and its estimated and maximum error.
 
     Both errors are None if only the state is known, from systemd, because this process may not query the kernel.
     """
@@ -48,8 +48,8 @@ class KernelClock(NamedTuple):
 
 
 class Tree:
-    """Files below `root`; "" is this machine. A tree has no programs and no clock: both return None. `anywhere`: run
-    one of this machine's programs, regardless of the root."""
+    """Files below `root`, or on this machine if `root` is "". A tree has no programs and no clock, so both return None.
+    With `anywhere`, one of this machine's programs is run regardless of the root."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -94,7 +94,7 @@ class Tree:
     def run(
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
     ) -> ProgramResult | None:
-        """Return None if there is no such program, or if it would describe this machine instead of the tree."""
+        """Run a program. Return None if it is missing, or if it would describe this machine instead of the tree."""
         if self._root and not anywhere:
             return None
         try:
@@ -116,7 +116,7 @@ class Tree:
             return clock
 
     def _clock_from_systemd(self) -> KernelClock | None:
-        """Query systemd-timedated, which calls adjtimex(2). NTPSynchronized means a maximum error below 16 s,
+        """Query systemd-timedated, which calls adjtimex(2). NTPSynchronized means that the maximum error is below 16 s,
         regardless of STA_UNSYNC (systemd, src/basic/time-util.c, ntp_synced). Return None if it does not answer."""
         result = self.run(TIMEDATECTL_COMMAND, TIMEDATECTL_SECONDS, {}, False)
         answer = result.stdout.strip() if result is not None and result.status == 0 else ""
@@ -124,7 +124,7 @@ class Tree:
 
 
 def adjtimex() -> KernelClock:
-    """Read the kernel's clock (modes 0), with struct timex as in the 64-bit Linux ABI. Raises OSError."""
+    """Read the kernel's clock with adjtimex(2) (modes 0) and the 64-bit Linux ABI's struct timex. Raises OSError."""
     import ctypes
 
     class Timex(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""A process's single blocking wait, and the signals that end it."""
+"""A process's single blocking wait, and the signals that end the wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_SLEEP_SECONDS = 24 * 3600.0  # poll(2) accepts at most 24 days
 
 
 def wake_on_signals() -> int:
-    """Return a descriptor that receives one byte for each signal: SIGTERM, SIGINT, SIGHUP."""
+    """Return a descriptor that receives one byte for each SIGTERM, SIGINT or SIGHUP."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -21,7 +21,8 @@ def wake_on_signals() -> int:
 
 
 def stop_waking_on_signals(descriptor: int) -> None:
-    """Close what `wake_on_signals` opened. After that, the signals have no effect and do not end this process."""
+    """Close the descriptors that `wake_on_signals` opened. After that, the signals have no effect and do not end this
+    process."""
     writing = signal.set_wakeup_fd(-1)
     for end in (writing, descriptor):
         if end >= 0:
@@ -37,7 +38,8 @@ def signals(descriptor: int) -> bytes:
 
 
 def poll(descriptors: Iterable[tuple[int, bool]], seconds: float) -> set[int]:
-    """Sleep until a descriptor can be read (or written, if requested), at most `seconds`. Return those that can."""
+    """Sleep for at most `seconds`, or until a descriptor can be read (or written, if requested). Return the ready
+    descriptors."""
     ready = select.poll()
     for descriptor, writes in descriptors:
         ready.register(descriptor, select.POLLIN | (select.POLLOUT if writes else 0))

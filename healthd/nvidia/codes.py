@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 
 class XidFact(NamedTuple):
-    """Row in the Xid catalogue. `action` is NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), "" if none."""
+    """A row in the Xid catalogue. `action` is NVIDIA's immediate action (RESET_GPU, RESTART_APP, ...), or "" if there
+    is none."""
 
     code: int
     mnemonic: str
@@ -23,7 +24,7 @@ class XidFact(NamedTuple):
 
 
 class SxidFact(NamedTuple):
-    """Row in the SXid tables. `category` is "always fatal", "potentially fatal" or "non-fatal"."""
+    """A row in the SXid tables. `category` is "always fatal", "potentially fatal" or "non-fatal"."""
 
     code: int
     name: str
@@ -31,7 +32,7 @@ class SxidFact(NamedTuple):
 
 
 class Nvlink5Fact(NamedTuple):
-    """Row in the table that decodes Xids 144-150. `action` is as in XidFact.
+    """A row in the table that decodes Xids 144-150. `action` is as in XidFact.
 
     patterns   for the first register word, before and since driver 575, bit 31 first: "0", "1", "-" = any
     statuses   accepted values of the second word; () = any
@@ -49,12 +50,12 @@ class Nvlink5Fact(NamedTuple):
 
     @property
     def sub_code(self) -> int:
-        """Return bits 25 to 20 of the first word: the 4 in "149.4" of other tools."""
+        """Return bits 25 to 20 of the first word, such as the 4 in other tools' "149.4"."""
         return int(self.patterns[0][6:12], 2)
 
 
 def xid_numbers() -> list[int]:
-    """Return all Xids in the catalogue that are not reserved or unused."""
+    """Return all Xids in the catalogue except reserved and unused ones."""
     return sorted(code for code, fact in _xids().items() if fact.description not in ("", "Reserved", "Unused"))
 
 
@@ -71,7 +72,7 @@ def sxid(code: int) -> SxidFact | None:
 
 
 class Nvlink4Bits(NamedTuple):
-    """Bits in a register of an Xid 74, and their meaning. `word` 0 is the first register."""
+    """Some of the bits in one of an Xid 74's registers, and their meaning. `word` 0 is the first register."""
 
     word: int
     bits: frozenset[int]
@@ -97,7 +98,7 @@ NVLINK4_BITS = (
 
 
 def nvlink4(registers: Sequence[int]) -> tuple[Nvlink4Bits, ...]:
-    """Return the meanings of the register words of an Xid 74, worst first, or () if no known bit is set."""
+    """Return the meanings of an Xid 74's register words, worst first, or () if no known bit is set."""
     return tuple(
         entry
         for entry in NVLINK4_BITS
@@ -145,7 +146,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def load() -> None:
-    """Read the tables now, for a process that may outlive the files."""
+    """Read the tables now. A process may outlive their files."""
     for read in (_xids, _sxids, _nvlink5s):
         read()
 

@@ -72,7 +72,7 @@ _opens = itertools.count()  # number of opens, so that random failures differ be
 
 
 def open_fake(profile_or_file: str, now: Callable[[], float] = time.time) -> Nvml:
-    """Open NVML in the scenario's current state. Raises ConvertError, or NvmlError if nvmlInit fails."""
+    """Open a fake NVML in the scenario's current state. Raises ConvertError, or NvmlError if nvmlInit fails."""
     return Nvml.open(library(profile_or_file, now))
 
 
@@ -84,8 +84,8 @@ def library(profile_or_file: str, now: Callable[[], float] = time.time) -> FakeL
 
 
 class Handle(Value, frozen=True):
-    """Fake of NVML's pointer to a device. `index` is the GPU's position on the machine, and `mig` one of its MIG
-    devices."""
+    """A fake of NVML's pointer to a device. `index` is the GPU's position on the machine. `mig` is one of its MIG
+    devices, if set."""
 
     index: int
     mig: int | None = None
@@ -386,14 +386,14 @@ class FakeLibrary:
 
 
 def _has_no_fault(machine: Machine, gpu: Gpu) -> bool:
-    """Return True if every call after nvmlInit returns this GPU's data and no query must be counted."""
+    """Return True if all calls after nvmlInit return this GPU's data and no query must be counted."""
     is_away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
     problem = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
     return not (is_away or problem or machine.missing_functions or gpu.errors or gpu.unsupported)
 
 
 def _fail(error: str) -> None:
-    """Raise pynvml's NVMLError_`error`."""
+    """Raise pynvml's exception NVMLError_`error`."""
     raise getattr(pynvml, f"NVMLError_{error}")()
 
 
@@ -417,8 +417,8 @@ def _address(pci: str) -> tuple[int, int, int]:
 
 
 def _ecc(gpu: Gpu, error_type: int, counter_type: int, location: int) -> int:
-    """Return one ECC counter, selected by nvml.h's numbers. Ampere and later do not support most locations. With MIG,
-    the GPU does not report its counts since the driver was loaded."""
+    """Return one ECC counter, selected by the numbers in nvml.h. Ampere and later do not support most locations. With
+    MIG, the GPU does not report its counts since the driver was loaded."""
     if not gpu.ecc or location not in (2, 7) or (gpu.mig and counter_type == VOLATILE):
         _fail("NotSupported")
     counter = ("volatile", "aggregate")[counter_type]
@@ -455,7 +455,7 @@ def _values(gpu: Gpu, fields: Sequence[int | tuple[int, int]]) -> Any:
 
 
 def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
-    """Fill in one field value, which has its own return code and type as in the real call."""
+    """Fill in one field value. Like in the real call, it has its own return code and type."""
     number: int | None = None
     if field in gpu.unsupported_fields:
         pass
@@ -517,7 +517,8 @@ def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
 
 
 def _packed_ber(rate: float) -> int:
-    """Pack a bit error rate as in nvml.h: the mantissa (1 to 15) in the bits above the exponent's absolute value."""
+    """Pack a bit error rate as in nvml.h, with the mantissa (1 to 15) in the bits above the exponent's absolute
+    value."""
     if not rate:
         return NO_BIT_ERRORS
     exponent = min(255, max(0, -math.floor(math.log10(rate))))

@@ -94,7 +94,7 @@ LINK_SETTINGS = (
 
 
 class Library(enum.Enum):
-    """Result of nvmlInit."""
+    """What nvmlInit does on the machine."""
 
     FINE = "fine"
     LIBRARY_NOT_FOUND = "LibraryNotFound"
@@ -103,7 +103,7 @@ class Library(enum.Enum):
 
 
 class LinkCounters(enum.Enum):
-    """How a GPU counts its NVLink errors."""
+    """Which calls or fields count a GPU's NVLink errors."""
 
     NONE = "none"
     CALLS = "calls"  # before Hopper: nvmlDeviceGetNvLinkErrorCounter
@@ -112,7 +112,7 @@ class LinkCounters(enum.Enum):
 
 
 class Gpu(Value, frozen=True):
-    """Answers of one GPU. None means that this model does not support the query.
+    """One GPU's answers. None means that this model does not support the query.
 
     gone, unreachable, lost, requires_reset   NVML does not count the GPU; its handle gives "Unknown Error"; NVML
                 lists it, but every query to it fails with GpuIsLost; or with ResetRequired
@@ -232,7 +232,7 @@ class Machine(Value, frozen=True):
 
 
 class Scenario(Machine, frozen=True):
-    """Scenario file. Tables are kept as written; missing settings come from the profile."""
+    """A scenario file. Tables are kept as written, and missing settings come from the profile."""
 
     profile: str = ""
     pci: tuple[str, ...] = ()
@@ -242,7 +242,7 @@ class Scenario(Machine, frozen=True):
 
 
 class Profile(Value, frozen=True):
-    """Healthy machine. Every GPU (at the addresses in `pci`) has the settings in `gpu`."""
+    """A healthy machine. All GPUs (at the addresses in `pci`) have the settings in `gpu`."""
 
     driver_version: str
     pci: tuple[str, ...]
@@ -250,7 +250,7 @@ class Profile(Value, frozen=True):
 
 
 class When(Value, frozen=True):
-    """Time from which an [[at]] entry applies, and its GPU (None for the whole machine)."""
+    """The time from which an [[at]] entry applies, and its GPU (None for the whole machine)."""
 
     seconds: float
     gpu: int | None = None
@@ -271,7 +271,7 @@ def profile(name: str) -> Profile:
 
 
 def read(profile_or_file: str) -> tuple[Scenario, float]:
-    """Return the checked scenario for a profile name or a file, and the epoch time from which its seconds count."""
+    """Return the checked scenario for a profile name or a file, and its start time in epoch seconds."""
     if profile_or_file in profiles():
         return Scenario(profile=profile_or_file), 0.0
     try:
@@ -291,7 +291,7 @@ def read(profile_or_file: str) -> tuple[Scenario, float]:
 
 
 def parse(text: str) -> Scenario:
-    """Parse and check the text of a scenario file. Raises ConvertError with one sentence."""
+    """Parse and check a scenario file's text. Raises ConvertError if it is invalid; the message is one sentence."""
     try:
         data = toml.parse(text)
     except ConvertError as error:
@@ -300,7 +300,7 @@ def parse(text: str) -> Scenario:
 
 
 def check(data: object) -> Scenario:
-    """Check a scenario like `parse`, but from a file's plain data."""
+    """Check a scenario that was already read as plain data, as `parse` does."""
     scenario = load(Scenario, data)
     if not scenario.profile:
         raise ConvertError(f'missing profile; write profile = "{profiles()[0]}"')
@@ -315,7 +315,7 @@ def addresses(scenario: Scenario) -> tuple[str, ...]:
 
 
 def state(scenario: Scenario, elapsed: float) -> tuple[Machine, tuple[Gpu, ...]]:
-    """Return the machine and its GPUs after `elapsed` seconds. GPUs that are unchanged from the profile share one
+    """Return the machine and its GPUs after `elapsed` seconds. GPUs that do not differ from the profile share one
     object."""
     base = profile(scenario.profile)
     machine = {name: getattr(scenario, name) for name in _names(Machine)}
@@ -373,7 +373,7 @@ def _machine_problems(machine: Machine, where: str) -> Iterator[str]:
 
 
 def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> Iterator[str]:
-    """Yield problems in a GPU's settings. `links_before` is its number of NVLinks if this table does not set it."""
+    """Yield problems in a GPU's settings. `links_before` is the number of NVLinks if this table does not set it."""
     gpu = load(Gpu, table, where)
     yield from _fault_problems(gpu, f"{where}.")
     yield from _unknown_calls(gpu.unsupported, f"{where}.unsupported")
@@ -402,7 +402,7 @@ def _links(scenario: Scenario, index: str) -> int:
 
 
 def _numbers(gpu: Gpu) -> Iterator[tuple[str, float]]:
-    """Yield (name, number) for a GPU's numeric settings, except those with their own limits."""
+    """Yield the name and number of each numeric setting in a GPU, except those that have their own limits."""
     for f in fields_of(type(gpu)):
         value = getattr(gpu, f.name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]

@@ -64,7 +64,7 @@ _REPLACEMENTS = (
 
 
 def explain(code: str) -> Explain | None:
-    """Return the text for "nvlink5/149:4" (a sub-code), "nvlink5/149" (an Xid) or "nvlink5" (all Xids), or None for
+    """Return the text for "nvlink5/149:4" (a sub-code), "nvlink5/149" (an Xid) or "nvlink5" (all Xids). Return None for
     anything else."""
     match = _CODE.fullmatch(code)
     if match is None:
@@ -78,14 +78,14 @@ def explain(code: str) -> Explain | None:
 
 
 def all_names() -> list[str]:
-    """Return every name that `explain` handles."""
+    """Return all names that `explain` handles."""
     subs = sorted({(row.code, row.sub_code) for row in codes.nvlink5_rows()})
     return ["nvlink5", *(f"nvlink5/{xid}" for xid in NVLINK5), *(f"nvlink5/{xid}:{sub}" for xid, sub in subs)]
 
 
 def todo_text(xid: int) -> str:
-    """Return what to do about an Xid whose table row is unknown: one line for each immediate action, with the rows that
-    it applies to."""
+    """Return text about what to do for an Xid whose table row is unknown. It has one line for each immediate action,
+    with the rows that the action applies to."""
     lines = []
     for action, text in _IMMEDIATE_ACTIONS.items():
         if rows := _rows_with_action(xid, action):
@@ -96,8 +96,8 @@ def todo_text(xid: int) -> str:
 
 
 def _rows_with_action(xid: int, action: str) -> str:
-    """Return the rows with this immediate action as text: "RLW_REMAP 145:0 with status 0x40 or 0x80; RLW_CTRL
-    145:0"."""
+    """Return text that lists the rows with this immediate action, such as "RLW_REMAP 145:0 with status 0x40 or 0x80;
+    RLW_CTRL 145:0"."""
     rows = _xid_rows(xid)
     statuses: dict[tuple[str, int], list[str]] = {}
     for row in rows:
@@ -142,7 +142,7 @@ def _rows(xid: int, sub: int) -> Explain:
 
 
 def _lines(rows: Iterable[Nvlink5Fact]) -> list[str]:
-    """Return the rows as text, with one line for rows that differ only in their status."""
+    """Return lines of text for the rows. Rows that differ only in their status share one line."""
     statuses: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         same = (_units([row]), _severity(row), _action(row), _impact(row))
@@ -169,8 +169,8 @@ def _explain_rows(meaning: str, rows: Iterable[Nvlink5Fact], xid: int | str) -> 
 
 
 def _units(rows: Iterable[Nvlink5Fact]) -> str:
-    """Return the units' names, such as "NETIR_LINK_EVT (or NETIR_LINK_DOWN)" if the name depends on the driver
-    version."""
+    """Return the units' names. If the name depends on the driver version, the text is, for example, "NETIR_LINK_EVT (or
+    NETIR_LINK_DOWN)"."""
     named = dict.fromkeys(
         f"{row.units[0]} (or {' or '.join(row.units[1:])})" if len(row.units) > 1 else row.units[0] for row in rows
     )
@@ -196,7 +196,7 @@ def _action(row: Nvlink5Fact) -> str:
 
 
 def _impact(row: Nvlink5Fact) -> str:
-    """Return the effects of an error, such as " Here: packets lost. At the other end: possible packet loss." """
+    """Return text about an error's effects (" Here: packets lost. At the other end: possible packet loss.")."""
     texts = []
     for part in row.impact:
         where, _, text = part.partition(":")

@@ -1,4 +1,4 @@
-"""NVML for the checks: "not supported" is returned as None, and every other error is raised as a classified NvmlError.
+"""NVML for the checks. "Not supported" is returned as None, and all other errors are raised as a classified NvmlError.
 
 `Nvml` works with any object that has pynvml's functions: pynvml itself (`open_real`) or `fake_nvml.FakeLibrary`. It is
 opened for one round and then closed, because `nvidia-smi --gpu-reset` fails while an agent keeps the driver open ("In
@@ -24,7 +24,7 @@ from healthd.common.values import Value
 
 
 class NvmlErrorKind(enum.Enum):
-    """Kind of an error, by NVML's error number."""
+    """The kind of an error, according to NVML's error number."""
 
     LIBRARY_NOT_FOUND = 12  # libnvidia-ml.so.1 cannot be loaded
     DRIVER_NOT_LOADED = 9
@@ -117,10 +117,10 @@ raw = object.__getattribute__
 
 
 class NvmlError(HealthdError):
-    """Failed NVML call. `number` is NVML's error number; `pci` is "" unless the error is about one GPU with a known
-    address.
+    """A failed NVML call. `number` is NVML's error number.
 
-    `index` is NVML's index of that GPU, or None if the error is not about one GPU.
+    `pci` is the GPU's address, or "" unless the error is about one GPU with a known address. `index` is NVML's index of
+    that GPU, or None if the error is not about one GPU.
     """
 
     def __init__(
@@ -152,7 +152,8 @@ class NvmlLibrary(Protocol):
 
 
 class RemappedRows(Value, frozen=True):
-    """Rows replaced after correctable and uncorrectable errors. `failure` stays set after one failed remap."""
+    """Counts of rows replaced after correctable and uncorrectable errors. `failure` stays set after one failed
+    remap."""
 
     correctable: int
     uncorrectable: int
@@ -171,8 +172,8 @@ class Histogram(Value, frozen=True):
 
 
 class RetiredPages(Value, frozen=True):
-    """Memory pages retired after several single-bit errors or a double-bit error, and whether more wait for a
-    reboot."""
+    """Counts of memory pages retired after several single-bit errors or a double-bit error, and whether more pages wait
+    for a reboot."""
 
     single_bit: int
     double_bit: int
@@ -195,10 +196,11 @@ class Fabric(Value, frozen=True):
 
 
 class TemperatureLimits(Value, frozen=True):
-    """Temperatures in degrees Celsius at which the GPU slows down and the maximum for its memory; None if not reported.
+    """The temperature at which the GPU slows down and the maximum for its memory, in degrees Celsius, or None if not
+    reported.
 
-    Ada and later count from the limit instead: `slowdown_margin` is the `temperature_margin` at which the GPU slows
-    down (-2 on an H100). An A100 slows down at 89, and its memory's maximum is 95.
+    Ada and later report a margin instead. `slowdown_margin` is the `temperature_margin` at which the GPU slows down (-2
+    on an H100). An A100 slows down at 89, and its memory's maximum is 95.
     """
 
     slowdown: int | None
@@ -207,7 +209,8 @@ class TemperatureLimits(Value, frozen=True):
 
 
 class Nvlink(Value, frozen=True):
-    """One link and its counters since the driver was loaded. None if the GPU has no such counter or the link is down.
+    """A link with its counters since the driver was loaded. A counter is None if the GPU does not have it or the link
+    is down.
 
     replay, recovery, crc         before Blackwell
     recovered, recovery_failed    Blackwell: successful and failed recoveries
@@ -245,7 +248,7 @@ def error_kind(number: int) -> NvmlErrorKind:
 
 
 def sysfs_address(domain: int, bus: int, device: int) -> str:
-    """Return the address as the kernel writes it. NVML's own text has eight domain digits and is in upper case."""
+    """Return the address as the kernel writes it. NVML's own text has eight domain digits and upper-case letters."""
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
@@ -284,9 +287,8 @@ def call_nvml(
 
 
 class NvmlGpu:
-    """A GPU that responds. Every method queries the driver again and returns None if this GPU or driver does not
-    support the query. `on_lost` is called for an error that reports the GPU as lost or as requiring a reset.
-    """
+    """A GPU that responds. Its methods query the driver each time, and return None if this GPU or driver does not
+    support the query. `on_lost` is called for an error that reports the GPU as lost or as requiring a reset."""
 
     def __init__(
         self,
@@ -333,7 +335,7 @@ class NvmlGpu:
         return None if capability is None else (int(capability[0]), int(capability[1]))
 
     def virtualization(self) -> int | None:
-        """Return 0 for none, 1 for passed through to this virtual machine, 2 for a vGPU, 3 and 4 for shared by this
+        """Return 0 for none, 1 if passed through to this virtual machine, 2 for a vGPU, or 3 or 4 if shared by this
         host."""
         return cast("int | None", self._call("nvmlDeviceGetVirtualizationMode"))
 
@@ -342,7 +344,7 @@ class NvmlGpu:
         return cast("int | None", self._call("nvmlDeviceGetTemperature", GPU_SENSOR))
 
     def temperature_limits(self) -> TemperatureLimits:
-        """Return the limits. nvml.h recommends the margin for Ada and later, which may lack the thresholds."""
+        """Return the limits. For Ada and later, which may lack the thresholds, nvml.h recommends the margin."""
         margin = self._field(FIELD_SLOWDOWN_MARGIN)
         return TemperatureLimits(
             self._threshold(SLOWDOWN_THRESHOLD),
@@ -357,19 +359,20 @@ class NvmlGpu:
     def temperature_margin(self) -> int | None:
         """Return the degrees Celsius left until the driver begins to slow down the GPU (T.LIMIT in nvidia-smi).
 
-        Negative if the GPU is hotter. The hardware slows down at `temperature_limits().slowdown_margin`. Driver >= 570.
+        The value is negative if the GPU is hotter. The hardware slows down at `temperature_limits().slowdown_margin`.
+        Driver >= 570.
         """
         absent = ABSENT | {ARGUMENT_VERSION_MISMATCH}
         return cast("int | None", self._call("nvmlDeviceGetMarginTemperature", absent=absent))
 
     def memory_temperature(self) -> int | None:
-        """Return the memory temperature in degrees Celsius, available on GPUs with HBM."""
+        """Return the memory temperature in degrees Celsius, or None on GPUs without HBM."""
         celsius = self._field(FIELD_MEMORY_TEMPERATURE)
         return None if celsius is None else int(celsius)
 
     def utilization(self) -> float | None:
-        """Return the share of time (0 to 1) that the GPU was busy in the last sample, at most a second. None with
-        MIG."""
+        """Return the share of time (0 to 1) that the GPU was busy in the last sample, which covers at most a second.
+        None with MIG."""
         rates = self._call("nvmlDeviceGetUtilizationRates")
         return None if rates is None else rates.gpu / 100
 
@@ -379,7 +382,7 @@ class NvmlGpu:
         return None if mode is None else bool(mode)
 
     def inforom_valid(self) -> bool | None:
-        """Return True if the checksums of the InfoROM are correct."""
+        """Return True if the InfoROM's checksums are correct."""
         try:
             self._call("nvmlDeviceValidateInforom", absent=frozenset())
         except NvmlError as error:
@@ -391,7 +394,7 @@ class NvmlGpu:
         return True
 
     def enforced_power_limit_watts(self) -> float | None:
-        """Return the lowest of all limits now in force."""
+        """Return the lowest of all power limits now in force."""
         milliwatts = self._call("nvmlDeviceGetEnforcedPowerLimit")
         return None if milliwatts is None else milliwatts / 1000
 
@@ -400,7 +403,7 @@ class NvmlGpu:
         return None if milliwatts is None else milliwatts / 1000
 
     def clock_event_reasons(self) -> int | None:
-        """Return the current reasons for reduced clocks, as the bits NVML_CLOCKS_EVENT_REASON_*.
+        """Return the current reasons for reduced clocks, as NVML_CLOCKS_EVENT_REASON_* bits.
 
         0x1 idle, 0x2 application clocks, 0x4 software power cap, 0x8 hardware slowdown, 0x10 sync boost, 0x20 software
         thermal, 0x40 hardware thermal, 0x80 hardware power brake, 0x100 display. Drivers before 535 have an older call.
@@ -443,8 +446,8 @@ class NvmlGpu:
         return None if mode is None else mode[0]
 
     def mig_mode(self) -> tuple[bool, bool] | None:
-        """Return whether MIG is on now and whether it will be on after the next reset, or None if the GPU has no
-        MIG."""
+        """Return whether MIG is on now, and whether it will be on after the next reset. Return None if the GPU does not
+        have MIG."""
         mode = self._call("nvmlDeviceGetMigMode")
         return None if mode is None else (bool(mode[0]), bool(mode[1]))
 
@@ -454,7 +457,7 @@ class NvmlGpu:
         return None if maximum is None else len(self._mig_devices(maximum))
 
     def mig_uuids(self) -> tuple[str, ...]:
-        """Return the UUIDs of the GPU's MIG devices, in NVML's order. A device without one has ""."""
+        """Return the UUIDs of the GPU's MIG devices, in NVML's order. If a device has no UUID, return "" for it."""
         devices = self._mig_devices(self._call("nvmlDeviceGetMaxMigDeviceCount") or 0)
         return tuple(str(call_nvml(self._library, "nvmlDeviceGetUUID", mig, pci=self.pci) or "") for mig in devices)
 
@@ -480,12 +483,14 @@ class NvmlGpu:
         return cast("int | None", self._call("nvmlDeviceGetTotalEccErrors", *_ecc_arguments(uncorrected, volatile)))
 
     def ecc_count(self, location: str, uncorrected: bool, volatile: bool) -> int | None:
-        """Return the same number for one `location`, "sram" or "dram"."""
+        """Return the number of memory errors in one `location`, "sram" or "dram". The other arguments are as for
+        `ecc_total`."""
         arguments = (*_ecc_arguments(uncorrected, volatile), LOCATIONS[location])
         return cast("int | None", self._call("nvmlDeviceGetMemoryErrorCounter", *arguments))
 
     def sram_threshold_exceeded(self) -> bool | None:
-        """Return True if uncorrected SRAM errors exceeded NVIDIA's threshold for a replacement. None also without root.
+        """Return True if uncorrected SRAM errors exceeded NVIDIA's threshold for a replacement. Return None without
+        root, too.
 
         Only this call needs root (nvml.h), and an unprivileged `healthd check` must still do the rest.
         """
@@ -499,7 +504,7 @@ class NvmlGpu:
         return bool(status.bThresholdExceeded)
 
     def remapped_rows(self) -> RemappedRows | None:
-        """Return the remapped rows, or None before Ampere and while MIG instances exist."""
+        """Return the remapped rows, or None before Ampere or while MIG instances exist."""
         rows = self._call("nvmlDeviceGetRemappedRows")
         return None if rows is None else RemappedRows(rows[0], rows[1], bool(rows[2]), bool(rows[3]))
 
@@ -510,8 +515,8 @@ class NvmlGpu:
         return Histogram(banks.max, banks.high, banks.partial, banks.low, banks.none)
 
     def unrepairable_memory(self) -> bool | None:
-        """Return True if there is memory that no spare row can replace. Hopper and later, driver >= 590; also with
-        MIG."""
+        """Return True if there is memory that no spare row can replace. This is reported by Hopper and later with
+        driver >= 590, even with MIG."""
         flag = self._call("nvmlDeviceGetUnrepairableMemoryFlag_v1", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
         return None if flag is None else bool(flag)
 
@@ -546,10 +551,10 @@ class NvmlGpu:
         """Return this GPU's links in the order of their numbers, or None if it has none.
 
         Hopper and later need three queries: the number of links, all fields of the first link, and for the other links
-        the fields that the first link supports. Everything else is queried link by link, which before Hopper means
-        everything. There, and if the driver does not report the number of links, links are queried until one is
-        missing; the binding's NVML_NVLINK_MAX_LINKS is not the number of links of any GPU. If the driver reports the
-        number of links, a link without an answer that comes before a link with answers counts as not active.
+        the fields that the first link supports. Everything else is queried link by link. Before Hopper that means
+        everything. Before Hopper, or if the driver does not report the number of links, links are queried until one is
+        missing, because the binding's NVML_NVLINK_MAX_LINKS is not the number of any GPU's links. If the driver reports
+        the number of links, a link without an answer that comes before a link with answers counts as not active.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         maximum = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
@@ -571,8 +576,8 @@ class NvmlGpu:
         return tuple(links) or None
 
     def _link_fields(self, maximum: int) -> Iterator[dict[int, float | NvmlError | None]]:
-        """Yield a dict with the fields of each link. Fields that an active link lacks (usually three of four) are
-        queried only once. If a link has the same values as the previous one, like most of 144, the same dict is yielded
+        """Yield a dict with each link's fields. Fields that an active link lacks (usually three of four) are queried
+        only once. If a link has the same values as the previous one, like most of 144, the same dict is yielded
         again."""
         fields, queried = FIELDS_LINK, 0
         while queried < maximum and len(fields) == len(FIELDS_LINK):
@@ -591,7 +596,7 @@ class NvmlGpu:
             yield values
 
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
-        """Return one link, made from the values of its fields. Older calls replace missing fields.
+        """Return a link, made from its field values. Older calls replace missing fields.
 
         A link that is down counts nothing, and errors from its counters must not hide that it is down.
         """
@@ -647,7 +652,8 @@ class NvmlGpu:
 
     def activity_counters(self, names: Sequence[str]) -> dict[str, int]:
         """Return the counters by name (see FIELDS_ACTIVITY), as the sum of both directions, in one query. Unsupported
-        counters are omitted. So are 32-bit counters, because PCIe traffic overflows one in a tenth of a second."""
+        counters are omitted. 32-bit counters are omitted too, because PCIe traffic overflows one in a tenth of a
+        second."""
         fields = [field for name in names for field in FIELDS_ACTIVITY[name]]
         if not fields:
             return {}
@@ -664,19 +670,19 @@ class NvmlGpu:
         return self._fields([field])[0]
 
     def _fields(self, fields: Sequence[int | tuple[int, int]]) -> list[float | None]:
-        """Return the values of `fields` (each an id, or an id and its scope), with None for missing fields.
+        """Return the values of `fields`, with None for missing ones. A field is an id, or an id and its scope.
 
         The call succeeds even if single values failed. Each value has its own return code, and its type selects the
-        union member. An id or link that the driver does not know gives an invalid argument error.
+        union member. An id or link that the driver does not know causes an invalid argument error.
         """
         return [_value_or_raise(answer) for answer in self._results(fields)]
 
     def _results(self, fields: Sequence[int | tuple[int, int]]) -> list[float | NvmlError | None]:
-        """Return the same as `_fields`, but with the errors of fields that failed."""
+        """Return the values of `fields` like `_fields`, but with the errors of fields that failed."""
         return [self._value(raw_field) for raw_field in self._raw_values(fields)]
 
     def _raw_values(self, fields: Sequence[int | tuple[int, int]]) -> list[RawField]:
-        """Return the same as `_results`, but in the driver's raw form."""
+        """Return the values of `fields` like `_results`, but in the driver's raw form."""
         values = self._call("nvmlDeviceGetFieldValues", fields, absent=ABSENT | {INVALID_ARGUMENT}) if fields else ()
         if values is None:
             return [(0, 0, NOT_SUPPORTED, b"")] * len(fields)
@@ -727,9 +733,8 @@ def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:
 
 
 class Nvml:
-    """NVML after nvmlInit. `gpus` and `unreachable` come from one enumeration, made on first use. If a GPU is later
-    reported as lost or as requiring a reset, it moves from `gpus` to `unreachable`.
-    """
+    """NVML after nvmlInit. `gpus` and `unreachable` come from a single enumeration on first use. If a GPU is later
+    reported as lost or as requiring a reset, it moves from `gpus` to `unreachable`."""
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
@@ -738,20 +743,20 @@ class Nvml:
 
     @classmethod
     def open(cls, library: NvmlLibrary) -> Nvml:
-        """Call nvmlInit. After a failure this may be repeated in the same process, except after MISMATCH. The wrong
-        library stays loaded then, so the process must be replaced."""
+        """Call nvmlInit. After a failure the call may be repeated in the same process, except after MISMATCH. In that
+        case the wrong library stays loaded, so the process must be replaced."""
         call_nvml(library, "nvmlInit", absent=frozenset())
         return cls(library)
 
     def close(self) -> None:
-        """Call nvmlShutdown. A failure raises NvmlError, because the driver is then still open in this process."""
+        """Call nvmlShutdown. Raises NvmlError if it fails, because the driver is then still open in this process."""
         call_nvml(self._library, "nvmlShutdown")
 
     def driver_version(self) -> str | None:
         return cast("str | None", call_nvml(self._library, "nvmlSystemGetDriverVersion"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """Return the GPUs that respond, in NVML's order (not stable across boots; use `pci` as the key)."""
+        """Return the GPUs that respond, in NVML's order. The order may differ after a boot, so use `pci` as the key."""
         return self._enumerated()[0]
 
     @property
@@ -807,16 +812,16 @@ def _reach(library: NvmlLibrary, index: int, on_lost: Callable[[NvmlError], None
 
 
 def _lost_if_unknown(error: NvmlError) -> NvmlError:
-    """Return the error as GPU_LOST if getting the handle of a counted GPU failed with an unknown error, as with many
-    drivers: "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown Error".
-    """
+    """Return the error as GPU_LOST if an unknown error occurred when the handle of a counted GPU was requested. Many
+    drivers report a lost GPU like this: "Unable to determine the device handle for GPU0: 0000:01:00.0: Unknown
+    Error"."""
     if error.number != UNKNOWN_ERROR or error.call != "nvmlDeviceGetHandleByIndex":
         return error
     return NvmlError(NvmlErrorKind.GPU_LOST, error.call, error.message, error.pci, error.index, error.number)
 
 
 def open_real() -> Nvml:
-    """Open this node's NVML, the libnvidia-ml.so.1 that the loader finds. Raises NvmlError."""
+    """Open this node's NVML, which is the libnvidia-ml.so.1 that the loader finds. Raises NvmlError."""
     try:
         CDLL(LIBRARY)
     except OSError:  # pynvml would raise the same, but importing its 250 classes costs 10 ms

@@ -14,7 +14,7 @@ UTIL = "ctypes.util"
 
 
 def pynvml() -> Any:
-    """Return the pynvml module. A version that needs more of ctypes.util gets the real one."""
+    """Return the pynvml module. If its version needs more of ctypes.util, it gets the real one."""
     if "pynvml" not in sys.modules and UTIL not in sys.modules:
         _import_without_util()
     import pynvml
@@ -38,7 +38,7 @@ def _import_without_util() -> None:
 
 
 def _find_library(name: str) -> str | None:
-    """Call ctypes.util.find_library, which is imported only now."""
+    """Call ctypes.util.find_library. The module is not imported before that."""
     from ctypes.util import find_library
 
     if find_library is _find_library:

@@ -9,7 +9,7 @@ from healthd.common.model import Clears, Severity
 
 
 class Action(NamedTuple):
-    """Recovery action. `name` is the NAME in the code gpu_recovery_action/NAME, and `text` is for messages."""
+    """A recovery action. `name` is the NAME in the code gpu_recovery_action/NAME, and `text` is for messages."""
 
     name: str
     severity: Severity

@@ -39,7 +39,7 @@ _WORD = regex(r"(?:0x)?[0-9a-f]{1,8}", re.I)  # a register, as the driver prints
 
 
 class XidMeaning(NamedTuple):
-    """Effect of an Xid. If `caused_by_application` is set, an application caused it and its condition clears sooner."""
+    """An Xid's effect. If an application caused it (`caused_by_application`), its condition clears sooner."""
 
     severity: Severity
     clears: Clears
@@ -76,12 +76,12 @@ def meaning(event: KernelEvent) -> XidMeaning:
 
 
 def number(text: str) -> int | None:
-    """Return the number in an event's code or field, or None if it is not a number that the driver prints (32 bits)."""
+    """Return the number in an event's code or field, or None if the driver does not print such numbers (32 bits)."""
     return int(text) if is_decimal(text) and len(text) <= 10 else None
 
 
 def register_value(text: str) -> int | None:
-    """Return the value of a 32-bit register, or None if the text is not one."""
+    """Return a 32-bit register's value, or None if the text is not one."""
     return int(text, 16) if _WORD.fullmatch(text) else None
 
 
@@ -96,7 +96,7 @@ def worst_meaning(code: int) -> XidMeaning:
 
 
 def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
-    """Return NVIDIA's row for the unit and registers of an Xid 144-150, or None if the table has no such row."""
+    """Return NVIDIA's row for the unit and registers in an Xid 144-150, or None if the table has no such row."""
     code, unit = number(event.code), event.field("unit")
     info, status = register_value(event.field("intr_info")), register_value(event.field("error_status"))
     if code is None or not unit or info is None or status is None:
@@ -105,8 +105,8 @@ def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
 
 
 def title(code: int) -> str:
-    """Return a title such as "Xid 79: GPU has fallen off the bus", with the driver's mnemonic if there is no
-    description."""
+    """Return a title such as "Xid 79: GPU has fallen off the bus". Without a description, it has the driver's
+    mnemonic."""
     fact = codes.xid(code)
     if fact is None:
         return f"Xid {code}: unknown to this version"

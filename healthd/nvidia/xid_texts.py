@@ -311,7 +311,8 @@ _DEFAULT_TEXT = (
 
 
 def explain(name: str) -> Explain | None:
-    """Return the text for a code without its prefix "gpu_xid/" ("79", "fallen_off_bus"), or None if there is none."""
+    """Return the text for a code without its prefix "gpu_xid/" ("79", "fallen_off_bus"), or None if there is no such
+    code."""
     if name in _TEXT_CODES:
         severity, ends = _WORST.get(name, (Severity.CRITICAL, Ends(Clears.REBOOT)))
         return _explained(name, severity, ends, _TEXT_CODES[name])

@@ -143,7 +143,8 @@ def find_jobs(
     jobs_by_gpu: Mapping[int, tuple[str, ...]],
     find_job: Callable[[int], str | None],
 ) -> str:
-    """Return "4711", "12,13", or "". If a live process does not belong to a job, no job is blamed."""
+    """Return the jobs that caused an event, such as "4711" or "12,13", or "". If a live process does not belong to a
+    job, no job is blamed."""
     if event.pid:
         job = find_job(event.pid)
         if job is not None:

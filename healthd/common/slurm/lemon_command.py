@@ -24,7 +24,7 @@ def lemon_reason(text: str) -> str:
 
 
 def shell_command(name: str, text: str) -> str | None:
-    """Return the command for a shell, or None for an invalid name."""
+    """Return the command in a form for a shell, or None for an invalid name."""
     if not is_node_name(name):
         return None
     *first, last = commands.drain(name, lemon_reason(text))

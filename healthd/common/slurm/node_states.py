@@ -1,4 +1,4 @@
-"""Groups of flags in a node's Slurm state."""
+"""Groups of flags that a node's Slurm state may contain."""
 
 from __future__ import annotations
 

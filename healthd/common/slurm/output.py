@@ -1,4 +1,4 @@
-"""Parsers for the output of Slurm's commands. Pure. Any input gives a value or one SlurmError, never another error.
+"""Parsers for the output of Slurm's commands. They are pure, and for any input they return a value or raise SlurmError.
 
 Tables come from sinfo and squeue, with columns of a fixed width in bytes (commands.py). They are parsed as bytes. A
 record is found by its length and a value by its offset, so no text that a person entered in Slurm (a Reason, a comment,
@@ -68,8 +68,9 @@ class NoSuchNode(SlurmError):
 def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], int]:
     """Split a table into records, and the records into values without padding.
 
-    Return the records before the first one that does not end where its columns do (the output was truncated or has a
-    different format), and how many records are missing: the length of the rest divided by a record's, rounded up.
+    Return the records, and how many are missing. The records end before the first one that does not end where its
+    columns do, because the output was truncated or has a different format. The number of missing records is the length
+    of the rest divided by a record's length, rounded up.
     """
     width = sum(size for _, size in columns)
     found: list[list[bytes]] = []
@@ -85,7 +86,7 @@ def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], 
 
 
 def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[bytes]]:
-    """Return the records of a table. Raises SlurmError if `data` is not a whole number of records."""
+    """Return a table's records. Raises SlurmError if `data` is not a whole number of records."""
     found, unread = readable_records(data, columns)
     if unread:
         raise SlurmError(f'{command} printed an incomplete table: "{_short(data)}"')
@@ -93,17 +94,18 @@ def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[
 
 
 def describe_unread(rows: int) -> str:
-    """Return the sentence for a display that lacks this many rows, or "" for 0."""
+    """Return a sentence for a display that lacks this many rows, or "" if it lacks none."""
     return f"{rows} {'row' if rows == 1 else 'rows'} from sinfo could not be read" if rows else ""
 
 
 def _text(value: bytes) -> str:
-    r"""Decode a value for display and comparison, with invalid UTF-8 as \xff and each run of blanks as one blank."""
+    r"""Decode a value for display and comparison. Invalid UTF-8 becomes \xff, and a run of blanks becomes one blank."""
     return " ".join(value.decode("utf-8", "backslashreplace").split())
 
 
 def _number(text: str) -> int | None:
-    """Parse a decimal number of at most 20 digits (int() raises at 5,000 digits). Return None for other text."""
+    """Parse a decimal number of at most 20 digits, or return None for other text. int() itself raises at 5,000
+    digits."""
     return int(text) if regex("[0-9]{1,20}").fullmatch(text) else None
 
 
@@ -146,12 +148,13 @@ def _flags(state: bytes) -> frozenset[str] | None:
 
 
 def _untruncated(value: bytes, width: int) -> str | None:
-    """Return the text of a value, or None if it fills its column and may have been truncated."""
+    """Return a value's text, or None if it fills its column and may have been truncated."""
     return _text(value) if len(value) < width else None
 
 
 def parse_whole_reason(data: bytes) -> str | None:
-    """Parse REASON_COLUMNS. Return the exact Reason, for writing it back, or None if it may have been truncated.
+    """Parse REASON_COLUMNS. Return the exact Reason, so that it can be written back, or None if it may have been
+    truncated.
 
     Bytes that are not UTF-8 become lone surrogates ("surrogateescape"). Raises SlurmError.
     """
@@ -172,9 +175,9 @@ def require_partitions(node: NodeState) -> frozenset[str]:
 def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[PartitionCount]:
     """Parse FLEET_COLUMNS. Return the size of each of these partitions, and how many of its nodes healthd has drained.
 
-    Drains by daemons and by `fleet lemons --apply` up to `until` (epoch seconds) count. A node counts as drained by its
-    state, because from 24.11 on a Reason outlives its drain. If Slurm replaced healthd's Reason ("Kill task failed"),
-    the drain looks like Slurm's own and is not counted.
+    Drains by daemons and by `fleet lemons --apply` are counted up to `until` (epoch seconds). A node's state shows
+    whether it is drained, because from 24.11 on a Reason outlives its drain. If Slurm replaced healthd's Reason ("Kill
+    task failed"), the drain looks like Slurm's own and is not counted.
 
     Raises SlurmError, and returns no count, if one record cannot be read or a partition is missing.
     """
@@ -198,14 +201,15 @@ def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[
 
 
 def _is_healthds(reason: bytes) -> bool:
-    """Return True for a Reason by a healthd daemon or by `fleet lemons --apply`, truncated to len(PREFIX) bytes."""
+    """Return True if a healthd daemon or `fleet lemons --apply` set this Reason, which is truncated to len(PREFIX)
+    bytes."""
     return reason == PREFIX.strip().encode() or reason.startswith(LEMON.strip().encode())
 
 
 def parse_lemons(data: bytes) -> frozenset[str]:
     """Parse DRAINED_COLUMNS. Return the nodes that `fleet lemons --apply` drained.
 
-    Raises SlurmError if a record cannot be read, or if a lemon's name fills its column: two truncated names may be
+    Raises SlurmError if a record cannot be read, or if a lemon's name fills its column. Two truncated names may be
     equal, and the limit would count them as one node.
     """
     names = [name for name, reason in records(data, DRAINED_COLUMNS) if reason == LEMON.strip().encode()]
@@ -223,7 +227,8 @@ def parse_cluster_size(text: str) -> int:
 def parse_listpids(text: str) -> list[str]:
     """Return the job ids from `scontrol listpids`, in order and without duplicates. Raises SlurmError.
 
-    A last line without its newline is dropped: if scontrol was killed or printed too much, its number may be truncated.
+    A last line without a newline is dropped, because its number may be truncated if scontrol was killed or printed too
+    much.
     """
     lines = _whole_lines(text)
     if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
@@ -237,7 +242,8 @@ def _whole_lines(text: str) -> list[str]:
 
 
 def parse_processes(text: str) -> dict[int, str]:
-    """Return a dict of pids and job ids from `scontrol listpids`. A step with unknown processes has the pid -1."""
+    """Return a dict that maps pids to job ids, from `scontrol listpids`. If a step's processes are unknown, its pid is
+    -1."""
     rows = [line.split() for line in _whole_lines(text)[1:]]
     pids = [(_number(row[0]), row[1]) for row in rows if len(row) > 1 and _JOB_ID.fullmatch(row[1])]
     return {pid: job for pid, job in pids if pid is not None}
@@ -266,7 +272,8 @@ def parse_job(data: bytes, job_id: str) -> Job | None:
 
 
 def _comment(value: bytes) -> str | None:
-    """Decode an AdminComment exactly, because it is written back. Return None if it may be truncated or not UTF-8."""
+    """Decode an AdminComment exactly, because it will be written back. Return None if it may be truncated or is not
+    UTF-8."""
     try:
         comment = value.decode()
     except UnicodeDecodeError:
@@ -297,7 +304,7 @@ def parse_controller(text: str) -> str:
 
 
 def _time(text: str) -> float:
-    """Return epoch seconds, from a number or from the local time that Slurm prints by default; else 0."""
+    """Return epoch seconds, from a number or from the local time that Slurm prints by default, or else 0."""
     if is_decimal(text):
         return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
     try:
@@ -307,7 +314,7 @@ def _time(text: str) -> float:
 
 
 def describe_failure(argv: Argv, result: CommandResult) -> str:
-    """Describe a failed command: "scontrol update: slurm_update error: Invalid user id (...)"."""
+    """Describe a failed command, as in "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
         note = "; slurmctld may still execute it" if argv[1] in ("update", "requeue", "requeuehold") else ""
@@ -319,7 +326,8 @@ def describe_failure(argv: Argv, result: CommandResult) -> str:
 
 
 def is_not_sent(result: CommandResult) -> bool:
-    """Return True if slurmctld certainly did not receive the request. After "Socket timed out" it may have."""
+    """Return True if slurmctld certainly did not receive the request. After "Socket timed out" it may have received
+    it."""
     not_sent = regex(r"\(connect failure\)|Munge encode failed").search(result.stderr)
     return result.status == 127 or not_sent is not None
 
@@ -334,13 +342,13 @@ def is_refused(result: CommandResult) -> bool:
 def is_invalid_state(result: CommandResult) -> bool:
     """Return True for the answer "Invalid node state specified", after which the change may or may not have been made.
 
-    UNDRAIN for a node in state UNKNOWN+DRAIN gives this answer but removes the drain nevertheless (22.05.8).
+    For a node in state UNKNOWN+DRAIN, UNDRAIN gives this answer but still removes the drain (22.05.8).
     """
     return result.status != 0 and "Invalid node state specified" in result.stderr
 
 
 def has_no_steps(result: CommandResult) -> bool:
-    """Return True if no job runs on the node, which `scontrol listpids` reports as an error."""
+    """Return True if no job runs on the node. `scontrol listpids` reports this as an error."""
     return result.status != 0 and regex("No job steps exist|There are no steps").search(result.stderr) is not None
 
 
@@ -349,13 +357,13 @@ def is_unknown_job(result: CommandResult) -> bool:
 
 
 def is_slurmctld_unreachable(result: CommandResult) -> bool:
-    """Return True if slurmctld did not answer, so that the next command would also time out."""
+    """Return True if slurmctld did not answer. The next command would then time out, too."""
     unanswered = r"Unable to contact|timed out|Unexpected message received|Zero Bytes"
     return result.status is None or is_not_sent(result) or regex(unanswered).search(result.stderr) is not None
 
 
 def _short(printed: str | bytes) -> str:
-    """Return the beginning of the output, on one line."""
+    """Return the beginning of the output as one line."""
     if isinstance(printed, bytes):
         printed = printed[:4096].decode("utf-8", "backslashreplace")
     return " ".join(printed.split())[:160]

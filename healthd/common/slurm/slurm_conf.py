@@ -17,7 +17,7 @@ NO_LIMIT = float("inf")
 
 
 def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return ClusterName, or "" if it is unknown. Raises OSError if a file exists and cannot be read."""
+    """Return ClusterName, or "" if it is unknown. Raises OSError if a file exists but cannot be read."""
     for path in _paths(root, environment):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -30,7 +30,7 @@ def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def parse_cluster_name(text: str) -> str:
-    """Return ClusterName, or "" if the text has no valid one.
+    """Return ClusterName, or "" if the text has no valid name.
 
     "Any upper case letters in the name will be silently mapped to lower case" (slurm.conf(5)), as in sacct.
     """
@@ -42,7 +42,7 @@ def parse_cluster_name(text: str) -> str:
 
 
 def epilog_timeout(root: str, environment: Mapping[str, str] = os.environ) -> float:
-    """Return how many seconds Slurm lets an epilog run; infinity if no readable file sets a limit.
+    """Return how many seconds Slurm lets an epilog run, or infinity if no readable file sets a limit.
 
     Slurm kills an epilog that takes longer, and drains the node (slurm.conf(5): EpilogTimeout, PrologEpilogTimeout).
     An epilog must not call scontrol, so the limit is read from the file.

@@ -1,4 +1,4 @@
-"""Fake machines with NVIDIA GPUs, one NAME.toml each."""
+"""Fake machines with NVIDIA GPUs, each in a file NAME.toml."""
 
 import os
 

@@ -50,7 +50,7 @@ TIME_CLIENTS = (
 
 class Config(CheckSettings, frozen=True):
     """max_offset_seconds  warn if the known offset of the clock is above this
-    max_error_seconds   warn if the clock may be wrong by more than this (no time server responded for long)
+    max_error_seconds   warn if the clock may be wrong by more than this, because no time server has responded
     confirm_seconds     the problem must last this long; after a boot chrony needs several minutes
     """
 

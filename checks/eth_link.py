@@ -137,9 +137,9 @@ def _judge(host: Host, name: str, bond: str, config: Config, past: History) -> I
 
 
 def is_up(host: Host, name: str, state: str) -> bool:
-    """Return True if the interface is up. If the driver leaves operstate at "unknown", the carrier decides.
+    """Return True if the interface is up. If the driver leaves operstate at "unknown", the carrier is used instead.
 
-    Raises ValueError if the carrier cannot be parsed.
+    Raises ValueError for an unknown state.
     """
     if state == "unknown":
         state = {"1": "up", "0": "down"}.get(host.read(f"{NET}/{name}/carrier") or "", "of unknown carrier")

@@ -5,13 +5,13 @@ The first line of the output is the message. If the exit status is any other num
 out or is killed by a signal, the check itself has failed. The node then neither passes nor fails.
 
 NHC (LBNL Node Health Check) has other exit statuses, so `kind = "nhc"` reads its output. Each failed check from
-nhc.conf is one finding, whatever the exit status. Source: the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
+nhc.conf is one finding, regardless of the exit status. Source: the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
 
 - NHC stops at the first failure and exits with the status of that check, mostly 1. With -a it continues and exits with
   the number of failures, but does not count failed checks that are not NHC functions (a script, a misspelt name).
   healthd therefore runs NHC without -a. After a failure it runs NHC again with -a to find the other failures.
 - With NHC_CHECK_FORKED=1 and -a, NHC exits with 0 even after failures, and a failure line may come before the name of
-  its check. healthd passes NHC_CHECK_FORKED=0, and counts the failure lines whatever the status.
+  its check. healthd passes NHC_CHECK_FORKED=0, and counts the failure lines regardless of the status.
 - Without a settings file NHC exits with 0 and prints nothing. That is not a pass, because no check ran. With -v, every
   other run prints something.
 - MARK_OFFLINE=0 keeps NHC from draining. /etc/default/nhc or /etc/sysconfig/nhc and nhc.conf are read later and must

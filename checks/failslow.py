@@ -5,8 +5,8 @@ Rules: healthd/failslow/detect.py determines when a job's times count as slow (F
 `sample` selects counters that healthd samples without the job's help. Both are off by default; then nothing runs and
 nothing is read.
 
-A job's own report is user input and may contain anything: it never causes more than a WARNING, whatever the settings. A
-site may raise the severity of findings from counters, because root reads them.
+A job's own report is user input and may contain anything: it never causes more than a WARNING, regardless of the
+settings. A site may raise the severity of findings from counters, because root reads them.
 
 The last remedy for a slow job is a restart without the slow node (FALCON's S4). With `action` healthd takes the node
 out of service once the job has lost as much time as a restart costs (ski rental:

@@ -170,8 +170,8 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which come from a newer
-    driver or a broken one."""
+    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which may come from a newer
+    driver or be garbage."""
     if fabric.state != COMPLETED:
         if fabric.state not in STATES:
             raise ValueError(f"GPU {pci}: unknown fabric state {fabric.state}")

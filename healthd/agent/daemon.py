@@ -308,7 +308,7 @@ class Daemon:
     def handle_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
-                with suppress(commands.CommandRefused):  # already logged; nobody waits for an answer to a signal
+                with suppress(commands.CommandRefused):  # already logged; a signal needs no answer
                     self.reload()
             else:
                 self.stopping = True

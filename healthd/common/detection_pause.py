@@ -16,7 +16,8 @@ MAX_SECONDS = 7 * 24 * 3600.0  # the maximum of every pause (agent/conditions/co
 
 
 class DetectionPause(Value, frozen=True):
-    """A pause. `until` and `given` are in epoch seconds. `who` is the operator, as in "root (uid 0)"."""
+    """A pause of slow-job detection. `until` and `given` are in epoch seconds. `who` is the operator, as in "root (uid
+    0)"."""
 
     until: float
     why: str

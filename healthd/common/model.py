@@ -246,8 +246,7 @@ class Finding(Value, frozen=True):
 
 
 class NothingToCheck(Value, frozen=True):
-    """Result of a check that has nothing to check on this node. The run completes, but is not listed among those that
-    passed.
+    """Result of a check that has nothing to check on this node. The run completes, but is not listed as passed.
 
       reason  a noun phrase: "no NVIDIA GPU"
       fix     a command that gives it something to check: "healthd baseline --write", or "" if no action is needed
@@ -839,9 +838,10 @@ class LeftOut(Value, frozen=True):
 class KernelLogStatus(Value, frozen=True):
     """Status of the kernel log source.
 
-    alive: the source is open and is being read. lost: number of lines that were overwritten before they were read.
-    malformed: data that was not a record, or lines that were too long. rotations: how often the file was replaced or
-    truncated. observed: users can forge the source's lines, so they are displayed without any effect.
+    `alive` is True if the source is open and being read. `lost` counts lines that were overwritten before they were
+    read. `malformed` counts data that was not a record, and lines that were too long. `rotations` counts how often the
+    file was replaced or truncated. If `observed`, users can forge the source's lines, so they are displayed without any
+    effect.
     """
 
     source: str
@@ -859,10 +859,11 @@ class KernelLogStatus(Value, frozen=True):
 
 
 class SourceStatus(Value, frozen=True):
-    """Status of one source: kernel_log, journal (which fills gaps in the ring buffer), device_removals.
+    """Status of one source: kernel_log, journal (which fills gaps in the ring buffer) or device_removals.
 
-    up: open, and the last read succeeded. last_read: time of the last successful read, or 0. restarts: how
-    often it was reopened, or could not be reopened; overruns: how often something was lost.
+    `up` is True if the source is open and the last read succeeded. `last_read` is the time of the last successful read,
+    or 0. `restarts` counts how often it was reopened or could not be reopened. `overruns` counts how often something
+    was lost.
     """
 
     source: str
@@ -879,8 +880,8 @@ class SourceStatus(Value, frozen=True):
 class StreamStatus(Value, frozen=True):
     """Status of the event stream.
 
-    waiting: lines not yet on disk; dropped: lines that did not fit in addition; failures: failed writes; journal_lost:
-    lines that the journal did not accept; problem: why nothing can be written, in one sentence.
+    `waiting` counts lines that are not yet on disk, `dropped` further lines that did not fit, `failures` failed writes,
+    and `journal_lost` lines that the journal did not accept. `problem` says in one sentence why nothing can be written.
     """
 
     waiting: int = 0

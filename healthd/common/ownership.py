@@ -221,7 +221,7 @@ def untrusted_reason(
     has_acl: Callable[[], bool] = lambda: False,
     allow_sticky: bool = True,
 ) -> str:
-    """Return who else could change a file, folder or link, or "" if nobody can.
+    """Return who else could change a file, folder or link, or "" if no other user can.
 
     `mounted_by` is the user who mounted its FUSE mount, or None. If `allow_sticky`, a sticky folder on the path is
     accepted.

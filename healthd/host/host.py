@@ -231,7 +231,8 @@ class Host:
         return 0 if self._nvml is None else self._nvml.lost_since_open
 
     def is_driver_in_use(self) -> bool | None:
-        """Return True if a process uses the nvidia module. A dependent module (nvidia_uvm) counts as one reference."""
+        """Return True if a process uses the nvidia module. References from dependent modules (nvidia_uvm) do not
+        count."""
         if self._is_nvml_substituted and not self.root:
             return None  # the substitute NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""

@@ -1,4 +1,5 @@
-"""Turn findings into conditions: confirmation, latching and escalation. Pure; `now` is an argument."""
+"""Turn findings into conditions: confirmation, latching and escalation. The functions are pure and take `now` as an
+argument."""
 
 from __future__ import annotations
 
@@ -215,8 +216,8 @@ def _is_relapsed(old: Condition, finding: Finding) -> bool:
 
 
 def _after_clean_run(old: Condition, clear_after: int, now: float) -> Condition | None:
-    """Return the condition after a completed run without its finding. Return None if it was still pending and so did
-    not last."""
+    """Return the condition after a completed run without its finding. Return None if it was pending, because it did not
+    last."""
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)

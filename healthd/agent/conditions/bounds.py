@@ -1,4 +1,4 @@
-"""Bound on the number of conditions. The worst keep their names, and the rest are counted. Pure.
+"""Bound on the number of conditions. The worst keep their names, and the rest are only counted. The functions are pure.
 
 A burst of kernel lines or a broken check can report thousands of parts. Each condition costs time in each turn of the
 daemon's loop, a row in `healthd status` and a series in Prometheus.
@@ -34,7 +34,7 @@ from healthd.common.model import (
     Severity,
 )
 
-MAX_CONDITIONS = 128  # a DGX has up to 144 NVLinks, and nobody can read more rows; docs/bench.md has the cost of each
+MAX_CONDITIONS = 128  # a DGX has up to 144 NVLinks, and more rows are unreadable; docs/bench.md has the cost of each
 OVERFLOW = "others"
 WORST_SEPARATOR = "; the worst: "
 

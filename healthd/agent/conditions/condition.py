@@ -1,4 +1,4 @@
-"""A condition and its life cycle. Pure; `now` is an argument.
+"""A condition and its life cycle. The functions are pure and take `now` as an argument.
 
 States:
 

@@ -1,4 +1,5 @@
-"""Events that clear or acknowledge conditions: boot, reset, quiet time, operator. Pure; `now` is an argument."""
+"""Events that clear or acknowledge conditions: boot, reset, quiet time, operator. The functions are pure and take `now`
+as an argument."""
 
 from __future__ import annotations
 

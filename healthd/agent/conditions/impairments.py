@@ -1,4 +1,5 @@
-"""Requirements that a node must meet. If one is not met, healthd does not report the node as healthy. Pure.
+"""Requirements that a node must meet. If one is not met, healthd does not report the node as healthy. The functions are
+pure.
 
 status, check and doctor use this. The verdict that the prolog and Slurm use is not affected, because a problem with
 healthd itself never drains a node.

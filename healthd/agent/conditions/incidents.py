@@ -1,4 +1,4 @@
-"""Incidents: kernel events that name the same part, or a part above it, within a minute. Pure.
+"""Incidents: kernel events that name the same part, or a part above it, within a minute. The functions are pure.
 
 If a GPU falls off the bus, the log shows a PCIe error at the port above it, an Xid 79, "fallen off the bus" and a slot
 without a link. If an NVMe disk fails, it shows a controller failure, I/O errors, and a read-only file system.

@@ -1,4 +1,4 @@
-"""Fields for log lines about a condition, or about an action on the node. Pure.
+"""Fields for log lines about a condition or about an action on the node. The functions are pure.
 
     journalctl -u healthd CODE=gpu_xid/79
     journalctl -u healthd NODE_ACTION=drain

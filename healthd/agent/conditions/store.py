@@ -206,7 +206,7 @@ class ConditionStore:
         self.commit(replace(self.ledger, **changes))
 
     def commit(self, ledger: Ledger) -> None:
-        """Replace the ledger, after the observers have received the change. Then trim the history."""
+        """Replace the ledger and call the observers with the change. Then trim the history."""
         before = self.ledger
         if ledger != before:
             self.set(ledger)

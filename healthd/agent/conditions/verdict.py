@@ -1,4 +1,4 @@
-"""The verdict: the node's health and the conditions that may drain it. Pure."""
+"""The verdict: the node's health and the conditions that may drain it. The functions are pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Operators' commands and their changes to the ledger. protocol.py defines the requests.
 
-A function raises CommandRefused if it changes nothing.
+The functions raise CommandRefused if they change nothing.
 """
 
 from __future__ import annotations

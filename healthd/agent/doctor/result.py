@@ -1,4 +1,4 @@
-"""The doctor's results: one line for each test, the exit status, and the document as text. Pure."""
+"""The doctor's results: one line for each test, the exit status, and the document as text. The functions are pure."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
 
 
 def _untrusted_paths(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
-    """Yield path components that other users can write to, each with a sentence that explains the problem."""
+    """Yield the parts of each path that other users can write to, with a sentence that explains the problem."""
     file_labels: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
     folder_labels = {os.path.dirname(healthd.__file__): "the program"}
     if loaded is not None:

@@ -1,4 +1,4 @@
-"""Prefixes of kernel messages: records of /dev/kmsg, and the prefixes of log files. Pure.
+"""Prefixes of kernel messages: records from /dev/kmsg, and the prefixes in log files. The functions are pure.
 
 /dev/kmsg can be trusted, because its facility identifies a line's writer. In a file, any user who may write to syslog
 can pretend to be the kernel (`logger -t kernel`). Only lines that name another program can be excluded.

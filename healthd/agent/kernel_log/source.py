@@ -97,7 +97,7 @@ class Source(ABC):
 
 
 def make_event(line: RawLine, boot_id: str, observed: bool = False) -> KernelEvent | None:
-    """Return the event for a line. `observed`: users can forge its source's lines."""
+    """Return the event for a line. `observed` is True if users can forge its source's lines."""
     event = unread(line.text) if line.unread else parse(line.text)
     if event is None:
         return None

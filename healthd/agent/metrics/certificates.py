@@ -39,9 +39,9 @@ Stamp = tuple[int, int, int, int]
 class Web(NamedTuple):
     """The configuration in force.
 
-    context: the TLS context, or None without TLS.
-    expires: when the certificate expires, in epoch seconds; 0 without TLS, or if `rejected`.
-    rejected: why clients always reject the certificate, such as "unsuitable certificate purpose"; or "".
+    `context` is the TLS context, or None without TLS. `expires` is when the certificate expires, in epoch seconds, or 0
+    without TLS or if `rejected`. `rejected` says why clients always reject the certificate, such as "unsuitable
+    certificate purpose", or is "".
     """
 
     config: WebConfig

@@ -80,10 +80,11 @@ def configured_severity(explain: Explain, config: CheckConfig) -> Severity:
 
 
 class NvmlConfig(Value, frozen=True):
-    """fake: a profile or scenario file to use instead of the driver.
+    """Settings for NVML.
 
-    idle_interval_seconds: time between rounds of GPU checks while no other process has the driver open (opening it
-    takes seconds per GPU, and closing it resets volatile ECC counts).
+    `fake` is a profile or scenario file to use instead of the driver. `idle_interval_seconds` is the time between
+    rounds of GPU checks while no other process has the driver open. Opening the driver takes seconds per GPU, and
+    closing it resets volatile ECC counts.
     """
 
     fake: FileOrName = ""
@@ -93,7 +94,8 @@ class NvmlConfig(Value, frozen=True):
 class KernelPattern(Value, frozen=True):
     """A kernel line that is important at this site.
 
-    pattern: plain text, "*" = any text, from the beginning of the message (agent/kernel_log/rules/site.py).
+    `pattern` is plain text in which "*" matches any text. It must match from the beginning of the message
+    (agent/kernel_log/rules/site.py).
     """
 
     pattern: LinePattern
@@ -112,10 +114,11 @@ def _too_severe(pattern: KernelPattern) -> str:
 
 
 class KernelLogConfig(Value, frozen=True):
-    """source: kmsg, journal, off, or the path of a file or FIFO to follow.
+    """Settings for the kernel log.
 
-    accept_injected: accept lines that root wrote (drills). trust_file: lines in a followed file may drain, although
-    users can forge them. patterns: the site's own lines by name, for lines that no built-in rule matches.
+    `source` is kmsg, journal, off, or the path of a file or FIFO to follow. With `accept_injected`, lines that root
+    wrote are accepted (drills). With `trust_file`, lines in a followed file may drain, although users can forge them.
+    `patterns` are the site's own lines by name. They apply to lines that no built-in rule matches.
     """
 
     source: KernelLog = "kmsg"
@@ -127,12 +130,13 @@ class KernelLogConfig(Value, frozen=True):
 
 
 class SlurmConfig(Value, frozen=True):
-    """command_timeout_seconds: deadline for a Slurm command.
+    """Settings for Slurm.
 
-    requeue_retry_seconds: how long an unconfirmed requeue may still be in flight. max_restarts: a job that was
-    restarted this often is requeued held. admin_comment: write the fault into the AdminComment of jobs that a CRITICAL
-    fault hit. requeue: which jobs such a fault requeues, those on the broken part or all on the node.
-    own_faults_per_hour, shared_wait_seconds, shared_max_wait_seconds: limits for faults that come and go
+    `command_timeout_seconds` is the deadline for a Slurm command. `requeue_retry_seconds` is how long an unconfirmed
+    requeue may still be in flight. A job that was restarted `max_restarts` times is requeued held. With
+    `admin_comment`, the fault is written into the AdminComment of jobs that a CRITICAL fault hit. `requeue` says which
+    jobs such a fault requeues: those on the broken part, or all on the node. `own_faults_per_hour`,
+    `shared_wait_seconds` and `shared_max_wait_seconds` are limits for faults that come and go
     (agent/slurm/flapping.py).
     """
 
@@ -166,10 +170,10 @@ class FleetLimits(Value, frozen=True):
 
 
 class MetricsConfig(Value, frozen=True):
-    """listen: one ADDRESS:PORT, a list of them, or "off".
+    """Settings for the metrics.
 
-    textfile: a *.prom file for node_exporter's textfile collector, or "". web_config: a web configuration file in
-    Prometheus' format (TLS), or "" for plain HTTP.
+    `listen` is one ADDRESS:PORT, a list of them, or "off". `textfile` is a *.prom file for node_exporter's textfile
+    collector, or "". `web_config` is a web configuration file in Prometheus' format (TLS), or "" for plain HTTP.
     """
 
     listen: Address | Addresses = "127.0.0.1:9478"
@@ -178,9 +182,10 @@ class MetricsConfig(Value, frozen=True):
 
 
 class Settings(Value, frozen=True):
-    """cluster: "" for ClusterName in slurm.conf. profile: "auto", "none", a name in conf/profiles or a path.
+    """All settings outside [checks].
 
-    baseline_file: "" for none.
+    `cluster` is "" for ClusterName in slurm.conf. `profile` is "auto", "none", a name in conf/profiles or a path.
+    `baseline_file` is "" for none.
     """
 
     mode: Mode = Mode.OBSERVE
@@ -215,9 +220,9 @@ LayerLoader = Callable[[Settings], Sequence[Layer]]
 class Loaded(Value, frozen=True):
     """Settings and their sources.
 
-    origins: "kernel_log.source" or 'checks.mount."/data".fstype' -> file, flag or profile; defaults are not listed.
-    checks: the Configs of the enabled checks. tables: their plain tables, for the worker. disabled: the Configs of the
-    other checks. profile: the source of the guessed settings, or "".
+    `origins` maps a setting ("kernel_log.source" or 'checks.mount."/data".fstype') to its file, flag or profile.
+    Defaults are not listed. `checks` contains the Configs of the enabled checks, `tables` their plain tables for the
+    worker, and `disabled` the Configs of the other checks. `profile` is the source of the guessed settings, or "".
     """
 
     settings: Settings

@@ -38,9 +38,9 @@ POLL_SECONDS = 1.0  # between two searches for a new slurmd
 class SlurmDriver:
     """Runs one reconciliation at a time.
 
-    save_record: stores the record before the generator continues. may_change: called before each command that changes
-    something, because a pause or another mode may have begun. log_command: called right before each change (with None
-    as the result) and after it.
+    `save_record` stores the record before the generator continues. `may_change` is called before each command that
+    changes something, because a pause or another mode may have begun. `log_command` is called right before each change
+    (with None as the result) and after it.
     """
 
     def __init__(

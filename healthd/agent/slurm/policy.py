@@ -1,4 +1,4 @@
-"""Decision about this node in Slurm. Pure; reconcile.py carries it out.
+"""The decision about this node in Slurm. The functions are pure. reconcile.py carries the decision out.
 
 goal                 owner of the current drain  decision in mode "act"
 -------------------  --------------------------  ------------------------------------------------------------

@@ -277,7 +277,7 @@ class WorkerClient:
         return reply
 
     def close(self, wait_seconds: float) -> None:
-        """Stop an idle worker, or leave a busy one. It exits on its own, and the next daemon adopts it."""
+        """Stop the worker if it is idle. A busy worker exits on its own, and the next daemon adopts it."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.stream.close()

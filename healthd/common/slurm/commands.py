@@ -70,7 +70,7 @@ class CommandResult(Value, frozen=True):
 
 
 def node(name: str) -> Argv:
-    """Return the query for one node's NODE_COLUMNS."""
+    """Return the query for NODE_COLUMNS of one node."""
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(NODE_COLUMNS))
 
 

@@ -223,7 +223,7 @@ class _LineMeaning(NamedTuple):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield the worst finding of this boot for each disk (including its controller), path, adapter, array and file
+    """Yield the worst finding in this boot for each disk (including its controller), path, adapter, array and file
     system."""
     groups: dict[str, list[tuple[KernelEvent, _LineMeaning]]] = {}
     for event in events:
@@ -343,7 +343,7 @@ def _data_loss_meaning(event: KernelEvent, disk: str, node: Inventory, config: C
 
 
 def _is_network_storage(names: Sequence[str], node: Inventory) -> bool:
-    """Return True for iSCSI and NVMe over fabrics, which several nodes may lose for the same reason."""
+    """Return True for iSCSI and NVMe over fabrics. Several nodes may lose these for the same reason."""
     listed = [disk for disk in node.disks if disk.name in names]
     return bool(listed) and not any(disk.pci for disk in listed)
 

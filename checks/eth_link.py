@@ -55,7 +55,7 @@ class Config(CheckSettings, frozen=True):
     expected_mtu      MTU of each interface or bond in bytes: {"bond0" = 9000}. Others are not checked
     confirm_seconds   the problem must last this long
     carrier_changes   warn if the carrier changes more often than this within the window; a flap is two changes
-    carrier_changes_window_seconds
+    carrier_changes_window_seconds   that window
     """
 
     expected_mbps: dict[str, Mbps] = field(default_factory=dict)

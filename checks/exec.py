@@ -180,7 +180,7 @@ def _nhc_command(config: Config, all_checks: bool) -> list[str]:
 
 
 def _nhc_failures(output: str) -> dict[str, str]:
-    """Return a dict that maps the nhc.conf line of each failed check to the reason of the failure.
+    """Return a dict that maps each failed check's nhc.conf line to the reason for the failure.
 
     The line is the key because it stays the same from run to run, while messages may contain numbers that change. The
     first word of the message is the key if NHC does not print its checks (LOGFILE in its sysconfig file) or forks them
@@ -197,7 +197,7 @@ def _nhc_failures(output: str) -> dict[str, str]:
 
 
 def _first_line(output: str) -> str:
-    """Return the first nonblank line, made printable and cut to MAX_MESSAGE characters, or "" if there is none."""
+    """Return the first nonblank line as printable text of at most MAX_MESSAGE characters, or "" if there is none."""
     for line in output.split("\n"):
         if line.strip():
             return printable(line.strip())[:MAX_MESSAGE]

@@ -131,9 +131,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 def _lost_seconds(job: told.LiveJob, now: float) -> float:
     """Return the seconds that the job lost to this slowdown. All its ranks wait for each other, so an iteration that
-    takes 1.26 times as long loses 0.26 of 1.26. The result is at most the loss counted iteration by iteration since the
-    job began. For counters, that count already covers the whole job (failslow/live/jobs.py), on any number of
-    devices."""
+    takes 1.26 times as long loses 0.26 of 1.26. The result is limited to the loss that was counted iteration by
+    iteration since the job began. For counters, that count already covers the whole job (failslow/live/jobs.py), on any
+    number of devices."""
     duration = max(0.0, now - job.since) if job.since is not None else 0.0
     return min(duration * job.slowdown / (1 + job.slowdown), job.lost_seconds)
 

@@ -113,7 +113,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _in_reset(host: Host, missing: list[str]) -> set[str]:
-    """Return the missing GPUs that may only be in a reset."""
+    """Return those of the missing GPUs that may only be in a reset."""
     in_reset = {pci for pci in missing if gpu_reset.has_driver(host, pci)}
     return in_reset if in_reset and gpu_reset.may_reset(host) else set()
 

@@ -59,7 +59,7 @@ CONTAINING_CHIPS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 class Config(CheckSettings, frozen=True):
     """max_corrected_sram, max_corrected_dram   warn at more corrected errors than this since the driver was loaded
-    growth_seconds   if the last run is longer ago than this, new uncorrected errors only drain: their job is unknown
+    growth_seconds   if the last run is longer ago than this, new uncorrected errors only drain, as their job is unknown
     """
 
     max_corrected_sram: Count = 10_000

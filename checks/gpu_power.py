@@ -30,7 +30,7 @@ USES = "nvml"
 
 
 class Config(CheckSettings, frozen=True):
-    """accepted_watts   limits of at least this value are intended; 0 = only the model's default is"""
+    """accepted_watts   power limits of at least this value are accepted; 0 = only the model's default is accepted"""
 
     accepted_watts: Watts = 0.0
 

@@ -101,7 +101,7 @@ def _slowdown_margin(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimit
 
 
 def model_slowdown(name: str) -> int:
-    """Return the slowdown temperature of a model, by its NVML name ("NVIDIA A100-SXM4-80GB")."""
+    """Return a model's slowdown temperature. `name` is its NVML name ("NVIDIA A100-SXM4-80GB")."""
     tokens = regex(r"[^A-Z0-9]+").split(name.upper())
     return next((SLOWDOWN_CELSIUS[token] for token in tokens if token in SLOWDOWN_CELSIUS), DEFAULT_SLOWDOWN_CELSIUS)
 

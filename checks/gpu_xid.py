@@ -166,7 +166,7 @@ def _is_same_fault(first: KernelEvent, second: KernelEvent) -> bool:
 def _judge(
     group: Sequence[KernelEvent], part: str, groups: Groups, node: Inventory, config: Config
 ) -> tuple[Rule | None, KernelEvent]:
-    """Return the worst rule of this boot within the warning window, and the event it applies to.
+    """Return the worst rule in this boot and within the warning window, and the event that it applies to.
 
     A recovery action (154) is a state, so only the newest event counts.
     """
@@ -394,7 +394,7 @@ PERMANENT = ("gpu_xid/54", "gpu_xid/64")
 
 
 def cause(code: str) -> FailureCause:
-    """Return the cause of an Xid that is not in CAUSES: the user's program, or otherwise a GPU fault."""
+    """Return the cause of an Xid that is not in CAUSES: either the user's program or a GPU fault."""
     number = int(code.rpartition("/")[2])
     return (
         FailureCause.USER
@@ -404,7 +404,7 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an Xid that is not in ENDS_JOB ends a job."""
+    """Return when a fault with this Xid ends a job, for Xids that are not in ENDS_JOB."""
     number = int(code.rpartition("/")[2])
     if code not in CAUSES and (_requires_restart(number) or xid_table.worst_meaning(number).caused_by_application):
         return EndsJob.ALWAYS if _requires_restart(number) else EndsJob.NEVER

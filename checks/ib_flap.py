@@ -40,9 +40,9 @@ COUNTER_LIMIT = 255
 class Config(CheckSettings, frozen=True):
     """ports            ("mlx5_0/1", ...); () = all ports of the node
     links_downed     degraded if a link went down this often within the window, by the port's counter
-    links_downed_window_seconds
+    links_downed_window_seconds   that window
     carriers_lost    the same, by the port's network interface
-    carriers_lost_window_seconds
+    carriers_lost_window_seconds   its window
     boot_seconds     flaps during this time after a boot do not count
     clean_seconds    clears after this long under load without another flap, or by `healthd repaired`
     """

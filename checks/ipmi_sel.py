@@ -53,7 +53,7 @@ RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the 
 
 class Config(CheckSettings, frozen=True):
     """interval_seconds  interval between runs; reading the log keeps a BMC busy for seconds
-    timeout_seconds   BMCs are slow
+    timeout_seconds   time limit for a run; BMCs are slow
     enforce           true: findings drain
     """
 
@@ -63,7 +63,7 @@ class Config(CheckSettings, frozen=True):
 
 
 class Entry(NamedTuple):
-    """Entry in the SEL. `second` counts the seconds within the hour."""
+    """An entry in the SEL. `second` is the number of seconds since the full hour."""
 
     record: int
     second: int

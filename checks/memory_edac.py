@@ -128,7 +128,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _is_first_reading_after_boot(reading: Observation, past: History) -> bool:
-    """Return True for the first reading after a reboot."""
+    """Return True if this is the first reading after a reboot."""
     return past.last(reading) is None and past.last(reading, any_boot=True) is not None
 
 
@@ -224,7 +224,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severity | None:
     """Return the severity of an uncorrected error, or None for other events and for records that pcie_aer handles.
 
-    A recoverable error lost data if it was in memory or a processor. In another or an unnamed part it warns.
+    A recoverable error has lost data if it was in memory or a processor. In any other part it only warns.
     """
     number = event.field("record")
     if number and (event.boot_id, number) in pcie_records:

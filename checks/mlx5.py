@@ -113,8 +113,8 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _is_mlx5(event: KernelEvent) -> bool:
-    """Return True for a line from the mlx5 driver, or from the InfiniBand core about an mlx5 device (checks/nic.py
-    handles the others)."""
+    """Return True for a line from the mlx5 driver, or from the InfiniBand core about an mlx5 device. checks/nic.py
+    handles other lines from the core."""
     return event.kind == "mlx5" or (event.kind == "ib" and event.field("ibdev").startswith("mlx5_"))
 
 

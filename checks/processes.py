@@ -167,7 +167,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _user_processes(host: Host) -> list[int]:
-    """Return the pids in ascending order, if possible without kernel threads, which do not receive signals."""
+    """Return the pids in ascending order. Kernel threads are omitted if possible, because they do not receive
+    signals."""
     names = set(host.names("/proc"))
     if KTHREADD_STAT.match(host.read(f"/proc/{KTHREADD}/stat") or ""):
         children = host.read(f"/proc/{KTHREADD}/task/{KTHREADD}/children") or ""

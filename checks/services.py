@@ -92,13 +92,13 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _only_guessed(unit: str, config: Config) -> bool:
-    """Return True if only a machine type profile names the unit."""
+    """Return True if only a machine type's profile names the unit."""
     settings = (("required", config.required), ("wanted", config.wanted))
     return all(setting in config.guessed for setting, units in settings if unit in units)
 
 
 def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
-    """Return each unit's properties, in the order of `units`. systemctl separates units by an empty line.
+    """Return each unit's properties, in the order of `units`. systemctl prints an empty line between units.
 
     Raises ValueError for anything else.
     """

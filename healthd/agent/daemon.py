@@ -103,7 +103,7 @@ FIXED_SETTINGS = (
 
 
 def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
-    """Run `healthd run` until SIGTERM. Raises ConfigError, and OSError if it cannot get its runtime directory."""
+    """Run `healthd run` until SIGTERM. Raises ConfigError, or OSError if the runtime directory cannot be used."""
     systemd.set_up_logging()
     daemon = Daemon(load_settings, settings_file)
     try:
@@ -371,8 +371,8 @@ class Daemon:
             self.replies.drop_unless_idle()
 
     def note_drained(self) -> None:
-        """Record whether Slurm shows this node drained and idle. The result depends on the last verdict, and expires
-        with Slurm's answer."""
+        """Record whether Slurm shows this node drained and idle. The result depends on the last verdict, and is only
+        valid until Slurm's answer expires."""
         self.jobs.is_drained = self.controller.is_drained_and_idle(self.verdict)
 
     # --- expiry: windows, pauses, acks
@@ -506,7 +506,7 @@ class Daemon:
         self.alive_sent = True
 
     def publish_verdict(self, drain: bool, round_ended: bool) -> None:
-        """Publish the verdict. It expires if no other follows within three rounds."""
+        """Publish the verdict. It expires unless another one follows within three rounds."""
         until = self.now() + 3 * self.settings.interval_seconds
         if self.publisher.publish(self.snapshot(), drain, until, round_ended):
             self.renew_verdict_at = self.monotonic() + self.settings.interval_seconds

@@ -324,7 +324,7 @@ def show(data: object) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number without trailing zeros: 30 for 30.0."""
+    """Format a number without trailing zeros ("30" for 30.0)."""
     return f"{value:g}" if isinstance(value, float) else show(value)
 
 

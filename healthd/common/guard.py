@@ -35,7 +35,8 @@ _logged_locations: set[tuple[str, str, str, int]] = set()
 
 
 def log() -> logging.Logger:
-    """Return the daemon's logger. logging is imported late: a worker imports this module too and rarely logs."""
+    """Return the daemon's logger. logging is imported late, because a worker also imports this module but rarely
+    logs."""
     import logging
 
     return logging.getLogger("healthd")

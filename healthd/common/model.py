@@ -248,8 +248,8 @@ class Finding(Value, frozen=True):
 class NothingToCheck(Value, frozen=True):
     """Result of a check that has nothing to check on this node. The run completes, but is not listed as passed.
 
-      reason  a noun phrase: "no NVIDIA GPU"
-      fix     a command that gives it something to check: "healthd baseline --write", or "" if no action is needed
+    reason  a noun phrase: "no NVIDIA GPU"
+    fix     a command that gives it something to check: "healthd baseline --write", or "" if no action is needed
     """
 
     reason: str

@@ -45,7 +45,7 @@ class Page(NamedTuple):
     fold: bool = False
 
     def paint(self, text: str, style: str = "") -> str:
-        """Return the text in the colour of `style` ("critical"), by default the colour for the text itself."""
+        """Return the text in the colour for `style` ("critical"). By default, the text itself determines the colour."""
         code = _COLOURS.get(style or text.strip(), "")
         return f"\033[{code}m{text}\033[0m" if self.colour and code and text else text
 

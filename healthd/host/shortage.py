@@ -35,7 +35,7 @@ def record(resource: str) -> None:
 
 
 def record_failed_start(error: OSError) -> None:
-    """Count a shortage if it is the reason why a process could not be started."""
+    """If a shortage is the reason why a process could not be started, count it."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         record(DESCRIPTORS)
     elif error.errno in _NO_PROCESS:

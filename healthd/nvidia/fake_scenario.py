@@ -344,7 +344,7 @@ def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """Yield problems that type checks cannot find. Raises ConvertError for wrong types."""
+    """Yield problems that are not found by checking types. Raises ConvertError for wrong types."""
     for number, address in enumerate(scenario.pci):
         if not ADDRESS.fullmatch(address) or address in scenario.pci[:number]:
             yield f'pci[{number}]: must be a unique address like "0000:1b:00.0", got "{address}"'

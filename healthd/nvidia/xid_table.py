@@ -86,7 +86,7 @@ def register_value(text: str) -> int | None:
 
 
 def worst_meaning(code: int) -> XidMeaning:
-    """Return the worst meaning that any line with this code can have."""
+    """Return the worst meaning that a line with this code can have."""
     if code in (NVLINK, RECOVERY):
         return XidMeaning(Severity.CRITICAL, Clears.GPU_RESET)
     if code in NVLINK5:

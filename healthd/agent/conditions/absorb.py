@@ -47,10 +47,10 @@ CONFIRMATION_WINDOW_SECONDS = (
 
 
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
-    """Return the finding at the severity that the settings determine.
+    """Return the finding with the severity that the settings require.
 
-    Overrides apply first. Then the severity is capped at WARNING if `enforce = false`, or if the value that the finding
-    compares with comes from a profile. The part is made printable, because the kernel may print a name that a user
+    Overrides apply first. Then the severity is capped at WARNING if `enforce = false`, or if the finding compares with
+    a value that comes from a profile. The part is made printable, because the kernel may print a name that a user
     chose.
     """
     if not finding.subject.isprintable():
@@ -74,8 +74,8 @@ def absorb_result(
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after one run of a check. `result.findings` must be configured (`as_configured`).
 
-    A run that did not complete is not evidence about findings that are missing from it, but its own findings (a hang)
-    count. A run is absorbed when it ends, and a problem that it found may be over by then.
+    If a run did not complete, missing findings are not evidence that a problem is gone, but its own findings (a hang)
+    count. A run is absorbed when it ends. A problem that it found may be over by then.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)

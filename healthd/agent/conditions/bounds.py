@@ -66,7 +66,8 @@ def overflow_key(run: RunName) -> ConditionKey:
 
 
 def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
-    """Return the conditions, with those beyond the bound merged. `limit_findings` limits pending conditions."""
+    """Return the conditions, with those beyond the bound merged. Pending conditions are not merged (see
+    `limit_findings`)."""
     new = dict(conditions)
     active = {key: condition for key, condition in conditions.items() if condition.state in ACTIVE_STATES}
     assigned = _assign_overflow({key: Ranked(condition.run, _rank(condition)) for key, condition in active.items()})
@@ -103,7 +104,8 @@ def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
 def _assign_overflow(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey, ConditionKey]:
     """Return a dict that maps each key that loses its name to the key of its overflow condition.
 
-    Among equally bad conditions, runs take turns, so that a storm in one check takes no name from a smaller check.
+    Among equally bad conditions, runs take turns. A storm in one check therefore does not take a name from a smaller
+    check.
     """
     excess = len(ranked) - MAX_CONDITIONS
     if excess <= 0:
@@ -225,9 +227,10 @@ def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, flo
 
 
 def _message(count_text: str, subject: str, message: str) -> str:
-    """Return "seen 901 times, on unlisted parts; the worst: 0000:1b:00.0: Xid 31: ...".
+    """Return text such as "seen 901 times, on unlisted parts; the worst: 0000:1b:00.0: Xid 31: ...".
 
-    `message` may already be such a text. It counts kernel lines, not parts, because one part may repeat.
+    `message` may already be such a text. Kernel lines are counted, not parts, because a part may occur in several
+    lines.
     """
     _, separator, worst = message.partition(WORST_SEPARATOR)
     if not separator:

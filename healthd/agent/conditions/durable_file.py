@@ -88,7 +88,7 @@ def _reserve(folder: int, name: str, size: int) -> None:
 def _exchange(folder: int, first: str, second: str) -> None:
     """Swap two file names (renameat2(2), Linux 3.15, glibc 2.28).
 
-    Raises OSError: ENOSYS or EINVAL if the system cannot exchange names.
+    Raises OSError, with ENOSYS or EINVAL if the system cannot exchange names.
     """
     try:
         rename = _libc().renameat2
@@ -100,5 +100,5 @@ def _exchange(folder: int, first: str, second: str) -> None:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return libc. Cached, because each lookup takes as long as a save."""
+    """Return libc. It is cached, because each lookup takes as long as a save."""
     return ctypes.CDLL(None, use_errno=True)

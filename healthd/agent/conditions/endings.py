@@ -22,8 +22,8 @@ from healthd.common.model import Ack, Clears, Condition, ConditionKey, Condition
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after a boot. Conditions that wait for a reboot or reset are cleared, and windows restart.
 
-    Level checks run again. A pending condition is dropped, and one that worsens with time starts over, because the time
-    in which the machine was down confirms nothing.
+    Level checks run again. Pending conditions are dropped, and conditions that worsen with time start over, because
+    downtime confirms nothing.
     """
 
     def after_reboot(condition: Condition) -> Condition:

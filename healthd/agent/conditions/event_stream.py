@@ -19,7 +19,7 @@ from healthd.events.schema import Event, Source
 
 
 class LedgerStore(Protocol):
-    """Holder of the ledger (store.py)."""
+    """An object that holds the ledger (store.py)."""
 
     ledger: Ledger
     boot_id: str

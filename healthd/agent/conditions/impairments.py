@@ -30,7 +30,7 @@ def missing_programs(find_program: Callable[[str], str | None]) -> list[str]:
 
 
 def limits(mode: Mode, log_source: str, log_alive: bool, log_problem: str, slurm_problem: str) -> tuple[str, ...]:
-    """Return a sentence for each of healthd's requirements that this node does not meet."""
+    """Return a sentence for each requirement that this node does not meet."""
     sentences = []
     if needs_kernel_log(log_source) and not log_alive:
         sentences.append(f"the kernel log is not read: {log_problem or log_source}")

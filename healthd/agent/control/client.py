@@ -114,8 +114,8 @@ def _exchange(path: str, request: bytes, deadline: float) -> tuple[bytes, int]:
 def _connect(stream: socket.socket, path: str, deadline: float) -> None:
     """Connect with a blocking socket, so that the kernel queues this client while the daemon's queue is full.
 
-    With a Python timeout, connect would fail at once instead (unix(7): EAGAIN). Retry on kernels that do not wait
-    (gVisor).
+    If the socket had a Python timeout, connect would fail at once instead (unix(7): EAGAIN). On kernels that do not
+    wait (gVisor), retry.
     """
     while True:
         remaining = max(deadline - time.monotonic(), 0.0)

@@ -162,7 +162,7 @@ def _hooks(config: str, settings: Settings) -> Line:
 def setting(config: str, name: str) -> str:
     """Return a setting from the output of `scontrol show config`, or "" if it is missing.
 
-    Newer versions print some settings as an array ("Epilog[0] = /a"). These count as the plain setting.
+    Newer versions print some settings as an array ("Epilog[0] = /a"), which is treated like the plain setting.
     """
     found = regex(rf"(?m)^{name}(?:\[0\])?\s*=\s*(.*?)\s*$").search(config)
     return str(found[1]) if found else ""

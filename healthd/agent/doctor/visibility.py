@@ -19,7 +19,7 @@ MAX_NAMED = 3  # number of checks that cannot run to print with their reasons
 
 
 class Environment(Value, frozen=True):
-    """Facts that no check reports: whether a BMC device and ipmitool exist, and whether the doctor runs as root."""
+    """Facts that checks do not report: whether a BMC device and ipmitool exist, and whether the doctor runs as root."""
 
     ipmi_device: bool
     ipmitool: bool

@@ -210,7 +210,8 @@ class Fifo(Source):
     """A FIFO. It is opened for writing too, so that the reader sees no end of file when writers come and go.
 
     A line's time is the time at which it was read, and no line is history. A FIFO cannot be read again, so it has no
-    cursor. If the FIFO was replaced, no writer uses the old one. That is an error, so that the new file is opened.
+    cursor. If the FIFO was replaced, no writer uses the old one. This is treated as an error, so that the new file is
+    opened.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:

@@ -72,7 +72,7 @@ class Kmsg(Source):
         return self._gaps
 
     def fill_gap(self, gap: Gap, remaining: Gap | None = None) -> None:
-        """Remove a gap after the journal returned its lines (perhaps none), except those in `remaining`."""
+        """Remove a gap after the journal has returned its lines, if any. The ranges in `remaining` stay."""
         self._gaps = tuple(g for g in (remaining if g == gap else g for g in self._gaps) if g is not None)
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:

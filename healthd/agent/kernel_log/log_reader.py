@@ -81,7 +81,7 @@ class KernelLogReader:
 
     @property
     def sources(self) -> Iterator[SourceStatus]:
-        """Status of the open sources, for the metrics; empty if the kernel log is off."""
+        """Status of the open sources, for the metrics. Nothing is yielded if the kernel log is off."""
         status = self.status
         if self._spec == "off":
             return

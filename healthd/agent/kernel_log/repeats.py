@@ -38,8 +38,11 @@ _LINE = re.compile(
 
 
 class Repeats(NamedTuple):
-    """Repeated lines, and the rest. `first` maps each head, or each repeated line, to its first complete line and the
-    count. `others` contains all other lines, in order."""
+    """Repeated lines, and the rest.
+
+    `first` contains (line, count) for each head, or for each group of equal lines. The line is the first complete one.
+    `others` contains all other lines, in order.
+    """
 
     first: list[tuple[bytes, int]]
     others: bytes

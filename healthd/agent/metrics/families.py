@@ -61,7 +61,7 @@ def families(snapshot: Snapshot) -> list[Metric]:
 
 
 def processes(snapshot: Snapshot) -> list[Metric]:
-    """Return the current resource use of healthd itself."""
+    """Return the metrics for healthd's own resource use."""
     return [metric for metric in (_family(name, rows) for name, rows in _processes(snapshot)) if metric.series]
 
 

@@ -77,7 +77,7 @@ class Answer(NamedTuple):
 class Pages:
     """Pages that are rendered at most once a second, for all clients on all addresses. The clients' threads call it.
 
-    files: the web configuration, or None if every client is served over plain HTTP.
+    `files` is the web configuration, or None if all clients are served over plain HTTP.
     """
 
     def __init__(self, get_snapshot: Callable[[], Snapshot], web_config: str = "") -> None:
@@ -318,7 +318,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Do not log requests."""
 
     def version_string(self) -> str:
-        """Hide versions, which would help an attacker more than a user."""
+        """Return no version, because it would help an attacker more than a user."""
         return "healthd"
 
     def setup(self) -> None:

@@ -56,7 +56,8 @@ UNSUPPORTED = {  # key -> the alternative
 
 
 class WebConfigError(HealthdError):
-    """Raised if the web configuration or one of its files is invalid. The message is one sentence with the file."""
+    """Raised if the web configuration or one of its files is invalid. The message is one sentence that names the
+    file."""
 
 
 class Tls(Value, frozen=True):

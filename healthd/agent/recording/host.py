@@ -72,7 +72,7 @@ def replaying_host(recording: Recording, player: Player) -> Host:
 
 
 def question_text(name: str, arguments: Sequence[Any]) -> str:
-    """Return the text of a question: "read /proc/uptime", 'run ["ipmitool", "sel"]'."""
+    """Return a question as text, such as "read /proc/uptime" or 'run ["ipmitool", "sel"]'."""
     relevant = arguments[:1] if name in FIRST_ARGUMENT_ONLY else arguments
     return " ".join([name, *(item if isinstance(item, str) else json.dumps(item, default=list) for item in relevant)])
 

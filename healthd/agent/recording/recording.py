@@ -186,7 +186,8 @@ def _exception(name: str, *arguments: Any) -> Exception:
 
 
 class Recorder:
-    """Writes line by line, each question before it is asked, so that nothing is lost if the worker then hangs or dies.
+    """Writes questions and answers line by line. A question is written before it is asked, so that it is not lost if
+    the worker then hangs or dies.
 
     Each process has its own file in `directory`, because a worker that hung and was abandoned may write more later.
     """
@@ -197,7 +198,7 @@ class Recorder:
         self._remaining_bytes = MAX_BYTES
 
     def begin(self, check: str, instance: str) -> None:
-        """Assign the following questions to this run."""
+        """Record the following questions as part of this run."""
         self._write({"check": check, "instance": instance})
 
     def record(self, question: str, query: Callable[[], T], pack_other: Pack | None = None) -> T:

@@ -91,7 +91,7 @@ def anchor(code: str) -> str:
 
 
 def runbook(check: Check, code: str) -> str:
-    """Return the runbook page for a code, or "" for a code from a site check."""
+    """Return a code's runbook page, or "" if the code is from a site check."""
     return "" if check.path else f"{RUNBOOKS}/{check.name}.md#{anchor(code)}"
 
 
@@ -146,7 +146,7 @@ _PLACEHOLDER = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:
 
 
 def _fill_in(todo: str, code: str, part: str) -> str:
-    """Return the text with this code and part filled in in its commands, as far as they are known."""
+    """Return the text with this code and part filled into its commands, as far as they are known."""
     todo = todo.replace("healthd repaired CODE ", f"healthd repaired {code} ")
     return _PLACEHOLDER.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
 

@@ -62,7 +62,8 @@ class Step(NamedTuple):
 
 
 def possible_findings(code: str, explain: Explain, config: CheckConfig) -> list[Finding]:
-    """Return a finding with this code for each possible severity, worst first, before the site's settings apply."""
+    """Return a finding with this code for each possible severity, worst first. The site's settings are not applied
+    yet."""
     worsens = explain.worsens
     finding = Finding(
         configured_severity(explain, config),

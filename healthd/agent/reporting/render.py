@@ -353,7 +353,7 @@ def _condition_text(c: Document, now: float) -> str:
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
     """Yield the node's state in Slurm, the decision, and a drain that waits for the fleet limit.
 
-    The decision omits the Reason, because the state line contains it or it consists of the conditions above.
+    The decision omits the Reason. The state line already contains it, or it consists of the conditions above.
     """
     s, hold = d["slurm"], d["slurm"].get("fleet_hold")
     if s["state"] is None:

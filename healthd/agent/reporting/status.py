@@ -193,7 +193,7 @@ def snapshot_health(s: Snapshot) -> Health:
 
 
 def status_json(s: Snapshot) -> dict[str, Any]:
-    """Return the document of `healthd status --json`."""
+    """Return the document for `healthd status --json`."""
     would = s.decision.would if isinstance(s.decision, Leave) else ""
     not_requeued = s.decision.not_requeued if isinstance(s.decision, Drain) else ()
     return {

@@ -25,7 +25,7 @@ Results = Mapping[RunName, CheckResult]
 
 
 class Stage(enum.Enum):
-    """Progress during a drain: nothing has run, a program is running, its check is pending, done."""
+    """Progress during a drain: nothing has run yet, a program is running, its check is pending, or all is done."""
 
     BEFORE = "before"
     RUNNING = "running"
@@ -185,7 +185,7 @@ class BeforeResume:
     def _start_next(self) -> None:
         """Start the next program once no other such program runs on this node.
 
-        A program that an operator started has its own time limit. healthd waits for it at most as long as its own
+        A program that an operator started has its own time limit. healthd does not wait longer for it than its own
         programs may run.
         """
         self._retry_at = FOREVER

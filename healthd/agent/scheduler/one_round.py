@@ -67,7 +67,7 @@ class RoundResult(NamedTuple):
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLogReader | None) -> list[RunName]:
-    """Return the runs for a round now. Checks that only read the kernel log are included only if there is a log."""
+    """Return the runs for a round. Checks that only read the kernel log are included only if there is a log."""
     return [name for name in loaded.checks if checks[name.check].has_run or kernel_log]
 
 

@@ -21,7 +21,7 @@ JOB_END = "job_end"  # in a check's AFTER_EVENTS: the check runs when an epilog 
 
 
 class Scheduler:
-    """Schedule of the checks.
+    """Schedules the checks.
 
     configured   the settings in force
     queue        the worker's work: due checks, and tasks between them

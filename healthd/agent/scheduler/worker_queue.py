@@ -151,7 +151,7 @@ class WorkerQueue:
         return self.advance()
 
     def advance(self) -> Step:
-        """Advance without looking for due runs. In a burst of answers, nothing else has changed."""
+        """Advance without looking for due runs, because nothing else has changed in a burst of answers."""
         ended = []
         reply = self._client.step()
         if self._quarantined != (quarantined := self._client.quarantined.keys()):
@@ -211,7 +211,7 @@ class WorkerQueue:
             self._queue = deque(schedule.with_repeats(self._queue, self._scheduled(), repeats))
 
     def _is_done_in_round(self, run: ScheduledRun, now: float) -> bool:
-        """Return True if the current round has already run it and no early run was requested since.
+        """Return True if the current round already includes this run and no early run was requested since.
 
         Even if a round takes longer than the interval, it must end before the next one starts.
         """
@@ -231,7 +231,8 @@ class WorkerQueue:
         return self._pop_task(self._next_task())
 
     def _next_task(self, resource: str = "") -> Request | None:
-        """Return the next task (for this resource, if given) whose resource is not quarantined."""
+        """Return the next task whose resource is not quarantined. If `resource` is given, only its tasks are
+        considered."""
         quarantined = self._client.quarantined
         available = (e for e in self._tasks if e.resource not in quarantined and resource in ("", e.resource))
         return next(available, None)

@@ -104,7 +104,7 @@ class Textfile:
 
 
 class InventoryTask:
-    """This node's inventory. It is read again when it may have changed, and once a day."""
+    """Reads this node's inventory again once a day, and when it may have changed."""
 
     def __init__(self, store: ConditionStore, monotonic: Callable[[], float]) -> None:
         self._store = store
@@ -171,7 +171,8 @@ class StreamDelivery:
     def is_due(self) -> bool:
         """True if lines are waiting and the ledger that contains them is saved.
 
-        Otherwise, after a kill, the next daemon could give the numbers of written lines to other lines.
+        If the ledger were not saved and the daemon was killed, the next daemon could give the written lines' numbers to
+        other lines.
         """
         return bool(self._store.ledger.outbox.lines) and not self._is_pending and not self._store.unsaved
 

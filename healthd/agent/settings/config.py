@@ -253,7 +253,7 @@ def read_directory(table: Mapping[str, Any], source: str, name: str) -> str:
 
 
 def kernel_log_config(table: Mapping[str, Any], source: str) -> KernelLogConfig:
-    """Return [kernel_log] of a settings file, ignoring the rest of the file. Raises ConfigError."""
+    """Return [kernel_log] from a settings file, ignoring the rest of the file. Raises ConfigError."""
     try:
         return load(KernelLogConfig, table.get("kernel_log", {}), "kernel_log")
     except ConvertError as error:

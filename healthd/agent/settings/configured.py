@@ -51,7 +51,7 @@ class Configured(Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def after_job(self) -> list[Program]:
-        """Programs that Slurm's epilog runs after the last job of a node."""
+        """Programs that Slurm's epilog runs after the last job on a node."""
         programs = (self.check(name).declares.after_job(config) for name, config in self.runs.items())
         return [program for program in programs if program is not None]
 

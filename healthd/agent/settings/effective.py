@@ -178,13 +178,13 @@ def _split_tables(name: str, table: Any, available: Mapping[str, Check]) -> list
 
 
 def _validate_check(name: str, table: Any, available: Mapping[str, Check]) -> None:
-    """Raise ConvertError if the table of one check is invalid."""
+    """Raise ConvertError if a check's table is invalid."""
     _require_existing({name: table}, available)
     _check_configs({name: table}, {name: available[name]}, {})
 
 
 def _validate_section(file: Mapping[str, Any], checks: Any, available: Mapping[str, Check]) -> None:
-    """Raise ConvertError if the checks in a [[node]] section are invalid together with those of the file."""
+    """Raise ConvertError if the checks in a [[node]] section are invalid when merged with the file's checks."""
     lower_layer = {name: file[name] for name in checks if name in file} if isinstance(checks, Mapping) else {}
     tables = _check_section([Layer("", lower_layer)], Layer("", checks), available)
     _check_configs(tables, {name: available[name] for name in tables}, {})
@@ -350,7 +350,7 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
 
 
 def _overlay(lower: dict[str, Any], upper: Mapping[str, Any]) -> None:
-    """Merge settings into others, setting by setting. The tables [slurm], [fleet] ... are joined."""
+    """Merge `upper` into `lower`, setting by setting. Tables such as [slurm] and [fleet] are joined."""
     for key, value in upper.items():
         current = lower.get(key)
         lower[key] = {**current, **value} if isinstance(current, Mapping) and isinstance(value, Mapping) else value

@@ -69,7 +69,7 @@ def lower_layers(settings: Settings) -> list[Layer]:
 
 
 def layers_without_baseline(settings: Settings) -> list[Layer]:
-    """Return the layers for creating a new baseline, without the old baseline."""
+    """Return the layers for creating a new baseline. They do not include the old baseline."""
     return lower_layers(replace(settings, baseline_file=""))
 
 

@@ -117,8 +117,8 @@ class Check(Value, frozen=True):
     def may_block_resume(self, config: CheckConfig) -> bool:
         """Return True if a drained node waits for this check when it fails to run.
 
-        This is not the case if the check can only warn, by the site's settings or because none of its codes drains, or
-        if the check declares so. A check that explains none of its codes may drain for any of them.
+        This is not the case if the check declares it, or if the check can only warn, either by the site's settings or
+        because none of its codes drains. A check that explains none of its codes may drain for any of them.
         """
         if is_capped(config, "") or not self.declares.HOLDS_RESUME:
             return False
@@ -305,9 +305,9 @@ def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
 
 
 def require_common(config: CheckConfig, where: str) -> None:
-    """Raise ConvertError unless the common settings have CheckConfig's types, even if a site's Config redeclares them.
+    """Raise ConvertError unless the common settings have CheckConfig's types.
 
-    The daemon reads them.
+    A site's Config may redeclare them, and the daemon reads them.
     """
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in fields_of(CheckConfig)}, where)
 
@@ -372,7 +372,8 @@ def has_loaded_site_file() -> bool:
 
 
 def load_site(path: str) -> Check:
-    """Import a site file through the verified descriptor. Raises ConfigError with a sentence that names the file.
+    """Import a site file through the verified descriptor. Raises ConfigError; the message is a sentence that names the
+    file.
 
     If it were imported by name, the file could be swapped, or a compiled file in the same folder could be forged.
     """
@@ -497,13 +498,13 @@ def explain(checks: Mapping[str, Check], code: str) -> Explain | None:
 
 
 def remedies(checks: Mapping[str, Check], codes: Iterable[str]) -> dict[str, Remedy]:
-    """Return a dict that maps codes to their remedies, for those of these codes that declare one."""
+    """Return the remedies that these codes declare, as a dict with the codes as keys."""
     found = ((code, explain(checks, code)) for code in codes)
     return {code: text.remedy for code, text in found if text is not None and text.remedy is not None}
 
 
 def without_result(checks: Mapping[str, Check], loaded: Loaded) -> dict[str, list[str]]:
-    """Return a dict that maps each reason to the checks that do not run in a round for that reason.
+    """Return the checks that do not run in a round, as a dict with these reasons as keys:
 
     kernel_log_only  the check only reads the kernel log
     idle        it only runs while the node is drained and idle

@@ -151,7 +151,7 @@ class SlurmController:
         return self._apply_report(self._driver.start(verdict, ledger.slurm, self._policy(), gpus))
 
     def _decide_without_slurm(self, verdict: Verdict) -> None:
-        """Decide on what healthd would do to an undrained node. Runs no Slurm command."""
+        """Decide what healthd would do to an undrained node. Runs no Slurm command."""
         self._driver.abandon()
         self._driver.step()
         self._retry_at, self._goal = FOREVER, None

@@ -102,7 +102,8 @@ def _may_have_drained(record: DrainRecord, c: Condition) -> bool:
 
 
 def count_own_faults(record: DrainRecord) -> int:
-    """Count the drains for own hardware that began within an hour before this one, including this one."""
+    """Count the drains because of the node's own hardware that began within an hour before this one, including this
+    one."""
     since = record.drained_at - IN_A_ROW_SECONDS
     return 1 + sum(
         1 for old in record.resumed_drains if old.own_hardware and since < old.drained_at <= record.drained_at
@@ -142,7 +143,7 @@ def _resume_at(record: DrainRecord, limits: Flapping, now: float) -> float:
 
 
 def wait_reason(record: DrainRecord, limits: Flapping, now: float) -> str:
-    """Return why the drain is not lifted although every check is clean, or "" if it may be lifted."""
+    """Return why the drain is not lifted even though all checks are clean, or "" if it may be lifted."""
     seconds = wait_seconds(record, limits)
     if seconds == float("inf"):
         cause = parse_reason(record.reason)

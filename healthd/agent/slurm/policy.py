@@ -299,7 +299,7 @@ def is_drain_gone(node: NodeState, record: DrainRecord) -> bool:
 
 
 def is_certainly_lost(node: NodeState, record: DrainRecord, boot_id: str, policy: Policy, now: float) -> bool:
-    """Return True if an operator certainly did not lift the missing drain. If this is not clear otherwise, slurmctld's
+    """Return True if an operator certainly did not lift the missing drain. If other evidence is unclear, slurmctld's
     start time decides."""
     is_power_change = record.reboot_pending or not node.flags.isdisjoint(POWER)
     return boot_id != record.boot_id or is_power_change or is_resume_in_flight(record, policy, now)

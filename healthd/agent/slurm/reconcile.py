@@ -108,7 +108,7 @@ HELD_REASON = "it reached slurm.max_restarts; run scontrol release to start it a
 
 
 class SaveRecord(Value, frozen=True):
-    """Request to save the record in the ledger before the generator continues."""
+    """A request to save the record in the ledger before the generator continues."""
 
     record: DrainRecord
 
@@ -393,7 +393,7 @@ class _Reconciliation:
             self.record = replace(self.record, stored_count=fleet_limit.fleet_count(self.full_count, self.now()))
 
     def recount(self, decision: Drain, verdict: Verdict) -> Steps[Decision]:
-        """Count again, now that other nodes see our drain. Lift it if other nodes exceeded the limit at the same
+        """Count again, now that other nodes see our drain. Lift it if other nodes used up the limit at the same
         moment."""
         assert self.node is not None
         is_healthds = drain_owner(self.node, self.record) is Owner.HEALTHD

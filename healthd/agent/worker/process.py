@@ -281,7 +281,7 @@ class Worker:
                 replace_file(os.path.join(operation.target, name), text, durable=True)
 
     def do_append_events(self, operation: requests.AppendEvents) -> int:
-        """Append lines to the stream, durably, then send them to the journal. Return how many the journal lost."""
+        """Append lines to the stream durably, then send them to the journal. Return how many lines the journal lost."""
         from healthd.common.ownership import Untrusted
         from healthd.events import writer
         from healthd.host.journald import stderr_is_the_journal
@@ -348,7 +348,8 @@ def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> li
 def _validated(check: registry.Check, item: object) -> Entry | LeftOut:
     """Return the item in the form in which it will be sent.
 
-    Raises TypeError if the check may not yield it or it has no JSON, ConvertError if a field has a wrong type.
+    Raises TypeError if the check may not yield the item or it cannot be written as JSON, or ConvertError if a field has
+    a wrong type.
     """
     settings = check.baseline_settings.settings if check.baseline_settings else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):

@@ -194,5 +194,5 @@ ANSWERS: Mapping[type[Operation], Any] = {
 
 
 def operation_name(kind: type[Operation]) -> str:
-    """Return the name of a request type: "save_copy"."""
+    """Return the name of a request type, such as "save_copy"."""
     return str(kind.__struct_config__.tag)

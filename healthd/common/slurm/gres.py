@@ -116,8 +116,8 @@ def _entries(gres: str) -> Iterator[tuple[str, list[str], str | None]]:
 def _numbers(gres: str) -> AllocatedGpus | None:
     """Parse the GPU numbers in a job's GRES.
 
-    "gpu:h100:2(IDX:0,3)"; a share of GPU 3 is written "shard:2(IDX:3)" in 22.05 and "shard:2(0/4,0/4,0/4,2/4)" in 24.11
-    (gres_ctld_job_build_details(), gres_stepmgr_job_build_details()).
+    Two whole GPUs are written "gpu:h100:2(IDX:0,3)". A share of GPU 3 is written "shard:2(IDX:3)" in 22.05 and
+    "shard:2(0/4,0/4,0/4,2/4)" in 24.11 (gres_ctld_job_build_details(), gres_stepmgr_job_build_details()).
     """
     if gres in ("", "(null)"):
         return ()

@@ -37,7 +37,7 @@ def expand(text: str, limit: int = MAX_NODES) -> tuple[str, ...]:
 
 
 def expand_all(text: str, limit: int = MAX_NODES) -> list[str]:
-    """Return the names in order, including duplicates. Raises HostListError, as `expand`."""
+    """Return the names in order, including duplicates. Raises HostListError like `expand`."""
     if "[" not in text and "]" not in text and not _UNPRINTABLE.search(text):
         names = text.replace(",", " ").split()
         if len(names) > limit:
@@ -64,7 +64,10 @@ def contains(text: str, name: str) -> bool:
 
 
 def _part_names(part: str, name: str) -> bool:
-    """Match `name` piece by piece. `ends` are the offsets in `name` where the pieces so far may end."""
+    """Return True if this part of a host list names `name`.
+
+    The name is matched piece by piece. `ends` contains the offsets where the pieces so far may end.
+    """
     ends = {0}
     for match in _PIECE.finditer(part):
         piece = _piece(match[1], match[2])

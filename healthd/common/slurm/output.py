@@ -58,11 +58,11 @@ class Job(Value, frozen=True):
 
 
 class SlurmError(HealthdError):
-    """A problem with Slurm, described in one sentence."""
+    """Raised for a problem with Slurm. The message is one sentence."""
 
 
 class NoSuchNode(SlurmError):
-    """Slurm answered, but has no node with this name."""
+    """Raised if Slurm answered, but has no node with this name."""
 
 
 def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], int]:

@@ -57,7 +57,7 @@ def epilog_timeout(root: str, environment: Mapping[str, str] = os.environ) -> fl
 
 
 def parse_epilog_timeout(text: str) -> float:
-    """Return the lowest limit in seconds, or infinity if there is none. 65534 means no limit in slurm.conf."""
+    """Return the lowest limit in seconds, or infinity if there is none. In slurm.conf, 65534 means no limit."""
     found = NO_LIMIT
     for line in text.split("\n"):
         for name, value in regex(r"(?i)\b(\w*)EpilogTimeout\s*=\s*\"?(\d{1,5})\b").findall(line.partition("#")[0]):

@@ -189,8 +189,8 @@ DATA_LOSS_CODES = {
     "offline": "io_error",
     "medium_error": "medium_error",
 }
-HARMLESS_OPERATIONS = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # no data is lost if a drive refuses these
-IGNORED_DISKS = ("loop", "sr", "ram", "zram")  # image files for tests and containers, an empty drive
+HARMLESS_OPERATIONS = ("DISCARD", "WRITE_ZEROES", "SECURE_ERASE")  # no data is lost if a drive refuses these operations
+IGNORED_DISKS = ("loop", "sr", "ram", "zram")  # image files for tests and containers, or an empty drive
 COMMAND_ERRORS = {
     "timeout": "did not respond in time",
     "controller_down": "was down and is being reset",
@@ -384,7 +384,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         path = f"{NVME}/{name}"
         serial, state = host.read_or_empty(f"{path}/serial"), host.read_or_empty(f"{path}/state")
         if host.read_or_empty(f"{path}/transport") not in ("", "pcie") or not serial:
-            continue  # over the network: monitored by the storage array
+            continue  # over the network; the storage array monitors these disks
         recorded_ids.add(serial)
         if state == "live":
             yield Entry(
@@ -400,7 +400,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         ids = (host.read_or_empty(f"{path}/{file}") for file in ID_FILES)
         disk_id = next((text for text in ids if text), "")
         if disk_id and disk_id not in recorded_ids:
-            recorded_ids.add(disk_id)  # with several paths to one disk, the first counts
+            recorded_ids.add(disk_id)  # if there are several paths to a disk, the first one counts
             note = f"{name} {host.read_or_empty(f'{path}/device/model')}".strip()
             yield Entry("block_device", "expected", key=disk_id, note=note)
 

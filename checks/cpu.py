@@ -139,7 +139,7 @@ def _governors(host: Host, config: Config, past: History, unreadable: list[str])
     if not policies:
         return
     last = past.last(Observation("cpu_governors_read_part", 0))
-    part = int(last.value) % GOVERNOR_PARTS + 1 if last and last.value else 0  # 0: all
+    part = int(last.value) % GOVERNOR_PARTS + 1 if last and last.value else 0  # 0 means all
     found = _read_governors(host, policies[part - 1 :: GOVERNOR_PARTS] if part else policies, unreadable)
     if part and not set(found) <= {*config.governors}:
         part, found = 0, _read_governors(host, policies, unreadable)

@@ -120,7 +120,7 @@ def _run(host: Host, config: Config, command: Sequence[str], seconds: float) -> 
     try:
         result = host.run(command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     except PermissionError as error:
-        if error.errno is None:  # not raised by the kernel: other users may write to the program
+        if error.errno is None:  # not raised by the kernel; other users may write to the program
             raise RuntimeError(f"{config.name}: command: {error}") from None
         raise
     if result is None:

@@ -52,7 +52,7 @@ FILE = told.FILE
 SOURCES = ("nvlink", "pcie", "ib", "power")
 ACTION_SEVERITIES = {"drain": Severity.DEGRADED, "requeue": Severity.CRITICAL}
 FROM_CLIENTS = ("failslow/job", "failslow/gpu")
-MAX_JOBS_LISTED = 4  # jobs in one sentence
+MAX_JOBS_LISTED = 4  # maximum number of jobs in one sentence
 STALE_SECONDS = 600.0  # while a job is slow, the file is written twice a minute
 
 

@@ -43,7 +43,7 @@ MESSAGES = {
     "lustre_bug": "a thread of the Lustre client hit a bug and stopped",
 }
 SERVER_CODES = ("not_responding", "evicted")
-MAX_NAME = 128  # characters of a server's name
+MAX_NAME = 128  # maximum length of a server's name
 
 
 class Config(CheckSettings, frozen=True):

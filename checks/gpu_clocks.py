@@ -82,7 +82,7 @@ def _check_gpu(gpu: NvmlGpu, now: float, config: Config, past: History) -> Itera
     last = past.last(reasons)
     elapsed = max(0.0, now - last.time) if last is not None else 0.0
     share, grown = 0.0, set()  # share of the time since the last run
-    if last is not None and elapsed <= config.within_seconds:  # else the readings are too far apart
+    if last is not None and elapsed <= config.within_seconds:  # otherwise the readings are too far apart
         share = (_is_uncounted(bits, counted) + _is_uncounted(int(last.value), counted)) / 2
     for reason, seconds in counted.items():
         counter = (("pci", gpu.pci), ("reason", reason))

@@ -32,7 +32,7 @@ USES = "nvml"
 WHEN = "idle"
 AFTER_EVENTS = ("job_end",)
 MAX_ANCESTORS = 16
-COMM_LENGTH = 15  # characters; the kernel truncates program names to this length
+COMM_LENGTH = 15  # the kernel truncates program names to this many characters
 
 
 class Config(CheckSettings, frozen=True):

@@ -25,8 +25,8 @@ from healthd.api import (
 USES = ""
 
 XID = "13"
-MANY_SMS = "many"  # value of an event with more SMs than one broken part can explain (agent/kernel_log/coalesce.py)
-MAX_LISTED = 4  # SMs, and jobs, in a message
+MANY_SMS = "many"  # replaces a list of more SMs than one broken part can explain (agent/kernel_log/coalesce.py)
+MAX_LISTED = 4  # maximum number of SMs, and of jobs, in a message
 
 
 class Config(CheckSettings, frozen=True):

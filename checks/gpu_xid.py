@@ -36,10 +36,11 @@ from healthd.nvidia.xid_table import XidMeaning
 
 USES = ""
 
-INCIDENT_SECONDS = 5.0  # lines closer together belong to one incident, as when events are coalesced
-SAME_FAULT_SECONDS = 60.0  # an Xid and a message about one fault are this close
+INCIDENT_SECONDS = 5.0  # lines that are closer together belong to one incident, as when events are coalesced
+SAME_FAULT_SECONDS = 60.0  # an Xid and a message about the same fault are at most this far apart
 
-# A name gives no finding of its own if one of these is on the same GPU (or on a GPU that the line does not name).
+# A name does not cause a finding of its own if one of these is on the same GPU (or on a GPU that the line does not
+# name).
 COVERED_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),

@@ -31,8 +31,8 @@ from healthd.api import (
 
 USES = ""
 
-SAME_FAULT_SECONDS = 60.0  # lines without a device belong to a fault with a device this close
-KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe device", "nvswitch": "NVSwitch"}  # of the inventory
+SAME_FAULT_SECONDS = 60.0  # a line without a device belongs to a fault with a device if they are this close
+KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe device", "nvswitch": "NVSwitch"}  # in the inventory
 # The kernel prints the driver's name before AMD-Vi faults. "pci" and "vfio-pci" do not identify the device.
 DRIVERS = {
     "nvidia": "GPU",

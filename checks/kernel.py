@@ -33,7 +33,7 @@ from healthd.api import (
 USES = ""
 
 STUCK_SECONDS = 300.0  # a longer soft lockup drains until a reboot
-REPEAT_SECONDS = 60.0  # lines about one soft lockup are closer: the kernel repeats them after 20 to 60 s
+REPEAT_SECONDS = 60.0  # lines about one soft lockup are closer together; the kernel repeats them after 20 to 60 s
 DEGRADED_DRIVERS = ("nvidia", "mlx5")  # and related modules: nvidia_uvm, mlx5_ib
 
 
@@ -139,7 +139,8 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
     rule = RULES[event.kind, event.code]
     if stuck_seconds > STUCK_SECONDS:
         return rule._replace(severity=Severity.DEGRADED, clears=Clears.REBOOT)
-    # Not for bad_page: the driver near the place of discovery proves nothing, and a harmless WARNING names drivers too.
+    # Not for bad_page, because a driver near the place of discovery proves nothing and a harmless WARNING names drivers
+    # too.
     if event.code == "oops" and event.field("driver").startswith(DEGRADED_DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule

@@ -40,7 +40,7 @@ USES = ""
 PER = "match"
 
 MAX_FILE_CHARACTERS = 4 << 20  # larger files are probably logs: use [kernel_log.patterns] or a site program
-MAX_LINE = 16 << 10  # characters; a pattern may take time quadratic in the line length
+MAX_LINE = 16 << 10  # maximum length in characters, because a pattern may take time quadratic in the line length
 MAX_PATTERN = 1000
 MAX_QUOTED = 120
 ENDING_SECONDS = 1.0  # part of the timeout that is reserved for killing the command and reporting
@@ -84,7 +84,7 @@ def _pattern_problem(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:
-        with compile_patterns_eagerly():  # only compiled: a search can take forever even in an empty text
+        with compile_patterns_eagerly():  # only compiled, because a search can take forever even in an empty text
             regex(pattern)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         return f"is not a regular expression: {error}"
@@ -123,7 +123,7 @@ def _output(host: Host, config: Config) -> _Text:
     try:
         result = host.run(config.command, seconds, {"HEALTHD_CHECK": config.name}, anywhere=True)
     except PermissionError as error:
-        if error.errno is None:  # not raised by the kernel: other users may write to the program
+        if error.errno is None:  # not raised by the kernel; other users may write to the program
             raise RuntimeError(f"{config.name}: command: {error}") from None
         raise
     if result is None:

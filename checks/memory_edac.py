@@ -55,7 +55,7 @@ CONTROLLER = regex(r"mc[0-9]+")
 DIMM = regex(r"(?:dimm|rank)[0-9]+")
 ROW = regex(r"csrow[0-9]+")
 DAY = 24 * 3600.0
-INCIDENT_SECONDS = 5.0  # lines closer together are one error, as when events are coalesced
+INCIDENT_SECONDS = 5.0  # lines that are closer together report one error, as when events are coalesced
 MESSAGES = {
     "fatal": "fatal machine check",
     "uncorrected": "uncorrected machine check",

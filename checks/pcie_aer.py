@@ -68,7 +68,7 @@ FINDING_NAMES = {
 FIRMWARE_SEVERITIES = {"fatal": "fatal", "recoverable": "nonfatal"}  # severity in a firmware record -> AER's severity
 RECOVERY_SECONDS = 60.0  # time that links may take to come back
 BOOT_SECONDS = 300.0  # errors this early may occur at every boot, while devices are probed
-INCIDENT_SECONDS = 5.0  # lines closer together are one error, as when events are coalesced
+INCIDENT_SECONDS = 5.0  # lines that are closer together report one error, as when events are coalesced
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 

@@ -45,7 +45,7 @@ USES = ""
 AFTER_EVENTS = ("job_end",)  # an epilog may have run a validation
 HOLDS_RESUME = False  # an unreadable document must not keep a node drained; earlier failures remain open anyway
 
-MAX_MESSAGE = 300  # characters
+MAX_MESSAGE = 300  # maximum length in characters
 MAX_SERIES = 64  # pairs of test and verdict
 MIN_SECONDS, MAX_SECONDS = 10.0, 86400.0  # range of `healthd validate --seconds`; a shorter time measures nothing
 ENDING_SECONDS = 30.0  # for starting and ending the programs

@@ -95,7 +95,7 @@ def _is_dataclass(kind: type) -> bool:
     return hasattr(kind, "__dataclass_fields__")
 
 
-MAX_LISTED = 100  # names; a longer list is no help
+MAX_LISTED = 100  # maximum number of names; a longer list does not help
 
 
 def spelling_hint(word: str, candidates: Iterable[str]) -> str:

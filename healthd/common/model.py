@@ -92,7 +92,7 @@ class Remedy(enum.Enum):
     CHECK = "check"  # fix the cause; the check then passes
     GPU_RESET = "gpu_reset"
     REBOOT = "reboot"
-    POWER_CYCLE = "power_cycle"  # a warm reboot may leave the part as it is
+    POWER_CYCLE = "power_cycle"  # a warm reboot may not change the part's state
     REPAIRED = "repaired"  # replace or repair the part, then `healthd repaired CODE PART`
 
 
@@ -404,7 +404,8 @@ class Ack(Value, frozen=True):
     requested_at: Moment = 0.0
 
 
-# Kernel events on which a check raised, with the exception. None: it only raised on several events together.
+# Kernel events for which a check raised an exception, with that exception. None if it only raised for several events
+# together.
 Failures = tuple[tuple[KernelEvent | None, Exception], ...]
 
 

@@ -13,7 +13,8 @@ from healthd.common.values import type_hints
 MOMENT = "moment"
 PAST = "past"
 
-# 0.0 = never. Durations, monotonic times and time stamps from another machine's clock (slurmctld's) are plain floats.
+# 0.0 means never. Durations, monotonic times and time stamps from another machine's clock (slurmctld's) are plain
+# floats.
 Moment = Annotated[float, MOMENT]
 # A moment that must lie in the past. If it lies in the future, the clock was ahead when it was recorded.
 PastMoment = Annotated[float, MOMENT, PAST]

@@ -18,7 +18,7 @@ from healthd.common.model import Condition, ConditionState, Decision, DrainRecor
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 
-REPEAT_SECONDS = 3600.0  # how long after its last line a sighting gets another line
+REPEAT_SECONDS = 3600.0  # a sighting gets another line when its last line is this old
 ALIVE_SECONDS = 24 * 3600.0
 FLUSH_SECONDS = 300.0  # after a job's end
 BEFORE_JOB_END_SECONDS = 600.0  # sightings within this time before a job's end may explain it

@@ -310,7 +310,7 @@ def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChec
         for check_findings in new_findings.values()
         for finding in check_findings
     }
-    for key, events in unchanged_candidates:  # the part in these findings has another name now
+    for key, events in unchanged_candidates:  # the part in these findings has a different name now
         new_key, old = new_keys.get((key.code, events)), conditions.get(key)
         if new_key is not None and old is not None and not old.last_level_seen:
             conditions[key] = ended(old, Ending.RENAMED, old.last_seen, f"renamed to {new_key}")

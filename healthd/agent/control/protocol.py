@@ -28,7 +28,7 @@ from typing import Any
 
 from healthd.common.errors import HealthdError
 
-MAX_TIME = 1e12  # seconds since the epoch, beyond any clock
+MAX_TIME = 1e12  # maximum time in seconds since the epoch, beyond any clock
 
 STATUS, PENDING_RUNS = "status", "pending-runs"  # every user may query
 JOB_ENDED, RELOAD = "job-ended", "reload"

@@ -14,8 +14,8 @@ from healthd.common.model import CheckResult, Outcome
 from healthd.common.text import strip_error_class
 from healthd.common.values import Value
 
-OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # checks with lines of their own; the others share one
-MAX_NAMED = 3  # number of checks that cannot run to print with their reasons
+OWN_LINES = ("gpu_access", "ipmi_sel", "mount", "clock")  # checks with lines of their own; the others share one line
+MAX_NAMED = 3  # maximum number of checks that cannot run and are printed with their reasons
 
 
 class Environment(Value, frozen=True):

@@ -15,8 +15,8 @@ from healthd.common.model import KernelEvent
 WITHIN_SECONDS = 5.0
 KEPT_SECONDS = 48 * 3600.0  # the longest window that a check uses is 24 h
 
-# An application error raises exceptions on most of a GPU's processors, a broken processor only on itself. If an event
-# names more processors than this, none of them is reported.
+# An application error raises exceptions on most of a GPU's processors. A broken processor raises them only on itself.
+# If an event names more processors than this, none of them is reported.
 MAX_SMS = 8
 EVERYWHERE = "many"
 

@@ -27,7 +27,7 @@ def open_source(
     boot_id = Host(root).boot_id()
     if spec == "kmsg":
         return Kmsg(root.rstrip("/") + "/dev/kmsg", boot_id, cursor, accept_injected, now)
-    # Late imports: reading /dev/kmsg needs no ctypes and no journal.
+    # These imports are late, because reading /dev/kmsg requires neither ctypes nor the journal.
     if spec == "journal":
         from healthd.agent.kernel_log.journal import JournalSource
 

@@ -66,7 +66,7 @@ _USER_TEXT_FIRST = regex(
 )
 
 
-UNREAD = "unread"  # kind for a line on which a rule raised; it may report any fault, so it is displayed
+UNREAD = "unread"  # kind for a line for which a rule raised; it may report any fault, so it is displayed
 
 
 def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:

@@ -19,7 +19,7 @@ from healthd.agent.kernel_log.repeats import fault_head
 from healthd.common.model import KernelEvent
 
 LINES_PER_READ = 1000
-SAME_SECONDS = 1.0  # lines with one head within this time are counted as one; short compared with coalesce's window
+SAME_SECONDS = 1.0  # lines with the same head within this time are counted as one; coalesce's window is longer
 
 Cursor = dict[str, Any] | None
 

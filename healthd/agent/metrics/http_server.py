@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("healthd")
 
 CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; Prometheus' default timeout for a scrape
-CLIENTS = 16  # at the same time
-MAX_HEAD_BYTES = 16 << 10  # for the request line and the headers
+CLIENTS = 16  # maximum number of clients at the same time
+MAX_HEAD_BYTES = 16 << 10  # maximum size of the request line and the headers
 CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering one delays the daemon
 MAX_CONDITIONS = 20  # on the landing page
 METHODS = ("GET", "HEAD")
@@ -261,7 +261,7 @@ class _Server(socketserver.ThreadingTCPServer):
                 )
                 _disconnect(self._clients.pop(oldest))
             self._clients[stream] = _Client(stream, time.monotonic())
-            # Disconnected clients need a moment to finish. The new client waits for them instead of being rejected.
+            # Disconnected clients take a moment to finish. The new client waits for them instead of being rejected.
             return self._ended.wait_for(lambda: self._running < 2 * CLIENTS, CLIENT_SECONDS / 2)
 
     def process_request(self, stream: object, address: object) -> None:

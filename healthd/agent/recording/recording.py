@@ -35,7 +35,7 @@ from healthd.host import system
 T = TypeVar("T")
 
 FORMAT, VERSION = "healthd recording", 1
-MAX_BYTES = 64 << 20  # for uncompressed JSON: the file may be a zip bomb, but a node may have large files
+MAX_BYTES = 64 << 20  # maximum size of uncompressed JSON, as the file may be a zip bomb; a node may have large files
 
 Pack = Callable[[Any], Any]
 
@@ -226,7 +226,7 @@ class Recorder:
         self._remaining_bytes -= len(line)
         try:
             os.write(self._file, line)
-        except OSError as error:  # do not raise OSError, which would be taken for the answer
+        except OSError as error:  # do not raise OSError, which would be mistaken for the answer
             raise RuntimeError(f"cannot write the recording: {error.strerror}") from None
 
 

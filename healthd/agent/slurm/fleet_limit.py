@@ -49,7 +49,8 @@ from healthd.common.model import (
 # drain are counted twice.
 SECONDS_PER_NODE = 0.2
 MIN_HOLD_SECONDS = 60.0
-# If a node is later than this (slurmctld was unreachable, daemons were stopped), others are too: all spread out again.
+# If a node is later than this (slurmctld was unreachable, daemons were stopped), others are too, so all spread out
+# again.
 LATE_SECONDS = 60.0
 # How long a stored count replaces a failed one. A slurmctld that restarts or is busy is back by then.
 RECENT_SECONDS = 600.0

@@ -362,7 +362,7 @@ class WorkerClient:
         if not size:
             return self._died()
         if self._request is None:
-            self._discard()  # unrequested data would be taken for the next answer
+            self._discard()  # unrequested data would be mistaken for the next answer
             return None
         worker.incoming += memoryview(self._chunk)[:size]
         if self._chunk.find(b"\n", 0, size) >= 0:

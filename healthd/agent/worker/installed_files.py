@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import healthd
 
-# Two of the package's files, and the interpreter's name in the venv. pip and dpkg create each file anew. The target of
+# Two of the package's files, and the interpreter's name in the venv. pip and dpkg create new files. The target of
 # the interpreter's link belongs to the distribution, and may be replaced.
 FILES = (healthd.__file__, os.path.join(os.path.dirname(__file__), "__main__.py"), sys.executable)
 RESTART = "restart it (systemctl restart healthd)"

@@ -51,7 +51,7 @@ from healthd.host.host import Host, fake_nvml_opener
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
-MAX_OBSERVATIONS = 4096  # per run; a DGX H100 has about 600 for its NVLinks; each is a series
+MAX_OBSERVATIONS = 4096  # maximum per run; each is a series, and a DGX H100 has about 600 for its NVLinks
 NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
 CACHE_SECONDS = 0.25  # answers are shared within a round, but not with a run after a device removal
 
@@ -213,7 +213,7 @@ class Worker:
         try:
             for item in check.run(self.host, config, History(store, moment, operation.boot_id)):
                 found[_item_type(item, check.name)].append(item)
-        except Exception as problem:  # checks do not catch exceptions, so all are caught here
+        except Exception as problem:  # checks do not catch exceptions, so all of them are caught here
             error = error_sentence(problem)
         observations = found[Observation]
         left_out = max(len(observations) - MAX_OBSERVATIONS, 0)

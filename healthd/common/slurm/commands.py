@@ -12,7 +12,7 @@ from healthd.common.values import Value
 Argv: TypeAlias = "tuple[str, ...]"
 Columns: TypeAlias = "tuple[tuple[str, int], ...]"
 
-# Every command prints times as epoch seconds, so no hour is repeated as in a time zone. Local times can be read too.
+# All commands print times as epoch seconds. Local times can be read too, but an hour may occur twice in a time zone.
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 
 # Columns are (name, width in bytes). sinfo and squeue truncate a value to that many bytes and pad it with blanks to
@@ -20,7 +20,7 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
 # consists of the columns and a newline. A value may contain newlines too.
 # Slurm does not limit the length of a partition's name. A name that fills the column may be truncated.
 PARTITION_BYTES = 128
-# For one node, sinfo prints a record for each partition. In partitions without it, the node count is 0.
+# For one node, sinfo prints a record for each partition. In partitions without that node, the node count is 0.
 NODE_COLUMNS = (
     *(("PartitionName", PARTITION_BYTES), ("Nodes", 9)),
     *(("StateComplete", 200), ("Timestamp", 40), ("UserLong", 80), ("Reason", 400), ("Gres", 400)),

@@ -21,7 +21,7 @@ from healthd.common.model import Gpu
 from healthd.common.slurm.hostlist import HostListError, contains, expand, expand_all
 from healthd.common.text import is_decimal, regex
 
-# This node's GPUs that Slurm allocated to a job: "3" is Slurm's number, "GPU-..." and "MIG-..." are UUIDs. () if none.
+# This node's GPUs that Slurm allocated to a job, or (). "3" is Slurm's number; "GPU-..." and "MIG-..." are UUIDs.
 AllocatedGpus: TypeAlias = "tuple[str, ...]"
 
 MAX_GPUS = 1024  # more than any node has, including MIG devices

@@ -1,7 +1,7 @@
 """GPUs that NVML has lost or does not show, but that may only be in a reset. They count as missing only after a while.
 
-An epilog may reset its job's GPUs (nvidia-smi --gpu-reset), and NVML reports them as lost in the meantime. How long
-this takes was not measured for healthd, which was developed without a GPU that could be reset. The checks wait 60 s
+An epilog may reset its job's GPUs (nvidia-smi --gpu-reset), and NVML reports them as lost in the meantime. The duration
+has not been measured for healthd, which was developed without a GPU that could be reset. The checks wait 60 s
 (`confirm_seconds`). Linux itself gives a device this long to respond after its reset (PCIE_RESET_READY_POLL_MS in
 drivers/pci/pci.h), and a GPU that needs longer is lost to the kernel, too. A web page about resets reports 5 to 10 s
 (factryze.ai/glossary/gpu-reset), without naming the GPUs. Sites with slower GPUs set a longer time. No epilog runs

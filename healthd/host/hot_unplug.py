@@ -1,6 +1,6 @@
 """Hot-unplug: devices that the kernel reports as removed, over netlink (lib/kobject_uevent.c).
 
-udevd need not be running. libudev is not loaded, because it would take 1 MiB of the daemon's memory.
+udevd does not have to be running. libudev is not loaded, because it would take 1 MiB of the daemon's memory.
 """
 
 from __future__ import annotations

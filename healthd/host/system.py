@@ -1,4 +1,5 @@
-"""Data sources for a Host: this machine, or a tree of files below a root. recording.py has the third, a recording.
+"""Data sources for a Host: this machine, or a tree of files below a root. A third source, a recording, is in
+recording.py.
 
 Paths are absolute, as on the node. OSErrors are the kernel's.
 """

@@ -3,10 +3,10 @@
 A burst of kernel lines or a broken check can report thousands of parts. Each condition costs time in each turn of the
 daemon's loop, a row in `healthd status` and a series in Prometheus.
 
-At most MAX_CONDITIONS conditions are open, over all runs. Conditions beyond that, by `Rank`, are counted in the
-overflow condition `CHECK/others others`. Each run has one, because only a run's own result can clear its findings. If a
-run has a single condition, the condition keeps its name, because counting it would save nothing. If many runs have one
-each, there can therefore be more than MAX_CONDITIONS conditions.
+At most MAX_CONDITIONS conditions are open, over all runs. `Rank` determines which ones. All others are counted in
+overflow conditions (`CHECK/others others`). Each run has its own, because only a run's own result can clear its
+findings. If a run has a single condition, the condition keeps its name, because counting it would save nothing. If many
+runs have one each, there can therefore be more than MAX_CONDITIONS conditions.
 
 The overflow condition is as severe as its worst member and clears as late as its last member, so no drain is lost or
 ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd repaired

@@ -1,4 +1,4 @@
-"""A file that is rewritten often, and always completely or not at all, even on a full file system.
+"""A file that is rewritten often. Each write takes effect completely or not at all, even on a full file system.
 
 PATH and PATH.spare alternate. The new text is written to the spare file, whose space is already allocated, and then the
 two files swap names atomically. Blanks fill the unused part of the allocated space.

@@ -5,8 +5,8 @@
 
 After coalescing, the daemon adds the jobs that caused the events (agent/scheduler/kernel_events.py).
 
-The daemon, `healthd check` and the story tests all use this module. Another machine's log (scan/) passes through
-the same functions for coalescing and evaluation.
+The daemon, `healthd check` and the story tests all use this module. For another machine's log, scan/ uses the same
+functions for coalescing and evaluation.
 """
 
 from __future__ import annotations

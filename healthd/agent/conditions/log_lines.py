@@ -1,4 +1,4 @@
-"""Log lines about a change to the ledger, as values. events.py has the events for the same change. The functions are
+"""Log lines about a change to the ledger, as values. The events for the same change are in events.py. The functions are
 pure."""
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Each side sends one line with a JSON object. Then the daemon closes the connecti
     a refused request                                            -> {"error": "one sentence"}
     this user has too many connections                           -> {"error": "one sentence", "again": true}
 
-Every user may query; only root and the daemon's own user may send commands. This module imports nothing large, because
-the epilog of each job imports it.
+Every user may query; only root and the daemon's own user may send commands. This module does not import anything large,
+because each job's epilog imports it.
 """
 
 from __future__ import annotations

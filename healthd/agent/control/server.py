@@ -1,9 +1,9 @@
 """Server for RUNTIME_DIR/healthd.sock. It never waits for a client. agent/control/protocol.py defines the protocol.
 
 Every user may connect, and may stay silent after connecting. The kernel reports which user made a connection
-(SO_PEERCRED, unix(7)). Each user may have a few connections. A number of connections is reserved for root, and all
-other users together can never occupy them. Further connections are rejected at once. Each step accepts all waiting
-connections, so that the listen queue is never full for long.
+(SO_PEERCRED, unix(7)). Each user may have a few connections. Some connections are reserved for root and cannot be used
+up by other users. Further connections are rejected at once. Each step accepts all waiting connections, so that the
+listen queue is never full for long.
 """
 
 from __future__ import annotations

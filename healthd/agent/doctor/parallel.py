@@ -1,6 +1,6 @@
 """Run tests in parallel, each in its own process.
 
-A test that hangs (on a dead file server or a broken driver) delays neither the other tests nor the doctor. A process
+A test that hangs (on a dead file server or a broken driver) does not delay the other tests or the doctor. A process
 that does not answer in time is left behind, because a process in D state cannot be killed.
 """
 

@@ -1,4 +1,4 @@
-"""/dev/kmsg, the live source. A line takes 0.05 ms from the kernel to the reader.
+"""/dev/kmsg, the live source. A line reaches the reader 0.05 ms after the kernel writes it.
 
 `gaps` lists the ranges of lines that the ring buffer lost. The journal may still have these lines.
 """

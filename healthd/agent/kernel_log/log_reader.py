@@ -1,4 +1,4 @@
-"""Reader of the kernel log: keeps a source open, reads it, and reopens it with backoff after an error."""
+"""Reader for the kernel log. It keeps a source open, reads it, and reopens it with backoff after an error."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ Every rule is anchored at the start of the kernel's message. Process names and c
 text, and a program that quotes an Xid in its own log line is not the driver. For a new format, add a row to its
 family's RULES. Among rows that share a literal, the first match counts.
 
-However, some of the kernel's own lines begin with user text: those about a process, "NAME[PID]: segfault at".
+However, some of the kernel's own lines begin with user text, because they begin with a process name ("NAME[PID]:
+segfault at").
 """
 
 from __future__ import annotations

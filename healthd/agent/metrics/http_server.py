@@ -1,8 +1,8 @@
 """The metrics page over HTTP, or HTTPS (certificates.py). It is imported only if a page is configured.
 
 Any client that can reach the port may connect and stay silent, send its request byte by byte, send garbage, or leave a
-TLS handshake unfinished. For each address that healthd listens on, none of this delays the page for other clients, or
-takes more than CLIENTS threads and MAX_HEAD_BYTES of memory per client.
+TLS handshake unfinished. None of this delays the page for other clients. For each address that healthd listens on, it
+takes at most CLIENTS threads, and at most MAX_HEAD_BYTES of memory per client.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Names follow Prometheus' rules (prometheus.io/docs/practices/naming): prefix healthd_, base units, counters end in
 _total, times end in `_timestamp_seconds`. No label is called `instance` or `job`: Prometheus adds these to each series.
-Properties that may change while an object exists (severity, confirmation) are not labels: a different label value is
+Properties that may change while an object exists (severity, confirmation) are not labels. A different label value makes
 a different series, for which an alert's `for:` starts over.
 """
 

@@ -1,4 +1,5 @@
-"""JSON document (docs/json.md) and text of `healthd explain`: what a code means and what healthd does on this node.
+"""The JSON document (docs/json.md) and text of `healthd explain`. They say what a code means and how healthd reacts to
+it on this node.
 
 The checks provide the texts. fault_timeline.py computes healthd's reaction from this node's settings.
 """

@@ -2,7 +2,7 @@
 effect.
 
 Checks with the same interval run in one round, at the same phase of the interval. Each node has its own phase, so that
-a cluster does not query a file server or slurmctld in the same second.
+a cluster's nodes do not query a file server or slurmctld in the same second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Contract for a check module: the names that it may declare, with types and defaults.
 
-Nothing else in a module is read, and it is read once, when the check is found. A module needs `run` or `correlate` (a
-site's file: `run`). tests/agent/settings/test_contract.py verifies each module of checks/ against the types with mypy.
+healthd reads nothing else from a module, and reads these names once, when it finds the check. A module needs `run` or
+`correlate` (a site's file: `run`). tests/agent/settings/test_contract.py verifies each module of checks/ against the
+types with mypy.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Effective settings and their sources. An invalid key, type or check name stops the start with a one-sentence error.
 
-Priority per setting, lowest first: defaults, profile for the machine's type, this node's baseline, healthd.toml, its
-[[node]] sections for this node, flags. layers.py has the layers below the file, node_sections.py the sections.
-config.py defines the allowed values, and the checks define those for their own settings.
+The priority of a setting's sources, lowest first: defaults, profile for the machine's type, this node's baseline,
+healthd.toml, its [[node]] sections for this node, flags. layers.py has the layers below the file, node_sections.py the
+sections. config.py defines the allowed values, and the checks define those for their own settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""[[node]] sections in the settings, which allow one file for several kinds of nodes.
+"""[[node]] sections in the settings. With them, one file can be used for several kinds of nodes.
 
     [[node]]
     match = ["gpu-[001-128]", "!gpu-042"]

@@ -2,7 +2,7 @@
 
 A site's Python file is code that healthd runs as root. The file, every directory above it and every symbolic link on
 the path must belong to root, and no other user may write to them (ownership.py). The verified file is the one that is
-imported. The daemon imports it at its start, for its Config. Its run() is only called in the worker. Its other
+imported. The daemon imports the file when it starts, for its Config. Its run() is only called in the worker. Its other
 functions (validate, overdue, explain) may raise an exception, which is logged in one sentence and never stops the
 daemon.
 """

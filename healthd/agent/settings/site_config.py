@@ -1,7 +1,8 @@
-"""`healthd.api.CheckConfig`: the common settings of checks as a dataclass, the base class of a site's Config.
+"""`healthd.api.CheckConfig`, the base class of a site's Config. It contains the common settings of checks as a
+dataclass.
 
-The Config of a built-in check is a Struct, which is defined 50 times as fast. A site's check declares a standard
-library dataclass.
+A site's check declares a standard library dataclass. A built-in check's Config is a Struct, because defining a Struct
+is 50 times as fast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Reconciliation of this node in Slurm: read it, drain, requeue, resume. Generators yield the commands to run.
+"""Reconciliation of this node in Slurm: read the node, then drain, requeue or resume. Generators yield the commands to
+run.
 
 Commands never run through a shell. The daemon runs them in its event loop; tests pass values.
 
-`reconcile` reads the node, decides (policy.py), acts, and reads the node back. It may be killed at any point and
+`reconcile` reads the node, decides (policy.py), acts, and reads the node again. It may be killed at any point and
 started again: data that a later run needs is saved (SaveRecord) before the command that depends on it.
 
 In Slurm the last writer of a Reason wins. The node is therefore read again right before a change if another command ran

@@ -1,4 +1,4 @@
-"""The daemon's client for the worker: one request at a time, each with a deadline.
+"""The daemon's client for the worker. It sends one request at a time, each with a deadline.
 
 A worker that hangs in the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and 120
 followed). Its stream is closed, and it exits once the call returns. Other overdue workers are killed. Until the worker

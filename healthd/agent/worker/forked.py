@@ -1,7 +1,8 @@
 """A worker for a command. It is a fork of this process, which has already imported everything that a worker needs.
 
-Use it only for a command that exits after its round. The daemon starts a program (`client.start_program`), because its
-worker must use the installed files, and no state from a process that is weeks old.
+Use it only for a command that exits after its round. The daemon starts a separate program instead
+(`client.start_program`). Its worker must use the installed files and must not inherit state from a process that is
+weeks old.
 """
 
 from __future__ import annotations

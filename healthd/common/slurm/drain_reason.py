@@ -1,7 +1,7 @@
 """The Reason for healthd's drains: `healthd: CODE PART: message (+N more)`.
 
 It is one line of at most 255 printable ASCII characters: slurmdbd truncates at 255, a newline breaks `scontrol show
-node`, and bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20: "healthd: gpu_xid/79" is 19.
+node`, and bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20 characters; "healthd: gpu_xid/79" has 19.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ Slurm numbers a node's GPUs from 0 in the order of its own list. With AutoDetect
 address; otherwise it is the order in gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
 _sort_gpu_by_links_order(); src/interfaces/gres.c: _foreach_fill_in_gres_devices()). It is not the N of /dev/nvidiaN
 ("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). When slurmd
-starts, it numbers the GPUs anew, without a GPU that is gone. A number is therefore used only if it can mean a single
-GPU (`slurm_gpu_order`), and if gres.conf lists the GPUs in that order (`lists_gpus_in_order`).
-MIG devices are numbered individually, mps and shards by their GPU (gres_c_s.c: "must match the order in which SHARINGs
-are defined").
+starts, it numbers the GPUs again, and skips a GPU that is gone. A number is therefore used only if it can mean a single
+GPU (`slurm_gpu_order`), and if gres.conf lists the GPUs in that order (`lists_gpus_in_order`). MIG devices are numbered
+individually, mps and shards by their GPU (gres_c_s.c: "must match the order in which SHARINGs are defined").
 """
 
 from __future__ import annotations

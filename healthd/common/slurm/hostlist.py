@@ -1,4 +1,4 @@
-"""Slurm's host lists: "rack[1-2]n[01-04,7],login1" names ten nodes in two racks, and one more.
+"""Slurm's host lists: "rack[1-2]n[01-04,7],login1" names ten nodes in two racks and one other node.
 
 Rule: src/common/hostlist.c of https://github.com/SchedMD/slurm. Commas and blanks separate the parts. Brackets contain
 numbers and ranges, and one name may have several brackets. A number is padded with zeros to the width of the range's

@@ -1,1 +1,1 @@
-"""The built-in checks: one module each, found by healthd.agent.settings.registry."""
+"""The built-in checks, one per module. healthd.agent.settings.registry finds them."""

@@ -3,7 +3,7 @@ are pure.
 
 A counter's absolute value means little (it may have been high for years), so rules evaluate its growth. The store keeps
 each observation's last reading, and each increment of a counter with its time. A healthy node's counters never grow, so
-the store stays small. `update` makes the next store from the previous one and a run's readings.
+the store stays small. `update` returns the next store, made from the previous one and a run's readings.
 """
 
 from __future__ import annotations

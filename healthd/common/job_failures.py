@@ -1,7 +1,8 @@
-"""Effect of a fault on a job that ended at about the same time. Each check declares `CAUSES`, `ENDS_JOB`, `PERMANENT`.
+"""Effect of a fault on a job that ended at about the same time. Checks declare it in `CAUSES`, `ENDS_JOB` and
+`PERMANENT`.
 
-`healthd fleet attribution` and the answers that count hardware failures use them. scripts/fleet_codes.py writes them
-to a table, because those commands do not import the checks.
+`healthd fleet attribution` and the answers that count hardware failures use these declarations. scripts/fleet_codes.py
+writes them to a table, because those commands do not import the checks.
 """
 
 from __future__ import annotations

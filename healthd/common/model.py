@@ -2,7 +2,7 @@
 
 fault on the node -> Finding -> Condition -> Verdict -> Decision -> Slurm drains -> repaired -> Slurm resumes
 
-Times are seconds since the epoch (`Moment` in fields that the ledger keeps), durations are in seconds. PCI addresses
+Times are in seconds since the epoch (`Moment` in fields that the ledger keeps), and durations in seconds. PCI addresses
 are written as in sysfs: lower-case `dddd:bb:dd.f` ("0000:1b:00.0").
 """
 

@@ -2,7 +2,8 @@
 
 The file must belong to root or to the user that healthd runs as, and no other user may be able to change it. The same
 applies to each folder above it, up to "/", and to each symbolic link on the path, which this module follows itself. The
-caller gets a descriptor for the verified file and uses that, because the name may refer to another file a moment later.
+caller gets a descriptor for the verified file. It must use that, because the name may refer to another file a moment
+later.
 
 - Group root counts as root, unless an ACL names other users, whose rights hide in the group's mode bits (acl(5)).
 - In a sticky folder (/tmp) only root can replace files that root owns (unlink(2)), so the path may pass through it.

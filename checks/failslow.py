@@ -57,13 +57,13 @@ STALE_SECONDS = 600.0  # while a job is slow, the file is written twice a minute
 
 
 class Config(CheckSettings, frozen=True):
-    """client   jobs may report how long their steps take (healthd.client)
+    """client             jobs may report how long their steps take (healthd.client)
     sample             counters to sample without the jobs' help: "nvlink", "pcie", "ib", "power"; [] = none
     sample_seconds     interval between samples
     slow_percent       a job is slow if an iteration takes this much longer than before
     counters_percent   the same for sampled counters, which vary more
-    max_jobs           monitor at most this many jobs of this node, and
-    max_ranks          at most this many ranks of each job
+    max_jobs           monitor at most this many jobs on this node
+    max_ranks          monitor at most this many ranks of each job
     action             "drain" a node whose sampled counters show a loss, or drain it and "requeue" its jobs; "" = never
     restart_seconds    cost of a restart: a job must lose this much before `action`, or before a restart is advised
     loss_window_seconds   how long after the loss the node returns to service

@@ -47,7 +47,7 @@ HARDWARE_BITS = SLOWDOWN | 0x40 | 0x80
 
 class Config(CheckSettings, frozen=True):
     """slowed_share     degraded if a GPU was slowed down for this share of `within_seconds`; less warns
-    within_seconds   the period of slowed_share
+    within_seconds   period for slowed_share
     clean_seconds    a slowdown clears after this long under load without another one (after a degraded slowdown by
                      heat or the power brake: after `within_seconds`, with or without load)
     relapse_seconds  if degraded again within this time, an operator must clear it (not for heat or the power brake)

@@ -54,7 +54,7 @@ TRANSPORT_COUNTERS = ("local_ack_timeout_err", "roce_slow_restart")
 
 
 class Config(CheckSettings, frozen=True):
-    """ports                     ("mlx5_0/1", ...); () = all ports of the node
+    """ports                     ports to check, such as ("mlx5_0/1", ...); () = all ports of the node
     symbol_errors_per_hour          degraded at more symbol errors than this within an hour
     symbol_errors_per_second        warn at more symbol errors than this between two runs
     recoveries_per_minute     warn at more link recoveries than this between two runs

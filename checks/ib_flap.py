@@ -38,7 +38,7 @@ COUNTER_LIMIT = 255
 
 
 class Config(CheckSettings, frozen=True):
-    """ports            ("mlx5_0/1", ...); () = all ports of the node
+    """ports            ports to check, such as ("mlx5_0/1", ...); () = all ports of the node
     links_downed     degraded if a link went down this often within the window, by the port's counter
     links_downed_window_seconds   that window
     carriers_lost    the same, by the port's network interface

@@ -38,7 +38,7 @@ NAME = regex(r"[A-Za-z0-9_-]{1,63}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected          ("nvidia", "nvidia_peermem", ...); "-" and "_" are equivalent. Others are not checked
+    """expected          modules, as in ("nvidia", "nvidia_peermem"); "-" and "_" are equivalent. Others are not checked
     confirm_seconds   the problem must last this long
     """
 

@@ -47,7 +47,7 @@ ENDING_SECONDS = 1.0  # part of the timeout that is reserved for killing the com
 
 
 class Config(CheckSettings, frozen=True):
-    """command          absolute path of a program, and its arguments; no shell. Its standard output is searched
+    """command          absolute path of a program, and its arguments; no shell is used. Its standard output is searched
     exit_statuses    exit statuses of a successful command; with any other status the run fails
     file             the file to search, instead of a command
     requires         regular expression that at least one line must match; "" = none

@@ -59,11 +59,11 @@ class Config(CheckSettings, frozen=True):
     """before_resume   run `healthd validate` on a drained, idle node before its resume
     before_resume_seconds   time limit for that run
     epilog          run a quick validation in the epilog
-    epilog_seconds  time limit for that run; HEALTHD_EPILOG_SECONDS in /etc/default/healthd must be 5 more
+    epilog_seconds  time limit for that run; HEALTHD_EPILOG_SECONDS in /etc/default/healthd must be 5 s longer
     floors          lowest accepted value by test, in the test's unit; below it a part is slow
     tools           program paths for tools that healthd does not find: python, nvbandwidth, ib_write_bw, ...
     dcgm_level      level for `dcgmi diag -r`; 0 = do not run it
-    clear_after     one clean run is enough, because another would read the same document
+    clear_after     the default is 1: one clean run is enough, because another would read the same document
     """
 
     before_resume: bool = False

@@ -196,7 +196,7 @@ class ConditionKey(NamedTuple):
 class Finding(Value, frozen=True):
     """A problem with one part.
 
-    code      stable, begins with the check's name: "gpu_xid/79"
+    code      a stable name that begins with the check's name: "gpu_xid/79"
     subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" for the
               node
     confirm_seconds   how long the problem must last before it counts
@@ -217,7 +217,7 @@ class Finding(Value, frozen=True):
     log_sets_severity   the kernel logs each occurrence with more detail than this count. If such lines have arrived
                         since the last run that reported the finding, their severity is used
     found_severity   the severity before the site's settings changed it (absorb.as_configured)
-    slowness  the measured slowdown, for slowness only
+    slowness  the measured slowdown, for slow jobs only
     """
 
     severity: Severity
@@ -282,9 +282,9 @@ class KernelEvent(Value, frozen=True):
     code      the code within the kind ("79"), or ""
     pci       the address in sysfs form, "" if the line has none
     time      time of the first line; `last_time`: time of the last line; `lines`: number of coalesced lines
-    sequence  assigned by the ledger: 1, 2, 3, ... never reused; 0 = not yet recorded
-    history   the line was in the log before healthd first read it: recorded, without any effect
-    observed  users can forge lines in the event's source (a followed file): displayed, without any effect
+    sequence  number that the ledger assigns (1, 2, 3, ...) and never reuses; 0 = not yet recorded
+    history   True if the line was in the log before healthd first read it; it is recorded without any effect
+    observed  True if users can forge lines in the event's source (a followed file); it is displayed without any effect
     fields    all other parsed values, such as (("link", "28"), ("fatal", "true"))
     uptime    seconds from the boot to the first line; None if the source does not have it
     """
@@ -345,15 +345,16 @@ class WorsensBy(Value, frozen=True):
 class Explain(Value, frozen=True):
     """Texts for `healthd explain CODE`, written for an engineer who is woken up by an alert.
 
-    meaning: what was observed; matters: the effect on jobs; todo: what an engineer must do. healthd's own reaction and
-    the ending follow from `severity` and `clears`, and from properties that all findings with this code share:
+    `meaning` says what was observed, `matters` the effect on jobs, and `todo` what an engineer must do. healthd's own
+    reaction and the ending follow from `severity` and `clears`, and from properties that all findings with this code
+    share:
 
       severity   the findings' worst severity
       also       other severities of the findings; the texts explain which finding has which
       chosen_by  the check's setting for the severity, or ""
       confirm    the setting for the confirmation time, or "" if it counts at once
-      at_once    some findings nevertheless count at once
-      worsens    a finding that lasts gets worse
+      at_once    True if some findings still count at once
+      worsens    how a finding that lasts gets worse, or None
       shared     other nodes may have the same cause (Finding.shared_cause); None: only for some findings
       expects    the setting with the expected value (Finding.expects), or ""
       needs      the setting without which this is not checked, or ""
@@ -361,7 +362,7 @@ class Explain(Value, frozen=True):
       milder     the ending for findings in `also` that only warn; None: the same
       recorded   the ending for findings in `also` that are only recorded (INFO); None: the same as `milder`
       remedy     what an engineer must do; None: follows from `clears` (agent/reporting/endings.py)
-      line_decides   the kernel line names the remedy; without the line, no command is printed
+      line_decides   True if the kernel line names the remedy; without the line, no command is printed
     """
 
     severity: Severity
@@ -427,10 +428,10 @@ class Condition(Value, frozen=True):
                      evidence, unless its severity rises
     clean_runs       number of completed runs in a row without the finding
     quiet_seconds    time without a repeat that has counted towards its window
-    repaired         a reset or a reboot followed the last evidence, so its window also runs without load
-    history          it is based only on lines that were logged before healthd's first start
-    observed         it is based only on lines from a source that users can forge; it never drains and never delays a
-                     resume
+    repaired         True if a reset or a reboot followed the last evidence; its window then also runs without load
+    history          True if it is based only on lines that were logged before healthd's first start
+    observed         True if it is based only on lines from a source that users can forge; it then never drains and
+                     never delays a resume
     boot_id          the boot in which it was last seen
     ending           how it ended (None: still open); `cleared_by` says the same as text, with the user or the evidence
     job              Slurm job that caused it, if known
@@ -487,13 +488,13 @@ class Condition(Value, frozen=True):
 
 
 class Verdict(Value, frozen=True):
-    """The node's health and the reasons, for everything that publishes it or decides by it.
+    """The node's health and the reasons for it. All decisions and reports are based on it.
 
     causes        open DEGRADED or CRITICAL conditions that may drain, worst first
     fault_time    when the newest CRITICAL cause last happened (jobs that started later were not hit), or 0
     unknown       why the node cannot be reported as healthy: one sentence for each check that failed to run
-    may_resume    every check that a resume requires completed clean, and no unacknowledged condition >= DEGRADED is
-                  open
+    may_resume    True if all checks that a resume requires completed clean, and no unacknowledged condition >= DEGRADED
+                  is open
     before_resume text about a program on the idle node for which a resume also waits, or ""
     """
 
@@ -605,7 +606,7 @@ class NodeState(Value, frozen=True):
     partitions   the node's partitions
     gpu_count    number of gres/gpu, or None if unknown
     single_type_gpu_count    the same, but None if the GPUs have several types
-    drained_by_own_prolog    Slurm drained the node because healthd's own prolog refused a job
+    drained_by_own_prolog    True if Slurm drained the node because healthd's own prolog refused a job
     unread_rows  number of sinfo rows for this node that could not be read; `partitions` may then be incomplete
     """
 
@@ -648,12 +649,12 @@ MAX_HOLD_SECONDS = 3600.0  # maximum time between two attempts to set a drain th
 
 
 class FleetHold(Value, frozen=True):
-    """A decided drain that waits because of the fleet limit (fleet_limit.py).
+    """A drain that was decided on but waits because of the fleet limit (fleet_limit.py).
 
     since         when the wait started
     until         when to try next
     times         number of attempts in a row that the limit prevented; 0 = the first wait, before any count
-    own_hardware  the limit for faults of the node's own hardware applies
+    own_hardware  True if the limit for faults of the node's own hardware applies
     partition     the partition with the least room at the last count; followed by its number of nodes, how many of them
                   healthd keeps drained, and the limit
     """
@@ -690,7 +691,7 @@ class EndedDrain(Value, frozen=True):
     node_reason  the Reason on the node, without the text that Slurm appends
     reason_time  Slurm's time stamp for that Reason, or 0 if unknown
     ended_at     when the drain ended
-    is_saved     the node was read again late enough that slurmctld can no longer lose the end of the drain
+    is_saved     True if the node was read again late enough that slurmctld can no longer lose the end of the drain
     controller   the slurmctld that answered when healthd ended or replaced the drain; "" if others ended it or it is
                  saved; policy.UNKNOWN_CONTROLLER if it could not be read
     """
@@ -734,17 +735,17 @@ class DrainRecord(Value, frozen=True):
     adopted_reason  a Reason in healthd's format that is not in this ledger (an earlier healthd's), or ""
     confirmed_at  when the node was last read as drained by reason, overriding_reason or adopted_reason (0 if never)
     boot_id       this machine's boot at that reading
-    reboot_pending  a reboot or a power change was pending in Slurm at that reading
+    reboot_pending  True if a reboot or a power change was pending in Slurm at that reading
     resume_sent_at  when healthd sent a resume whose effect was not read back yet (0 if none); if a drain disappears
                     after that, no operator ended it
     hold          a drain that the fleet limit delays
-    awaits_count  the drain was not counted yet after it was set; it is taken back if the fleet limit is exceeded
+    awaits_count  True if the drain was not counted yet after it was set; it is lifted if the fleet limit is exceeded
     ended_drain   healthd's last drain, after it ended
     reason_time   Slurm's time stamp for `reason`, as last read, or 0 if unknown
     earlier_drains  drains before `reason` and `ended_drain`, oldest first; if slurmctld returns with an older state, it
                     restores one of them
     drained_at    when healthd's current drain started (0 if none)
-    own_hardware  a fault of the node's own hardware was among its causes
+    own_hardware  True if a fault of the node's own hardware was among its causes
     clean_seconds  how long the drain had been kept only because of flapping, at the last reading; an open fault resets
                    it
     clean_since   start of the current clean period, not yet in clean_seconds (0 = not clean at the last reading)

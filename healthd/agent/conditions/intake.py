@@ -62,8 +62,8 @@ class Coalesced(NamedTuple):
     """Result of coalescing.
 
     events         the kept events and all new events
-    touched        sequences of events that are new or grew
-    next_sequence  sequence of the next event
+    touched        sequence numbers of events that are new or grew
+    next_sequence  sequence number of the next event
     """
 
     events: Events

@@ -42,8 +42,8 @@ QUIET_STEP_SECONDS = 1.0  # windows last from minutes to days
 class ConditionStore:
     """Holds the ledger and `past`, which maps each check to its counters as text. Only the worker decodes that text.
 
-    unsaved              a kill would lose something that the next round does not report again
-    uncopied             a reboot would lose something
+    unsaved              True if a kill would lose something that the next round does not report again
+    uncopied             True if a reboot would lose something
     node_name, cluster   fields for the event stream (event_stream.py)
     is_loaded            until this is True, the ledger is not the recorded one, and `save` does not touch the files,
                          because the next start would prefer an empty live ledger to the copy

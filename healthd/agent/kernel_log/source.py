@@ -28,10 +28,10 @@ class RawLine(NamedTuple):
     """A kernel message without its prefix.
 
     time      epoch seconds, never later than the time of reading
-    history   the line was in the log before healthd first read it (no cursor); it is recorded, without effect
+    history   True if the line was in the log before healthd first read it (no cursor); it is recorded, without effect
     usec      the kernel's log clock in this boot, if the source has it
     lines     number of lines about one fault that this line represents; the last came at `last_time`
-    unread    the prefix could not be parsed, so `text` is the whole line
+    unread    True if the prefix could not be parsed, so `text` is the whole line
     """
 
     time: float

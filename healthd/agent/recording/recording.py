@@ -51,8 +51,8 @@ class RecordingError(HealthdError):
 class RecordedRun(Value, frozen=True):
     """One run of a check. `ended` is in epoch seconds, and `silent_seconds` is as in results.make_result.
 
-    answered    the worker answered, even if the check failed; only such runs are replayed
-    unanswered  the question in which it hung or died, or ""
+    answered    True if the worker answered, even if the check failed; only such runs are replayed
+    unanswered  the question during which the worker hung or died, or ""
     asked       for each question, its answers in order; the last one repeats
     """
 
@@ -83,9 +83,9 @@ class KernelLine(Value, frozen=True):
 class Recording(Value, frozen=True):
     """A recording of one round.
 
-    fake_nvml     a fake NVML replaced the driver
+    fake_nvml     True if a fake NVML replaced the driver
     checks        (check, instance, settings) of the enabled checks
-    kernel_lines  None if no log was read
+    kernel_lines  lines from the kernel log, or None if no log was read
     kernel_error  why the log could not be read
     baseline      (check, instance, settings from the baseline)
     """

@@ -36,7 +36,7 @@ class Stage(enum.Enum):
 class NodeView(NamedTuple):
     """State of the node.
 
-    is_drained        healthd's drain is in force in Slurm, and healthd may change that
+    is_drained        healthd's drain is in force in Slurm, and healthd may change it
     is_idle           the same, and Slurm shows no job on the node
     has_other_causes  a fault other than these checks' findings drains the node
     is_clean          nothing other than these checks' findings blocks the resume

@@ -50,7 +50,7 @@ class RoundResult(NamedTuple):
 
     results     results in the order of the runs
     runs        these and the following fields are kept in a recording
-    kernel_log  the lines that were read, or the reason why not; None if there was no log to read
+    kernel_log  the lines that were read, or the error; None if there was no log to read
     remedies    remedies by code
     """
 

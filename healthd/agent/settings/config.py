@@ -44,10 +44,10 @@ class ConfigError(HealthdError):
 
 
 class CheckConfig(Value, frozen=True):
-    """Common settings of every check, in the check's table [checks.NAME].
+    """The settings that all checks have, in the check's table [checks.NAME].
 
     name              the instance ("/data" in [checks.mount."/data"]), set by the table's name
-    interval_seconds  None for the daemon's interval
+    interval_seconds  interval between runs; None for the daemon's interval
     clear_after       number of completed runs in a row without the finding that clear a condition of type PASS
     enforce           false caps every finding of the check at WARNING
     severity          overrides the severity of a code: {"gpu_ecc/disabled": "info"}

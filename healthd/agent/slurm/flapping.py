@@ -31,8 +31,9 @@ MAX_RESUMED = 20  # the maximum wait is reached long before that
 class Flapping(Value, frozen=True):
     """Limits for faults that come and go.
 
-    own_faults_per_hour      after this many drains in an hour for own hardware, an operator must resume; 0: no limit
-    shared_wait_seconds      wait after the second drain in a row for a shared cause; each further drain doubles it
+    own_faults_per_hour      after this many drains in an hour for the node's own hardware, an operator must resume the
+                             node; 0 = no limit
+    shared_wait_seconds      wait after the second drain in a row for a shared cause. Each further drain doubles it
     shared_max_wait_seconds  maximum of this wait
     """
 

@@ -31,8 +31,9 @@ class NodeGpus(Value, frozen=True):
 
     inventory    the current inventory
     complete     the GPUs at a time when none was missing
-    read_prolog  job -> what the prolog wrote about it, and when
-    find_open    pid -> job: the N of each /dev/nvidiaN that a job has open, and whether all processes were inspected
+    read_prolog  returns what the prolog wrote about a job, and when
+    find_open    takes a dict of pids and jobs, and returns the N of each /dev/nvidiaN that a job has open, and whether
+                 all processes were inspected
     """
 
     inventory: Inventory = Inventory()

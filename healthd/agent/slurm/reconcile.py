@@ -125,14 +125,15 @@ class AdoptedDrain(Value, frozen=True):
 class ReconcileReport(Value, frozen=True):
     """Result of a reconciliation.
 
-    record        to be saved; with `acknowledged`, in one transaction with the acknowledgement
-    settled       nothing is left to do now. Otherwise reconcile again, with backoff
+    record        the record to save; with `acknowledged`, in one transaction with the acknowledgement
+    settled       True if nothing is left to do now. Otherwise reconcile again, with backoff
     next_read_at  next reconciliation for a drain that waits for the fleet limit or has ended, in epoch seconds; 0 if
                   none is scheduled
     problem       a problem with Slurm (never with the node) as one sentence, or ""
-    acknowledged  an operator resumed the node, and thereby accepted the causes that were open at `acknowledged_before`
-                  (when the drain was last read). The verdict of this reconciliation is out of date
-    resumed       a resume by healthd ended the drain
+    acknowledged  True if an operator resumed the node, and thereby accepted the causes that were open at
+                  `acknowledged_before` (when the drain was last read). This reconciliation's verdict is then out of
+                  date
+    resumed       True if a resume by healthd ended the drain
     requeued      jobs that this reconciliation requeued; those in `held_jobs` wait for `scontrol release`
     not_requeued  running jobs that should be requeued, but are not, as (job, why)
     """

@@ -71,8 +71,8 @@ CLOSE_NVML = Request("nvml", 10.0, CloseNvml())
 class Reply(Value, frozen=True):
     """Result of a request.
 
-    answered      the worker responded
-    answer        of the type that ANSWERS has for the request (if COMPLETED; if FAILED, a run's findings so far)
+    answered      True if the worker responded
+    answer        the answer, of the request's type in ANSWERS (if FAILED, a run's findings so far)
     message_time  the time in the message (epoch seconds); None if it has no time or there was no response
     clock_step    seconds by which the clock was set between that time and the response
     """
@@ -121,9 +121,9 @@ class _Lost(Struct):
 class _Worker(Struct):
     """The running worker.
 
-    started_at      monotonic
-    nvml_open       it may hold the driver open
-    matched_driver  the NVML library that it loaded matched the driver
+    started_at      when it was started (monotonic)
+    nvml_open       True if it may keep the driver open
+    matched_driver  True if the NVML library that it loaded matched the driver
     request_count   number of the current message and of its response
     """
 

@@ -62,7 +62,7 @@ class Setup(Value, frozen=True):
     fake_nvml    a profile or scenario file, or "" for the real NVML
     record       a directory for notes of all questions and answers, or ""
     replay       a recording that answers instead of the machine, or ""; root and fake_nvml are then the recording's
-    state_dir    the daemon's state directory, for checks that read files from other parts of healthd
+    state_dir    the daemon's state directory, for checks that read files which other parts of healthd wrote
     runtime_dir  the daemon's runtime directory, for the same purpose
     """
 

@@ -127,7 +127,7 @@ class Message(Value, frozen=True):
 class RunAnswer(Value, frozen=True):
     """Result of one run.
 
-    gpu_lost              a GPU that had answered before was lost to NVML during the run
+    gpu_lost              True if a GPU that had answered before was lost during the run
     dropped_observations  number of observations beyond the limit
     past                  the check's stored counters, for its next run
     """

@@ -232,7 +232,7 @@ def _stuck_tasks(host: Host, process: Process) -> Iterator[str]:
 
 
 def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
-    """Return True if a hanging task waits for a FUSE file system that a user mounted."""
+    """Return True if a hanging task is waiting for a FUSE file system that a user mounted."""
     stack, wchan = host.read_or_empty(f"{task_path}/stack"), host.read_or_empty(f"{task_path}/wchan")
     if not (is_fuse_wait(stack) if stack else is_fuse_function(wchan) or is_file_lock(wchan)):
         return False

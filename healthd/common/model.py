@@ -27,10 +27,10 @@ class Severity(enum.IntEnum):
 
 
 class Health(enum.Enum):
-    """Health of the node. Order, worst first: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
+    """Health of the node. From worst to best: UNHEALTHY, DEGRADED, UNKNOWN, WARNING, HEALTHY.
 
-    A fault that drains takes precedence over a check that failed to run. A check that failed to run takes precedence
-    over warnings and over healthy.
+    A fault that drains takes precedence over a failed run of a check, which in turn takes precedence over WARNING and
+    HEALTHY.
     """
 
     HEALTHY = "healthy"
@@ -73,7 +73,7 @@ class Clears(enum.Enum):
 
 
 class Ending(enum.Enum):
-    """How a condition ended. `Clears` is the expected ending; a condition may also end in another way."""
+    """How a condition ended. `Clears` is the expected ending, but a condition may also end in another way."""
 
     PASS = "pass"  # completed runs without the finding
     WINDOW = "window"  # no repeat in its window
@@ -184,7 +184,7 @@ class RunName(NamedTuple):
 
 
 class ConditionKey(NamedTuple):
-    """Key of a condition: a code and a part ("" = the node)."""
+    """Key of a condition: a code and a part. The part is "" for the node itself."""
 
     code: str
     subject: str

@@ -31,7 +31,7 @@ def stderr_is_the_journal() -> bool:
 def journal_entry(fields: Mapping[str, object]) -> bytes:
     """Return the fields in journald's native format: NAME=VALUE, or length-prefixed if a value has line breaks.
 
-    Names that journald would refuse, like the lower-case attributes of a log record, are left out.
+    Names that journald would refuse, such as a log record's lower-case attributes, are left out.
     """
     lines = []
     for name, value in fields.items():

@@ -219,7 +219,7 @@ def later_ending(first: Clears, second: Clears) -> Clears:
 
 
 def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, float]:
-    """Return the latest ending and its window; the window is 0 if any member does not clear by time alone."""
+    """Return the latest ending and its window. The window is 0 if any member does not clear by time alone."""
     pairs = list(endings)
     last = max((clears for clears, _ in pairs), key=_ENDING_ORDER.index)
     windows = [seconds for clears, seconds in pairs if clears in LATCHED or last not in LATCHED]

@@ -27,7 +27,7 @@ LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 class EvidenceLevel(enum.IntEnum):
     """Strength of the evidence for a condition.
 
-    Stronger evidence restarts a condition; weaker evidence adds nothing to it.
+    Stronger evidence restarts a condition. Weaker evidence does not change it.
     """
 
     HISTORY = 0

@@ -184,9 +184,9 @@ def flush_time(emitted: Emitted) -> float:
 
 
 def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return the sightings since ten minutes before a job's end that have no line yet.
+    """Return the sightings since ten minutes before a job's end that do not have a line yet.
 
-    The sightings are written five minutes after the job's end.
+    They are written five minutes after the job's end.
     """
     emitted = ledger.emitted
     if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:

@@ -349,7 +349,7 @@ def _with_new_stream(ledger: Ledger) -> Ledger:
 
 
 def log_change(before: Ledger, after: Ledger) -> None:
-    """Log the conditions that opened, worsened or were cleared."""
+    """Log conditions that opened, worsened or were cleared."""
     write_log_lines(log_lines.change_lines(before, after))
 
 

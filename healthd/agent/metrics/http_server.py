@@ -383,7 +383,7 @@ def _disconnect(client: _Client) -> None:
 
 
 def use_single_heap() -> None:
-    """Make malloc use one heap. Call it before there is a second thread.
+    """Make malloc use a single heap. Call this before there is a second thread.
 
     glibc gives threads that run at the same time their own heaps, up to eight per core, and keeps them: 3 MiB after
     many clients of the metrics page. Python's threads take turns, so they do not need them. Other C libraries have no

@@ -39,7 +39,7 @@ class LedgerCopy:
     def is_due(self, round_ended: bool) -> bool:
         """Return True after a round, and at once after an action in Slurm.
 
-        If a node reboots minutes after its drain, healthd must still know that the drain is its own.
+        If a node reboots minutes after a drain, healthd must still be able to recognise the drain as its own.
         """
         return self._store.uncopied and (round_ended or self._store.slurm_uncopied)
 

@@ -125,7 +125,7 @@ class EventJobFinder:
 def may_find_job(event: KernelEvent, now: float) -> bool:
     """Return True if the event's job is unknown but may still be found.
 
-    Lines from before healthd's start have no job, and a forged line could name any process.
+    Lines from before healthd's start have no job. Forged lines are excluded, because they could name any process.
     """
     has_job = any(name == "job" for name, _ in event.fields)
     return not has_job and not event.history and not event.observed and now - event.time <= PID_VALID_SECONDS

@@ -194,9 +194,9 @@ def is_withheld(
 ) -> bool:
     """Return True if the prolog must let jobs start even though a drain is desired for these causes.
 
-    If a prolog refuses a job, slurmctld drains the node. So it must not refuse while the limit delays the drain, nor
-    while the fleet cannot be counted and a drain without a count is not due. For a shared cause, jobs are kept away
-    only once the drain is set and counted.
+    If a prolog refuses a job, slurmctld drains the node. It must therefore not refuse jobs while the limit delays the
+    drain, or while the fleet cannot be counted and a drain without a count is not due. For a shared cause, jobs are
+    kept away only once the drain is set and counted.
     """
     if not is_own_hardware(causes):
         return record.awaits_count or not _is_drained(record)
@@ -216,7 +216,7 @@ def is_uncounted_drain_due(
 def needs_count(causes: Sequence[Condition], record: DrainRecord) -> bool:
     """Return True if a new drain is desired for a fault of the node's own hardware, and no count has allowed it yet.
 
-    A drain for a shared cause is withheld until it is set, so a missing count need not be noted.
+    A drain for a shared cause is withheld until it is set, so a missing count does not have to be recorded.
     """
     return is_own_hardware(causes) and not _is_drained(record) and not record.awaits_count
 

@@ -267,7 +267,7 @@ def describe(decision: Decision) -> str:
 
 
 def needs_no_query(verdict: Verdict, record: DrainRecord) -> bool:
-    """Return True if Slurm need not be queried, because no drain is desired and none that concerns healthd is in
+    """Return True if there is no need to query Slurm, because no drain is desired and none that concerns healthd is in
     force."""
     return not (verdict.causes or record.pending_reason or record.prolog_drain_time or last_drain_reason(record))
 
@@ -283,9 +283,9 @@ def last_drain_reason(record: DrainRecord) -> str:
 def jobs_blocked_since(node: NodeState | None, record: DrainRecord, boot_id: str) -> float:
     """Return when Slurm itself began to keep jobs from the node (epoch seconds), or infinity if it does not yet.
 
-    That requires a drain that has existed for a while in this boot, and a registered slurmd. If an operator resumed the
-    node, a job that starts later was admitted. If the prolog refused such a job, it would be held, and the node would
-    be drained with "Prolog error", which nothing resumes.
+    That requires a drain that has existed for a while in this boot, and a registered slurmd. After an operator resumes
+    the node, Slurm admits jobs again. If the prolog refused one of them, the job would be held, and the node would be
+    drained with "Prolog error", which nothing resumes.
     """
     if node is None or not node.reason_time or not last_drain_reason(record) or record.boot_id != boot_id:
         return float("inf")

@@ -114,7 +114,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
 def _end_if_abandoned(stream: socket.socket) -> None:
     """Exit if the daemon has closed its end of the stream.
 
-    nvmlShutdown is skipped, because it may hang too, and the kernel closes the driver's files.
+    nvmlShutdown is skipped, because it may hang too. The kernel closes the driver's files anyway.
     """
     poller = select.poll()
     poller.register(stream, select.POLLRDHUP)

@@ -165,9 +165,9 @@ def _is_named(node: str, hosts: str) -> bool:
 def slurm_gpu_order(slurm_count: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
     """Return the PCI address for each of Slurm's GPU numbers, or None if a number is ambiguous.
 
-    The order is known if Slurm has as many GPUs as the inventory, and if all orders that it may use are equal: by PCI
-    address, NVML's, and by device file from /dev/nvidia0 on (SLURM_JOB_GPUS has the N of a file if Slurm knows it:
-    gres_common_prep_set_env()). gres.conf must confirm that Slurm uses this order.
+    The order is known if Slurm has as many GPUs as the inventory, and if all orders that it may use are the same. These
+    are the order by PCI address, NVML's order, and the order by device file from /dev/nvidia0 on (SLURM_JOB_GPUS has
+    the N of a file if Slurm knows it: gres_common_prep_set_env()). gres.conf must confirm that Slurm uses this order.
     MIG must be on for all GPUs or for none, because whole GPUs come before all MIG devices from 24.11 on, and between
     them in 22.05 (_get_system_gpu_list_nvml()).
     """

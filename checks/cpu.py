@@ -7,7 +7,7 @@ them.
 
 On Intel CPUs the thermal interrupt counts throttling of cores and packages (thermal_throttle). Only the package counts
 are read, because a hot core heats its whole package and there are few packages. AMD CPUs and virtual machines have no
-such counts, and often no cpufreq either; there nothing is checked.
+such counts, and often no cpufreq either, so nothing is checked there.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Rules: gpud, GCM and NHC monitor the free space and inodes of local file systems. Network mounts are not queried because
 statvfs may never return (the mount check handles each mount separately). Read-only media (squashfs, ISO 9660, an
 overlay without a writable layer) are always full, which is not a fault; btrfs does not count inodes. "Free" means free
-for users, since ext4 reserves 5 % for root. A percentage alone says little about a large disk: 3 % of 30 TiB is most of
-a TiB, and nothing fails. Space is therefore only considered low if few GiB are left as well. For inodes only the
-percentage is available.
+for users, since ext4 reserves 5 % for root. A percentage alone says little about a large disk. For example, 3 % of 30
+TiB is almost 1 TiB, and nothing fails. Space is therefore only considered low if few GiB are left as well. For inodes
+only the percentage is available.
 """
 
 from __future__ import annotations

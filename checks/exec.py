@@ -5,7 +5,7 @@ The first line of the output is the message. If the exit status is any other num
 out or is killed by a signal, the check itself has failed. The node then neither passes nor fails.
 
 NHC (LBNL Node Health Check) has other exit statuses, so `kind = "nhc"` reads its output. Each failed check from
-nhc.conf is one finding, regardless of the exit status. Source: the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
+nhc.conf is a finding, regardless of the exit status. Source: the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
 
 - NHC stops at the first failure and exits with the status of that check, mostly 1. With -a it continues and exits with
   the number of failures, but does not count failed checks that are not NHC functions (a script, a misspelt name).

@@ -7,10 +7,10 @@ estimated from their bits. According to nvml.h the slowdown bit may also be set 
 reading proves nothing.
 
 Heat and the power brake can affect many nodes: one event in a power feed or a cooling loop slows racks of nodes at
-once. For these causes a drain waits for the fleet limit like every shared cause. It ends by itself once the hardware
+once. For these causes a drain waits for the fleet limit, as for all shared causes. It ends by itself once the hardware
 has not reduced the clocks for `within_seconds`, even on a drained, idle node, since no operator could run `healthd
-repaired` on racks of nodes. The brake is visible without load. Heat that returns with the load is limited like every
-intermittent shared cause (docs/slurm.md). A slowdown without a reported reason is attributed to the GPU itself.
+repaired` on racks of nodes. The brake is visible without load. If heat returns with the load, drains are limited as for
+all intermittent shared causes (docs/slurm.md). A slowdown without a reported reason is attributed to the GPU itself.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ fabric manager (or NVLSM) is not running or has just been started; only then is 
 reports no fabric while others of its model have joined theirs, NVLink does not connect it.
 
 Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them, because traffic still has
-its routes. They drain without a requeue. A summary "unhealthy" adds nothing to the bits of the mask.
+its routes. They drain without a requeue. A summary of "unhealthy" has no more information than the mask.
 
 These GPUs are not faulty: a GPU with MIG, which has no NVLink; a GPU that a host shares as vGPUs; a GPU whose joining
 completed with "not supported" (no NVSwitch, gpud#1206); and a GPU on a host whose fabric manager shares the NVSwitches

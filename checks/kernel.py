@@ -2,7 +2,7 @@
 
 Rules: after a hard lockup, a panic, or an oops in a GPU or network card driver, the machine cannot be trusted until a
 reboot. The same applies if a CPU did not schedule for more than five minutes, which no load can explain. Any other oops
-kills the running process, whose locks stay locked; it warns. CPUs and tasks that hang warn as well, because a file
+kills the running process, whose locks stay locked. It only warns. CPUs and tasks that hang warn as well, because a file
 server that fails over blocks tasks on every node (the checks processes and mount handle lasting hangs). While it lasts,
 a soft lockup is logged every 20 s (kernel/watchdog.c; with its duration only since Linux 5.13), an RCU stall every few
 minutes, and a hung task every 2 minutes but only ten times per boot (kernel.hung_task_warnings). An hour without a line

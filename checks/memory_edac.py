@@ -12,9 +12,9 @@ The log reports errors at once, even without an EDAC driver. An uncorrected erro
 the same condition as that controller's count. Machine checks, firmware records and pages with bad data for which no
 controller is named form one condition for the node, unless EDAC named a controller within five seconds. Errors found by
 the memory scrubber have not been read by any process. They drain without a requeue until the memory is read, and their
-count is not worse than their line. Corrected errors are evaluated by their count alone. Records from the previous boot
-in the registers or the firmware (BERT) are not faults of this boot. A record in the registers warns, because it shows
-why the node went down. A BERT record is ignored, because firmware repeats it after each boot.
+count has no higher severity than their line. Corrected errors are evaluated by their count alone. Records from the
+previous boot in the registers or the firmware (BERT) are not faults of this boot. A record in the registers warns,
+because it shows why the node went down. A BERT record is ignored, because firmware repeats it after each boot.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Rules: no job runs without slurmd, munge or, on machines with NVLink switches, nvidia-fabricmanager. Meta's study
 includes services, and NHC's health checks begin with them. Only units named in the settings are checked. Units that
 only a profile names are checked if they are installed. A unit that is changing its state (it has a job in systemd, or
-is starting, stopping or reloading, as during a restart or a boot) only warns, however long that takes, because systemd
+is starting, stopping or reloading, as during a restart or a boot) only warns, even if that takes long, because systemd
 itself ends it. A unit that waits for a restart after a failure (auto-restart) is not active. A unit that fails and
 restarts repeatedly warns even while it is up.
 """

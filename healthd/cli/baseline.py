@@ -83,7 +83,9 @@ def _baseline(args: argparse.Namespace) -> int:
 
 
 def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
-    """Return the message for an incomplete baseline, which would make the checks require less than they should."""
+    """Return the message for an incomplete baseline. With such a baseline, the checks would require less than they
+    should.
+    """
     from healthd.cli.baseline_settings import describe_left_out
 
     omissions = "; ".join(describe_left_out(omission) for omission in lost)
@@ -105,7 +107,7 @@ def _baseline_file(loaded: Loaded) -> str:
 
 
 def _previous_baseline(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
-    """Return the tables in the file, or None if it does not exist, or is invalid and will be replaced.
+    """Return the tables in the file, or None if it does not exist or is invalid and will be replaced.
 
     Raises ConfigError.
     """

@@ -1,7 +1,7 @@
-"""`healthd baseline`: this node's hardware as a settings file that the checks enforce, and later changes to it.
+"""`healthd baseline`: write this node's hardware to a settings file that the checks enforce, and find later changes.
 
-The worker reads the values check by check, with deadlines. This module builds a file from the worker's replies. Pure
-except for `read_baseline`.
+The worker reads the values one check at a time, each with a deadline. This module builds a file from the worker's
+replies. Pure except for `read_baseline`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMN = 40
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The node's hardware, and the omitted parts."""
+    """The node's hardware, and the parts that are left out."""
 
     entries: tuple[Entry, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -67,7 +67,7 @@ def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerCli
 
 
 def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], client: WorkerClient) -> Iterator[LeftOut]:
-    """Yield the instances (mounts) in which the check itself finds a problem, or which do not answer."""
+    """Yield the instances (mounts) that do not answer or in which the check itself finds a problem."""
     tables: dict[RunName, dict[str, Any]] = {}
     for entry in entries:
         if checks[entry.check].per:
@@ -98,7 +98,7 @@ def _why(error: str, seconds: float) -> str:
 
 
 def as_toml(present: Present, checks: Mapping[str, Check], heading: str) -> str:
-    """Return the text of the file. Omitted parts appear as comments in their places."""
+    """Return the text of the file. An omitted part appears as a comment in its usual place."""
     lines = [*(f"# {line}" for line in heading.splitlines())]
     for check, (settings, _) in baseline_checks(checks).items():
         entries = [entry for entry in present.entries if entry.check == check]
@@ -170,7 +170,7 @@ def describe_kept(entry: Entry) -> str:
 
 
 def describe_left_out(omission: LeftOut) -> str:
-    """Describe an omitted part, with its table."""
+    """Describe an omitted part and name its table."""
     table_name = " ".join(
         word for word in (omission.check, omission.instance, omission.key or omission.setting) if word
     )
@@ -278,7 +278,7 @@ def _is_same(key: SettingKey, previous: Any, current: Any) -> bool:
 
 
 def _missing_reason(setting_key: SettingKey, left_out: Iterable[LeftOut]) -> tuple[str, bool]:
-    """Return why a part is missing, and True if the reason is that it could not be read."""
+    """Return the reason why a part is missing, and True if it could not be read."""
     check, instance, setting, key = setting_key
     for omission in left_out:
         is_whole_check = not omission.setting and not omission.instance
@@ -290,7 +290,7 @@ def _missing_reason(setting_key: SettingKey, left_out: Iterable[LeftOut]) -> tup
 
 class MergedBaseline(NamedTuple):
     """A new baseline. `entries`: values that could not be read and stay in the file unchanged. `lost`: unreadable parts
-    that the file did not contain either.
+    that are not in the old file either.
     """
 
     present: Present

@@ -153,8 +153,8 @@ def _load_target(
 def _daemon_defaults(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
     """Return the default settings with the daemon's runtime_dir, or None if they cannot be used.
 
-    They can be used if the settings are invalid and only built-in event checks are selected: the daemon's own results
-    do not depend on the current file.
+    They can be used only if the settings are invalid and only built-in event checks are selected. The daemon's own
+    results do not depend on the current file.
     """
 
     from healthd.agent.settings import layers, registry
@@ -218,7 +218,7 @@ def _select_checks(
 ) -> Loaded:
     """Return the settings with only these checks enabled. Raises Stop if there is nothing to run.
 
-    `use_daemon`: this machine's daemon is queried for the results of checks that only read the kernel log.
+    `use_daemon`: ask this machine's daemon for the results of checks that only read the kernel log.
     """
 
     from healthd.agent.scheduler.one_round import names_to_run
@@ -250,7 +250,7 @@ def _not_run_reason(check: Check) -> str:
 
 
 def query_daemon(names: Sequence[str], runtime_dir: str) -> Document:
-    """Return the daemon's open conditions for these checks. `problem`: a sentence that says why there are none."""
+    """Return the daemon's open conditions for these checks. If there are none, `problem` is a sentence with the reason."""
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
@@ -275,7 +275,9 @@ def no_daemon_report(names: Sequence[str], problem: str) -> Document:
 
 
 def merge_daemon_report(document: Document, daemon_report: Document) -> dict[str, Any]:
-    """Return the round's document with the daemon's report added. Without a daemon, these checks are unknown."""
+    """Return the round's document with the daemon's report added. Without a daemon, the results of these checks are
+    unknown.
+    """
     unknown = [f"{name} only reads the kernel log: {daemon_report['problem']}" for name in daemon_report["checks"]]
     health = [
         document["health"],
@@ -291,7 +293,7 @@ def merge_daemon_report(document: Document, daemon_report: Document) -> dict[str
 
 
 def _health(conditions: Sequence[Document]) -> str:
-    """Return the health that results from these conditions, as in agent/conditions/verdict.py."""
+    """Return the health that these conditions imply, as in agent/conditions/verdict.py."""
     acting = {c["severity"] for c in conditions if c["state"] == "open" and not c.get("observed")}
     if "critical" in acting:
         return "unhealthy"
@@ -341,7 +343,7 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def _default_name(node_name: str) -> str:
-    """Return a name made from the node and the UTC time, like "gpu-042-20261122T224501Z.rec"."""
+    """Return a default file name with the node's name and the UTC time, like "gpu-042-20261122T224501Z.rec"."""
     import time
 
     return f"{node_name}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.rec"

@@ -1,6 +1,6 @@
-"""`healthd completion SHELL`, and the completions for TAB, for which argcomplete calls healthd and its parsers.
+"""`healthd completion SHELL`, and the completions that argcomplete requests from healthd when the user presses TAB.
 
-At each TAB the shell's script runs `healthd` with _ARGCOMPLETE=1 and the line in COMP_LINE and COMP_POINT. `main` then
+At each TAB, the shell's script runs `healthd` with _ARGCOMPLETE=1 and the line in COMP_LINE and COMP_POINT. `main` then
 calls `complete`, which imports only the typed command's family. argcomplete (the extra healthd[completion]) splits and
 quotes words as the shell does. Its scripts discard standard output and standard error.
 """
@@ -20,14 +20,16 @@ from healthd.common.text import regex
 
 SHELLS = ("bash", "zsh", "fish")
 DURATIONS = ("30m", "2h", "8h", "1d", "7d")
-DAEMON_SECONDS = 1.0  # how long a TAB waits for the daemon at most
+DAEMON_SECONDS = 1.0  # maximum time that a TAB waits for the daemon
 _FILES, _FOLDERS = {"FILE", "FILE.sql", "PATH"}, {"DIR", "DB"}  # metavars
 _WORD = regex(r"[a-z][a-z-]*")  # a word in a metavar that is a value, as in "kmsg|journal|PATH|off"
 _PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")
 
 
 class Typed(NamedTuple):
-    """A line up to the cursor: its complete command or command group ("" if none), and the text after it."""
+    """A command line up to the cursor: its complete command or command group ("" if there is none), and the text after
+    it.
+    """
 
     command: str
     remainder: str
@@ -41,7 +43,7 @@ def complete() -> int:
     os.environ.update(COMP_LINE=line, COMP_POINT=str(len(line)))
     nothing = argcomplete.SuppressCompleter()
     argcomplete.autocomplete(parser(typed.command), always_complete_options=False, default_completer=nothing)
-    return UNKNOWN  # autocomplete has exited
+    return UNKNOWN  # autocomplete exits the process
 
 
 def _after_program(line: str) -> str:
@@ -97,7 +99,7 @@ def _completer(command: str, action: argparse.Action) -> Any:
 
 
 def values(command: str, action: argparse.Action, prefix: str, args: argparse.Namespace) -> list[str]:
-    """Return the completions for an option's value or a positional argument. `args`: the parsed words before it."""
+    """Return the completions for the value of an option or positional argument. `args`: the words before it, parsed."""
     names = (action.metavar,) if isinstance(action.metavar, str) else action.metavar or (action.dest.upper(),)
     placeholders = "|".join(names).split("|")
     found = [*_value_choices(command, action, args), *filter(_WORD.fullmatch, placeholders)]
@@ -136,7 +138,7 @@ def _value_choices(command: str, action: argparse.Action, args: argparse.Namespa
 
 
 def _subcommands(group: str) -> Iterable[str]:
-    """Return the next words of the commands that begin with the words in `group`."""
+    """Return the possible next words after the words in `group`."""
     from healthd.cli.main import FAMILIES
 
     start = f"{group} ".lstrip()

@@ -1,4 +1,4 @@
-"""Daemons that run on this machine, for the error message when no daemon answered."""
+"""Finds the daemons on this machine, for the error message when no daemon answers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from healthd.common.duration import duration
 
-MAX_LISTED, MAX_WIDTH = 3, 80  # processes; characters per command line
+MAX_LISTED, MAX_WIDTH = 3, 80  # number of processes; characters per command line
 
 if TYPE_CHECKING:
     import psutil
 
 
 def find_daemons() -> list[psutil.Process]:
-    """Return all `healthd run` processes with their attributes in `.info`, where an unreadable attribute is None.
+    """Return all `healthd run` processes. Their attributes are in `.info`; an unreadable attribute is None.
 
-    This inspects every process.
+    This inspects every process on the machine.
     """
     import psutil
 
@@ -42,7 +42,7 @@ def running_processes(pids: Iterable[int]) -> list[psutil.Process]:
 def describe_daemons() -> str:
     """Return the running daemons as text, or "" if none are visible.
 
-    This inspects every process, so call it only after a timeout.
+    This inspects every process on the machine, so call it only after a timeout.
     """
     return describe([process.info for process in find_daemons()])
 

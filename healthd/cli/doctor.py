@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.config import Loaded
     from healthd.agent.settings.registry import Check
 
-SECONDS = 15.0  # for the queries in one area
+SECONDS = 15.0  # for the queries about one area
 SLURM_SECONDS = 60.0  # ... and for Slurm's commands, one after another
 PATIENCE_SECONDS = 5.0
 
@@ -58,8 +58,8 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 class _Node(NamedTuple):
-    """Inputs for the areas. `status`: the running daemon's document, or None for the reason in `why_not`. `pids`: all
-    `healthd run` processes.
+    """Input for all areas. `status`: the running daemon's document, or None, in which case `why_not` has the reason.
+    `pids`: all `healthd run` processes.
     """
 
     loaded: Loaded
@@ -71,9 +71,9 @@ class _Node(NamedTuple):
 
 
 def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
-    """Return the node's settings and running daemons, and the output lines for the settings.
+    """Return the node's settings and running daemons, and the output lines about the settings.
 
-    A file may be on a mount that does not answer, so each file is first accessed in a separate process that may hang.
+    A file may be on a mount that does not answer, so each file is first opened in a separate process that may hang.
     """
     from healthd.agent.doctor import parallel, visibility
     from healthd.cli import daemons
@@ -117,7 +117,7 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
 def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Line, bool]:
     """Return the settings, the checks, the output line, and True if the settings are valid.
 
-    If they are invalid, return the defaults for the other areas.
+    If the settings are invalid, return the defaults, so that the other areas can still be tested.
     """
     from healthd.agent.doctor.result import failed_line, limited_line, ok_line
     from healthd.agent.settings import layers, registry
@@ -165,7 +165,7 @@ def _default_settings() -> tuple[Loaded, Mapping[str, Check]]:
 
 
 def _hanging_files(args: argparse.Namespace) -> list[str]:
-    """Return the site's files on mounts that do not answer, each with its setting."""
+    """Return the site's files that are on mounts that do not answer. Each is named together with its setting."""
     from healthd.agent.doctor import parallel
     from healthd.agent.settings import config
     from healthd.agent.settings.settings_file import read_file
@@ -200,7 +200,7 @@ def _path_or_default(path: str | None, default: str) -> str:
 
 
 def _runtime_dir_text(args: argparse.Namespace, loaded: Loaded) -> str:
-    """Describe the queried runtime directory."""
+    """Describe the runtime directory that was queried."""
     return f"{_path_or_default(args.runtime_dir, loaded.settings.runtime_dir)} (runtime_dir)"
 
 
@@ -230,7 +230,7 @@ def _around(root: str) -> Environment:
 
 
 def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
-    """Return the lines for every area, plus check results from a separate worker."""
+    """Return the lines for every area, including check results from a separate worker."""
     from healthd.agent.doctor import parallel, service, slurm
     from healthd.cli.daemons import running_processes
 
@@ -250,7 +250,7 @@ def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
 
 
 def _visibility_lines(node: _Node) -> list[Line]:
-    """Return the results from one round of the enabled checks, each within its own deadline."""
+    """Run the enabled checks once, each within its own deadline, and return lines with the results."""
     from healthd.agent.doctor import visibility
     from healthd.agent.scheduler import one_round
     from healthd.agent.worker.process import worker_setup
@@ -263,7 +263,7 @@ def _visibility_lines(node: _Node) -> list[Line]:
 
 
 def round_settings(loaded: Loaded, checks: Mapping[str, Check]) -> Loaded:
-    """Return the settings without the checks that run only on a drained, idle node, as `healthd check` does."""
+    """Return the settings without the checks that run only on a drained, idle node. `healthd check` omits them too."""
     return replace(loaded, checks={run: config for run, config in loaded.checks.items() if not checks[run.check].when})
 
 

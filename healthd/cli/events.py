@@ -91,7 +91,7 @@ def _parse_time(text: str | None, flag: str, now: float) -> float | None:
 
 
 class _Selection:
-    """Selects events, and the gaps that may lie in the selected period.
+    """Selects events in a period, and the gaps that may contain such events.
 
     To judge gaps, it records each stream's line numbers before, in and after the period.
     """
@@ -145,7 +145,7 @@ def _line(event: StreamEvent) -> str:
 
 
 def _or_none(lines: Iterator[str], tally: Tally) -> Iterator[str]:
-    """Yield the lines, or "no events" if there are none and all streams could be read."""
+    """Yield the lines. If there are none and all streams could be read, yield "no events"."""
     first = next(lines, None)
     if first is not None:
         yield first
@@ -164,7 +164,7 @@ def _is_output_open() -> bool:
 
 
 def _report_problems(tally: Tally, cursor: Cursor, reported: _ReportedProblems, selection: _Selection) -> int:
-    """Report unreadable and missing events. Return the exit status."""
+    """Report unreadable and missing events, and return the exit status."""
     status = OK
     gaps = list(filter(selection.may_contain, cursor.sequences.gaps()))
     if tally.unknown:
@@ -172,7 +172,8 @@ def _report_problems(tally: Tally, cursor: Cursor, reported: _ReportedProblems, 
         write_error(f"healthd events: written by a newer healthd, shown unchanged: {names}")
     if tally.unread:
         more = f"; {tally.unread - 1:,} more such lines" if tally.unread > 1 else ""
-        # A kill leaves a truncated line. The daemon writes that line again, so its number is present.
+        # If the daemon is killed, it may leave a truncated line. The daemon writes that line again, so its number is
+        # present.
         harmless = "" if tally.stray or gaps else "; no event is missing"
         status = write_error(f"healthd events: {tally.examples[0]}{more}{harmless}", OK if harmless else REFUSED)
     for gap in gaps[:_MAX_SENTENCES]:

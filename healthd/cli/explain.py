@@ -41,9 +41,10 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _code_document(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the document for a code in healthd's format. Only its check is imported: all checks take twice as long.
+    """Return the document for a code in healthd's format. Import only its check, because importing all checks takes
+    twice as long.
 
-    Return None for other queries, for a site with its own checks, and for invalid settings (their message needs all
+    Return None for other queries, for a site with its own checks, and for invalid settings (the error message needs all
     checks).
     """
     from healthd.agent.reporting import explanation
@@ -76,7 +77,7 @@ def _query_document(words: str, args: argparse.Namespace) -> dict[str, Any]:
     loaded, problem = None, ""
     try:
         loaded, checks = load_settings(args)
-    except ConfigError as error:  # the engineer on call still needs the texts
+    except ConfigError as error:  # the engineer on call still needs the explanations
         checks, problem = registry.built_in_checks(), str(error)
     if loaded is not None:
         from healthd.agent.kernel_log.parse import use_patterns
@@ -104,7 +105,7 @@ def _query_document(words: str, args: argparse.Namespace) -> dict[str, Any]:
 def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running | None:
     """Return the state of the daemon with these settings, or None if it does not answer within a second.
 
-    The daemon still uses its earlier settings if the file has an error.
+    If the settings file has an error, the daemon still uses its earlier settings.
     """
     if loaded and not os.path.exists(loaded.settings.runtime_dir):
         return None  # no daemon has run since boot, so do not load the client
@@ -147,7 +148,7 @@ def _unknown_query(words: str, near: Sequence[str], problem: str) -> str:
 def _correlate(
     loaded: Loaded | None, checks: Mapping[str, Check]
 ) -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """Return a function that returns all checks' findings for kernel events, before overrides by the site are applied.
+    """Return a function that returns all checks' findings for kernel events, before the site's overrides are applied.
 
     It uses this node's settings.
     """

@@ -87,7 +87,9 @@ _AS_THE_KERNELS = regex(
 
 
 def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query:
-    """Interpret a query. `correlate`: returns the checks' findings for kernel events, with this node's settings."""
+    """Interpret a query. `correlate`: function that returns the checks' findings for kernel events with this node's
+    settings.
+    """
     words = words.strip()
     return (
         _check_or_code(words, checks)
@@ -101,7 +103,7 @@ def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -
 
 
 def _check_or_code(words: str, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code or check, even in capitals or with leading zeros: "GPU_XID/079"."""
+    """Match a code or check, even if it is in capitals or has leading zeros, such as "GPU_XID/079"."""
     for name in (_ZEROS.sub("/", words), words, _ZEROS.sub("/", words.lower()), words.lower()):
         if name in checks:
             return CheckQuery(name)
@@ -144,7 +146,7 @@ def _reason(words: str, checks: Mapping[str, Check]) -> Query | None:
 
 
 def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code that may be truncated, unless another word follows."""
+    """Match a code that may be truncated. If another word follows, the code must be complete."""
     matching = tuple(name for name in registry.all_codes(checks) if name.startswith(code))
     is_whole = registry.explain(checks, code) is not None
     if is_whole and (goes_on or len(code) < SINFO_SHOWS or matching in ((), (code,))):
@@ -159,7 +161,9 @@ def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Qu
 
 
 def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query | None:
-    """Match kernel lines and return the worst finding. A line with a kernel prefix that matches no rule is harmless."""
+    """Match kernel lines, and return the worst finding. If a line has a kernel prefix but matches no rule, it is
+    harmless.
+    """
     import time
 
     from healthd.scan.events import events
@@ -183,7 +187,7 @@ def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) 
 
 
 def _is_kernels(line: bytes, stripped: Stripped | None) -> bool:
-    """Return True if the line has a kernel log prefix, so that it cannot be a Reason."""
+    """Return True if the line has a kernel log prefix and so cannot be a Reason."""
     return stripped is not None and (stripped.uptime is not None or b" kernel: " in line)
 
 

@@ -1,4 +1,4 @@
-"""Command-line flags, and settings from the flags and the settings file."""
+"""Defines the command-line flags, and reads the settings from the flags and the settings file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
-# The same values as in config.py, which takes too long to import in a client.
+# These are the values from config.py, which takes a client too long to import.
 
 # Maps each flag to the setting that it overrides.
 SETTINGS = {
@@ -38,7 +38,9 @@ NAMES_OR_PATHS = ("--fake-nvml", "--profile")
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises Stop for a usage error. `--help` is an ordinary flag; main.py prints the text."""
+    """Argument parser that raises Stop for a usage error. It treats `--help` as an ordinary flag; main.py prints the
+    help.
+    """
 
     def __init__(self, name: str, description: str, examples: str) -> None:
         self._columns = 80  # otherwise argparse queries the terminal for each added flag
@@ -99,7 +101,7 @@ def add_config_flag(parser: Parser) -> None:
 
 
 def add_target_flags(parser: Parser) -> None:
-    """Add the flags that select the inspected machine."""
+    """Add the flags that select which machine is inspected."""
     add_config_flag(parser)
     parser.add_argument("--root", metavar="DIR", help="read /proc, /sys and the mounts under DIR")
     parser.add_argument(
@@ -168,8 +170,8 @@ def load_settings(
 ) -> tuple[Loaded, dict[str, Check]]:
     """Return the effective settings and all checks.
 
-    `lower_layers`: function that returns the layers below the file, if not the usual ones. `checks_dir`: directory of
-    the site's checks, instead of the directory in the file. Raises ConfigError with one sentence.
+    `lower_layers`: function that returns the layers below the file, instead of the usual ones. `checks_dir`: directory
+    with the site's checks, instead of the directory in the file. Raises ConfigError; its message is one sentence.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_named_files, resolve_settings
@@ -186,8 +188,8 @@ def load_settings(
 def load_settings_for(args: argparse.Namespace, checks: dict[str, Check]) -> Loaded | None:
     """Return the settings for these built-in checks without importing the others; None if the site has its own checks.
 
-    Checks that a settings layer names are added to `checks`. Raises ConfigError where load_settings() does; its message
-    can suggest only these checks.
+    If a settings layer names further checks, they are added to `checks`. Raises ConfigError as load_settings() does,
+    but its message can suggest only these checks.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_named_files, resolve_settings
@@ -219,9 +221,9 @@ def _section_checks(table: Mapping[str, Any]) -> list[Any]:
 def load_settings_at(
     args: argparse.Namespace, node: str, lower_layers: Callable[[Settings, Mapping[str, Check]], Sequence[Layer]]
 ) -> tuple[Loaded | None, dict[str, Check]]:
-    """Return the settings in the named file for another `node`, and this node's checks.
+    """Return the settings for another `node` from the named file, and this node's checks.
 
-    The layers below the file are the other node's profile and baseline. The settings are None if no file was named.
+    The layers below the file are the other node's profile and baseline. If no file was named, the settings are None.
     Raises ConfigError.
     """
     from healthd.agent.settings import config, registry
@@ -238,10 +240,10 @@ def load_settings_at(
 
 
 def overrides(args: argparse.Namespace) -> dict[str, tuple[str, Any]]:
-    """Return a dict that maps each setting overridden by a given flag to (flag, value).
+    """Return a dict that maps each setting that a flag overrides to (flag, value).
 
     A relative path becomes absolute, because the worker that reads it has a different current directory. (A fake
-    machine, a profile or a kernel log may be a name instead.)
+    machine, a profile or a kernel log may also be a name.)
     """
     from healthd.agent.settings.limits import KERNEL_LOGS
 
@@ -283,7 +285,7 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
         try:
             table = read_file(file, required=True)
         except config.ConfigError as error:
-            if required and _is_missing(file):  # a typo: the user may mean another daemon than the default
+            if required and _is_missing(file):  # a typo; the user may mean a daemon other than the default one
                 raise
             write_error(f"healthd: note: the settings contain an error ({error}); using {name} {default}")
             return default
@@ -311,7 +313,7 @@ def settings_errors_as_usage() -> Iterator[None]:
 
 
 def require_scenario(loaded: Loaded) -> None:
-    """Raise ConfigError for an invalid scenario file. Otherwise every GPU check would fail."""
+    """Raise ConfigError if the scenario file is invalid. Otherwise every GPU check would fail."""
     if loaded.settings.nvml.fake:
         from healthd.agent.settings.config import ConfigError
         from healthd.common.codec import ConvertError

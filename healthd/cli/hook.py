@@ -1,7 +1,7 @@
 """Commands called by Slurm: `healthd hook epilog` and `healthd hook healthcheck`.
 
-They are small and bounded, because they start on all nodes of a job in the same second. The prolog is plain sh
-(packaging/slurm/prolog), because it has no time to start an interpreter.
+They are small and end in bounded time, because they start on all nodes of a job in the same second. The prolog is plain
+sh (packaging/slurm/prolog), because it has no time to start an interpreter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # exit statuses of healthcheck
 
 
 def end_after(seconds: float) -> None:
-    """End this process after `seconds` with status 0, wherever it waits, so that a slow hook does not fail a node."""
+    """End this process with status 0 after `seconds`, even if it is blocked, so that a slow hook does not fail a node."""
 
     def end(_number: int, _frame: object) -> NoReturn:
         os._exit(0)
@@ -70,7 +70,7 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
 
 
 def _run_programs(programs: object, deadline: float, runtime_dir: str, job: str) -> str:
-    """Run the programs that the daemon requests after the last job (a validation), and report the job end again.
+    """Run the programs that the daemon requests after the last job, such as a validation, and report the job end again.
 
     The programs get SIGTERM ENDING_SECONDS before the deadline, so that they can end their own programs. Then the
     daemon checks the result.
@@ -91,7 +91,7 @@ def _run_programs(programs: object, deadline: float, runtime_dir: str, job: str)
 
 
 def _run_program(argv: tuple[str, ...], deadline: float) -> str:
-    """Run one program. At the deadline, send SIGTERM without waiting for its end."""
+    """Run one program. At the deadline, send SIGTERM and do not wait for the program to end."""
     import subprocess
 
     program = subprocess.Popen(
@@ -107,7 +107,7 @@ def _run_program(argv: tuple[str, ...], deadline: float) -> str:
         status = program.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
         program.terminate()
-        program.returncode = 0  # it ends by itself; this suppresses subprocess's warning
+        program.returncode = 0  # it ends on its own; this suppresses subprocess's warning
         return "the validation took too long"
     return f"validated (status {status})"
 
@@ -125,7 +125,7 @@ def _query(runtime_dir: str, request: dict[str, Any], deadline: float) -> Answer
 
 
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
-    """Return (status, sentence), using only the verdict file: no socket, no check, no Slurm.
+    """Return (status, sentence). Read only the verdict file; do not use the socket, run checks or call Slurm.
 
     slurmd may start the next process while this one hangs. A lock cannot prevent that: every user may read the verdict,
     so every user could take the lock.
@@ -162,7 +162,7 @@ def _hook_epilog(args: argparse.Namespace) -> int:
 
 
 def _wait_seconds(text: str) -> float:
-    """Return --wait in seconds. Use the default for an invalid value, so that a typo does not fail the epilog."""
+    """Return --wait in seconds. For an invalid value, return the default, so that a typo does not fail the epilog."""
     with suppress(ValueError):
         if 0.0 <= (seconds := float(text)) <= MAX_WAIT_SECONDS:
             return seconds

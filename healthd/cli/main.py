@@ -2,7 +2,7 @@
 
 Each command imports only its family's module, which imports everything else when it is needed.
 
-Exit status: 0 done or healthy, 1 warning or refused, 2 degraded or critical, 3 unknown or no answer, 64 usage error.
+Exit status: 0 success or healthy, 1 warning or refused, 2 degraded or critical, 3 unknown or no answer, 64 usage error.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is not None:
         return _main(argv)
     status = _main(sys.argv[1:])
-    if "duckdb" not in sys.modules:  # otherwise duckdb prints leftovers on standard error
+    if "duckdb" not in sys.modules:  # otherwise duckdb prints its remaining messages on standard error
         gc.freeze()  # saves 13 to 18 % of a command's time: no garbage collection at exit
     return status
 
@@ -176,7 +176,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _version() -> str:
-    """Return the version. If healthd was installed from a distribution package, add the package version."""
+    """Return the version. If a distribution package installed healthd, add the package version."""
     from healthd import __version__
 
     try:

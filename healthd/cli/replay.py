@@ -1,4 +1,4 @@
-"""Conversion of a round of checks into a recording, and of a recording into the settings and answers to replay it."""
+"""Converts a round of checks into a recording, and a recording into the settings and answers that replay it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.host.host import Host
 
 
 def record(loaded: Loaded, found: RoundResult, notes: Mapping[RunName, Notes]) -> Recording:
-    """Return a recording of the round. `notes`: the queries that each run made."""
+    """Return a recording of the round. `notes`: the queries in each run."""
     settings = loaded.settings
     log = found.kernel_log
     return Recording(
@@ -52,7 +52,7 @@ def _baseline_rows(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]
 def lower_layers(recording: Recording, settings: Settings, available: Mapping[str, Check]) -> list[Layer]:
     """Return the layers below the recorded node's settings: values guessed by a profile, and the node's baseline.
 
-    They are also used below other settings, unless those settings disable them or name another profile.
+    They are also used as lower layers with other settings, unless those settings disable them or name another profile.
     """
     found = []
     if settings.profile == "auto":
@@ -68,7 +68,9 @@ def lower_layers(recording: Recording, settings: Settings, available: Mapping[st
 def _tables(
     recording: Recording, chosen: Iterable[tuple[str, str, Sequence[str]]], available: Mapping[str, Check]
 ) -> dict[str, Any]:
-    """Return the named settings for the named runs, as in a settings file. Omit settings that this version lacks."""
+    """Return the named settings for the named runs, as in a settings file. Settings that this version lacks are
+    omitted.
+    """
     recorded = {(check, instance): table for check, instance, table in recording.checks}
     tables: dict[str, Any] = {}
     for check, instance, names in chosen:
@@ -89,7 +91,7 @@ def _all_settings(config: CheckConfig) -> dict[str, Any]:
 
 
 def _with_notes(runs: Iterable[RecordedRun], notes: Mapping[RunName, Notes]) -> Iterator[RecordedRun]:
-    """Yield the runs. Only the first run with each name gets the queries, because the others make the same queries."""
+    """Yield the runs. Only the first run with a given name gets the queries, because the others repeat them."""
     remaining = dict(notes)
     for run in runs:
         noted = remaining.pop(run.name, Notes({}))
@@ -131,13 +133,13 @@ def _config(check: str, instance: str, table: dict[str, Any], available: Mapping
 
 
 def at_that_node(loaded: Loaded, recording: Recording) -> Loaded:
-    """Return these settings, for the node in the recording."""
+    """Return these settings for the node in the recording."""
     settings = replace(loaded.settings, node_name=recording.node, root=recording.root)
     return replace(loaded, settings=settings)
 
 
 def recorded_kernel_log(recording: Recording) -> KernelLogReader | None:
-    """Return a function that returns the recorded lines or raises the recorded OSError. None if no log was read.
+    """Return a function that returns the recorded lines or raises the recorded OSError, or None if no log was read.
 
     Raises RecordingError.
     """

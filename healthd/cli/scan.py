@@ -39,8 +39,8 @@ def _scan(args: argparse.Namespace) -> int:
     from healthd.scan.lines import Tally
     from healthd.scan.messages import messages
 
-    # Only waiting events have reference cycles, and these cycles end with the events. Searching a million messages for
-    # other cycles would take a tenth of the time.
+    # Only waiting events have reference cycles, and those cycles disappear with the events. Looking for other cycles
+    # among a million messages would take a tenth of the time.
     gc.freeze()
     gc.set_threshold(100_000)
     _use_patterns(args.config)
@@ -101,7 +101,7 @@ def _use_patterns(path: str | None) -> None:
 
 
 def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
-    """Yield lines from known drivers that no rule recognises, as JSON: one object per text, or one per driver.
+    """Yield lines from known drivers that no rule recognises, as JSON. Yield one object per text, or one per driver.
 
     The counts are complete only after all events have been read.
     """
@@ -116,7 +116,7 @@ def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
 
 
 def _until_damaged(blocks: Iterator[Block], problem: list[str]) -> Iterator[Block]:
-    """Yield the blocks up to the first error, which is appended to `problem`."""
+    """Yield the blocks up to the first error. The error is appended to `problem`."""
     from healthd.scan.log_file import LogError
 
     try:

@@ -1,4 +1,4 @@
-"""A command's output: text on standard output, one sentence on standard error, and an exit status."""
+"""Prints a command's output: text on standard output, one sentence on standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEALTH_STATUS = {"healthy": 0, "warning": 1, "degraded": 2, "unhealthy": 2, "unk
 
 
 class Stop(HealthdError):
-    """Ends the command with one sentence for the user and an exit status."""
+    """Ends the command with an exit status and one sentence for the user."""
 
     def __init__(self, sentence: str, status: int = USAGE_ERROR) -> None:
         super().__init__(sentence)
@@ -40,7 +40,7 @@ def prepare() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this stream's
+            opened = os.open(os.devnull, os.O_RDWR)  # opens as the lowest free number, which is this stream's
             os.set_inheritable(opened, True)
     if sys.stderr is None:  # closed; otherwise errors would be printed on standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- open until this process ends
@@ -50,21 +50,21 @@ def prepare() -> None:
 
 
 def write_output(text: str, status: int = OK) -> int:
-    """Write to standard output and return `status`. Ignore a reader that is gone."""
+    """Write to standard output and return `status`. If nothing reads the output any more, ignore that."""
     if sys.stdout is not None:
         _write(text)
     return status
 
 
 def write_stream(texts: Iterable[str]) -> None:
-    """Write each text as soon as it is available. Stop when the reader is gone."""
+    """Write each text as soon as it is available. Stop when nothing reads the output any more."""
     for text in texts:
         if not _write(text):
             return
 
 
 def _write(text: str) -> bool:
-    """Write to standard output. Return False if the reader is gone."""
+    """Write to standard output. Return False if nothing reads it any more."""
     try:
         sys.stdout.write(harmless(text))
         sys.stdout.flush()
@@ -80,7 +80,7 @@ def _write(text: str) -> bool:
 def harmless(text: str) -> str:
     """Return the text without control characters, except line feeds, tabs and render.py's colours.
 
-    External text is made printable where it is rendered; this guards against a place that forgets to.
+    External text should be made printable where it is rendered. This is a safeguard in case that was forgotten.
     """
     return CONTROL_CHARACTERS.sub("?", text)
 
@@ -104,7 +104,7 @@ def usage(text: str) -> int:
 def page() -> Page:
     """Return the page settings for standard output.
 
-    On a terminal, the page has the terminal's width, wraps long rows and is in colour, unless NO_COLOR is set
+    On a terminal, the page has the terminal's width and wraps long rows. It is in colour unless NO_COLOR is set
     (no-color.org).
     """
     from healthd.common.page import Page

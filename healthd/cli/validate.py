@@ -68,7 +68,9 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _measure_nodes(args: argparse.Namespace) -> int:
-    """Validate several nodes from a host with Slurm's commands. Each node saves its own result; this host does not."""
+    """Validate several nodes from a host that has Slurm's commands. Each node saves its own result; this host saves
+    nothing.
+    """
     from healthd.common.slurm.hostlist import HostListError, expand
     from healthd.common.slurm.lemon_command import is_node_name
     from healthd.validation import across_nodes as several
@@ -317,7 +319,7 @@ def _sentence(result: Result) -> str:
 
 
 def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each test and tool, with all good parts combined."""
+    """Yield a row for each test and tool. All good parts share a row."""
     from statistics import median
 
     from healthd.validation.measurement import number
@@ -334,7 +336,7 @@ def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
 
 
 def _passed_tests(results: Sequence[Result]) -> dict[str, list[str]]:
-    """Return a dict that maps each tool to its pass-or-fail tests, each with its number of parts."""
+    """Return a dict that maps each tool to its pass-or-fail tests and the number of parts in each."""
     counts: dict[str, dict[str, int]] = {}
     for result in results:
         if result["value"] is None:

@@ -34,9 +34,9 @@ class Refresh(NamedTuple):
 
 
 def watch(refresh: Callable[[], Refresh], period_seconds: float, title: str, plain: bool) -> int:
-    """Display `refresh()` every `period_seconds` until a signal arrives or the reader is gone.
+    """Display `refresh()` every `period_seconds` until a signal arrives or nothing reads the output any more.
 
-    `plain`: print one text after another without a title, for programs. Return the last refresh's exit status.
+    `plain`: print the texts one after another without a title, for programs. Return the last refresh's exit status.
     """
     screen = not plain and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     current = Refresh(0, str)
@@ -67,8 +67,8 @@ def watch(refresh: Callable[[], Refresh], period_seconds: float, title: str, pla
 
 
 def frame(title: str, text: str, columns: int, rows: int) -> str:
-    """Return the text to draw over the previous one: the lines that fit, and how many more there are."""
-    room, visible = max(rows, 3) - 2, []  # without the title and the line with the number of hidden lines
+    """Return the text to draw over the previous one: the lines that fit, and the number of lines that do not."""
+    room, visible = max(rows, 3) - 2, []  # excludes the title and the line with the number of hidden lines
     lines = harmless(text).rstrip("\n").split("\n")
     for line in lines:
         room -= max(1, -(-len(_COLOUR.sub("", line)) // max(columns, 1)))
@@ -94,8 +94,8 @@ def _screen(alternate: bool) -> Iterator[None]:
 
 @contextmanager
 def _woken() -> Iterator[int]:
-    """Yield a descriptor that receives a byte after a resize or Ctrl-Z. Signals that terminate a program raise
-    KeyboardInterrupt.
+    """Yield a descriptor that receives a byte after a resize or Ctrl-Z. A signal that would terminate the program
+    raises KeyboardInterrupt.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}

@@ -1,4 +1,4 @@
-"""State of the event stream that determines the next events. It is a field in the ledger."""
+"""The event stream's state, which determines the next events. It is a field in the ledger."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from healthd.common.values import Value, Whole
 
 
 class EmittedCondition(Value, frozen=True):
-    """Emitted state of an open condition.
+    """An open condition as last written to the stream.
 
     condition     its name in the stream
     worst         its worst severity so far
@@ -28,7 +28,9 @@ class EmittedCondition(Value, frozen=True):
 
 
 class EmittedCheck(Value, frozen=True):
-    """A configured run. since: start of its uninterrupted configuration. settings: checksum of its settings."""
+    """A configured run. since: start of the period in which it has been configured without interruption. settings:
+    checksum of its settings.
+    """
 
     check: str
     instance: str
@@ -38,7 +40,7 @@ class EmittedCheck(Value, frozen=True):
 
 
 class Emitted(Value, frozen=True):
-    """Emitted state of the stream.
+    """What the stream has reported so far.
 
     conditions  open conditions, by key as text
     checks      configured runs

@@ -44,7 +44,7 @@ def merged(
 
 
 def _available_files() -> int:
-    """Return how many more files this process may open."""
+    """Return the number of additional files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2 * _MAX_OPEN if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/proc/self/fd"))
 

@@ -1,8 +1,8 @@
 """Event lines that are not yet confirmed to be on disk. Pure.
 
-The outbox is a field in the ledger. A kill -9 loses no lines, because each rendered line stays in the outbox until its
-write is acknowledged. The outbox is bounded. Lines that do not fit are counted, and a `dropped` event reports them as
-soon as there is room again.
+The outbox is a field in the ledger. Each rendered line stays in the outbox until its write is acknowledged, so a kill
+-9 loses no lines. The outbox is bounded. Lines that do not fit are counted, and a `dropped` event reports them as soon
+as there is room again.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Outbox(Value, frozen=True):
 
 
 def new_stream(previous: Outbox, stream_id: str) -> Outbox:
-    """Begin a new stream. The previous stream's pending lines are still written. For its dropped lines, only the count
-    is kept.
+    """Begin a new stream. The previous stream's pending lines are still written, but only the number of its dropped
+    lines is kept.
     """
     return Outbox(stream_id, lines=previous.lines, dropped=previous.dropped)
 
@@ -88,7 +88,9 @@ def acknowledge(outbox: Outbox, lines: Iterable[str]) -> Outbox:
 
 
 def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
-    """Return the outbox up to the last of these lines. Later lines are dropped, even reports about dropped lines."""
+    """Return the outbox up to the last of these lines. All later lines are dropped, including reports about dropped
+    lines.
+    """
     durable_lines = set(durable)
     keep_count = next((at for at in range(len(outbox.lines), 0, -1) if outbox.lines[at - 1] in durable_lines), 0)
     removed = [json.loads(line) for line in outbox.lines[keep_count:]]
@@ -109,7 +111,9 @@ def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
 
 
 def _dropped(count: int, first: int, last: int) -> Event:
-    """Return the `dropped` event. `count` includes earlier streams, whose line numbers are meaningless here."""
+    """Return the `dropped` event. `count` includes earlier streams, whose line numbers would mean nothing in this
+    stream.
+    """
     own_count = last - first + 1 if first else 0
     earlier = {"earlier": count - own_count} if count > own_count else {}
     return Event("dropped", {"count": own_count, "from_seq": first, "to_seq": last, **earlier})

@@ -74,7 +74,9 @@ def parse(line: bytes) -> StreamEvent | InvalidLine:
 
 
 def seconds(text: object) -> float | None:
-    """Return the epoch seconds for a time like "2026-11-22T12:11:20.123Z"; None for other text and before 1970."""
+    """Return the epoch seconds for a time like "2026-11-22T12:11:20.123Z", or None for other text and for times before
+    1970.
+    """
     match = _TIME.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         return None
@@ -87,7 +89,7 @@ def seconds(text: object) -> float | None:
 
 
 def dropped_range(event: StreamEvent) -> tuple[int, int] | None:
-    """Return the first and last number of the lines that the node reports as dropped, or None if there are none."""
+    """Return the first and last number of the lines that the node reports as dropped, or None if no lines were dropped."""
     if event.unknown or event.fields["event"] != "dropped":
         return None
     first, last = _seq(event.fields.get("from_seq")), _seq(event.fields.get("to_seq"))

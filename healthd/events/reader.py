@@ -1,10 +1,11 @@
-"""Reads event streams from files, for one or many nodes. Each event appears once, even after repeats and rotation.
+"""Reads event streams from files, for one or many nodes. Each event appears once, even if lines are repeated or files
+are rotated.
 
 A stream's files are `events.jsonl` and rotated files (events.jsonl.1, events.jsonl-20261122.gz) in one folder. A folder
 of such folders has many streams. All files in a folder are opened before the first is read, so a file that is rotated
 meanwhile is still read completely. If there are more than MAX_OPEN_FILES, only the newest are opened in advance,
-because the others are archives. Memory grows with the number of streams (a new one at each boot) and gaps
-(events/sequence.py), not with the number of lines.
+because the others are archives. Memory grows with the number of streams (each boot starts a new one) and of gaps
+(events/sequence.py), but not with the number of lines.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Tally:
     failed: set[str] = field(default_factory=set)
 
     def count_unknown(self, kind: str) -> None:
-        """Count an event that this version does not know. Names beyond MAX_UNKNOWN are counted together."""
+        """Count an event that this version does not know. Once MAX_UNKNOWN names are known, all other names share one
+        count.
+        """
         name = kind[:60]
         self.unknown[name if name in self.unknown or len(self.unknown) < MAX_UNKNOWN else "others"] += 1
 
@@ -92,7 +95,9 @@ class Tally:
 
 @dataclass
 class _InvalidLines:
-    """A stream's unread lines, until the next event shows their time. `before`: time of the previous event."""
+    """A stream's unread lines. They are kept until the next event shows their time. `before`: time of the previous
+    event.
+    """
 
     before: float = -math.inf
     count: int = 0
@@ -112,7 +117,7 @@ class _InvalidLines:
         tally.stray += self._note(None, tally)
 
     def _note(self, at: float | None, tally: Tally) -> int:
-        """Record the lines and return how many were recorded."""
+        """Record the lines in `tally`, and return their number."""
         count, self.count = self.count, 0
         examples, self.examples = self.examples, []
         if (at is not None and at < tally.since) or self.before > tally.until:
@@ -125,8 +130,8 @@ class _InvalidLines:
 class Mark(NamedTuple):
     """Position up to which a file was read, which is the end of a line.
 
-    number: number of the next line, from 1. before: the number and hash of the bytes before the position, to recognise
-    another file with the same name. The bytes themselves are not kept, because they name people.
+    number: the next line's number, counted from 1. before: the number and the hash of the bytes before the position,
+    which show if another file has taken the name. The bytes themselves are not kept, because they name people.
     """
 
     position: int
@@ -139,8 +144,8 @@ class Cursor:
     """Records the lines that were read before.
 
     sequences: ensures that each event appears once. marks: maps the hash of a file's beginning to a position, so that
-    the file is not read again. A file keeps its mark when it is renamed or copied, and without a mark nothing is lost.
-    key: key for the hashes in the marks, at most 64 bytes, so that guesses cannot be tested against a mark.
+    the file is not read again. A renamed or copied file keeps its mark, and a missing mark loses no events. key: key
+    for the hashes in the marks, at most 64 bytes. Without the key, nobody can test a guess against a mark.
     """
 
     sequences: ReadSequences = field(default_factory=ReadSequences)
@@ -152,8 +157,8 @@ _BEGIN = Mark(0, 1, b"")
 
 
 class Line(NamedTuple):
-    """A line in a file. number: from 1. end: offset of the next line. why: why the line is not kept, as the end of a
-    sentence. ended: True if the line ends with a newline, so that nothing will be appended to it.
+    """A line in a file. number: counted from 1. end: offset of the next line. why: reason why the line is not kept, as
+    the end of a sentence. ended: True if the line ends with a newline, so that nothing will be appended to it.
     """
 
     number: int
@@ -206,7 +211,7 @@ def listed(stream: str) -> list[str]:
 def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[StreamEvent]:
     """Yield a stream's events that the cursor does not contain, in file order.
 
-    A line that was written late also appears late.
+    A line that was written late therefore appears late.
     """
     invalid = _InvalidLines()
     with ExitStack() as stack:
@@ -226,9 +231,10 @@ def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[StreamEvent]:
 
 
 def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.BufferedReader | None]]:
-    """Open a stream's files, the newest MAX_OPEN_FILES at the same time. Repeat if the folder changed meanwhile.
+    """Open a stream's files, the newest MAX_OPEN_FILES of them at the same time. Try again if the folder changed
+    meanwhile.
 
-    If files are rotated too fast, use the files opened last. The rest is read next time.
+    If files are rotated too fast, use the last ones opened. The rest are read next time.
     """
     tries = _TRIES
     while True:
@@ -267,7 +273,9 @@ def _is_same_file(path: str, file: io.BufferedReader | None) -> bool:
 
 
 def _in_order(files: Sequence[tuple[str, io.BufferedReader | None]]) -> list[tuple[str, io.BufferedReader | None]]:
-    """Sort files, oldest first, by the number of their first event (not by name). Sort streams by first known time."""
+    """Sort files, oldest first, by the sequence number of their first event (not by name). Sort streams by their first
+    known time.
+    """
     first_events = [_first_event(path, file) if len(files) > 1 else None for path, file in files]
     first_times: dict[Key, float] = {}
     for event in first_events:
@@ -298,8 +306,8 @@ def _first_event(path: str, file: io.BufferedReader | None) -> StreamEvent | Non
 def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader:
     """Open a file for reading decompressed data. `stack` closes it. Raises OSError.
 
-    A file found in a folder must be a regular file, because a user who may write there could create a link to an
-    endless device. `named`: the user named the file, so it may be a FIFO.
+    A file found in a folder must be a regular file, because a user with write access to the folder could create a link
+    to an endless device. `named`: the user named the file, so it may be a FIFO.
     """
     # Non-blocking, because a FIFO may never get a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if named else os.O_NOFOLLOW)
@@ -356,7 +364,7 @@ def _events(
                 yield event
     finally:
         if name:
-            cursor.marks.pop(name, None)  # marks are kept in the order in which files were read
+            cursor.marks.pop(name, None)  # marks are kept in the order in which files were last read
             cursor.marks[name] = mark
 
 
@@ -365,7 +373,7 @@ def _hash_tail(text: bytes, key: bytes) -> bytes:
 
 
 def _matches_mark(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
-    """Return True and leave the file positioned at the mark if it is still the marked file."""
+    """Return True if this is still the marked file, and leave it positioned at the mark."""
     size = mark.before[0] if mark.before else 0
     if 0 < size <= mark.position:
         file.seek(mark.position - size)

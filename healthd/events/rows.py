@@ -25,7 +25,8 @@ _MAX_NODE_WIDTH = 24
 def rows(events: Iterable[StreamEvent], page: Page, nodes: bool = False, at_once: bool = False) -> Iterator[str]:
     """Yield lines with newlines: a heading for each day in local time, and a row for each event.
 
-    `nodes`: include the node's name. `at_once`: yield each row immediately and do not wait for events to combine.
+    `nodes`: include the node's name. `at_once`: yield each row immediately instead of waiting for events to combine
+    with.
     """
     day, width = "", 8
     for group in ((event,) for event in events) if at_once else _group_checks(events):
@@ -45,7 +46,7 @@ def rows(events: Iterable[StreamEvent], page: Page, nodes: bool = False, at_once
 
 
 def _group_checks(events: Iterable[StreamEvent]) -> Iterator[tuple[StreamEvent, ...]]:
-    """Yield groups of events. When healthd starts, equal events for several checks form one group."""
+    """Yield the events in groups. When healthd starts, equal events for several checks form one group."""
 
     def same(event: StreamEvent) -> tuple[Any, ...]:
         f = event.fields

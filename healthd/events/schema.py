@@ -23,7 +23,7 @@ LATEST = 253402300799.0  # the last second of the year 9999
 
 
 class Event(Value, frozen=True):
-    """One of EVENTS, with its fields. A time is in epoch seconds here, and text in the line."""
+    """One of EVENTS, with its fields. Times are in epoch seconds here and become text in the line."""
 
     name: str
     fields: Mapping[str, Any]
@@ -111,7 +111,7 @@ ALLOWED_VALUES = {
 
 
 class EventFields(Value, frozen=True):
-    """An event's fields in addition to HEAD. `stages`: allowed values for `stage`."""
+    """The fields that an event has in addition to HEAD. `stages`: allowed values for `stage`."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Records which lines of each stream were read, to detect repeats and gaps. Pure.
 
-A killed writer, and any lossless transport, writes some lines twice. A line is identified by (cluster, node, stream_id,
-seq). Memory grows with the number of streams and gaps, not with the number of lines.
+A writer that was killed may write some lines twice, and so may any lossless transport. A line is identified by
+(cluster, node, stream_id, seq). Memory grows with the number of streams and gaps, not with the number of lines.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class StreamGap(NamedTuple):
 
 
 class ReadSequences:
-    """Line numbers that were read. `runs`: for each stream. `dropped`: those that the node reports as dropped.
+    """Line numbers that were read. `runs`: the numbers for each stream. `dropped`: the numbers that the node reports as
+    dropped.
 
     Both can be saved and continued later.
     """
@@ -86,7 +87,8 @@ class ReadSequences:
         self.dropped.setdefault(key, Runs()).add(first, last)
 
     def gaps(self) -> Iterator[StreamGap]:
-        """Yield lines that are lost or not yet delivered: missing inside a stream, but not dropped by the node.
+        """Yield lines that are lost or not yet delivered. They are missing inside a stream, and the node did not drop
+        them.
 
         Missing lines before the first one are not a gap, because their file was rotated away. A stream_id belongs to
         one node, so a new cluster name does not cause a gap either.

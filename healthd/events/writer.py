@@ -30,7 +30,7 @@ MAX_BYTES = 16 << 20  # per file; only a single longer line may exceed it
 TAIL_BYTES = 1 << 20  # more than the maximum size of an outbox
 # Journal entries.
 IDENTIFIER = "healthd-events"
-PATIENCE_SECONDS = 2.0  # for all lines in a call together
+PATIENCE_SECONDS = 2.0  # for all lines in one call
 INFO = 6  # as in syslog(3)
 ENABLED = "check_enabled"
 
@@ -61,7 +61,9 @@ def append(state_dir: str, lines: Sequence[str], may_repeat: bool) -> None:
 
 @contextmanager
 def _naming(state_dir: str) -> Iterator[None]:
-    """Add the full path to an OSError. A call with a descriptor has no path, and a call in a folder only a name."""
+    """Add the full path to an OSError. Calls with a descriptor report no path, and calls relative to a folder only a
+    name.
+    """
     try:
         yield
     except OSError as error:
@@ -96,7 +98,7 @@ def _recent_lines(folder: int, descriptor: int) -> frozenset[bytes]:
             try:
                 if stat.S_ISREG(
                     os.fstat(previous).st_mode
-                ):  # otherwise it has no healthd lines, and _rotate reports it
+                ):  # otherwise it has no lines from healthd, and _rotate reports it
                     text = _end(previous, TAIL_BYTES - len(text)) + b"\n" + text
             finally:
                 os.close(previous)
@@ -113,7 +115,7 @@ def _end(descriptor: int, limit: int) -> bytes:
 
 
 def _rotate(folder: int) -> None:
-    """Rename each file to the next number, up to the first unused number, so that a kill in between loses no file."""
+    """Rename each file to the next number, up to the first unused number. A kill in between loses no file."""
     free = next((n for n in range(1, FILES) if not _exists(folder, name(n))), FILES - 1)
     for number in reversed(range(free)):
         with suppress(FileNotFoundError):
@@ -170,14 +172,16 @@ def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
 
 
 def _enabled(group: list[dict[str, Any]]) -> dict[str, object]:
-    """Return one entry for several check_enabled lines, whose fields are only in the stream's file."""
+    """Return one entry for several check_enabled lines. Their fields are only in the stream's file."""
     names = ", ".join(f"{line.get('check')} {line.get('instance') or ''}".strip() for line in group)
     message = f"{ENABLED}: {len(group)} checks: {names}"
     return {"MESSAGE": message, "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, "HEALTHD_EVENT": ENABLED}
 
 
 def _entry(line: Mapping[str, Any]) -> dict[str, object]:
-    """Return a line's entry. Its fields are named HEALTHD_NAME; texts are unchanged, ids are separated by blanks."""
+    """Return the journal entry for a line. Its fields are named HEALTHD_NAME; texts are unchanged, ids are separated by
+    blanks.
+    """
     fields = {f"HEALTHD_{name.upper()}": _text(value) for name, value in line.items()}
     return {"MESSAGE": _summary(line), "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}
 

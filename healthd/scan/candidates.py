@@ -1,11 +1,11 @@
 """Finds log lines that may come from the kernel and that a rule may recognise. Pure.
 
 A rule recognises only lines that contain one of its literals. Most lines in a log repeat an earlier line with different
-numbers. So a line is looked up by its skeleton (the line without digits and a-f), and only a new skeleton is searched
-for literals. With re2 (the extra healthd[scan]), the text is searched for all literals at once and is not split into
-lines. Both methods find the same lines (tests/scan/test_scan_fast.py).
+numbers. Therefore a line is looked up by its skeleton (the line without digits and a-f), and only new skeletons are
+searched for literals. With re2 (the extra healthd[scan]), the text is searched for all literals at once and is not
+split into lines. Both methods find the same lines (tests/scan/test_scan_fast.py).
 
-In a storm only the first line is examined. The lines that repeat it with a different time are returned with it.
+In a storm, only the first line is examined. The lines that repeat it with another time are returned together with it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, stripped
 from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 
-MAX_PREFIX_LINES = 50  # lines per block that are tested for a kernel prefix
+MAX_PREFIX_LINES = 50  # number of lines per block that are tested for a kernel prefix
 BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: reading a small log takes less time than importing re2
 
 # A date, then the line's writer: "kernel", or nothing if it was removed. A line with a level near the date may come
-# from a program that quotes the kernel (quoted.py).
+# from a program that quotes a kernel line (quoted.py).
 _WRITTEN_BY = re.compile(
     rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
     rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
@@ -35,7 +35,7 @@ _BLANK = (b" ", b"\t")
 
 
 SKELETON_BYTES = 2048  # longer skeletons are not kept
-SKELETONS_BYTES = 8 << 20  # for all skeletons
+SKELETONS_BYTES = 8 << 20  # maximum for all skeletons
 SKELETON_OVERHEAD = 100  # overhead per skeleton in bytes
 
 VARIES = b"0123456789abcdef"
@@ -123,7 +123,7 @@ def _continues(line: bytes, owner: bytes) -> bool:
     """Return True if a line continues a program's text ("Mar 29 15:38:59 host name[7]: text").
 
     journalctl indents such lines by the width of the prefix. A service may write anything there, including a date and
-    "kernel:". Continuations of the kernel's own text are read, but are treated as unproven (continuation.py).
+    "kernel:". Lines that continue the kernel's own text are read, but are treated as unproven (continuation.py).
     """
     text = owner.find(b": ")
     if not 0 < text <= len(line) - len(line.lstrip()) - 2:
@@ -153,18 +153,18 @@ _TAIL = 24  # last bytes of a line, where most different lines differ
 
 
 def _find_repeats(text: bytes, begins: int, end: int) -> bytes:
-    """Return the lines that follow a line and repeat it (see Candidate)."""
+    """Return the lines after a line that repeat it (see Candidate)."""
     size = end + 1 - begins
     if text[end + size : end + size + 1] != b"\n" or text[end + size - _TAIL : end + size] != text[end - _TAIL : end]:
         return b""
-    lines = 8  # increased while all are equal; otherwise each line would be compared with all later lines
+    lines = 8  # grows while all lines are equal; otherwise each line would be compared with all later lines
     while (stop := _repeats_end(text, begins, begins + size * lines, size)) == begins + size * lines:
         lines *= 8
     return text[begins + size : stop]
 
 
 def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
-    """Return the end offset, at most `limit`, of the equal lines of `size` bytes with rising times."""
+    """Return the end offset (at most `limit`) of the equal lines of `size` bytes whose times rise."""
     found = _REPEATS.match(text, begins, limit)
     if found is None:
         return begins + size
@@ -178,7 +178,7 @@ def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
 
 
 def _count_rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
-    """Return how many lines of `size` bytes have microseconds in order. `first`: offset of the first."""
+    """Return how many lines of `size` bytes have their microseconds in order. `first`: offset of the first line."""
     times = [text[index : index + 6] for index in range(first, stop, size)]
     if all(map(in_order, times, islice(times, 1, None))):
         return len(times)
@@ -220,7 +220,7 @@ class Skeletons:
         return tuple([text for literal, text in literals if literal in line]) if literals else ()
 
     def search(self, text: bytes, start: int) -> Iterator[tuple[int, int]]:
-        """Yield the begin and end of each line with a literal, from offset `start`, which is the start of a line."""
+        """Yield the begin and end of each line that contains a literal. `start`: offset of the first line to search."""
         remainder = text[start:] if start else text
         skeletons = remainder.translate(None, VARIES).split(b"\n")
         present, cache = set(skeletons), self._cache
@@ -262,14 +262,14 @@ class Skeletons:
 
 
 def make_re2_search() -> Search | None:
-    """Return a Search that finds the literals directly, or None if google-re2 is not installed."""
+    """Return a Search that looks for the literals directly, or None if google-re2 is not installed."""
     try:
         import re2
 
         options = re2.Options()
         options.encoding = re2.Options.Encoding.LATIN1  # match single bytes
         pattern = re2.compile(b"|".join(re.escape(literal) for _, literal, _ in _searched()), options)
-    except (ImportError, AttributeError, TypeError):  # other packages (pyre2, fb-re2) have a module with this name
+    except (ImportError, AttributeError, TypeError):  # other packages (pyre2, fb-re2) also have a module with this name
         return None
 
     def search(text: bytes, start: int) -> Iterator[tuple[int, int]]:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 RECORD_BYTES = 2048  # the longest record text (Linux, PRINTKRB_RECORD_MAX), so the maximum distance to its beginning
-MAX_LINES = 2100  # lines kept from earlier blocks; a record may consist of line breaks only
-MAX_FOREIGN_LINES = 32  # lines from other hosts between two lines of a record, in a collected log
+MAX_LINES = 2100  # number of lines kept from earlier blocks; a record may consist of line breaks only
+MAX_FOREIGN_LINES = 32  # maximum number of lines from other hosts between two lines of a record, in a collected log
 CACHE_SIZE = 1000  # cached results, because each line is examined for many later lines
 LEADING_BLANKS = 8  # at the start of a record's own text
 
@@ -28,23 +28,23 @@ _BLANK = b" \t"
 _STAMP = re.compile(
     rb"([^\n]{0,120}?)(\[ {0,12}\d{1,10}\.\d{6}\]|(?<![^ ])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d )"
 )
-_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early during boot the clock is 0, and there are no users
+_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in the boot the clock is 0, and there are no users yet
 _DATE = re.compile(
     rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)?|\[[^\]]{8,40}\]) ?"
 )
 
 PrefixWidth = Callable[[bytes], "int | None"]
 
-# A line's machine, from the text before the time, and the kernel's time as written.
+# A line's machine (from the text before the time), and the kernel's time as written.
 Stamp = tuple[bytes, bytes]
 Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with this stamp, and that line's head
 
 
 class PrecedingLines:
-    """Lines before a line in the current block.
+    """Keeps the lines before the current line, from this block and earlier ones.
 
-    prefix_width: returns the number of columns before a line's text: 0 without a prefix, None if another program wrote
-    the line.
+    prefix_width: function that returns the number of columns before a line's text: 0 without a prefix, None if another
+    program wrote the line.
     """
 
     def __init__(self, prefix_width: PrefixWidth) -> None:
@@ -88,11 +88,11 @@ class PrecedingLines:
         return None
 
     def _same_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes | None:
-        """Return the first line with this machine and time, if only other machines' lines are in between."""
+        """Return the first line with this machine and time, if there are only other machines' lines in between."""
         machine, time = stamp
         (last, previous), self._last_stamp = self._last_stamp, (number, stamp)
         if last == number - 1 and previous[0] == machine and previous[1] != time:
-            head = line  # the usual case in a log in which each line is a fault
+            head = line  # the usual case in a log in which every line is a fault
         elif _NOT_YET.fullmatch(time):
             return None
         else:
@@ -103,7 +103,7 @@ class PrecedingLines:
         return head if head != line else None
 
     def _first_at_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
-        """Search the preceding lines. After many lines from other hosts, use the earlier result."""
+        """Search the preceding lines. If there are many lines from other hosts in between, use the earlier result."""
         last, recorded = self._heads.get(stamp) or self._older_heads.get(stamp) or (None, line)
         head, foreign_lines, earlier_number = line, 0, number
         for earlier in self.before(begins):
@@ -137,8 +137,8 @@ class PrecedingLines:
     def _indented_line_head(self, begins: int, line: bytes) -> bytes | None:
         """Return the line that an indented line continues, or None.
 
-        A line with its own prefix may come from a log that was pasted with an indent. It counts as a continuation only
-        if its indent equals the prefix width of the line that it would continue.
+        A line with its own prefix may come from a log that was indented when it was pasted. It counts as a continuation
+        only if its indent equals the prefix width of the line that it would continue.
         """
         indent, room = _indent(line), RECORD_BYTES
         for earlier in self.before(begins):

@@ -14,8 +14,8 @@ from __future__ import annotations
 from healthd.common.model import KernelEvent
 
 KINDS = frozenset({"pcie_aer", "mce_edac", "iommu"})
-MAX_NEARBY = 64  # events of these kinds kept for each host
-MAX_COUPLED = 8  # more events do not change a result, and a storm must stay cheap
+MAX_NEARBY = 64  # maximum number of events of these kinds kept for each host
+MAX_COUPLED = 8  # further events do not change a result, and a storm must remain cheap
 
 INCIDENT_SECONDS = 5.0  # as in checks/memory_edac.py
 RECOVERY_SECONDS = 60.0  # as in checks/pcie_aer.py
@@ -24,7 +24,7 @@ _ERRORS = frozenset({"fatal", "nonfatal", "contained", "reset_failed"})
 
 
 def may_be_coupled(event: KernelEvent) -> bool:
-    """Return True if `are_coupled` can be true for `event`. Most events need no search for other events."""
+    """Return True if `are_coupled` can be true for `event`. For most events, no search for other events is needed."""
     if event.kind not in KINDS:
         return False
     if event.field("record"):

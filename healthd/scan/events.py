@@ -17,8 +17,8 @@ from healthd.scan import coupled_events
 from healthd.scan.lines import Block, Tally
 from healthd.scan.messages import Message, ParsedLine, make_message, messages, slot
 
-MAX_WAITING = 2000  # events into which more lines may still be merged
-MAX_NAMES = 10 * MAX_WAITING  # names for finding an event's next lines
+MAX_WAITING = 2000  # maximum number of events into which more lines may still be merged
+MAX_NAMES = 10 * MAX_WAITING  # maximum number of names for finding an event's next lines
 MAX_HOSTS = 2000
 MAX_DEVICES = 256  # per host
 REBOOT_SECONDS = 60.0  # an uptime this much lower than the previous one belongs to another boot
@@ -26,8 +26,8 @@ REBOOT_SECONDS = 60.0  # an uptime this much lower than the previous one belongs
 
 @dataclass(slots=True)
 class Machine:
-    """State of one host in the log. `clock`: time of its last line. `offset`: epoch time of the boot, if a line had an
-    epoch time and an uptime.
+    """State of one host in the log. `clock`: time of its last line. `offset`: epoch time of its boot, if one of its
+    lines had both an epoch time and an uptime.
     """
 
     clock: float = 0.0
@@ -52,12 +52,12 @@ class Machine:
             self.by_slot.setdefault(name, {})[pci] = device
 
     def related_devices(self, message: Message) -> tuple[PciDevice, ...]:
-        """Return the devices that a message names, with any function number, and the devices below them."""
+        """Return the devices that a message names (with any function number), and the devices below them."""
         by_slot = self.by_slot
         return tuple([device for name in message.slots if name in by_slot for device in by_slot[name].values()])
 
     def coupled_with(self, log_event: LogEvent) -> tuple[LogEvent, ...]:
-        """Return the events with which `log_event` is evaluated (coupled_events.py), one for each result."""
+        """Return the events that are evaluated together with `log_event` (coupled_events.py), one for each result."""
         event = log_event.message.event
         found: dict[str, LogEvent] = {}
         for other in self.nearby:
@@ -69,7 +69,7 @@ class Machine:
         return tuple(found.values())
 
     def inventory(self) -> Inventory:
-        """Return the inventory. Thousands of meanings each have an inventory, so the device objects are shared."""
+        """Return the inventory. Thousands of meanings have an inventory each, so they share the device objects."""
         return Inventory(devices=tuple(self.devices.values()))
 
 
@@ -77,8 +77,8 @@ class Machine:
 class LogEvent:
     """An event in the log.
 
-    `line`: the number of the first of its `count` lines. `epoch`, `uptime`: from that line, None if absent. `clock`,
-    `last_clock`: seconds on some clock in the host's lines, used only for time differences.
+    `line`: number of its first line; it has `count` lines. `epoch`, `uptime`: from that line, or None if it has none.
+    `clock`, `last_clock`: seconds on any clock that the host's lines have. They are used only for time differences.
     """
 
     line: int
@@ -112,7 +112,8 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[LogEve
 
 
 def merge_messages(parsed: Iterable[ParsedLine]) -> Iterator[LogEvent]:
-    """Yield events in the order of their first lines, each as soon as no more lines can be merged into it.
+    """Yield the events in the order of their first lines. An event is yielded as soon as no more lines can be merged
+    into it.
 
     Lines about one fault become one event, as in the daemon (agent/kernel_log/coalesce.py). An identical line is only
     counted.
@@ -192,7 +193,7 @@ def _distance(log_event: LogEvent, other: LogEvent) -> float:
 
 
 def _prune(machine: Machine) -> int:
-    """Remove events that are complete, and cached messages, which may reappear. Return how many names remain."""
+    """Remove complete events, and cached messages that may reappear. Return how many names remain."""
     machine.by_name = {
         name: log_event
         for name, log_event in machine.by_name.items()
@@ -231,7 +232,7 @@ def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float
 
 
 def _learn(machine: Machine, message: Message) -> None:
-    """Store a device's kind, known from the driver that names it, and the port above it."""
+    """Store a device's kind, which is known from the driver that names it, and the port above it."""
     assert message.device is not None
     kind, upstream = message.device
     pci = message.event.pci

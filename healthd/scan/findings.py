@@ -1,8 +1,8 @@
 """Evaluates the events in a log with the daemon's checks and the devices that appear in the log. Pure.
 
 Another machine's inventory is unknown. Each event is evaluated alone, or with the few nearby events that a check needs
-(coupled_events.py). A repeated event has a higher severity if the checks raise it (Xid 74). A repeated message is
-evaluated only once.
+(coupled_events.py). If the checks raise the severity when a fault repeats (Xid 74), a repeated event gets the higher
+severity. A repeated message is evaluated only once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from healthd.scan import coupled_events
 from healthd.scan.events import LogEvent
 from healthd.scan.messages import Meaning, Message
 
-MAX_FAULTS = 5000  # faults whose last events are kept to detect a repetition
+MAX_FAULTS = 5000  # number of faults whose last event is kept to detect a repetition
 MAX_MEANINGS = 10_000
 MAX_EVENTS_PER_FAULT = 3
 UNPROVEN = "unproven, may not be the kernel's own line"
@@ -33,7 +33,7 @@ Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 
 
 class Judged(NamedTuple):
-    """An event with its meaning. `context`: the other events with which it is evaluated."""
+    """An event with its meaning. `context`: the other events that are evaluated together with it."""
 
     log_event: LogEvent
     meaning: Meaning
@@ -54,7 +54,7 @@ class Judged(NamedTuple):
 
     @property
     def message(self) -> str:
-        """One sentence for the user. Most sentences are never shown, so it is built on request."""
+        """One sentence for the user. Most sentences are never displayed, so each is built only on request."""
         event = self.log_event.event
         events = (*(item.event for item in self.context), event)
         finding = _worst(self.correlate(events, self.meaning.node), event)
@@ -103,7 +103,7 @@ def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
 
 
 def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, node: Inventory) -> Meaning:
-    """Return one event's meaning, evaluated with `others`. It depends on neither the process nor the time."""
+    """Return the meaning of one event, evaluated together with `others`. It does not depend on the process or the time."""
     event = _normalised(message, 1)
     coupled = [_normalised(other, number) for number, other in enumerate(others, 2)] if others else []
     finding = _worst(correlate((*coupled, event), node), event)
@@ -125,7 +125,7 @@ def _normalised(message: Message, sequence: int) -> KernelEvent:
 def _repetition_meaning(
     earlier: Sequence[tuple[LogEvent, Meaning]], log_event: LogEvent, alone: Meaning, correlate: Correlate
 ) -> Meaning | None:
-    """Return the meaning of a repetition if it is worse than that of each single event, otherwise None."""
+    """Return the meaning of a repetition if it is worse than the meaning of each single event, otherwise None."""
     worst = max(alone.severity, *(meaning.severity for _, meaning in earlier))
     if worst is Severity.CRITICAL:
         return None
@@ -137,7 +137,7 @@ def _repetition_meaning(
 
 
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
-    """Return the worst finding based on the event. A line that reports the end of a fault is INFO, not a fault."""
+    """Return the worst finding that is based on the event. A line that reports the end of a fault is INFO, not a fault."""
     resting = [
         replace(finding, severity=Severity.INFO) if finding.recovered else finding
         for finding in findings
@@ -182,7 +182,7 @@ def event_json(judged: Judged) -> dict[str, Any]:
 
 
 def event_line(judged: Judged) -> str:
-    """Return event_json as a line. The part shared by all lines of a message is built once."""
+    """Return event_json as a line. The part that all lines of a message share is built only once."""
     log_event, meaning = judged.log_event, judged.meaning
     message = log_event.message
     if meaning is not message.meaning:

@@ -1,4 +1,4 @@
-"""Blocks of log lines, and counts of the lines. Pure."""
+"""Defines a block of log lines, and the counts made while a log is read. Pure."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ class Block(NamedTuple):
         return self.first + self.size - 1
 
 
-MAX_TEXTS = 1000  # different unrecognised lines that are kept for the list; the others are only counted
+MAX_TEXTS = 1000  # maximum number of different unrecognised lines in the list; others are only counted
 TEXT_LENGTH = 300  # characters kept from an unrecognised line
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts from reading a log. `kernel`: an event was found, or a line with a prefix that only the kernel writes.
+    """Counts made while a log is read. `kernel`: True if there was an event, or a line with a prefix that only the
+    kernel writes.
 
     drivers   maps each driver to the number of its lines that no rule recognises (messages.py)
     texts     maps (driver, line) to (number of the first such line, count)

@@ -1,4 +1,4 @@
-"""Reads a log file or standard input as blocks of complete lines, plain or compressed as by log rotation.
+"""Reads a log file or standard input as blocks of complete lines. The data may be plain or compressed by log rotation.
 
 Memory is bounded for any file: a line longer than MAX_LINE is truncated. A pipe is read as data arrives.
 """
@@ -23,11 +23,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LogError(HealthdError):
-    """The log cannot be read, or cannot be read completely. The message is one sentence that names the log."""
+    """The log cannot be read, or not completely. The message is one sentence that names the log."""
 
 
 def blocks(path: str) -> Generator[Block, None, None]:
-    """Yield the lines in `path` ("-": standard input). Raises LogError, possibly after some lines (damaged archive)."""
+    """Yield the lines in `path` ("-": standard input).
+
+    Raises LogError. If an archive is damaged, it is raised after the lines that could be read.
+    """
     name = "standard input" if path == "-" else path
     try:
         with _open(path) as file:
@@ -97,7 +100,7 @@ def read_blocks(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -
         whole = remainder + data
         end = whole.rfind(b"\n")
         lines, remainder = ([whole[:end]] if end >= 0 else []), whole[end + 1 :]
-        if b"\0" in data:  # data that was not on disk when the machine crashed; the next boot's first line follows
+        if b"\0" in data:  # data that was not on disk when the machine crashed; the first line of the next boot follows
             lines = [line.lstrip(b"\0") for text in lines for line in text.split(b"\n")]
             remainder = remainder.lstrip(b"\0")
         if len(remainder) > max_line:

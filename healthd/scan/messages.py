@@ -29,7 +29,7 @@ from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
 from healthd.scan.quoted import find_dated_quote, find_quoted, restore_host
 
 MESSAGES_BYTES = 4 << 20  # for cached messages; cached lines get the same amount
-MESSAGE_BYTES = 2000  # overhead per message
+MESSAGE_BYTES = 2000  # overhead per message, in bytes
 SHARED_CACHE_SIZE = 1000  # cached values that several messages share
 
 
@@ -66,7 +66,7 @@ class Message:
     slots: frozenset[str]
     device: tuple[str, str] | None  # the device's kind and the port above it (event.pci)
     name: tuple[str, bool]
-    meaning: Meaning | None = None  # cached; `middle` and `end` are used for --json
+    meaning: Meaning | None = None  # cached text; `middle` and `end` are used for --json
     middle: str = ""
     end: str = ""
 
@@ -104,7 +104,9 @@ def make_message(event: KernelEvent) -> Message:
 def _shared(
     kind: str, code: str, pci: str, fields: tuple[tuple[str, str], ...], observed: bool, device_kind: str
 ) -> tuple[str, str, str, frozenset[str], tuple[str, str] | None]:
-    """Return fault, part, judgement_key, slots and device for a Message. They are equal if only the texts differ."""
+    """Return fault, part, judgement_key, slots and device for a Message. They are equal for messages that differ only
+    in text.
+    """
     event = KernelEvent(kind, code, pci, fields=fields)
     reporter = event.field("reporter")
     return (
@@ -137,7 +139,7 @@ EXPORTED = b"__CURSOR="  # journalctl -o export output begins with this
 
 
 class Reader:
-    """Reads the messages in a log and parses each text once. `now`: epoch seconds, for dates without a year."""
+    """Reads the messages in a log, and parses each text only once. `now`: epoch seconds, for dates without a year."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -186,7 +188,7 @@ class Reader:
         parsed, message = None, None
         if stripped_line is not None:
             text, uptime, epoch, host, count = stripped_line[:5]
-            # Escaped text may contain literals that the line itself does not.
+            # Escaped text may contain literals that are not in the line itself.
             message = self._parse_text(text, rule_literals() if b"\\" in line else literals)
             parsed = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
         parsed = parsed or _parse_quoted(line, stripped_line, self._now, self._message)
@@ -231,7 +233,7 @@ def is_message(parsed: ParsedMessage | Unrecognised | None) -> TypeGuard[ParsedM
 def _parse_quoted(
     line: bytes, found: Stripped | None, now: float, parse: Callable[[str, tuple[str, ...]], Message | None]
 ) -> ParsedMessage | None:
-    """Return the message in a line that follows text added by people or by another program (quoted.py)."""
+    """Return the message from a line in which people or another program added text before it (quoted.py)."""
     if found is None and line.startswith(JSON):
         return None
     text = line.decode("utf-8", "replace")
@@ -258,14 +260,15 @@ _SEVERAL_LINES = regex(r"NVRM: (?!API mismatch)")
 
 @functools.lru_cache(maxsize=256)
 def _parse_head(head: bytes, now: float) -> tuple[Stripped | None, str]:
-    """Return the message in a line and its event's kind."""
+    """Return the message in a line, and the kind of its event."""
     found = stripped(head, now)
     event = None if found is None else kernel_parse.parse(found.text)
     return found, "" if event is None else event.kind
 
 
 def _as_unproven(parsed: ParsedMessage, head: Stripped | None, kind: str) -> ParsedMessage:
-    """Return the content of a line that seems to continue `head`, with the time and host of `head` and not its own.
+    """Return the content of a line that seems to continue `head`. It gets the time and host of `head` instead of its
+    own.
 
     Lines with the same kind and fault may have the same time or be in one record.
     """
@@ -353,7 +356,9 @@ _HARMLESS = regex(
 
 
 def unrecognised_driver(text: str) -> str:
-    """Return the driver of a line that a rule should recognise, or "" for other lines. `text` has no prefix."""
+    """Return the driver that wrote a line which no rule recognises but should, or "" for other lines. `text` has no
+    prefix.
+    """
     driver = next((name for name, begins in _DRIVERS if begins.match(text)), "")
     if not driver:
         return ""

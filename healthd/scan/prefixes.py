@@ -14,7 +14,7 @@ from healthd.scan.lines import Block, Tally
 
 JSON = (b'{"', b'{ "')
 
-# Most lines in a storm come from a syslog daemon or dmesg. strip_prefix handles lines that may have a longer prefix.
+# Most lines in a storm come from a syslog daemon or dmesg. strip_prefix handles lines whose prefix may be longer.
 _USUAL = re.compile(
     rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:|(\d{4}-\d\d-\d\dT)\d\d:\d\d:)(\d\d)(?(2)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)) "
     rb"([\w.-]{1,64}) kernel: )?"
@@ -24,7 +24,7 @@ _USUAL = re.compile(
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
-    """Strip the prefix as strip_prefix does, but faster if many lines share a date. Also read journalctl -o json."""
+    """Strip the prefix as strip_prefix does, but faster if many lines have the same date. Also read journalctl -o json."""
     usual = _USUAL.match(line)
     if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
         minute, _, second, fraction, zone, host, uptime = usual.groups()
@@ -40,7 +40,7 @@ def stripped(line: bytes, now: float) -> Stripped | None:
 
 
 def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | None, now: float) -> float | None:
-    """Return the epoch seconds for a date. Most neighbouring lines share a minute, which is cached."""
+    """Return the epoch seconds for a date. Neighbouring lines are usually from the same minute, which is cached."""
     begins = _minute(minute + b"00" + (zone or b""), now)
     if begins is None or second > b"60":
         return None
@@ -61,9 +61,9 @@ _LAST_MINUTE = (24 * 60 - 1) * 60
 
 @functools.lru_cache(maxsize=64)
 def _day_start(day: bytes, suffix: bytes, now: float) -> float | None:
-    """Return the epoch seconds for the start of a day, or None if its last minute is not 23:59 hours later.
+    """Return the epoch seconds for the start of a day, or None if its last minute does not begin 23:59 hours later.
 
-    On such a day the clock changes, or dates without a year change to the previous year.
+    On such a day the clock changes, or dates without a year switch to the previous year.
     """
     first, last = (parse_date((day + minute + suffix).decode("ascii"), now) for minute in (b"00:00", b"23:59"))
     return first if first is not None and last is not None and last - first == _LAST_MINUTE else None

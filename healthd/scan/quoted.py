@@ -9,7 +9,7 @@ Formats, each from a real post:
     [gpu-health] [CRITICAL] GPU-1234: XID: NVRM: Xid (PCI:0000:c6:00): 79, ...     another program's log
     2024-01-01 00:00:00,000 INFO monitor: NVRM: Xid (PCI:0000:3b:00): 79, ...      another program, Python's logging
 
-The last two are evidence from the program, not from the kernel, because the line does not show where the program got
+The last two prove only what the program wrote, not what the kernel wrote: the line does not show where the program got
 the message.
 """
 
@@ -50,8 +50,8 @@ _LOG_PREFIX = regex(
     r"|[IWEF][0-9]{4} [0-9:.]{8,15} {1,8}[0-9]{1,10} [A-Za-z0-9_./-]{1,60}:[0-9]{1,6}\] "
     r"|[^\n]{0,100}\blevel=\"?\w{1,10}\"? [^\n]{0,100}?\bmsg=\"?"
 )
-# A line dated by the program itself has a blank before the time, where syslog daemons write a "T", or a level right
-# after the date. A syslog daemon's date is followed by the host and a program name that any user can choose.
+# A line that the program itself dated has a blank before the time, where syslog daemons write a "T", or it has a level
+# right after the date. A syslog daemon's date is followed by the host and a program name that any user can choose.
 _OWN_DATE = regex(
     r"\d{4}-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ |:,-]{1,4}"
     rf"(?=(?:[\w.()-]{{1,40}}[ |:,-]{{1,4}}){{0,2}}\[?{LEVEL}\b)"
@@ -66,8 +66,8 @@ _BEGINS_IN_BYTES = re.compile(
 
 
 class Quoted(NamedTuple):
-    """The kernel message in a line. `uptime`, `host`: from the quotation. `proven`: posted as the kernel's own line and
-    not taken from another program's log.
+    """The kernel message in a line. `uptime`, `host`: as quoted. `proven`: True if the line was posted as the kernel's
+    own and is not from another program's log.
     """
 
     text: str
@@ -77,14 +77,14 @@ class Quoted(NamedTuple):
 
 
 def begins_as_the_kernels(line: bytes) -> bool:
-    """Return True if a line begins as only a kernel line can. This proves that a log without prefixes is a kernel
-    log.
+    """Return True if a line begins as only a kernel line can. Such a line proves that a log without prefixes is a
+    kernel log.
     """
     return _BEGINS_IN_BYTES.match(line) is not None
 
 
 def restore_host(line: str) -> str | None:
-    """Return a dated line with "<host> kernel: " replaced by "host kernel: ", or None if it has no such part."""
+    """Return a dated line with "<host> kernel: " replaced by "host kernel: ", or None if it does not contain such text."""
     named = _MASKED_HOST.search(line, 0, MAX_PREFIX_LENGTH)
     return f"{line[: named.start()]}{named[1]} {line[named.end() :]}" if named else None
 
@@ -92,8 +92,8 @@ def restore_host(line: str) -> str | None:
 def find_quoted(text: str, by_programs: bool) -> Quoted | None:
     """Return `text` without the prefix before the kernel message, or None if the prefix is unknown.
 
-    `by_programs`: the line may come from another program's log. A line with the kernel's time does not: a user may have
-    written the rest of its text.
+    `by_programs`: the line may come from another program's log. It must be False for a line with the kernel's time,
+    because a user may have written the rest of its text.
     """
     remainder, uptime, host = text, None, ""
     for _ in range(MAX_PIECES):

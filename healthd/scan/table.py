@@ -1,4 +1,5 @@
-"""Table printed by `healthd scan`: incidents in chronological order, each beginning with its first cause, and notes.
+"""The table that `healthd scan` prints: incidents in chronological order, each beginning with its first cause, and
+notes.
 
 Pure. The output is bounded. A repeated incident is shown once, with its count. If there are too many incidents, the
 mildest are only counted.
@@ -18,9 +19,9 @@ from healthd.scan.events import LogEvent
 from healthd.scan.findings import Judged
 from healthd.scan.lines import Tally
 
-MAX_ROWS = 30  # per incident
-MAX_OPEN = 50  # per host
-MAX_HOSTS = 200  # hosts with open incidents
+MAX_ROWS = 30  # maximum number of rows per incident
+MAX_OPEN = 50  # maximum number of open incidents per host
+MAX_HOSTS = 200  # maximum number of hosts with open incidents
 MAX_INCIDENTS = 300
 MAX_NOTES = 100
 MIN_MESSAGE_WIDTH = 60  # columns that a message needs after its prefix
@@ -31,8 +32,8 @@ RowKey = tuple[str, str, bool]
 
 @dataclass(slots=True)
 class Row:
-    """One code on one part, either proven or unproven (the `key`). `first`: the first event. `worst`: the event whose
-    message is displayed. `count`: number of lines.
+    """One code on one part, proven or unproven (the `key`). `first`: the first event. `worst`: the event whose message
+    is displayed. `count`: number of lines.
     """
 
     key: RowKey
@@ -75,8 +76,8 @@ def _local(epoch: float) -> datetime:
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """`boot`: boot of the host. `last`: time of the last event on the host's clock. `hidden_rows`: number of rows that
-    are only counted. `repeats`: how often the incident was repeated. `until`: the last event.
+    """An incident on one host. `boot`: the host's boot. `last`: time of the last event on the host's clock.
+    `hidden_rows`: number of rows that are only counted. `repeats`: number of repetitions. `until`: the last event.
     """
 
     host: str
@@ -101,7 +102,7 @@ class Incident:
 
 @dataclass(slots=True)
 class Summary:
-    """Result for a log. `hidden_incidents`: number of mildest incidents that are not shown."""
+    """Result for a log. `hidden_incidents`: number of incidents that are not shown because they are the mildest."""
 
     incidents: dict[object, Incident] = field(default_factory=dict)
     notes: dict[str, Row] = field(default_factory=dict)
@@ -113,9 +114,9 @@ class Summary:
 
 @dataclass(slots=True)
 class OpenIncidents:
-    """Open incidents on one host, in the order in which they began, and indexed by the parts that they name.
+    """Open incidents on one host in the order in which they began. They are also indexed by the parts that they name.
 
-    earliest: no incident's last event is before this time.
+    earliest: lower limit for the time of every incident's last event.
     """
 
     boot: int = 0
@@ -124,7 +125,7 @@ class OpenIncidents:
     by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
 
     def take_ended(self, new: LogEvent) -> list[Incident]:
-        """Remove and return the incidents that no event can join any more."""
+        """Remove and return the incidents that cannot be joined by any further event."""
         found: list[Incident] = []
         if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
             self.earliest = new.clock
@@ -160,7 +161,9 @@ class OpenIncidents:
                 del self.by_part[part]
 
     def matching(self, judged: Judged) -> list[Incident]:
-        """Return the incidents that a new event belongs to (incidents.joins()), first those that name its parts."""
+        """Return the incidents that a new event belongs to (incidents.joins()). Those that name the event's parts come
+        first.
+        """
         part_names, clock = judged.meaning.part_names, judged.log_event.clock
         candidates: Iterable[Incident]
         if len(part_names) == 1:
@@ -281,7 +284,9 @@ def _leave_out(found: Summary) -> None:
 
 
 def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = False) -> str:
-    """Return the table. `unknown`: list lines from known drivers that no rule recognises, otherwise only count them."""
+    """Return the table. `unknown`: list the lines from known drivers that no rule recognises. Otherwise, only count
+    them.
+    """
     incidents = sorted(found.incidents.values(), key=_order(found))
     lines = [page.heading(_title(found, name, tally))]
     hosts = len({incident.host for incident in incidents}) > 1
@@ -326,7 +331,7 @@ def _page(page: Page, indent: int) -> Page:
 
 
 def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
-    """Return a sort key: the time if all incidents have one, otherwise the order in the file."""
+    """Return a sort key. It is the time if all incidents have one, otherwise the order in the file."""
     dated = all(incident.first.first.epoch is not None for incident in found.incidents.values())
     return lambda incident: ((incident.first.first.epoch or 0.0) if dated else 0.0, incident.first.line)
 

@@ -1,1 +1,1 @@
-"""Measure GPUs, links and ports and compare them with floors, peers and their own history."""
+"""Measures GPUs, links and ports, and compares them with floors, peers and their own history."""

@@ -1,7 +1,7 @@
-"""`healthd validate --nodes`: run the commands from reservation.py, and always clean up.
+"""`healthd validate --nodes`: runs the commands from reservation.py and always cleans up.
 
-`--pair` runs one node's role in a pass of transfers: the node receives from another node, sends to one, or does
-neither of these.
+`--pair` performs one node's role in a pass of transfers: the node receives from another node, sends to another node, or
+does neither.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def run(steps: Steps, report: Callable[[str], object]) -> NodesResult:
 
 @contextmanager
 def _received_signals() -> Iterator[list[int]]:
-    """Yield a list to which received signals are appended. A signal also ends a wait."""
+    """Yield a list that collects the received signals. A signal also ends a wait."""
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -82,7 +82,7 @@ def _received_signals() -> Iterator[list[int]]:
 
 
 def _run(command: Command, received: list[int]) -> CommandResult:
-    """Run a command until it ends. After its deadline or a signal, terminate it and wait at most two seconds."""
+    """Run a command until it ends. After its deadline or a signal, terminate it and wait for at most two seconds."""
     try:
         child = Child(command.argv, time.monotonic() + command.deadline_seconds, time.monotonic, ENVIRONMENT)
     except OSError as error:
@@ -200,10 +200,11 @@ def role_in_pass(text: str, node: str) -> Role | None:
 
 
 def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
-    """Take part in a pass of transfers. Return one transfer for each rail as sender, or [] as receiver.
+    """Take part in a pass of transfers. Return one transfer for each rail if this node is the sender, or [] if it is
+    the receiver.
 
-    perftest's ib_write_bw runs on each active port in turn, the receiver's first port with the sender's first. The
-    sender does not know when the receiver starts to listen, so it retries for a bounded time.
+    perftest's ib_write_bw runs on each active port in turn. The sender's first port is paired with the receiver's first
+    port, and so on. The sender does not know when the receiver starts to listen, so it retries for a bounded time.
     """
     rails = list(parts.read_parts(root).ports)[:MAX_RAILS]
     program = tools.get("ib_write_bw", "")

@@ -1,11 +1,11 @@
-"""Validations of a node, as values and as the contents of two files in STATE_DIR.
+"""A node's validations: the objects, and the two files in STATE_DIR that contain them.
 
-validation.json contains the last validation. Root writes it and the daemon reads it. An invalid file is rejected
-completely, with one sentence.
+validation.json contains the last validation. Root writes it and the daemon reads it. An invalid file is rejected as a
+whole; the error message is one sentence.
 
-validations.jsonl contains the history, one line for each good value. Slow values are not recorded; otherwise a part
-that stays slow would be compared with itself. Only the newest `MAX_VALUES` values for each test, part and tool are
-kept. A new tool version starts a new history.
+validations.jsonl contains the history, one line for each good value. Slow values are not recorded. Otherwise, a part
+that stays slow would be compared with its own slow values. Only the newest `MAX_VALUES` values for each test, part and
+tool are kept. A new tool version starts a new history.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Why = Literal["manual", "before_resume", "epilog", "nodes"]
 StoppedBy = Literal["", "a job", "time", "a signal"]
 Verdict = Literal["ok", "slow", "failed", "not_measured"]
 Against = Literal["", "floor", "peers", "own"]
-MAX_RESULTS = 20_000  # an NVL72's 72 GPUs in a ring, each with all tests, have about 1,000
-MAX_CHARACTERS = 400  # per text
+MAX_RESULTS = 20_000  # 72 GPUs in a ring (NVL72), each with all tests, have about 1,000
+MAX_CHARACTERS = 400  # maximum characters per text
 
 Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
 Moment = Annotated[float, Meta(ge=0, le=YEAR_9999)]
@@ -71,7 +71,7 @@ class Result(Struct, frozen=True):
 
 
 class Validation(Struct, frozen=True):
-    """Validation of one node. began, ended: epoch seconds. unmeasured: sentences about parts without a measurement."""
+    """A validation of one node. began, ended: epoch seconds. unmeasured: sentences about parts without a measurement."""
 
     node: Text
     boot_id: Text
@@ -88,7 +88,9 @@ class _Schema(Struct):
 
 
 def worst(validation: Validation) -> str:
-    """Return failed, slow or ok; or not_measured if no test ran except the CPU test, which says nothing about a GPU."""
+    """Return failed, slow or ok. Return not_measured if no test ran except the CPU test, which proves nothing about a
+    GPU.
+    """
     verdicts = {result.verdict for result in validation.results}
     for verdict in ("failed", "slow"):
         if verdict in verdicts:
@@ -162,7 +164,7 @@ def parse_history(text: str) -> History:
 
 
 def with_new_values(history: Mapping[Key, Sequence[float]], results: Iterable[Result]) -> History:
-    """Return the history with the good values from a completed validation added."""
+    """Return the history, extended by the good values from a completed validation."""
     new = {key: list(values) for key, values in history.items()}
     for result in results:
         if result.verdict == "ok" and result.value is not None and result.value > 0:
@@ -188,8 +190,8 @@ TESTED_VERDICTS = ("ok", *BAD_VERDICTS)
 def with_untested(new: Validation, before: Validation | None) -> Validation:
     """Return `new` plus the bad results from `before` that it did not test again.
 
-    A stopped or partial validation replaces the whole document, so a failed GPU would otherwise appear healthy. Results
-    for a part are dropped if the same test completed on other parts and this part no longer exists.
+    A stopped or partial validation replaces the whole document, so without these results a failed GPU would appear
+    healthy. A part's result is dropped if the part no longer exists and the same test completed on other parts.
     """
     if before is None:
         return new

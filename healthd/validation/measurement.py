@@ -29,11 +29,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dcgm": ("dcgm",),
     "cpu": ("cpu_gemm",),
 }
-QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # completed within 30 s
+QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # can be completed within 30 s
 GPU_FAMILIES = ("gemm", "memory", "pcie", "p2p", "nccl", "dcgm")
 BETWEEN_GPUS = ("p2p", "nccl")
-# Errors that prove nothing about a part: out of memory, GPU in use, tool not built for this GPU or driver, or a wrong
-# call. CUDA's texts (cudaGetErrorString) and names (CUDA_ERROR_...), and NCCL's texts (ncclGetErrorString).
+# Errors that prove nothing about a part: out of memory, GPU in use, a tool that was not built for this GPU or driver,
+# or a wrong call. CUDA's texts (cudaGetErrorString) and names (CUDA_ERROR_...), and NCCL's texts (ncclGetErrorString).
 _EXCUSED = (
     *("out of memory", "out_of_memory", "alloc_failed", "busy or unavailable", "device_unavailable"),
     *("no kernel image", "no_binary_for_gpu", "invalid device function", "ptx", "jit_compil"),
@@ -44,11 +44,11 @@ _EXCUSED = (
 
 
 class NotUnderstood(HealthdError):
-    """A tool's output is unknown. The message is one sentence."""
+    """A tool's output was not recognised. The message is one sentence."""
 
 
 class Measurement(NamedTuple):
-    """A test's measurement of one part.
+    """One test's measurement of one part.
 
     value   in `unit`, or None if there is none
     state   "measured"; "passed" (the tool itself reports success); "failed" (a wrong result, a CUDA or NCCL error, a
@@ -73,7 +73,7 @@ def is_excused(text: str) -> bool:
 
 
 def test_family(test: str) -> str:
-    """Return a test's family. "dcgm_pcie" and similar tests belong to DCGM."""
+    """Return a test's family. "dcgm_pcie" and similar tests belong to the family DCGM."""
     for family, tests in FAMILIES.items():
         if test in tests:
             return family
@@ -89,7 +89,7 @@ MIN_HISTORY = 3
 
 
 def min_share(test: str) -> float:
-    """Return the lowest share of the median that does not count as slow."""
+    """Return the lowest share of the median that is not yet slow."""
     return 1 / TRANSFER_FACTOR if test_family(test) in TRANSFERS else COMPUTE_SHARE
 
 
@@ -99,10 +99,10 @@ def judge(
     history: Mapping[Key, Sequence[float]],
     relation: Callable[[str], str],
 ) -> list[Result]:
-    """Compare measurements.
+    """Compare measurements with their floors, peers and history.
 
     floors: maps a test, or "TEST PART", to the minimum in the test's unit. history: values from earlier validations.
-    relation: returns a part's relation; only parts with the same relation are peers.
+    relation: function that returns a part's relation; only parts with the same relation are peers.
     """
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for measurement in measurements:
@@ -186,5 +186,5 @@ def _value_text(measurement: Measurement) -> str:
 
 
 def number(value: float) -> str:
-    """Format a value with three significant digits, or as a whole number from 100."""
+    """Format a value with three significant digits, or as a whole number if it is 100 or more."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Reads this node's GPUs and measurable ports from sysfs. No driver is queried, because it may hang."""
+"""Reads this node's GPUs and measurable ports from sysfs. It does not query a driver, because the query may hang."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _read_text(directory: str, name: str) -> str:
 
 
 def relation(part: str, gpus: dict[str, int]) -> str:
-    """Return how the GPUs in a pair "A>B" are connected: "near" on one NUMA node, "far" on two, "" for other parts.
+    """Return how the GPUs in a pair "A>B" are connected: "near" on the same NUMA node, "far" on two, or "" for other
+    parts.
 
     Only pairs with the same relation are peers. Without NVLink, a copy between GPUs on different CPUs is slower by
     design.

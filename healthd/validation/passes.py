@@ -1,7 +1,7 @@
 """Passes of transfers. A pass contains pairs of parts that transfer at the same time without sharing a part.
 
-The rule is from FALCON (arXiv 2410.12588, section 4.3). A ring or a tree over all parts is covered in a fixed number of
-passes, regardless of the number of parts: 2 for an even ring, 3 for an odd ring, 4 for a binary tree.
+This method is from FALCON (arXiv 2410.12588, section 4.3). The number of passes does not depend on the number of parts:
+2 for an even ring, 3 for an odd ring, 4 for a binary tree.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Pass = tuple[Pair, ...]  # no part is in two pairs
 def ring(parts: int) -> tuple[Pass, ...]:
     """Return the passes for a ring, in which each part sends to the next and the last part sends to the first.
 
-    The passes are the even edges, the odd edges, and the remaining edge in an odd ring. Two parts send to each other.
-    Fewer parts have no passes.
+    The passes are the even edges, the odd edges and, in an odd ring, the remaining edge. Two parts send to each other.
+    With fewer parts there are no passes.
     """
     if parts < 2:
         return ()
@@ -28,8 +28,7 @@ def ring(parts: int) -> tuple[Pass, ...]:
 def tree(parts: int) -> tuple[Pass, ...]:
     """Return the passes for a binary tree, in which each part sends to its two children. Parts are numbered by level.
 
-    A pass contains either the left or the right children on every second level, so no sender is on a level that
-    receives.
+    A pass contains either the left or the right children on every other level, so the levels that send do not receive.
     """
     passes: list[list[Pair]] = [[], [], [], []]
     for child in range(1, parts):

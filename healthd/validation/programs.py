@@ -1,4 +1,4 @@
-"""Runs external programs until they end, reach their deadline or are stopped on request. No program is left behind.
+"""Runs external programs until they end, reach their deadline or are stopped on request. None is left running.
 
 Each program leads its own session and process group. To end a program, its whole group gets SIGTERM, and SIGKILL a
 second later. The kernel sends SIGKILL if this process dies first (prctl(2), PR_SET_PDEATHSIG).
@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Command(NamedTuple):
-    """A command to run. port: start it once a TCP server on this machine listens on this port; 0: start it at once."""
+    """A command to run. port: start it when a TCP server on this machine listens on this port; 0: start it immediately."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = {}
@@ -50,7 +50,7 @@ class FinishedProgram(NamedTuple):
 
 
 def end_on_signals() -> int:
-    """Return a descriptor that becomes readable with the first SIGTERM, SIGINT, SIGHUP or SIGUSR1 (a byte for each)."""
+    """Return a descriptor that becomes readable when SIGTERM, SIGINT, SIGHUP or SIGUSR1 arrives (one byte per signal)."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -61,7 +61,7 @@ def end_on_signals() -> int:
 def adopt_orphans() -> None:
     """Adopt processes that a program started in another session and left behind, so that `run` ends them too.
 
-    Uses prctl(2), PR_SET_CHILD_SUBREAPER. Only for a process without other children.
+    This uses prctl(2), PR_SET_CHILD_SUBREAPER. Call it only in a process that has no other children.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -133,7 +133,7 @@ class _RunningProgram:
 
         def die_with_us() -> None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # the parent died in the meantime
+            if os.getppid() != parent:  # the parent has died in the meantime
                 os.kill(os.getpid(), signal.SIGKILL)
 
         self._process = subprocess.Popen(
@@ -155,7 +155,7 @@ class _RunningProgram:
         self._ended_by_us = False
 
     def read(self) -> None:
-        """Read the pipes. Keep 1 MiB from each and drop the rest."""
+        """Read the pipes. Keep the first 1 MiB from each and discard the rest."""
         for descriptor in list(self.open):
             with contextlib.suppress(BlockingIOError):
                 for _ in range(32):
@@ -167,11 +167,13 @@ class _RunningProgram:
                         break
 
     def has_ended(self) -> bool:
-        """Return True if the program has ended. It is not reaped, so its pid and group number are not reused yet."""
+        """Return True if the program has ended. The program is not reaped, so its pid and group number are not reused
+        yet.
+        """
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, number: int) -> None:
-        """Send a signal to the group. The program may have ended and left other members behind."""
+        """Send a signal to the group. The program itself may have ended while other members of its group still run."""
         self._ended_by_us = self._ended_by_us or not self.has_ended()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
@@ -205,7 +207,7 @@ def _end(running: Sequence[_RunningProgram]) -> list[_RunningProgram]:
 
 
 def _end_orphans() -> None:
-    """After `adopt_orphans`, kill the adopted children that no program waits for, and their orphans."""
+    """Kill the children that `adopt_orphans` adopted and that no program waits for, and their orphans."""
     adopts = ctypes.c_int(0)
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
     until = time.monotonic() + KILL_SECONDS
@@ -234,7 +236,9 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
 
 
 def is_listening(port: int) -> bool:
-    """Return True if a server here listens on this TCP port (proc(5): state 0A in /proc/net/tcp is LISTEN)."""
+    """Return True if a server on this machine listens on this TCP port (in /proc/net/tcp, state 0A is LISTEN; see
+    proc(5)).
+    """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:
             for line in file:

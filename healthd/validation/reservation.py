@@ -2,10 +2,10 @@
 
 No job is killed or displaced. slurmctld refuses to reserve nodes that have jobs ("Requested nodes are busy") unless
 IGNORE_JOBS is set, which is not used. MAINT alone would take nodes from another reservation, so each node must be idle
-and in no reservation. Once the reservation exists, only its own job can start on the nodes. The reservation is always
-removed. After kill -9 it ends by itself: it has a duration, and PURGE_COMP ends it a minute after its last job.
-slurmctld does not delete a reservation in use, so its job is cancelled first.
-Observed with 22.05, 24.11 and 26.05, and documented in scontrol(1): FLAGS=MAINT, PURGE_COMP (since 20.02).
+and not reserved. Once the reservation exists, only its own job can start on the nodes. The reservation is always
+removed. If healthd is killed (kill -9), the reservation still ends: it has a duration, and PURGE_COMP ends it a minute
+after its last job. slurmctld does not delete a reservation in use, so its job is cancelled first. Observed with 22.05,
+24.11 and 26.05, and documented in scontrol(1): FLAGS=MAINT, PURGE_COMP (since 20.02).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from healthd.common.text import printable, regex
 from healthd.validation.transfers import Transfer, parse_transfer
 
 COMMAND_SECONDS = 30.0
-IMMEDIATE_SECONDS = 60  # how long the job may wait for its reserved nodes
-PASS_SECONDS = 120.0  # for one pass of transfers, with all of a node's rails in turn
+IMMEDIATE_SECONDS = 60  # maximum time that the job may wait for its reserved nodes
+PASS_SECONDS = 120.0  # for one pass of transfers over all of a node's rails in turn
 SPARE_SECONDS = 120.0  # for starting and ending steps
 FREE_STATES = frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
 MAX_DELETES = 60  # one per second, because an epilog may keep the job running for a while
@@ -41,7 +41,7 @@ class NoReservation(HealthdError):
 
 
 class Stopped(HealthdError):
-    """Stop request that is thrown into the generator, which then cleans up."""
+    """Stop request. It is thrown into the generator, which then cleans up."""
 
 
 class ReservationRequest(NamedTuple):
@@ -66,7 +66,7 @@ class ReservationRequest(NamedTuple):
 
 
 class NodesResult(NamedTuple):
-    """Result. documents: from nodes that reported one. transfers: from all passes. problems: errors that occurred."""
+    """Result. documents: from the nodes that reported one. transfers: from all passes. problems: errors that occurred."""
 
     documents: tuple[dict[str, Any], ...]
     transfers: tuple[Transfer, ...]
@@ -82,7 +82,7 @@ def job_minutes(request: ReservationRequest) -> int:
 
 
 def validate(request: ReservationRequest) -> Steps:
-    """Validate the nodes. Raises NoReservation, or Stopped after it was thrown in and the reservation was removed."""
+    """Validate the nodes. Raises NoReservation. If Stopped is thrown in, remove the reservation and raise it again."""
     addresses = _addresses(request, (yield Command(_states(request.nodes), COMMAND_SECONDS)))
     problems: list[str] = []
     is_refused = False
@@ -165,7 +165,7 @@ def _allocate(request: ReservationRequest) -> Argv:
 
 
 def _step(request: ReservationRequest, job: str, arguments: Sequence[str]) -> Argv:
-    """Return a command that runs one task on each node. --label marks each node's lines."""
+    """Return a command that runs one task on each node. --label marks each output line with its task."""
     count = len(request.nodes)
     command = 'exec "$0" validate --node-name "$SLURMD_NODENAME" "$@"'
     return (
@@ -219,7 +219,9 @@ def _job(request: ReservationRequest, result: CommandResult) -> str:
 
 
 def json_documents(text: str) -> list[dict[str, Any]]:
-    """Return the JSON documents in `srun --label` output, after joining each task's lines. Skip other output."""
+    """Return the JSON documents in `srun --label` output. The lines of each task are joined first; other output is
+    skipped.
+    """
     lines_by_task: dict[str, list[str]] = {}
     for line in text.split("\n"):
         if found := _LINE.fullmatch(line):

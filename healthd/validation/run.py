@@ -1,6 +1,6 @@
 """Validates this node: runs the tools in turn within the time limit, evaluates the results and saves them.
 
-A test without a result appears in the document as not measured, with the reason. Nothing is skipped silently.
+A test without a result appears in the document as not measured, together with the reason. Nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perfte
 
 IN_PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 PER_GPU_FAMILIES = ("gemm", "memory", "pcie")
-WAITER_SECONDS = 0.3  # time for the process that stopped us to start waiting for the lock
-MIN_SECONDS = 2.0  # less is too short to measure anything
+WAITER_SECONDS = 0.3  # time for the process that stopped us to begin to wait for the lock
+MIN_SECONDS = 2.0  # less would be too short to measure anything
 # A loopback must reach the same share of a port's rate as in AzNHC, which requires 180 of 200 and 360 of 400 Gb/s
 # (check_ib_bw_gdr in conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf in
 # github.com/Azure/azurehpc-health-checks).
 MIN_RATE_SHARE = 0.9
-TRIAL_SECONDS = 60.0  # time for a Python to report whether it has torch, which takes long on a slow file server
+TRIAL_SECONDS = 60.0  # time for a Python to report whether it has torch, which can take long on a slow file server
 
 # What no test covers; docs/validation.md has more.
 NOT_COVERED = (
@@ -74,7 +74,7 @@ class ValidationRequest(NamedTuple):
     floors        maps each test to its minimum
     dcgm_level    level for `dcgmi diag -r`
     why           reason for the validation
-    alongside_jobs   validate even while a job is on this node
+    alongside_jobs   True to validate even while a job is on this node
     """
 
     node: str
@@ -91,9 +91,9 @@ class ValidationRequest(NamedTuple):
 class Step(NamedTuple):
     """One call of a tool.
 
-    commands   commands for those of its families that are requested, created again for each attempt
+    commands   function that returns the commands for the requested families; it is called again for each attempt
     seconds    time limit for this step
-    also       True if it measures something different and is not a fallback for earlier steps
+    also       True if it measures something else and is not a fallback for earlier steps
     part       the only part that it measures, or "" for all
     """
 
@@ -107,7 +107,7 @@ class Step(NamedTuple):
 
 
 def jobs_on_node(root: str) -> tuple[str, ...]:
-    """Return the jobs that have processes on this node, from their cgroups, or () if Slurm does not use cgroups."""
+    """Return the jobs that have processes on this node, according to their cgroups. Without Slurm cgroups, return ()."""
     return tuple(sorted(job_processes.local_jobs(root)))
 
 
@@ -115,8 +115,8 @@ def jobs_on_node(root: str) -> tuple[str, ...]:
 def exclusive_lock(runtime_dir: str) -> Iterator[None]:
     """Hold RUNTIME_DIR/validation.lock, which contains the holder's pid and a line feed. It is empty when released.
 
-    Other users may not read the file: a process that can open a file can lock it (flock(2)). It could block every
-    validation, or make a prolog end the process that has reused an old validation's pid.
+    Other users may not read the file, because a process that can open a file can also lock it (flock(2)). It could then
+    block every validation, or make a prolog kill an unrelated process that has an old validation's pid.
 
     Raises Refused, ownership.Untrusted, OSError.
     """
@@ -141,7 +141,7 @@ def exclusive_lock(runtime_dir: str) -> Iterator[None]:
 
 
 def has_waiter(path: str) -> bool:
-    """Return True if a process waits for the lock on this file, which only a job's prolog does.
+    """Return True if a process is waiting for the lock on this file. Only a job's prolog does that.
 
     proc_locks(5): "1: -> FLOCK ADVISORY WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode.
     """
@@ -155,7 +155,9 @@ def has_waiter(path: str) -> bool:
 
 
 def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
-    """Return True if a job stopped us. The prolog first sends its signal and waits for the lock a moment later."""
+    """Return True if a job stopped us. The prolog sends its signal first and begins to wait for the lock a moment
+    later.
+    """
     until = time.monotonic() + WAITER_SECONDS
     while not has_waiter(lock):
         if time.monotonic() > until:
@@ -255,7 +257,7 @@ def plan(
 ) -> tuple[list[Step], dict[str, str]]:
     """Return the calls in order, and a dict that maps each family without a tool to the reason.
 
-    python: path of a Python with torch ("" if none), and the reason if there is none.
+    python: path of a Python that has torch ("" if there is none), and the reason if there is none.
     """
     steps: list[Step] = []
     seconds = 0.3 if request.quick else 1.0
@@ -375,7 +377,7 @@ def _with_pci_addresses(found: Sequence[Measurement], node_parts: parts.Parts) -
 
 
 def _unseen_gpus(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
-    """Return not_measured results for GPUs that a test missed although it measured others: the tool cannot see them."""
+    """Return not_measured results for GPUs that a test left out although it measured others: the tool cannot see them."""
     missing = []
     for test in (test for family in PER_GPU_FAMILIES for test in FAMILIES[family]):
         seen = {measurement.part: measurement for measurement in found if measurement.test == test and measurement.part}
@@ -405,7 +407,7 @@ def _loopback(port: str) -> Callable[[Sequence[FinishedProgram]], list[Measureme
 
 
 def _parse_results(step: Step, ended: Sequence[FinishedProgram], seconds: float) -> list[Measurement]:
-    """Return the tool's measurements, and the reason for each missing one."""
+    """Return the tool's measurements, and the reason for each missing measurement."""
     try:
         found = step.parse(ended)
         problem = ""
@@ -430,8 +432,8 @@ def _parse_results(step: Step, ended: Sequence[FinishedProgram], seconds: float)
 def _discount_failure(measurement: Measurement, ending: str) -> Measurement:
     """Treat a failure as not measured if we ended the tool.
 
-    Being ended looks like a failure to the tool and to its other half (a port's server without its client). PyTorch's
-    program reports failures before it is ended.
+    A tool that is ended reports a failure, and so does its other half (a port's server without its client). PyTorch's
+    program reports real failures before it is ended.
     """
     if measurement.state != "failed" or measurement.source.startswith("PyTorch"):
         return measurement
@@ -467,7 +469,9 @@ def _is_in_families(measurement: Measurement, families: Sequence[str]) -> bool:
 def _python_with_torch(
     request: ValidationRequest, tools: Tools, node_parts: parts.Parts, until: float, stop: int
 ) -> tuple[str, str]:
-    """Return the first Python that has torch, or "" and the reason. torch is not imported, which would take seconds."""
+    """Return the first Python that has torch, or "" and the reason. torch is not imported, because that would take
+    seconds.
+    """
     if not set(request.families) & set(pytorch.MEASURES):
         return "", "not requested"
     probe_code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"

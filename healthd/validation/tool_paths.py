@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from healthd.common import ownership
 
-# The usual installation directories. nvbandwidth and nccl-tests have no packages of their own. Azure's and NVIDIA's
-# images have them here (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
+# The usual installation directories. There are no packages for nvbandwidth and nccl-tests. Azure's and NVIDIA's images
+# have them here (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
 FOLDERS = (
     "/opt/*/bin",
     "/opt/nccl-tests/build",
@@ -69,7 +69,7 @@ def _candidates(names: tuple[str, ...], path: str) -> Iterator[str]:
 
 
 def _refusal(candidate: str) -> str | None:
-    """Return None if the program may be run, "" if it does not exist, otherwise the reason why it may not be run."""
+    """Return None if the program may be run, "" if it does not exist, or the reason why it may not be run."""
     try:
         file_stat = ownership.stat_program(candidate)
     except ownership.Untrusted as error:

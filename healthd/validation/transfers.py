@@ -1,4 +1,4 @@
-"""Finds slow transfers between nodes, and whether a node or only a link is suspect. Pure functions.
+"""Finds slow transfers between nodes, and decides whether a node or only a link is suspect. Pure.
 
 FALCON (arXiv 2410.12588) calls a transfer suspicious if it takes more than 1.1 times the median time of transfers with
 the same work. It attributed 42 of 43 slow multi-node jobs to congestion between the nodes. In a ring each node is in
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from healthd.common.text import printable
 
-TOO_SLOW = 1.1  # times the median duration
-MIN_TRANSFERS = 3  # with only two comparable transfers, the slow one is unknown
+TOO_SLOW = 1.1  # multiple of the median duration
+MIN_TRANSFERS = 3  # with only two comparable transfers, it is unknown which one is slow
 UNIT = "Gb/s"
 STATES = ("measured", "failed", "not_measured")
 MAX_CHARACTERS = 300
 
 
 class Transfer(NamedTuple):
-    """A sender's report on one rail in a pair. `rail`: its port, such as "mlx5_0/1", or "". `state`: one of STATES."""
+    """A sender's report about one rail in a pair. `rail`: its port, such as "mlx5_0/1", or "". `state`: one of STATES."""
 
     sender: str
     receiver: str
@@ -32,7 +32,9 @@ class Transfer(NamedTuple):
 
 
 class AssessedTransfer(NamedTuple):
-    """`verdict`: ok, slow, failed or not_measured. `expected`: the median in Gb/s, or None without a comparison."""
+    """A transfer with its verdict. `verdict`: ok, slow, failed or not_measured. `expected`: the median in Gb/s, or None
+    without a comparison.
+    """
 
     transfer: Transfer
     verdict: str
@@ -41,7 +43,7 @@ class AssessedTransfer(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """`kind`: "node" with one name, or "link" with the sender's and the receiver's names."""
+    """A suspect node or link. `kind`: "node" with one name, or "link" with the sender's and the receiver's names."""
 
     kind: str
     names: tuple[str, ...]
@@ -84,7 +86,9 @@ def _assess(transfer: Transfer, speeds: Sequence[float]) -> AssessedTransfer:
 
 
 def suspects(judged: Iterable[AssessedTransfer]) -> list[Suspect]:
-    """Return nodes that are slow or failed in all of their two or more pairs, and other slow or failed links."""
+    """Return the suspects: nodes whose pairs (at least two) are all slow or failed, and other links that are slow or
+    failed.
+    """
     pairs: dict[tuple[str, str], bool] = {}
     for assessed in judged:
         if assessed.verdict != "not_measured":

@@ -27,9 +27,9 @@ EXIT_STATUS = (
 
 @contextmanager
 def failslow_errors(command: str = "failslow") -> Iterator[None]:
-    """Convert errors to a message and exit status 3.
+    """Print a message for an error and end with exit status 3.
 
-    This includes internal errors. Their usual exit status is 1, which means here that something is slow.
+    This includes internal errors, which normally exit with 1. Here 1 means that something is slow.
     """
     try:
         yield
@@ -103,9 +103,9 @@ def requested_columns(args: argparse.Namespace, command: str = "failslow") -> Co
 
 
 def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], str]:
-    """Return the conditions in the fleet store on these series' nodes at that time, and a sentence that counts them.
+    """Return the conditions from the fleet store on these series' nodes at that time, and a sentence that counts them.
 
-    Times are as in Series.index; the sentence has no full stop. Raises Stop with status 64 if no series has a node or
+    Times are as in Series.index. The sentence has no full stop. Raises Stop with status 64 if no series has a node or
     the index is not a time, and with status 3 if the query fails.
     """
     from healthd.cli.fleet.answers import study_or_exit
@@ -139,7 +139,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
 
 
 def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
-    """Return the flags for opening a store. begin, end: seconds since 1970."""
+    """Return the arguments for opening a store. begin, end: seconds since 1970."""
     from healthd.cli.fleet.answers import CHOICES
 
     flags = dict.fromkeys((*CHOICES, "threads", "memory"), "")
@@ -147,7 +147,7 @@ def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
 
 
 def _check_plot(path: str | None, files: Sequence[str]) -> None:
-    """Check the plot's path before a long file is read. Raises Stop."""
+    """Check the plot's path before reading a possibly long file. Raises Stop."""
     from healthd.failslow import plot
 
     try:
@@ -160,7 +160,9 @@ def _check_plot(path: str | None, files: Sequence[str]) -> None:
 
 
 def _draw(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> None:
-    """Write the plot after the answer is printed, so that a failure does not suppress the answer. Raises Stop."""
+    """Draw the plot. Call this after the answer is printed, so that a failure does not suppress the answer. Raises
+    Stop.
+    """
     from healthd.failslow import plot
 
     try:

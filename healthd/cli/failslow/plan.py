@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 1 << 20  # for --times FILE
 MAX_GPUS = 1_000_000
 MAX_OVERHEAD_SECONDS = 7 * 86400.0
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-MAX_SHOWN = 12  # slow spans, groups
+MAX_SHOWN = 12  # maximum numbers of slow spans and of groups
 ACTION_TEXTS = {
     "s1": "ignore it",
     "s2": "move micro-batches",
@@ -193,7 +193,7 @@ def _parse_slow_links(text: str | None) -> list[tuple[int, int]]:
 
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
-    """Return the S3 swaps for ranks that are slow at the end, or None without --layout. Raises Stop."""
+    """Return the swaps in stage S3 for ranks that are still slow at the end, or None without --layout. Raises Stop."""
     from healthd.failslow.mitigation.stages import InvalidTopology, rearrange
 
     if layout is None:
@@ -228,7 +228,7 @@ def _plan(args: argparse.Namespace) -> int:
 
         series, notes, unread, _ = read_files(args.files, columns)
         diagnosis = diagnose(series)
-        # After a remedy, the detector needs this many iterations to detect the effect.
+        # After a remedy, the detector needs this many iterations to see the effect.
         spans = replay(series, diagnosis, gpus, overheads, UNITS[args.unit], 2 * MIN_SLOW_SAMPLES)
         document = _document(args.files, series, spans, gpus, overheads)
         notes += [

@@ -68,7 +68,7 @@ def add_store_flags(parser: Parser) -> None:
 
 @contextmanager
 def study_or_exit(args: argparse.Namespace, other_mib: int = 0, command: str = "healthd fleet") -> Iterator[Study]:
-    """Open the store as open_store does. An error ends the command with a message."""
+    """Open the store as open_store does. If that fails, end the command with a message."""
     with fleet_errors(command), open_store(args, other_mib, command) as study:
         yield study
 
@@ -136,7 +136,7 @@ def run_answer(
     found: FindingsPredicate,
     **options: Any,
 ) -> int:
-    """Print an answer from the store. given: values from the answer's own options."""
+    """Compute an answer from the store and print it. given: values from the answer's own options."""
     with study_or_exit(args) as study:
         document = answer(study, **options)
     return print_answer(args, document, view, found)
@@ -184,7 +184,7 @@ def _goodput(args: argparse.Namespace) -> int:
     return run_answer(args, goodput.goodput, view, goodput.has_findings, checkpoint=checkpoint, price=args.price)
 
 
-MAX_PRICE = 1e9  # per GPU-hour; more than a whole GPU costs in any currency
+MAX_PRICE = 1e9  # per GPU-hour; in any currency, more than a whole GPU costs
 
 
 def parse_price(text: str) -> float:
@@ -350,7 +350,7 @@ def _given_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 MAX_SECONDS = 100 * 365 * 86400
-MAX_FAILURES = 1e6  # per 1000 node-days: one failure every 86 s on each node
+MAX_FAILURES = 1e6  # per 1000 node-days; one failure every 86 s on each node
 
 
 def _positive_duration(text: str) -> float:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from healthd.fleet.ingest import IngestOptions, IngestResult
 
-_MAX_FAILED = 20  # messages about unreadable files; a folder may have one file per node
+_MAX_FAILED = 20  # maximum number of messages about unreadable files; a folder may have one file per node
 INSTALL_HINT = 'docs/deploy.md, "Central host", describes the installation'
 
 
 @contextmanager
 def fleet_errors(command: str = "healthd fleet") -> Iterator[None]:
-    """End the command with a message when the store or a source fails. command: its name, for messages."""
+    """End the command with a message if the store or a source fails. command: its name, for messages."""
     from healthd.common.errors import HealthdError
 
     try:

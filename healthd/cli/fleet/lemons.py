@@ -74,13 +74,16 @@ def _lemons(args: argparse.Namespace) -> int:
 
 
 def is_old(lemons: Document, current_time: float) -> bool:
-    """Return True if the store's data ends more than a day before or after now."""
+    """Return True if the store's data ends more than a day before or after the current time."""
     complete_until = lemons["window"]["known_until"]
     return complete_until is None or abs(current_time - complete_until) > MAX_AGE_SECONDS
 
 
 def require_current(lemons: Document, until: int | None, current_time: float) -> None:
-    """Require current data and a current period, because a drain acts on the nodes as they are. until: time in --to."""
+    """Require that the data and the period are current, because a drain acts on the nodes as they are now.
+
+    until: time in --to.
+    """
     from healthd.fleet.answers import document
 
     if until is not None and not current_time <= until <= current_time + MAX_AGE_SECONDS:
@@ -132,9 +135,10 @@ def slurm_output(argv: Argv, command_timeout_seconds: float) -> str:
 
 
 def drain_lemons(nodes: Sequence[Mapping[str, Any]], max_drained: int, settings: Settings) -> list[dict[str, Any]]:
-    """Drain the nodes and return [{node, drained, words}]. max_drained: limit for drained lemons in the cluster.
+    """Drain the nodes and return [{node, drained, words}]. max_drained: maximum number of drained lemons in the
+    cluster.
 
-    The first Slurm error ends the command with a message that lists the drains so far.
+    The first Slurm error ends the command with a message that lists the nodes drained so far.
     """
     from healthd.agent.slurm import blocking, drain_lemon
     from healthd.common.slurm.output import SlurmError

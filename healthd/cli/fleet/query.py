@@ -65,7 +65,7 @@ def _engine(text: str) -> str:
     return text
 
 
-# Every thread is created even if there is no work for it. 32,000 threads blocked a machine.
+# All threads are created even if they have no work. 32,000 threads once blocked a machine.
 MAX_THREADS = 256
 MIN_MIB = 256  # less is not enough even to open an empty store
 

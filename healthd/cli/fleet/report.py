@@ -88,7 +88,7 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _precomputed_comparison(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | None:
-    """Compare before the store is opened for the chapters, because the memory limit applies to one reader at a time.
+    """Make the comparison before the store is opened for the chapters, because the memory limit applies to each reader.
 
     Return the arguments for the equivalent `healthd fleet compare`, and a function that returns its document or raises
     its error. Return None without --compare.
@@ -129,7 +129,7 @@ def _time(seconds: int) -> str:
 
 
 def _origin() -> tuple[str, str]:
-    """Return a text with the version and time, and the command line."""
+    """Return the version and time as text, and the command line."""
     import shlex
     import time
 

@@ -1,4 +1,4 @@
-"""Real matrix product on the CPU, used by this repository's tests and to detect a slow CPU.
+"""Multiplies matrices on the CPU, for this repository's tests and to detect a slow CPU.
 
 It is a separate program, `python -I cpu_program.py SECONDS`, and does not import healthd. It uses numpy if available
 (all cores, through its BLAS), otherwise plain Python (one core). It prints one line of JSON.
@@ -16,7 +16,7 @@ NUMPY_SIZE, PLAIN_SIZE = 1024, 64  # rows of the square matrices
 
 
 def with_numpy(np: Any, seconds: float) -> dict[str, Any]:
-    """Multiply float32 matrices. Each product must equal the first bit by bit (same machine, library and order)."""
+    """Multiply float32 matrices. Each product must be bitwise equal to the first (same machine, library and order)."""
     random = np.random.default_rng(1)
     a, b = (random.standard_normal((NUMPY_SIZE, NUMPY_SIZE), dtype=np.float32) for _ in range(2))
     first = a @ b
@@ -32,7 +32,7 @@ def with_numpy(np: Any, seconds: float) -> dict[str, Any]:
 
 
 def with_plain_python(seconds: float) -> dict[str, Any]:
-    """Multiply integer matrices, so that the exact result is known."""
+    """Multiply integer matrices, for which the exact result is known."""
     n = PLAIN_SIZE
     a = [array("d", [float((row * n + column) % 7) for column in range(n)]) for row in range(n)]
     columns = [array("d", [float((row + column) % 5) for row in range(n)]) for column in range(n)]

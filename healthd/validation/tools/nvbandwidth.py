@@ -1,8 +1,8 @@
-"""nvbandwidth (github.com/NVIDIA/nvbandwidth): copies made by the copy engines. Every version prints text.
+"""nvbandwidth (github.com/NVIDIA/nvbandwidth): measures copies by the copy engines. Every version can print text.
 
-The text has "Running NAME.", a heading, a row of column numbers, and then one row per GPU. It has "Waived:" if the
-machine has no such pair, and "N/A" or 0.00 on the diagonal. A wrong copy prints "Invalid value when checking the
-pattern". A CUDA error prints "[CUDA_ERROR_...] ... in expression" (output.cpp in version 0.8).
+The text has "Running NAME.", a heading, a row of column numbers, and then one row per GPU. "Waived:" means that the
+machine has no such pair. The diagonal contains "N/A" or 0.00. After a wrong copy the tool prints "Invalid value when
+checking the pattern". After a CUDA error it prints "[CUDA_ERROR_...] ... in expression" (output.cpp in version 0.8).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def command(program: str, families: Sequence[str]) -> tuple[str, ...]:
-    """Return the command for text output, which every version prints and which keeps the lines before an error."""
+    """Return the command. It requests text output, which every version supports and which keeps the lines before an
+    error.
+    """
     cases = [case for family in families if family in CASES for case in CASES[family]]
     return (program, *(word for case in cases for word in ("-t", case)))
 
@@ -106,7 +108,9 @@ def _problem(text: str) -> str:
 def _measured(
     case: str, rows: Sequence[Sequence[float | None]], names: dict[int, str], source: str
 ) -> Iterator[Measurement]:
-    """Yield one value per GPU (from the CPU's row or the GPU's own copy), or one per pair, without the diagonal."""
+    """Yield one value per GPU (from the CPU's row or from the GPU's copy to itself), or one per pair, without the
+    diagonal.
+    """
     for row, values in enumerate(rows if case == "device_to_device_memcpy_read_ce" else rows[:1]):
         for column, value in enumerate(values):
             if value is None or not 0 < value < math.inf:

@@ -1,4 +1,4 @@
-"""perftest (github.com/linux-rdma/perftest): ib_write_bw from a port to itself, through the card and over PCIe.
+"""perftest (github.com/linux-rdma/perftest): runs ib_write_bw from a port to itself, through the card and over PCIe.
 
 A server and a client on this machine connect over TCP at 127.0.0.1. The heading names the table's unit: "BW
 average[Gb/sec]" with --report_gbits, "BW average[MB/sec]" without it (2^20 bytes). The average is used, because the
@@ -28,7 +28,9 @@ TO_GBITS = {"Gb": 1.0, "MB": 8 * 2**20 / 1e9, "MiB": 8 * 2**20 / 1e9}
 
 
 def commands(program: str, port: str, tcp_port: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the commands for the server and the client, which starts once `tcp_port` is open. port: "mlx5_0/1"."""
+    """Return the commands for the server and for the client, which is started once `tcp_port` is open. port:
+    "mlx5_0/1".
+    """
     device, _, number = port.partition("/")
     common = (program, "-d", device, "-i", number, "-p", str(tcp_port), "-s", str(MESSAGE_BYTES), "-n", "500", "-F")
     server = (*common, "--report_gbits")
@@ -36,7 +38,7 @@ def commands(program: str, port: str, tcp_port: int) -> tuple[tuple[str, ...], t
 
 
 def parse(text: str, port: str) -> list[Measurement]:
-    """Parse the client's output: the average for the largest message, in Gb/s. Raises NotUnderstood."""
+    """Parse the client's output. The result is the average for the largest message, in Gb/s. Raises NotUnderstood."""
     heading, best = None, None
     for line in text.splitlines():
         heading = _HEADING.search(line) or heading

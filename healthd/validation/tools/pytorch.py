@@ -18,7 +18,10 @@ _TESTS = {test for family in MEASURES for test in FAMILIES[family]}
 
 
 def command(python: str, program: str, families: Sequence[str], seconds: float) -> tuple[str, ...]:
-    """Return the command. python: a Python with torch. program: path of pytorch_program.py. seconds: for each test."""
+    """Return the command.
+
+    python: a Python that has torch. program: path of pytorch_program.py. seconds: time for each test.
+    """
     request = {
         "families": [family for family in families if family in MEASURES],
         "seconds": seconds,
@@ -28,7 +31,7 @@ def command(python: str, program: str, families: Sequence[str], seconds: float) 
 
 
 def parse(text: str) -> list[Measurement]:
-    """Parse all complete lines. Raises NotUnderstood if there are none, or if torch or a GPU is missing."""
+    """Parse all complete lines. Raises NotUnderstood if there are none or if torch or a GPU is missing."""
     source, found, missing = "PyTorch", [], ""
     for line in text.splitlines()[:MAX_LINES]:
         record = _object(line)

@@ -26,9 +26,9 @@ SIZE = 8192  # rows of the square matrices; large enough to saturate every GPU
 MEMORY_BYTES, PCIE_BYTES = 1 << 30, 256 << 20
 P2P_MEGABYTES, REPEATS = (16, 32, 64), 3
 POLL_SECONDS = 0.001
-WARM_UP, MAX_QUEUED = 3, 400  # CUDA queues about a thousand kernels; beyond that the caller waits for the GPU
+WARM_UP, MAX_QUEUED = 3, 400  # CUDA queues about a thousand kernels; after that the caller waits for the GPU
 LIMIT_SECONDS = 20.0  # for work that takes about a second
-# A CUDA error is the GPU's fault, unless memory is short, the GPU is in use, or this PyTorch does not support the GPU.
+# A CUDA error is the GPU's fault unless memory is short, the GPU is in use, or this PyTorch does not support the GPU.
 EXCUSED = (
     *("out of memory", "ALLOC_FAILED", "busy or unavailable", "no kernel image", "not supported", "NOT_SUPPORTED"),
     *("invalid device function", "invalid argument", "INVALID_VALUE", "insufficient"),
@@ -56,7 +56,7 @@ def addresses(count: int) -> list[str]:
 
 
 class Timed:
-    """Work on one GPU, queued between two events. Its completion is polled, with a time limit."""
+    """Work on one GPU, queued between two events. It is polled for completion, with a time limit."""
 
     def __init__(self, torch: Any, number: int, work: Callable[[], object], times: int) -> None:
         self.times = times
@@ -84,7 +84,7 @@ def side_by_side(
 ) -> dict[int, float]:
     """Run `work` on all GPUs at the same time for about `seconds`. Return the seconds per repetition for each GPU.
 
-    Each work that hangs or fails is reported separately.
+    If the work hangs or fails on a GPU, that GPU is reported separately.
     """
 
     def begun(number: int, times: int) -> Any:
@@ -108,7 +108,7 @@ def side_by_side(
 
 
 def wait_for(test: str, part: str, timed: Timed) -> float | None:
-    """Return the seconds that the work took. If it hangs or failed, report that and return None."""
+    """Return the seconds that the work took. If it hangs or fails, report that and return None."""
     seconds = tried(test, part, functools.partial(timed.seconds, LIMIT_SECONDS))
     if seconds == ():
         report(test=test, part=part, error=f"the test did not end within {LIMIT_SECONDS:.0f} s")
@@ -203,8 +203,8 @@ def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
         for test in ("pcie_h2d", "pcie_d2h"):
             work = tried(test, part, functools.partial(_transfer, torch, number, test == "pcie_h2d"))
             works: dict[int, Callable[[], object]] = {} if work is None else {number: work}
-            # Use the best of three. A link that lost lanes or speed is slow every time, unlike a disturbance. An H100
-            # whose link reaches 55 GB/s measured 45 once in a few dozen runs, which is below the floor.
+            # Use the best of three. A link that has lost lanes or speed is slow every time, but a disturbance is not.
+            # An H100 whose link reaches 55 GB/s measured 45 once in a few dozen runs, and 45 is below the floor.
             tries: list[float] = []
             for _ in range(REPEATS):
                 took = side_by_side(torch, test, parts, works, min(seconds, 0.3) / REPEATS)
@@ -243,7 +243,7 @@ def near(part: str) -> set[int]:
 
 
 def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int]]]) -> None:
-    """Measure copies between GPUs, all pairs in a pass at the same time. Report the median of three."""
+    """Measure copies between GPUs. All pairs in a pass run at the same time. Report the median of three."""
     for megabytes in P2P_MEGABYTES:
         size = megabytes * 1_000_000
         for pairs in passes:

@@ -1,4 +1,4 @@
-"""Fleet analysis on a central machine: a store of all events and Slurm's accounting, and the answers from it.
+"""Fleet analysis on a central machine: a store for all events and Slurm's accounting, and answers from this store.
 
-Needs the extra healthd[fleet]; nodes do not import this package.
+It needs the extra healthd[fleet]; nodes do not import this package.
 """

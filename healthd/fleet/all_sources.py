@@ -1,4 +1,4 @@
-"""The sources in reading order: sources to which others refer come first."""
+"""Lists the sources in reading order. Sources to which others refer come first."""
 
 from __future__ import annotations
 

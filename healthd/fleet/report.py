@@ -58,7 +58,7 @@ class UnknownReport(HealthdError):
 
 
 class Source(NamedTuple):
-    """Columns of report_sources.sql, and keys of the document."""
+    """A row that report_sources.sql returns. Its fields are keys of the document."""
 
     cluster: str | None
     source: str

@@ -1,1 +1,1 @@
-"""Answers of `healthd fleet NAME`, one module each. Their SQL is in `healthd/fleet/sql/answers/`."""
+"""The answers that `healthd fleet NAME` gives, one module each. Their SQL is in `healthd/fleet/sql/answers/`."""

@@ -3,8 +3,8 @@
 A failing check is a condition that drains (degraded or critical). A job saw it if the condition began or became worse
 on one of the job's nodes between the job's start and its end. Conditions that were already open and warnings are
 counted separately. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section II.C): less than 1 % of the jobs that
-completed saw a failed check. It is a correlation: the fault may be real, and the job may not have needed the broken
-part.
+completed saw a failed check. This is only a correlation: the fault may be real, and the job may not have needed the
+broken part.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.wilson import design_effect, wilson
 
-LIMIT = 0.01  # share of the completed jobs: the paper's aim
+LIMIT = 0.01  # the paper's target, as a share of the completed jobs
 
 
 class Jobs(NamedTuple):
-    """Columns of alarms_jobs.sql."""
+    """A row that alarms_jobs.sql returns."""
 
     completed: int
     placed: int
 
 
 class UnobservedJobs(NamedTuple):
-    """Columns of alarms_unobserved_jobs.sql."""
+    """A row that alarms_unobserved_jobs.sql returns."""
 
     jobs: int
     alarmed: int
 
 
 class AlarmCounts(NamedTuple):
-    """Columns of alarms_counts.sql."""
+    """A row that alarms_counts.sql returns."""
 
     level: int
     check_name: str
@@ -46,7 +46,7 @@ class AlarmCounts(NamedTuple):
 
 
 class Week(NamedTuple):
-    """Columns of alarms_by_week.sql."""
+    """A row that alarms_by_week.sql returns."""
 
     week_time: int
     days: float
@@ -60,7 +60,8 @@ NO_ALARMS = AlarmCounts(0, "", "", 0, 0, 0, 0, 0)
 def alarms(study: Study, *, limit: float = LIMIT) -> Document:
     """Return how many completed jobs saw a failing check: in total, per check and per code.
 
-    limit: a check above this share is a finding. Raises Unanswerable without jobs, or if no source has conditions.
+    limit: share of jobs; a check above it is a finding. Raises Unanswerable if there are no jobs or no source has
+    conditions.
     """
     study.require("jobs", "job_nodes")
     if not study.has_rows("scraped_conditions"):
@@ -98,9 +99,9 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
 
 
 def counts_row(row: AlarmCounts, completed: int) -> Row:
-    """Return the counts with their share of the completed jobs and its interval.
+    """Return the counts, with their share of the completed jobs and the interval for this share.
 
-    Jobs that saw the same condition count as one clump in the interval. Pure.
+    In the interval, jobs that saw the same condition count as one clump. Pure.
     """
     interval = wilson(row.jobs, completed, design_effect(row.jobs, row.squares))
     return {
@@ -114,10 +115,10 @@ def counts_row(row: AlarmCounts, completed: int) -> Row:
 
 
 def by_check(checks: list[AlarmCounts], codes: list[AlarmCounts], completed: int, limit: float) -> list[Row]:
-    """Return the checks with their codes, sorted by the number of jobs, largest first. Pure.
+    """Return the checks with their codes. The check with the most jobs comes first. Pure.
 
-    above   the share is more than `limit`
-    surely  the whole interval is above `limit`
+      above   True if the share is more than `limit`
+      surely  True if the whole interval is above `limit`
     """
     found = []
     for row in checks:

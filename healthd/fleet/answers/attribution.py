@@ -1,6 +1,6 @@
 """Most likely causes of failed jobs, how often each cause occurred, and what it cost.
 
-Source: the section on attribution of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025). causes.py defines the
+Source: the section about attribution in arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025). causes.py defines the
 causes, their order and the rule for one job. weeks.py counts the causes per week.
 """
 
@@ -31,9 +31,9 @@ from healthd.fleet.answers.states import ClusterGpus
 from healthd.fleet.answers.study import R, Row, Study
 from healthd.fleet.statistics import weeks
 
-MAX_UNATTRIBUTED_JOBS = 20  # jobs without a cause to list
-FAILED_JOBS_PER_PAGE = 200  # failed jobs fetched at once to find those without a cause
-CONDITIONS_PER_PAGE = 5000  # conditions fetched at once
+MAX_UNATTRIBUTED_JOBS = 20  # maximum number of jobs without a cause to list
+FAILED_JOBS_PER_PAGE = 200  # number of failed jobs to fetch at once when looking for those without a cause
+CONDITIONS_PER_PAGE = 5000  # number of conditions to fetch at once
 
 _NAMES_GPU = regex(r"(?i).*\bgpus?\b.*")
 _NAMES_SWAP = regex(r"(?i).*\b(?:swap|replac|exchang|rma)\w*.*")
@@ -46,9 +46,9 @@ has_findings = document.no_findings
 
 
 class ConditionRow(NamedTuple):
-    """Columns of attribution_page.sql: a condition on a node of a failed job, and the job.
+    """A row that attribution_page.sql returns: a condition on a node of a failed job, and the job.
 
-    jobs: job names in the condition's source. A condition has one row for each list of names.
+    jobs: job names in the condition's source. A condition has one row for each different list of names.
     """
 
     place: int
@@ -78,7 +78,7 @@ class ConditionRow(NamedTuple):
 
 
 class FailureTotal(NamedTuple):
-    """Columns of attribution_totals.sql."""
+    """A row that attribution_totals.sql returns."""
 
     state: str
     looked: str
@@ -87,7 +87,7 @@ class FailureTotal(NamedTuple):
 
 
 class FailedJob(NamedTuple):
-    """Columns of attribution_largest.sql, and keys of the document."""
+    """A row that attribution_largest.sql returns. Its fields are keys of the document."""
 
     cluster: str
     job: int
@@ -100,14 +100,14 @@ class FailedJob(NamedTuple):
 
 
 class Week(NamedTuple):
-    """Columns of attribution_weeks.sql."""
+    """A row that attribution_weeks.sql returns."""
 
     week: int
     gpu_seconds: int
 
 
 class CheckDate(NamedTuple):
-    """Columns of attribution_check_dates.sql, and keys of the document."""
+    """A row that attribution_check_dates.sql returns. Its fields are keys of the document."""
 
     cluster: str
     check: str
@@ -120,7 +120,7 @@ class CheckDate(NamedTuple):
 
 
 class ClearedFlag(NamedTuple):
-    """Columns of attribution_cleared_flags.sql."""
+    """A row that attribution_cleared_flags.sql returns."""
 
     cluster: str
     node: str
@@ -130,7 +130,7 @@ class ClearedFlag(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """Columns of attribution_tickets.sql."""
+    """A row that attribution_tickets.sql returns."""
 
     cluster: str
     node: str
@@ -140,9 +140,9 @@ class Ticket(NamedTuple):
 
 
 def attribution(study: Study) -> Document:
-    """Return the document of `healthd fleet attribution` (docs/json.md).
+    """Return the document for `healthd fleet attribution` (docs/json.md).
 
-    Raises Unanswerable without jobs, or with neither events nor scraped conditions.
+    Raises Unanswerable if there are no jobs, or neither events nor scraped conditions.
     """
     study.require("jobs")
     if not study.has_rows("scraped_conditions"):
@@ -198,7 +198,7 @@ def _pages(study: Study, name: str, row: type[R], rows: int, **parameters: int) 
 
 
 class Job(NamedTuple):
-    """A failed job with the keys of the document, and `looked`, one of `OBSERVATION_STATES`."""
+    """A failed job. Its fields are keys of the document, plus `looked`, which is one of `OBSERVATION_STATES`."""
 
     job: int
     db_index: int
@@ -212,9 +212,9 @@ class Job(NamedTuple):
 
 
 def attribute_jobs(rows: Iterable[ConditionRow]) -> Iterator[tuple[Job, Attribution]]:
-    """Yield each job that has a cause, with its attribution. Pure.
+    """Yield each job for which a cause was found, with its attribution. Pure.
 
-    rows: the rows of a job are adjacent, and so are the rows of a condition.
+    rows: the rows for a job must be adjacent, and so must the rows for a condition.
     """
     for _, job_rows in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
         condition_groups = [list(condition_rows) for _, condition_rows in groupby(job_rows, key=lambda row: row.place)]
@@ -246,7 +246,7 @@ def _failure(row: ConditionRow) -> Failure:
 
 
 def _sighting(rows: Sequence[ConditionRow]) -> Sighting:
-    """Build a condition from its rows, which differ only in the names of jobs."""
+    """Build a condition from its rows, which differ only in their job names."""
     intern = sys.intern  # many rows, but few different texts
     row = rows[0]
     return Sighting(
@@ -292,7 +292,9 @@ def _job_row(job: Job, result: Attribution) -> Row:
 
 
 def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[FailureTotal]) -> Document:
-    """Count failed jobs with and without a cause, and how well the nodes of those without one were observed. Pure.
+    """Count the failed jobs with and without a cause.
+
+    For jobs without one, count how well their nodes were observed. Pure.
 
     totals: all failed jobs.
     """
@@ -320,9 +322,9 @@ def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[Failu
 
 
 def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
-    """Return the jobs, incidents and lost time of each cause. Pure.
+    """Return the jobs, incidents and lost time for each cause. Pure.
 
-    by_chance: jobs per cause that the same rule finds one hour before each failure.
+    by_chance: for each cause, the number of jobs that the same rule finds one hour before each failure.
     """
     jobs_by_cause: dict[str, list[tuple[Job, Attribution]]] = defaultdict(list)
     for job, result in jobs:
@@ -371,9 +373,9 @@ def _incidents(jobs: Iterable[tuple[Job, Attribution]]) -> list[weeks.Incident]:
 def by_week(
     jobs: Sequence[tuple[Job, Attribution]], gpu_hours: Mapping[int, float], from_time: int, to_time: int
 ) -> Document:
-    """Return the failures of each cause in each week of [from, to), including weeks without any, and the spikes. Pure.
+    """Return the failures for each cause in each week of [from, to), including weeks without any, and the spikes. Pure.
 
-    The first and last week may be partial: `days` counts only the days within the period.
+    The first and last week may be partial. `days` counts only the days within the period.
     """
     counts: dict[tuple[int, str], int] = Counter((weeks.week_start(job.end_time), result.cause) for job, result in jobs)
     incidents = _incidents(jobs)
@@ -415,8 +417,8 @@ def by_week(
 def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
     """Return which faults occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2". Pure.
 
-    Source: the paper's section on co-occurrence. Result: [{what, of, together, share, paper}]; `together` counts
-    matches among `of` attributed jobs.
+    Source: the paper's section about co-occurrence. The result is [{what, of, together, share, paper}]; `together`
+    counts matches among `of` attributed jobs.
     """
     hardware = [result for result in jobs if CAUSES[result.cause].domain == HARDWARE]
     pcie = [result for result in jobs if result.cause == "pcie"]
@@ -462,12 +464,12 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 
 
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
-    """Return the GPU replacements found in the store as [{cluster, node, time, subject, why}], by time. Pure.
+    """Return the GPU replacements that the store shows, as [{cluster, node, time, subject, why}], sorted by time. Pure.
 
-    flags    cleared flags that a GPU keeps for life
-    tickets  tickets, whose text may name a GPU and a replacement
+      flags    cleared flags that a GPU normally keeps for life
+      tickets  tickets, whose text may name a GPU and a replacement
 
-    A flag belongs to a ticket for its node if it was cleared while the ticket was open, or within a day after it was
+    A flag belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was
     closed.
     """
     swap_tickets = [row for row in tickets if _NAMES_GPU.fullmatch(row.text) and _NAMES_SWAP.fullmatch(row.text)]

@@ -1,8 +1,8 @@
-"""Time that nodes were in service, out of service (and by whom), in maintenance or not observed, and SLA violations.
+"""Computes the time that nodes were in service, out of service (and why), in maintenance or not observed.
 
-Each second of a node counts once: as planned; else as out (`OUT_KINDS`); else as up, if Slurm's node states were read
-for that time or healthd observed the node; else as not observed. Planned time is excluded from the total. The query
-`out_of_service` gives the outages and who caused them.
+It also finds SLA violations. Each second of a node counts once, in the first category that applies: planned; out
+(`OUT_KINDS`); up, if Slurm's node states were read for that time or healthd observed the node; not observed. Planned
+time is excluded from the total. The query `out_of_service` lists the outages and who caused them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.spans import Span, intersect, merge, subtract, total_seconds
 from healthd.fleet.tables import BIGINT, TEXT
 
-# Ways in which a node can be out. drained_unknown: drained in Slurm by a user whose name was not read.
+# Ways for a node to be out of service. drained_unknown: drained in Slurm by a user whose name was not read.
 OUT_KINDS = ("drained_healthd", "drained_people", "drained_slurm", "drained_unknown", "down")
 SHARE_KINDS = ("up", *OUT_KINDS, "not_observed")
 PLANNED_KINDS = ("maintenance", "reservation")
 
 
 class Node(NamedTuple):
-    """Columns of availability_nodes.sql."""
+    """A row that availability_nodes.sql returns."""
 
     cluster: str
     node: str
@@ -41,7 +41,7 @@ class Node(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """Columns of availability_outages.sql."""
+    """A row that availability_outages.sql returns."""
 
     cluster: str
     node: str
@@ -52,7 +52,7 @@ class Outage(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Columns of availability_reserved.sql."""
+    """A row that availability_reserved.sql returns."""
 
     cluster: str
     node: str
@@ -63,7 +63,7 @@ class Reserved(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """Columns of availability_read_periods.sql."""
+    """A row that availability_read_periods.sql returns."""
 
     cluster: str
     from_time: int
@@ -71,20 +71,20 @@ class ReadPeriod(NamedTuple):
 
 
 class Ingested(NamedTuple):
-    """Columns of availability_ingested.sql."""
+    """A row that availability_ingested.sql returns."""
 
     ingests: int
 
 
 class CoverageEnd(NamedTuple):
-    """Columns of availability_coverage_ends.sql."""
+    """A row that availability_coverage_ends.sql returns."""
 
     cluster: str | None
     until: int
 
 
 class Observed(NamedTuple):
-    """Columns of availability_observed.sql."""
+    """A row that availability_observed.sql returns."""
 
     cluster: str
     node: str
@@ -96,8 +96,8 @@ class Observed(NamedTuple):
 class NodeTimes:
     """Known times of one node.
 
-    planned, out  the times of each kind, in any order
-    outages       each outage as (kind, begin, end); the end is None if it is not over yet
+    planned, out  times by kind, in any order
+    outages       outages as (kind, begin, end); end is None if the outage is not over yet
     observed      times at which the node's state was known
     """
 
@@ -108,14 +108,14 @@ class NodeTimes:
 
 
 def availability(study: Study, *, sla: float | None = None, count_reservations: bool = False) -> Document:
-    """Return the document of `healthd fleet availability` (docs/json.md).
+    """Return the document for `healthd fleet availability` (docs/json.md).
 
     fleet, by_model, by_rack, nodes: each {seconds, planned: {maintenance, reservation}, shares, availability, repair}.
-    planned: the excluded reservations. sla: {percent, below}, None if no SLA was given.
+    planned: the excluded reservations. sla: {percent, below}, or None if no SLA was given.
 
     Args:
-        sla: percent, 1 to 100; `below` lists the fleet, models and racks below it.
-        count_reservations: count the time of reservations without the flag MAINT like any other time.
+        sla: percentage from 1 to 100. `below` lists the fleet, models and racks below it.
+        count_reservations: count reservations without the flag MAINT like any other time.
 
     Raises Unanswerable if neither Slurm nor healthd reported node states, WrongChoice for an invalid SLA.
     """
@@ -166,7 +166,7 @@ def availability(study: Study, *, sla: float | None = None, count_reservations: 
 
 
 def has_findings(availability: Document) -> bool:
-    """Return True if something is below the SLA."""
+    """Return True if the fleet, a model or a rack is below the SLA."""
     return bool(availability["sla"] and availability["sla"]["below"])
 
 
@@ -174,10 +174,10 @@ def has_findings(availability: Document) -> bool:
 
 
 def outage_kind(by_whom: str, state: str | None) -> str:
-    """Return the kind of an outage, one of `OUT_KINDS`, from its origin and Slurm's first state.
+    """Return an outage's kind (one of `OUT_KINDS`), derived from its origin and Slurm's first state.
 
-    An outage by healthd or a person counts as theirs, whatever state was set. States that Slurm itself set count as
-    down, except drains (prolog, epilog, failed launch).
+    An outage caused by healthd or a person counts as theirs, no matter which state they set. A state that Slurm itself
+    set counts as down, unless it is a drain (prolog, epilog, failed launch).
     """
     if by_whom == "healthd":
         return "drained_healthd"
@@ -189,10 +189,10 @@ def outage_kind(by_whom: str, state: str | None) -> str:
 
 
 def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
-    """Divide `whole` into seconds of each planned and share kind; each second counts once.
+    """Divide `whole` into seconds for each kind of planned time and each kind of share. Each second counts once.
 
-    Planned time takes precedence over outages, and maintenance over other reservations: a node that is down during
-    maintenance counts as planned.
+    Planned time takes precedence over outages, and maintenance over other reservations. Time for which a node is down
+    during maintenance is therefore planned.
     """
     found: dict[str, int] = {}
     remaining = merge([whole])
@@ -207,10 +207,10 @@ def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
 
 
 def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | None]]:
-    """Return (kind, seconds out) of each outage that ended in `whole`, with its time before; None if not over yet.
+    """Return (kind, seconds) for each outage that ended in `whole`. Seconds is None if the outage is not over yet.
 
-    Planned time does not count, and outages entirely within planned time are skipped. Overlapping outages of a node
-    would count separately; the query `out_of_service` returns none.
+    The seconds include the outage's time before `whole`, but no planned time. Outages entirely within planned time are
+    skipped. Overlapping outages on one node would count separately, but the query `out_of_service` returns none.
     """
     planned = merge(span for times in node_times.planned.values() for span in times)
     found: list[tuple[str, int | None]] = []
@@ -226,7 +226,7 @@ def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | No
 
 
 def total_times(parts: Iterable[Mapping[str, int]], repairs: Iterable[tuple[str, int | None]]) -> Row:
-    """Add up the times of several nodes; each second counts equally. The share of an empty total is None."""
+    """Add up the times of several nodes. All seconds have the same weight. The share of an empty total is None."""
     total = dict.fromkeys((*PLANNED_KINDS, *SHARE_KINDS), 0)
     for part in parts:
         for kind, value in part.items():
@@ -249,7 +249,7 @@ def total_times(parts: Iterable[Mapping[str, int]], repairs: Iterable[tuple[str,
 
 
 def repair_statistics(outage_seconds: Sequence[int | None]) -> Row:
-    """Return the MTTR: mean, median and 90th percentile of the durations of outages that are over."""
+    """Return the MTTR: the mean, median and 90th percentile of the durations of completed outages."""
     durations = sorted(seconds for seconds in outage_seconds if seconds is not None)
     return {
         "ended": len(durations),
@@ -282,8 +282,8 @@ def _worst_first(rows: Iterable[Row]) -> list[Row]:
 def below_sla(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row]) -> list[Row]:
     """Return which of the fleet, its models and its racks were up for less than `sla` percent of their known time.
 
-    The fleet comes first, then models, then racks, each sorted by availability, lowest first. Nodes without a model or
-    rack count only for the fleet.
+    The fleet comes first, then models, then racks; models and racks are sorted by availability, lowest first. Nodes
+    without a model or rack count only toward the fleet.
     """
     candidates = [("fleet", None, None, fleet)]
     candidates += [("model", None, row["gpu_model"], row) for row in _worst_first(by_model) if row["gpu_model"]]
@@ -301,8 +301,9 @@ def below_sla(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable
 def _add_observed_times(
     study: Study, node_times: Mapping[tuple[str, str], NodeTimes], whole: Span
 ) -> dict[str, list[Span]]:
-    """Add the observed times to each node. Return the times of each cluster for which Slurm's node states were not
-    read.
+    """Add the observed times to each node.
+
+    Return, for each cluster, the times for which Slurm's node states were not read.
     """
     read: dict[str, list[Span]] = defaultdict(list)
     for row in study.query("availability_read_periods", ReadPeriod):
@@ -355,7 +356,7 @@ def _planned_kind(row: Reserved) -> str:
 
 
 def _excluded_reservations(reserved: Sequence[Reserved], whole: Span, count_reservations: bool) -> list[Row]:
-    """Return the reservations whose time was excluded."""
+    """Return the reservations whose time was excluded from the total."""
     by_name: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for row in reserved:
         if row.maintenance or not count_reservations:

@@ -5,20 +5,21 @@ Each check declares the causes of its codes, whether they end a job, and which a
 
 The domains are those of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025, Table I): user program, system software
 (driver, operating system, services), hardware. A hardware fault is transient (an ECC error, a link that flaps) or
-permanent (the vendor must replace the part). Permanent are NVIDIA's criteria for a replacement (row remapping failures,
-used-up spares, the SRAM threshold, retired pages: NVIDIA GPU memory error management), and a device that is missing or
-dead after a boot. All other hardware faults are transient. The paper publishes neither the cause of each code nor their
-order: both are healthd's.
+permanent (the vendor must replace the part). A fault is permanent if it meets NVIDIA's criteria for a replacement (row
+remapping failures, used-up spares, the SRAM threshold, retired pages: NVIDIA GPU memory error management), or if a
+device is missing or dead after a boot. All other hardware faults are transient. The paper publishes neither the cause
+of each code nor their order: both are healthd's.
 
 `CAUSES` is in order of preference: causes that isolate the node come first. It begins with the paper's high class of
 checks (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device, mount). PCIe comes
-first because it is the reason why a GPU is inaccessible. Then come causes that only drain; the user's program is last.
+first because it is the reason why a GPU is inaccessible. Then come causes for which the node is only drained; the
+user's program is last.
 
 `attribute_failure` returns the most likely cause among the conditions around a job's end. Source for the window and for
 "most likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
 failing job's lifetime (FAILED or NODE_FAIL)"; among several checks, it is the one that "indicates whether a node should
-be isolated". That heuristic is not published; `may_have_ended` is healthd's. It excludes unlikely conditions, as the
-paper's differential diagnosis does.
+be isolated". That heuristic is not published, so `may_have_ended` is healthd's own. It excludes unlikely conditions, as
+the paper's differential diagnosis does.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ CONFIDENCES = ("high", "medium", "low")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Cause of a failure. `label` is for people. `domain` is None if it is unknown (a site's own check)."""
+    """A cause of failures. `label`: its name for people. `domain`: None if unknown (a site's own check)."""
 
     name: str
     domain: str | None
@@ -55,12 +56,13 @@ CAUSES = {
     cause.name: cause
     for cause in (
         Cause("pcie", HARDWARE, "PCI Express"),
-        # Before the GPU causes: the paper counts a GPU that falls off the bus along with a failed link as link failure.
+        # This comes before the GPU causes, because the paper counts a GPU that falls off the bus along with a failed
+        # link as a link failure.
         Cause("ib_link", HARDWARE, "InfiniBand"),
         Cause("gpu_lost", HARDWARE, "a lost GPU"),
         Cause("nvlink", HARDWARE, "NVLink and NVSwitch"),
         Cause("gpu_memory", HARDWARE, "GPU memory"),
-        # "GSP timeouts came from a code regression, fixed by a driver patch": the paper's section on GSP timeouts.
+        # "GSP timeouts came from a code regression, fixed by a driver patch": the paper's section about GSP timeouts.
         Cause("gsp", SYSTEM_SOFTWARE, "GPU firmware (GSP)"),
         Cause("gpu", HARDWARE, "another GPU fault"),
         Cause("disk", HARDWARE, "disks"),
@@ -79,13 +81,13 @@ CAUSES = {
 CAUSE_ORDER = {name: place for place, name in enumerate(CAUSES)}
 
 # One fault causes several codes. A cause on a node belongs to the first of these other causes that is found on the same
-# node: {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper, section on co-occurrence), and a reset
-# request of the driver (Xid 154) follows from another Xid, which has the reason (docs/severity.md).
+# node: {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper's section about co-occurrence), and a reset
+# request from the driver (Xid 154) follows from another Xid, which has the reason (docs/severity.md).
 PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
 # A job on one node does not communicate over these links. Storage traffic does, but a lost file system is its own
 # cause.
 INTER_NODE_CAUSES = frozenset({"ib_link", "ethernet"})
-# Faults of one GPU: a condition that names jobs did not end any other job.
+# Faults on a single GPU. If such a condition names jobs, it did not end any other job.
 SINGLE_GPU_CAUSES = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu", USER_CAUSE})
 
 # Xids that follow from an earlier fault in the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
@@ -94,7 +96,7 @@ AFTER_PROGRAM_CODES = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
 
 @dataclass(frozen=True, slots=True)
 class CodeMeaning:
-    """Meaning of a code for a job that ended.
+    """What a code means for a job that ended.
 
     cause      a name in `CAUSES`
     transient  False if permanent; None if it is unknown or the cause is not hardware
@@ -115,8 +117,8 @@ class CodeMeaning:
 def meaning(code: str) -> CodeMeaning:
     """Return the meaning of a code.
 
-    Newer checks and a site's checks may have codes that are in no table. Their cause is `OTHER_CAUSE`. `CHECK/others`
-    counts several codes as one without naming them, so its meaning is also unknown.
+    Newer checks and a site's own checks may have codes that are in no table. Their cause is `OTHER_CAUSE`.
+    `CHECK/others` stands for several codes without naming them, so its meaning is also unknown.
     """
     check, _, name = code.partition("/")
     found = _codes().get(code) or (_codes().get(f"{check}/*") if is_decimal(name) else None)
@@ -138,7 +140,7 @@ def _meaning(row: dict[str, str]) -> CodeMeaning:
 
 
 def checks() -> frozenset[str]:
-    """Return the names of the built-in checks, including those whose codes a site chooses."""
+    """Return the names of the built-in checks. These include checks whose codes the site chooses."""
     return frozenset(code.partition("/")[0] for code in _codes())
 
 
@@ -152,7 +154,7 @@ def is_node_fault(code: str) -> bool:
 
 
 def codes() -> list[str]:
-    """Return the codes in the table. CHECK/* covers numbers that the table does not list."""
+    """Return the codes in the table. CHECK/* stands for numbers that the table does not list."""
     return list(_codes())
 
 
@@ -179,7 +181,7 @@ class Sighting:
 
     from_stream  True if a healthd stream reported it; False if only a scrape did, which does not show whether a user
                  can forge it
-    jobs         jobs that the condition names at its source; empty if there are none or the list is incomplete
+    jobs         jobs that the condition names in its source; empty if there are none or the list is incomplete
     """
 
     node: str
@@ -196,9 +198,9 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """Most likely cause of a failed job.
+    """The most likely cause of a failed job.
 
-    sighting         the condition that determined the cause
+    sighting         the condition that determines the cause
     other_sightings  all other conditions, each with its cause
     possible_causes  causes of all incidents that may have ended the job
     """
@@ -216,7 +218,7 @@ class Attribution:
 
     @property
     def codes(self) -> frozenset[str]:
-        """Codes on the node of the cause."""
+        """Codes on the node that has the cause."""
         node_codes = {sighting.code for _, sighting in self.other_sightings if sighting.node == self.sighting.node}
         return frozenset(node_codes | {self.sighting.code})
 
@@ -244,7 +246,7 @@ def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
 
 
 def is_unlikely(failure: Failure, cause: str) -> bool:
-    """Return True for a link between nodes and a job on one node.
+    """Return True if the cause is a link between nodes but the job ran on only one node.
 
     The job may have used the link for storage or to reach Slurm. The link therefore remains a possible cause, but every
     other cause takes precedence.
@@ -255,9 +257,9 @@ def is_unlikely(failure: Failure, cause: str) -> bool:
 def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attribution | None:
     """Return the most likely cause, or None if no condition can have ended the job.
 
-    The incident is chosen by the order of its cause (unlikely ones last), then by its first sighting, then by the
-    node's name. Its representative condition is one whose code has this cause, then the most severe, an edge before a
-    level. The order of `sightings` does not matter.
+    The incident is chosen by the order of its cause (unlikely causes last), then by its first sighting, then by the
+    node's name. It is represented by a condition whose code has this cause; among several, by the most severe, and by
+    an edge rather than a level. The order of `sightings` does not matter.
     """
     with_causes = _with_incident_causes(sightings)
     deciding: dict[tuple[str, str], list[Sighting]] = defaultdict(list)
@@ -283,7 +285,7 @@ def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attrib
 
 
 def _representative_order(cause: str, sighting: Sighting) -> tuple[object, ...]:
-    """Return the sort key for an incident's representative condition: the lowest key wins."""
+    """Return the sort key for choosing the condition that represents an incident. The lowest key wins."""
     has_cause, badness = (
         meaning(sighting.code).cause == cause,
         SEVERITIES.index(sighting.severity) if sighting.severity in SEVERITIES else -1,
@@ -292,8 +294,9 @@ def _representative_order(cause: str, sighting: Sighting) -> tuple[object, ...]:
 
 
 def _with_incident_causes(sightings: Iterable[Sighting]) -> list[tuple[str, Sighting]]:
-    """Return each condition with the cause of its incident on the node, or else its own cause, in order of
-    preference.
+    """Return each condition with a cause, in order of preference.
+
+    The cause is that of the condition's incident on the node. If there is no incident, it is the condition's own cause.
     """
     all_sightings = list(sightings)
     node_causes: dict[str, set[str]] = defaultdict(set)
@@ -316,10 +319,10 @@ def _incident_cause(cause: str, node_causes: set[str]) -> str:
 def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_competing_cause: bool) -> str:
     """Return high if the code ends jobs by itself, healthd's stream reported it, and there is no competing cause.
 
-    It is one step lower for each of these: there is a competing cause that isolates a node; only a scrape, which shows
-    neither the exact time nor whether a user can forge it, reported the condition. `_weakness` adds its steps. A
-    program's own Xid is medium (bad GPUs cause the same Xids, on different jobs), or low if it only follows from
-    another error (43, 45).
+    It is one step lower if a competing cause also isolates a node. It is one step lower if only a scrape reported the
+    condition, because a scrape shows neither the exact time nor whether a user can forge it. `_weakness` gives further
+    steps. A program's own Xid is medium (bad GPUs cause the same Xids, but in different jobs), or low if it only
+    follows from another error (43, 45).
     """
     if cause == USER_CAUSE:
         return "low" if all(sighting.code in AFTER_PROGRAM_CODES for sighting in deciding) else "medium"
@@ -334,10 +337,10 @@ def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_
 
 
 def _weakness(sighting: Sighting) -> int:
-    """Return how many steps of confidence a condition lacks because of its code.
+    """Return how many steps of confidence a condition loses because of its code.
 
-    0: the code ends jobs, or a known code was critical. 1: a known code that was only degraded (corrected ECC errors,
-    error rates), or an unknown code that was critical. 2: an unknown code that was degraded.
+    0: the code ends jobs, or a known code was critical. 1: a known code was only degraded (corrected ECC errors, error
+    rates), or an unknown code was critical. 2: an unknown code was degraded.
     """
     code_meaning = meaning(sighting.code)
     if code_meaning.is_known and code_meaning.ends is not EndsJob.IF_ISOLATES:

@@ -1,10 +1,10 @@
 """Value of each check: how often it provided the first or only evidence of an incident, and the time until the drain.
 
-An incident consists of a node's failing sightings (conditions that drain: degraded or critical), each at most
-`gap_seconds` after the previous one: 15 minutes, the width of the attribution window. Kokolis, Kuchnik et al. (HPCA
-2025, arXiv 2410.21680) let checks overlap on purpose: a PCIe fault may show up as a GPU that does not answer, with no
-Xid. So "never the only one" is no reason to remove a check, and "never" means only that nothing broke that the check
-can detect.
+An incident consists of a node's failing sightings, that is, conditions that drain (degraded or critical). Each follows
+the previous one within `gap_seconds`, by default 15 minutes, the width of the attribution window. Kokolis, Kuchnik et
+al. (HPCA 2025, arXiv 2410.21680) let checks overlap on purpose: a PCIe fault may show up as a GPU that does not answer,
+with no Xid. So a check that was never the only evidence should not be removed for that reason. A check that never
+reported anything shows only that nothing it can detect was broken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ Node = tuple[str, str]  # cluster, node
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """Failing sightings of one node that belong together. checks: names by first sighting, then severity, then name."""
+    """A node's failing sightings that belong together.
+
+    checks: names, sorted by first sighting, then severity, then name.
+    """
 
     node: Node
     start_time: int
@@ -42,7 +45,7 @@ class Incident:
 
 
 class Sighting(NamedTuple):
-    """Columns of checks_sightings.sql."""
+    """A row that checks_sightings.sql returns."""
 
     cluster: str
     node: str
@@ -52,7 +55,7 @@ class Sighting(NamedTuple):
 
 
 class ReportedChecks(NamedTuple):
-    """Columns of checks_reported.sql."""
+    """A row that checks_reported.sql returns."""
 
     check_name: str
     failing: int = 0
@@ -61,7 +64,7 @@ class ReportedChecks(NamedTuple):
 
 
 class DeployedCheck(NamedTuple):
-    """Columns of checks_deployed.sql."""
+    """A row that checks_deployed.sql returns."""
 
     check_name: str
     since_time: int | None = None
@@ -70,7 +73,7 @@ class DeployedCheck(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """Columns of checks_outages.sql."""
+    """A row that checks_outages.sql returns."""
 
     cluster: str
     node: str
@@ -80,7 +83,7 @@ class Outage(NamedTuple):
 
 
 class ConditionLife(NamedTuple):
-    """Columns of checks_conditions.sql."""
+    """A row that checks_conditions.sql returns."""
 
     cluster: str
     node: str
@@ -91,7 +94,7 @@ class ConditionLife(NamedTuple):
 
 
 class DrainCommand(NamedTuple):
-    """Columns of checks_drain_commands.sql."""
+    """A row that checks_drain_commands.sql returns."""
 
     cluster: str
     node: str
@@ -99,7 +102,7 @@ class DrainCommand(NamedTuple):
 
 
 class UnobservedDay(NamedTuple):
-    """Columns of checks_unobserved_days.sql."""
+    """A row that checks_unobserved_days.sql returns."""
 
     cluster: str
     node: str
@@ -107,10 +110,10 @@ class UnobservedDay(NamedTuple):
 
 
 def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document:
-    """Return the document of `healthd fleet checks`: checks, incidents, and the times from first evidence to drain.
+    """Return the document for `healthd fleet checks`: checks, incidents, and the times from first evidence to drain.
 
-    gap_seconds: sightings on a node that are further apart than this are two incidents. Raises Unanswerable if no
-    source has conditions.
+    gap_seconds: if two sightings on a node are further apart than this, they belong to two incidents. Raises
+    Unanswerable if no source has conditions.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
@@ -163,7 +166,7 @@ def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document
 
 
 def incidents(sighting_rows: Iterable[Sighting], gap_seconds: int) -> list[Incident]:
-    """Group failing sightings into incidents, sorted by node and time. Pure."""
+    """Group the failing sightings into incidents, sorted by node and time. Pure."""
     by_node: dict[Node, list[tuple[int, int, str]]] = defaultdict(list)
     for sighting in sighting_rows:
         by_node[sighting.cluster, sighting.node].append((sighting.time, -sighting.badness, sighting.check_name))
@@ -185,10 +188,12 @@ def by_check(
     completed: Mapping[str, CheckCompletion],
     deployed: Mapping[str, DeployedCheck],
 ) -> list[Row]:
-    """Return each check that is deployed or reported something, most frequent first evidence first. Pure.
+    """Return the checks that are deployed or reported something.
 
-    The shares of first evidence sum to one over all checks. reported: failing, warnings (only) or never (enabled, but
-    nothing reported).
+    Those that were most often the first evidence come first. Pure.
+
+    The shares of first evidence add up to one. reported: failing, warnings (nothing worse) or never (enabled, but
+    without a report).
     """
     first = Counter(incident.checks[0] for incident in all_incidents)
     alone = Counter(incident.checks[0] for incident in all_incidents if len(incident.checks) == 1)
@@ -233,8 +238,8 @@ def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
 def outcomes(all_incidents: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
     """Count how the incidents ended. Pure.
 
-    already_out  it began while the node was out of service
-    drained      the node went out of service within DRAIN_WITHIN_SECONDS of its end
+    already_out  the incident began while the node was out of service
+    drained      the node went out of service within DRAIN_WITHIN_SECONDS of the incident's end
     not_drained  the node was still in service after that time
     too_recent   that time has not passed yet
     """
@@ -264,11 +269,11 @@ def drains(
 ) -> list[Row]:
     """Return each drain (or node that went down) with its first evidence. Pure.
 
-    The first evidence is the earliest first sighting of a failing condition that was open when the drain began, was
-    seen in the day before, and began after the node's previous outage.
+    Only failing conditions count that were open when the drain began, were seen in the day before it, and began after
+    the node's previous outage. The first evidence is the first sighting of the earliest of them.
 
     seconds       from the first evidence to the drain; None if no failing condition was open
-    sent_seconds  from the first evidence to healthd's drain command, if its stream has one since then
+    sent_seconds  from the first evidence to healthd's drain command, if the stream has such a command since then
     observed      True if the node was observed for half of that day (UTC), or of the day before
     """
     ended: dict[Node, list[tuple[int, int]]] = defaultdict(list)
@@ -312,10 +317,10 @@ def drains(
 
 
 def delays(drain_rows: Sequence[Row]) -> Row:
-    """Return the number of drains, how many have evidence, and percentiles of the time. Pure.
+    """Return the number of drains, the number with evidence, and percentiles of the time to the drain. Pure.
 
-    Percentiles are nearest-rank: the shortest time within which that percentage was drained. With fewer than 100 drains
-    the 99th percentile is the longest time.
+    Percentiles are nearest-rank: the shortest time within which that percentage of nodes was drained. With fewer than
+    100 drains, the 99th percentile is the longest time.
     """
     delay_seconds = sorted(row["seconds"] for row in drain_rows if row["seconds"] is not None)
     sent_seconds = sorted(row["sent_seconds"] for row in drain_rows if row["sent_seconds"] is not None)

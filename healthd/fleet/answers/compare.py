@@ -1,11 +1,11 @@
-"""Significant differences between two periods, partitions, models, switches, accounts or clusters.
+"""Finds significant differences between two periods, partitions, models, switches, accounts or clusters.
 
 Each measure is a rate: an amount per exposure, on each side. Two rates differ if the interval of their ratio excludes
 1. Independent failures have an exact interval, but real failures come in clumps (a node that fails repeatedly, a job
-that is requeued into the same fault, a user's broken script). Each measure is therefore also counted per such unit, and
-its count is reduced according to their spread (`dispersion`). A share (of jobs, of time) is not a count per exposure:
-90 % of 3,000 jobs is known far more precisely than 2,700 events would be. With many measures, one differs by chance:
-Holm's method limits the probability of any false difference to `LEVEL`.
+that is requeued into the same fault, a user's broken script). Each measure is therefore also counted per node, job or
+user, and its count is reduced according to the spread between these units (`dispersion`). A share (of jobs, of time) is
+not a count per exposure: 90 % of 3,000 jobs is known far more precisely than 2,700 events would be. Among many
+measures, some differ by chance. Holm's method limits the probability of any false difference to `LEVEL`.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from healthd.fleet.times import TimeError, parse_seconds
 
 LEVEL = 0.05
 LARGE_GPUS = 128  # as in the answer `rate`
-MIN_EVENTS = 5  # with fewer events on both sides together, a code cannot show a difference
+MIN_EVENTS = 5  # with fewer events on both sides together, a code cannot show any difference
 CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Amounts and exposures of each unit (a node, a job, a day, a user), in the same order.
+    """Amounts and exposures by unit (a node, a job, a day, a user), in the same order.
 
-    If units have no exposure of their own, all exposures are 0, and the spread is that of the amounts (compound
+    If units have no exposure of their own, all exposures are 0, and the spread is computed from the amounts (compound
     Poisson).
     """
 
@@ -61,7 +61,7 @@ class Measure:
     name       "r_f", "code gpu_xid/79"
     unit       unit of the rate; "of all" means a share
     per        exposure to which the rate refers; 1 for a share
-    groupings  the same amount by different units; the grouping with the largest spread counts
+    groupings  the same amount, grouped by different units; the grouping with the largest spread counts
     """
 
     name: str
@@ -87,15 +87,15 @@ class Side:
     notes: tuple[str, ...]
     completed_node_days: dict[
         str, int
-    ]  # check -> node-days on which the check is known to have completed; empty if unknown for all
-    nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) of the chosen nodes
+    ]  # maps each check to the node-days on which it is known to have completed; empty if nothing is known
+    nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) for each chosen node
 
 
 # --- rows of the store
 
 
 class FailedJob(NamedTuple):
-    """Columns of compare_failed.sql."""
+    """A row that compare_failed.sql returns."""
 
     cluster: str
     job_id: int | None
@@ -105,13 +105,13 @@ class FailedJob(NamedTuple):
 
 
 class NodeDays(NamedTuple):
-    """Columns of compare_node_days.sql."""
+    """A row that compare_node_days.sql returns."""
 
     days: float
 
 
 class EndedJobs(NamedTuple):
-    """Columns of compare_by_day.sql and compare_by_user.sql."""
+    """A row that compare_by_day.sql or compare_by_user.sql returns."""
 
     unit: str
     jobs: int
@@ -124,7 +124,7 @@ class EndedJobs(NamedTuple):
 
 
 class Node(NamedTuple):
-    """Columns of compare_nodes.sql."""
+    """A row that compare_nodes.sql returns."""
 
     cluster: str
     node: str
@@ -134,7 +134,7 @@ class Node(NamedTuple):
 
 
 class Code(NamedTuple):
-    """Columns of compare_codes.sql."""
+    """A row that compare_codes.sql returns."""
 
     code: str
     cluster: str
@@ -143,7 +143,7 @@ class Code(NamedTuple):
 
 
 def compare(a: Study, b: Study, name_a: str = "A", name_b: str = "B") -> Document:
-    """Return the document of `healthd fleet compare`: each measure with both rates, the ratio B / A and its interval.
+    """Return the document for `healthd fleet compare`: each measure with both rates, the ratio B / A and its interval.
 
     Raises Unanswerable if the store of a side has neither jobs nor events.
     """
@@ -151,7 +151,7 @@ def compare(a: Study, b: Study, name_a: str = "A", name_b: str = "B") -> Documen
 
 
 def measure_side(study: Study, name: str) -> Side:
-    """Return all measures of one side. Raises Unanswerable."""
+    """Return all measures for one side. Raises Unanswerable."""
     if not study.has_rows("events"):
         study.require("jobs")
     measures: list[Measure] = []
@@ -176,10 +176,10 @@ def measure_side(study: Study, name: str) -> Side:
 def job_measures(
     failed: Sequence[FailedJob], node_days: float, by_unit: Sequence[Sequence[EndedJobs]]
 ) -> list[Measure]:
-    """Return r_f, the shares of the job states, and the GPU time lost to failures. Pure.
+    """Return r_f, the share of each job state, and the GPU time lost to failures. Pure.
 
-    r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III. Lost time: their section III.D, first
-    order, min(runtime, 30 min) x GPUs of each job that a node ended. `hardware_ends` defines these jobs.
+    r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III. Lost time: first-order losses as in their
+    section III.D, min(runtime, 30 min) x GPUs for each job that a node ended. `hardware_ends` defines these jobs.
     """
     large = [row for row in failed if row.large]
     gpu_hours = math.fsum(row.gpu_hours for row in by_unit[0]) if by_unit else 0.0
@@ -220,7 +220,7 @@ def job_measures(
 
 
 def _failure_groupings(failed: Sequence[FailedJob], amounts: Sequence[float]) -> tuple[Units, ...]:
-    """Group failures by job (with its requeues), and by node if it is known."""
+    """Group failures by job (including its requeues) and, if the nodes are known, by node."""
     by_job: dict[Any, float] = {}
     by_node: dict[Any, float] = {}
     for index, (row, amount) in enumerate(zip(failed, amounts, strict=True)):
@@ -234,7 +234,7 @@ def _failure_groupings(failed: Sequence[FailedJob], amounts: Sequence[float]) ->
 
 
 def node_measures(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
-    """Return the share of the known time that nodes were out, and the rate of each code that drains. Pure."""
+    """Return the share of the known time for which nodes were out, and the rate of each code that drains. Pure."""
     out_days, known_days = [row.out_days for row in nodes], [row.known_days for row in nodes]
     measures = [
         Measure(
@@ -274,7 +274,7 @@ def node_measures(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]
 def compare_sides(a: Side, b: Side) -> Document:
     """Compare two sides. Pure.
 
-    A code that one side lacks counts as 0 with the exposure of that side's other codes.
+    If a code is missing on one side, it counts as 0 there, with the exposure of that side's other codes.
     """
     uneven_checks = unevenly_deployed_checks(a, b)
     rows = [
@@ -311,7 +311,7 @@ def compare_sides(a: Side, b: Side) -> Document:
 
 
 def _sort_key(row: Row) -> tuple[bool, float, float, str]:
-    """Sort key: smallest adjusted p-value first, untested measures last."""
+    """Return a sort key. The smallest adjusted p-value comes first, and untested measures come last."""
     untested = row["adjusted"] is None
     return untested, 1.0 if untested else row["adjusted"], row["p_value"], row["measure"]
 
@@ -319,9 +319,10 @@ def _sort_key(row: Row) -> tuple[bool, float, float, str]:
 def tested_indices(rows: Sequence[Row]) -> list[int]:
     """Return the indices of the measures to test. Pure.
 
-    Each test weakens the others. Measures that cannot differ are excluded: no event on either side, or all jobs
-    affected, or a side without exposure. Only the sums over both sides decide this, so it neither hides nor creates a
-    finding (Tarone, Biometrics 46, 1990). The sum of all codes is excluded if a single code is tested.
+    Each test weakens the others, so measures that cannot differ are excluded: those without an event on either side,
+    those with all jobs affected, and those with a side without exposure. Only the sums over both sides decide this, so
+    the exclusion neither hides nor creates a finding (Tarone, Biometrics 46, 1990). The sum of all codes is excluded if
+    a single code is tested.
     """
     testable = [index for index, row in enumerate(rows) if row["interval"] is not None]
     codes = any(rows[index]["measure"].startswith("code ") for index in testable)
@@ -329,7 +330,7 @@ def tested_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def overlap_notes(a: Side, b: Side) -> list[str]:
-    """Return notes on data that counts on both sides. Pure."""
+    """Return notes about data that counts on both sides. Pure."""
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
@@ -343,9 +344,9 @@ def overlap_notes(a: Side, b: Side) -> list[str]:
 
 
 def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
-    """Return the checks whose share of node-days on one side is less than half of that on the other. Pure.
+    """Return the checks that completed on a much smaller share of node-days (less than half) on one side. Pure.
 
-    The set is empty if a side has no record of completed checks.
+    The set is empty if one side has no record of completed checks.
     """
     if not a.completed_node_days or not b.completed_node_days:
         return set()
@@ -359,7 +360,7 @@ def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
 
 
 def without_checks(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
-    """Return the measures without the codes of these checks, which the sum of all codes also omits. Pure."""
+    """Return the measures without the codes from these checks. The sum of all codes omits these codes too. Pure."""
     remaining = [measure for measure in measures if _check_name(measure.name) not in checks]
     removed = [measure for measure in measures if _check_name(measure.name) in checks]
     for index, measure in enumerate(remaining):
@@ -374,7 +375,7 @@ def without_checks(measures: Sequence[Measure], checks: Collection[str]) -> list
 
 
 def _check_name(name: str) -> str:
-    """Return the check's name for a measure "code CHECK/NAME", or "" for any other measure."""
+    """Return the check's name for a measure named "code CHECK/NAME", or "" for any other measure."""
     return name.removeprefix("code ").partition("/")[0] if name.startswith("code ") else ""
 
 
@@ -385,8 +386,8 @@ def _side_row(side: Side) -> Row:
 def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
     """Pair the measures of both sides by name. Pure.
 
-    A code that is on one side only counts as 0 on the other, whose nodes were also observed. Codes with fewer than
-    MIN_EVENTS events are left out.
+    A code that occurs on one side only counts as 0 on the other, because that side's nodes were observed too. Codes
+    with fewer than MIN_EVENTS events are left out.
     """
     by_name_a, by_name_b = ({measure_a.name: measure_a for measure_a in side} for side in (a, b))
     pairs = []
@@ -456,9 +457,9 @@ def dispersion(a: Measure, b: Measure) -> float:
     independent events (the amount; for a share p of n, n p (1 - p)). The grouping with the largest result is used.
 
     Because the result is estimated from few units, Student's quantile replaces the normal one. Source: the variance of
-    a ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A), as a quasi-Poisson dispersion
-    (Wedderburn, Biometrika 61, 1974), for a share as its design effect (Kish, "Survey Sampling", 1965). The widening
-    for an estimated dispersion is healthd's, as in `bootstrap_rate`.
+    a ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A). It is used as a quasi-Poisson
+    dispersion (Wedderburn, Biometrika 61, 1974) or, for a share, as its design effect (Kish, "Survey Sampling", 1965).
+    The widening for an estimated dispersion is healthd's own, as in `bootstrap_rate`.
     """
     largest = 1.0
     independent = math.fsum(
@@ -489,8 +490,9 @@ _YEAR, _MONTH, _DAY = regex(r"(\d{4})"), regex(r"(\d{4})-(\d\d)"), regex(r"(\d{4
 def parse_period(text: str) -> tuple[int, int]:
     """Return [from, to) for "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC unless a zone is given.
 
-    A year or month as TO is part of the period; a date or time as TO is the moment at which it ends, as with --to.
-    Raises WrongChoice."""
+    If TO is a year or month, the period includes it. If TO is a date or time, the period ends at that moment, as with
+    --to. Raises WrongChoice.
+    """
     begin, separator, end = text.partition("..")
     if not separator:
         return _parse_calendar_period(text, text)

@@ -1,4 +1,4 @@
-"""Document of an answer, which `--json` prints unchanged (docs/json.md), and formats of its values for people."""
+"""Builds an answer's document, which `--json` prints unchanged (docs/json.md), and formats its values for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from healthd.common.errors import HealthdError
 Document = dict[str, Any]
 FindingsPredicate = Callable[[Document], bool]
 
-VERSION = 1  # of each document: incremented when a key is renamed or removed
+VERSION = 1  # version of each document; incremented when a key is renamed or removed
 
 
 class Unanswerable(HealthdError):
@@ -21,13 +21,13 @@ class Unanswerable(HealthdError):
 
 
 class WrongChoice(HealthdError):
-    """A request that is invalid or matches nothing in the store. Exit status 64."""
+    """The request is invalid or matches nothing in the store. Exit status 64."""
 
 
 def head(
     name: str, from_time: int | None, to_time: int | None, chosen: Mapping[str, str], notes: Iterable[str]
 ) -> Document:
-    """Return the first keys of each document. notes: sentences on the limits of the answer."""
+    """Return the first keys of each document. notes: sentences about the answer's limits."""
     return {
         "answer": name,
         "version": VERSION,
@@ -39,7 +39,7 @@ def head(
 
 
 def no_findings(_: Document) -> bool:
-    """Return False. This is the findings predicate of answers that only report."""
+    """Return False. Answers that only report use this as their `has_findings`."""
     return False
 
 
@@ -62,7 +62,10 @@ def percent(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Format a number as 12,345 or 0.0123: whole from 1,000 up, else to `digits` significant digits; "-" for None."""
+    """Format a number, such as 12,345 or 0.0123, or return "-" for None.
+
+    From 1,000 up, the number is whole. Below that, it has `digits` significant digits.
+    """
     if value is None:
         return "-"
     if isinstance(value, int) or abs(value) >= 1000:
@@ -74,7 +77,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def join_limited(names: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """Join the first names and the number of the others: "a, b and 3 more"."""
+    """Join the first names, and add the number of the remaining ones: "a, b and 3 more"."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return separator.join(names[:limit]) + more
 

@@ -1,7 +1,8 @@
 """Effective training time ratio (ETTR) of a large job, and the measured ETTR of the runs in the store.
 
-The answer is `exact`: progress / expected time with random failures. The paper's formulas ignore failures during
-recovery and are too low where failures are frequent. They are printed for comparison only, as is a simulation.
+The answer is `exact`, the progress divided by the expected time with random failures. The paper's formulas ignore
+failures during recovery and are too low if failures are frequent. They and a simulation are printed for comparison
+only.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics import ettr_model
 from healthd.fleet.statistics.ettr_model import Job
 
-# Default size, from the paper's example.
+# Default job size, from the paper's example.
 GPUS = 16_384
-CHECKPOINT_SECONDS, RESTART_SECONDS = 3600.0, 300.0  # the paper's values for the comparison with its runs
+CHECKPOINT_SECONDS, RESTART_SECONDS = 3600.0, 300.0  # the paper's values, for the comparison with its runs
 SEED = 13
 # The grid, as in figure 10 of the paper. 2.34 and 6.5 are the rates of its two clusters.
 GRID_GPUS = tuple(2**power for power in range(10, 18))
@@ -77,10 +78,10 @@ def ettr(
     productive_seconds: float | None = None,
     seed: int = SEED,
 ) -> Document:
-    """Return the ETTR of a job of `gpus` GPUs (0: `GPUS`) at r_f (None: the store's rate) and of the runs in the store.
+    """Return the ETTR of a job with `gpus` GPUs (0: `GPUS`), and of the runs in the store.
 
-    Keys: exact, simulated, analytic, ... (docs/json.md). Raises Unanswerable without jobs, or if r_f must come from the
-    store and no large job ran.
+    r_f: failure rate; None to use the store's rate. The keys are exact, simulated, analytic, ... (docs/json.md). Raises
+    Unanswerable if there are no jobs, or if r_f must come from the store and no large job ran.
     """
     ran = rate.load_ran_jobs(study)
     large_rate = ran.large_rate()
@@ -120,7 +121,7 @@ def ettr(
 def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
     """Return a job's ETTR by each method. Pure.
 
-    interval: confidence interval of a measured rate, or None for a given rate.
+    interval: confidence interval for a measured rate, or None for a given rate.
     """
     simulated = ettr_model.simulate(job, seed)
     best_interval = ettr_model.daly_young_seconds(job)
@@ -164,7 +165,7 @@ def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Se
 
 
 def warnings(job: Job, simulated: ettr_model.Simulation, interval: Sequence[float] | None = None) -> list[str]:
-    """Return sentences on the limits of the answer. interval: confidence interval of the rate (see `ettr_values`)."""
+    """Return sentences about the answer's limits. interval: confidence interval for the rate (see `ettr_values`)."""
     found = []
     if interval is not None and not job.rate:
         found.append("no failure occurred, so the rate has only an upper bound, and the ETTR only a lower bound")
@@ -179,9 +180,9 @@ def warnings(job: Job, simulated: ettr_model.Simulation, interval: Sequence[floa
 
 
 def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the ETTR over GPUs and checkpoint interval, and over GPUs and rate. `job` has the other parameters.
+    """Return the ETTR for combinations of GPUs and checkpoint interval, and of GPUs and rate.
 
-    Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025).
+    `job` has the other parameters. Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025).
     """
     sizes = [(gpus, replace(job, nodes=max(1.0, gpus / gpus_per_node))) for gpus in GRID_GPUS]
     return {
@@ -206,7 +207,7 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
 
 
 class JobRun(NamedTuple):
-    """Columns of ettr_runs.sql. lost_seconds: part of the running time."""
+    """A row that ettr_runs.sql returns. lost_seconds: the lost part of the running time."""
 
     cluster: str
     run: int
@@ -220,7 +221,7 @@ class JobRun(NamedTuple):
 
 
 class ConcurrentRuns(NamedTuple):
-    """Columns of ettr_concurrent_runs.sql."""
+    """A row that ettr_concurrent_runs.sql returns."""
 
     runs: int
 
@@ -228,7 +229,9 @@ class ConcurrentRuns(NamedTuple):
 def _measured_runs(
     study: Study, r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of `by_size` and the number of runs left out (jobs with one name that ran at the same time)."""
+    """Return the rows for `by_size`, and the number of runs left out (jobs with the same name that ran at the same
+    time).
+    """
     seconds = {"restart_seconds": float(restart_seconds), "checkpoint_seconds": float(checkpoint_seconds)}
     rows = study.query("ettr_runs", JobRun, **seconds)
     (families,) = study.query("ettr_concurrent_runs", ConcurrentRuns)
@@ -236,7 +239,7 @@ def _measured_runs(
 
 
 def run_ettr(run: JobRun) -> float:
-    """Return progress / (running + queued while eligible), from 0 to 1.
+    """Return progress / (running time + time queued while eligible), from 0 to 1.
 
     lost_seconds is part of the running time: min(runtime, restart + half a checkpoint) for each interrupted attempt,
     min(runtime, restart) for every other attempt.
@@ -251,8 +254,8 @@ def by_size(
 ) -> list[dict[str, Any]]:
     """Return [{gpus_up_to, runs, interruptions, mean, low, high, expected}] for each size class.
 
-    mean: mean ETTR of the runs. low, high: 10th and 90th percentile. expected: mean of the model's ETTR for each run,
-    with its own nodes and progress and the class's mean wait.
+    mean: mean ETTR of the runs. low, high: 10th and 90th percentile. expected: mean of the model's ETTR for the runs.
+    The model uses each run's own nodes and progress, and the class's mean wait.
     """
     classes: dict[int, list[JobRun]] = {}
     for run in runs:

@@ -1,9 +1,9 @@
 """Evidence from the nodes' event streams: completed checks, and what may have slowed a job (`healthd failslow --db`).
 
-A job may be slowed by conditions from the checks of throttling, clocks, temperature, power, NVLink, PCIe, InfiniBand
-and the host, and from validations. Conditions that a user can forge, or that were logged before healthd started, are
-excluded. An edge (an Xid) may explain slowness that begins up to 10 minutes later: the window of Kokolis, Kuchnik et
-al. (HPCA 2025, arXiv 2410.21680).
+A job may be slowed by conditions from the checks for throttling, clocks, temperature, power, NVLink, PCIe, InfiniBand
+and the host, and from validations. Conditions that a user can forge or that were logged before healthd started are
+excluded. An edge (an Xid) may explain slowness that begins up to 10 minutes later, the window used by Kokolis, Kuchnik
+et al. (HPCA 2025, arXiv 2410.21680).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHECKS = (
 
 
 class CompletedRow(NamedTuple):
-    """Columns of completed_checks.sql. checks: names in double quotes, separated by commas."""
+    """A row that completed_checks.sql returns. checks: names in double quotes, separated by commas."""
 
     cluster: str
     node: str
@@ -37,7 +37,7 @@ class CompletedRow(NamedTuple):
 
 
 class CheckCompletion(NamedTuple):
-    """Number of nodes and node-days on which a check completed, and when it first did."""
+    """The number of nodes and node-days on which a check completed, and the first time that it completed."""
 
     nodes: int
     node_days: int
@@ -45,7 +45,10 @@ class CheckCompletion(NamedTuple):
 
 
 def completed_checks(study: Study) -> dict[str, CheckCompletion]:
-    """Return the checks that completed on chosen nodes in the period, by name; empty if no stream was read."""
+    """Return the checks that completed on chosen nodes in the period, by name.
+
+    If no stream was read, return an empty dict.
+    """
     by_check: dict[str, list[CompletedRow]] = defaultdict(list)
     for row in study.query("completed_checks", CompletedRow):
         for name in row.checks.split(","):
@@ -61,7 +64,7 @@ def completed_checks(study: Study) -> dict[str, CheckCompletion]:
 
 
 class Slowing(NamedTuple):
-    """Columns of slowing_conditions.sql."""
+    """A row that slowing_conditions.sql returns."""
 
     node: str
     code: str
@@ -72,7 +75,7 @@ class Slowing(NamedTuple):
 
 
 class SlowdownEvidence(NamedTuple):
-    """A condition that may have slowed a job, with the fields of failslow.model.Evidence in the same order.
+    """A condition that may have slowed a job. It has the fields of failslow.model.Evidence in the same order.
 
     begin, end: epoch seconds; end is None if still open. message: a sentence without a full stop.
     """
@@ -87,8 +90,8 @@ class SlowdownEvidence(NamedTuple):
 def slowdown_evidence(study: Study, nodes: Iterable[str]) -> list[SlowdownEvidence]:
     """Return the conditions on these nodes in the study's period, sorted by node and time.
 
-    The list is empty if the store has nothing about these nodes. The study should start WINDOW_BEFORE_SECONDS before
-    the job. Raises StoreError for a damaged file.
+    The list is empty if the store contains nothing about these nodes. The study should start WINDOW_BEFORE_SECONDS
+    before the job. Raises StoreError for a damaged file.
     """
     study.add_table("named_nodes", {"node": TEXT}, ((node,) for node in sorted(set(nodes))))
     study.add_table("named_checks", {"check_name": TEXT}, ((check,) for check in CHECKS))

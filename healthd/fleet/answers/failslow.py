@@ -1,9 +1,9 @@
-"""Cost of jobs that became slower, by node, and the time until detection and reaction.
+"""Computes the cost of slow jobs by node, and the time until detection and reaction.
 
-Uses the nodes' conditions failslow/... and validation/... (docs/events.md). An iteration that takes 1 + s times its
-previous time loses s / (1 + s) of its time. This share applies to the job's GPUs on the node while it was reported
-slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss is unknown, and the time is counted
-in hours, never as 0.
+It uses the nodes' conditions failslow/... and validation/... (docs/events.md). An iteration that takes 1 + s times as
+long as before loses s / (1 + s) of its time. This share applies to the job's GPUs on the node while the job was
+reported as slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss is unknown, and the
+time is counted in hours, never as 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Node = tuple[str, str]  # cluster, node
 
 
 class SlowTimeRow(NamedTuple):
-    """Columns of failslow_slow_times.sql. jobs: ids separated by blanks."""
+    """A row that failslow_slow_times.sql returns. jobs: ids separated by blanks."""
 
     cluster: str
     node: str
@@ -36,7 +36,7 @@ class SlowTimeRow(NamedTuple):
 
 
 class JobOnNode(NamedTuple):
-    """Columns of failslow_jobs.sql."""
+    """A row that failslow_jobs.sql returns."""
 
     cluster: str
     node: str
@@ -47,7 +47,7 @@ class JobOnNode(NamedTuple):
 
 
 class SlowCondition(NamedTuple):
-    """A condition from its onset to its end. Columns of failslow_conditions.sql."""
+    """A slow condition, from its onset to its end. Columns of failslow_conditions.sql."""
 
     cluster: str
     node: str
@@ -59,7 +59,7 @@ class SlowCondition(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Columns of failslow_drains.sql."""
+    """A row that failslow_drains.sql returns."""
 
     cluster: str
     node: str
@@ -68,7 +68,7 @@ class Drain(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """Columns of failslow_validations.sql."""
+    """A row that failslow_validations.sql returns."""
 
     cluster: str
     node: str
@@ -80,13 +80,16 @@ class Validation(NamedTuple):
 
 
 class GpuTime(NamedTuple):
-    """Columns of failslow_gpu_time.sql."""
+    """A row that failslow_gpu_time.sql returns."""
 
     thousandths: float
 
 
 class SlowSpan(NamedTuple):
-    """A time in which a node reported a slow job. slowdown: None if not reported. jobs: the named ids, if any."""
+    """A period in which a node reported a slow job.
+
+    slowdown: None if not reported. jobs: ids that the report names, if any.
+    """
 
     begin: int
     end: int
@@ -95,7 +98,7 @@ class SlowSpan(NamedTuple):
 
 
 class NodeJob(NamedTuple):
-    """A job's time on a node. gpus: its GPUs there, None if Slurm did not account them."""
+    """The time that a job spent on a node. gpus: its GPUs on the node, or None if Slurm did not account them."""
 
     job: int
     begin: int
@@ -104,7 +107,7 @@ class NodeJob(NamedTuple):
 
 
 class NodeLoss(NamedTuple):
-    """Loss on one node. unknown_seconds: slow time with unknown cost. worst: the largest reported slowdown."""
+    """The loss on one node. unknown_seconds: slow time whose cost is unknown. worst: the largest reported slowdown."""
 
     slow_seconds: int
     unknown_seconds: int
@@ -113,7 +116,7 @@ class NodeLoss(NamedTuple):
 
 
 def failslow(study: Study) -> Document:
-    """Return the document of `healthd fleet failslow`. Raises Unanswerable if no source has conditions."""
+    """Return the document for `healthd fleet failslow`. Raises Unanswerable if no source has conditions."""
     if not study.has_rows("scraped_conditions"):
         study.require("events")
     slow_spans: dict[Node, list[SlowSpan]] = defaultdict(list)
@@ -169,7 +172,7 @@ def failslow(study: Study) -> Document:
 
 
 def parse_job_ids(text: str | None) -> frozenset[int]:
-    """Parse ids separated by blanks. A word that is not a number is not a Slurm job and is skipped."""
+    """Parse ids separated by blanks. A word that is not a number is not a Slurm job id and is skipped."""
     return frozenset(int(token) for token in (text or "").split() if is_decimal(token) and len(token) < 19)
 
 
@@ -177,10 +180,10 @@ def parse_job_ids(text: str | None) -> frozenset[int]:
 
 
 def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLoss:
-    """Return the loss on a node's GPUs while a job was reported slow there. Pure.
+    """Return the GPU time that a node lost to jobs that were reported as slow. Pure.
 
-    Where spans overlap, the largest slowdown counts for all jobs that the spans name. If none is named, it counts for
-    the job that was alone on the node.
+    If spans overlap, the largest slowdown applies to all jobs that the spans name. If they name none, it applies to the
+    job that was alone on the node.
     """
     slow = merge((slow_span.begin, slow_span.end) for slow_span in slow_spans)
     node_jobs = [
@@ -217,7 +220,7 @@ def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLos
 
 
 def _split_spans(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
-    """Split the spans at each of the times in `cuts`, which include the ends of the spans."""
+    """Split the spans at each time in `cuts`, which includes the ends of the spans."""
     for begin, end in spans:
         times = [time for time in cuts if begin <= time <= end]
         yield from pairwise(times)
@@ -227,7 +230,7 @@ def _split_spans(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
 
 
 def episodes(lives: Sequence[SlowCondition], drains: Sequence[Drain]) -> list[Row]:
-    """Return a node's slow episodes, merging those that overlap. Pure.
+    """Return a node's slow episodes. Overlapping episodes are merged. Pure.
 
     Keys: `onset`, `reported`, `end` (last sighting), `ongoing`, `acted` (time of the first reaction, or None) and `by`
     (healthd, person, slurm, unknown or acknowledged).
@@ -290,7 +293,7 @@ def reaction(episode_rows: Iterable[Row]) -> Row:
 
 
 def _duration_statistics(durations: Iterable[int]) -> Row:
-    """Return the median and 90th percentile. Negative durations (a clock was set back) count as 0."""
+    """Return the median and 90th percentile. A negative duration (a clock was set back) counts as 0."""
     sorted_durations = sorted(max(value, 0) for value in durations)
     return {
         "episodes": len(sorted_durations),
@@ -315,7 +318,7 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
 
 
 def has_findings(failslow: Document) -> bool:
-    """Return True if a job is still slow, or if a failed validation is still open."""
+    """Return True if a job is still slow or a failed validation is still open."""
     return any(row["ongoing"] for row in failslow["nodes"]) or any(
         row["ongoing"] for row in failslow["validations"] if row["code"] == FAILED_CODE
     )

@@ -1,4 +1,5 @@
-"""Work lost to node failures, by jobs that nodes ended and by jobs that their requeues pre-empted."""
+"""Computes the work lost to node failures: by jobs that nodes ended, and by jobs that those jobs' requeues pre-empted.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from healthd.fleet.answers.document import Document, WrongChoice, share
 from healthd.fleet.answers.study import Row, Study
 
 CHECKPOINT_SECONDS = 3600.0  # the paper's default: "assume hourly checkpoints"
-LOOP_MIN_ENDS = 5  # a job that nodes ended this many times is in a requeue loop (healthd's limit)
+LOOP_MIN_ENDS = 5  # a job that nodes ended this many times is in a requeue loop (the limit is healthd's own)
 
 
 class EndedJob(NamedTuple):
-    """Columns of goodput_ended_jobs.sql: a job that a node ended. jobs: 1."""
+    """A row that goodput_ended_jobs.sql returns: a job that a node ended. jobs: 1."""
 
     cluster: str
     job_id: int
@@ -30,7 +31,7 @@ class EndedJob(NamedTuple):
 
 
 class PreemptedJobs(NamedTuple):
-    """Columns of goodput_preempted_jobs.sql: pre-empted jobs. after: the job whose requeue pre-empted these jobs."""
+    """A row that goodput_preempted_jobs.sql returns: pre-empted jobs. after: the job whose requeue pre-empted them."""
 
     how: str
     after: int | None
@@ -46,13 +47,13 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
 
         loss(job) = min(runtime, checkpoint / 2) * GPUs
 
-    checkpoint: seconds between two checkpoints, half of which is lost on average. price: money per GPU-hour.
+    checkpoint: seconds between two checkpoints; on average, half of this is lost. price: money per GPU-hour.
 
     Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680): hourly checkpoints, min(runtime, 30 min) * GPUs of
     (1) jobs that were NODE_FAIL, or FAILED by the hardware, (2) jobs PREEMPTED by the requeue of a job of (1).
     `hardware_ends` defines (1) here.
 
-    Raises Unanswerable without jobs, WrongChoice for an invalid checkpoint or price.
+    Raises Unanswerable if there are no jobs, and WrongChoice for an invalid checkpoint or price.
     """
     if not 0 < checkpoint < float("inf"):
         raise WrongChoice("--checkpoint: must be more than 0")
@@ -107,7 +108,7 @@ def loss(rows: Iterable[EndedJob | PreemptedJobs], price: float | None) -> Row:
 def requeue_loops(first: Sequence[EndedJob], second: Sequence[PreemptedJobs]) -> list[Row]:
     """Return the jobs that nodes ended at least LOOP_MIN_ENDS times, most frequent first.
 
-    Each row has the number of ends, the GPUs, the pre-emptions by the job's requeues, and the loss of both orders.
+    Each row has the number of ends, the GPUs, the pre-emptions by the job's requeues, and both orders of loss.
     """
     by_job: dict[tuple[str, int], list[EndedJob]] = defaultdict(list)
     for row in first:

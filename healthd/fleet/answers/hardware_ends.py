@@ -1,4 +1,4 @@
-"""Jobs that nodes ended: one rule for all answers that count them (states, goodput, rate, ettr, compare).
+"""Finds the jobs that nodes ended. All answers that count them share this rule (states, goodput, rate, ettr, compare).
 
 hardware_ends.sql contains the rule and its source.
 """
@@ -12,7 +12,7 @@ END_LABELS = dict(zip(END_KINDS, ("NODE_FAIL", "FAILED with a failing check", "R
 
 
 def notes(study: Study) -> list[str]:
-    """Return sentences on the limits of the table."""
+    """Return sentences about the table's limits."""
     if study.has_rows("events") or study.has_rows("scraped_conditions"):
         return []
     return ["The store has no health checks, so only NODE_FAIL shows which jobs the hardware ended."]

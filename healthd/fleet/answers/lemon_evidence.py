@@ -1,9 +1,10 @@
-"""Evidence against a node: failed jobs, conditions, outages and tickets. SQL first, then pure functions.
+"""Collects the evidence against each node: failed jobs, conditions, outages and tickets.
 
-The failure of a job on many nodes counts only against its culprit: for NODE_FAIL, the node that went DOWN at that time,
-else the nodes with a condition in [end - 10 min, end + 5 min], the window of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
-2410.21680). Several culprits share the failure. If none is known, all nodes share it, and shares below MIN_SHARE are
-dropped. A user's mistake does not count: FAILED requires a condition that drains (degraded or critical) on this node.
+If a job ran on many nodes, its failure counts only against the culprits. For NODE_FAIL, the culprit is the node that
+went DOWN at that time. Otherwise, the culprits are the nodes with a condition in [end - 10 min, end + 5 min], the
+window used by Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Several culprits share the failure. If none is
+known, all nodes share it, and shares below MIN_SHARE are dropped. A user's mistake does not count: FAILED requires a
+condition that drains (degraded or critical) on this node.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from healthd.fleet.statistics.lemon_score import Observation, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
 MIN_SHARE = 0.1
-# With NODE_FAILs on this many nodes, a job kills its nodes (a crash loop), and all of them count as one failure.
+# If this many nodes have a NODE_FAIL, a job kills its nodes (a crash loop), and all of them count as one failure.
 LOOP_MIN_NODES = 3
 
 Key = tuple[str, str]  # cluster, node
@@ -31,7 +32,7 @@ class Evidence:
 
     kind         failed (a job), out (of service), condition, ticket, failure (recorded by another tool)
     code         code of a condition; for `out`, the reason (a healthd code, "down", "person", "unknown")
-    weight       probability that it is this node's failure, 0 to 1
+    weight       probability that this node caused the failure, 0 to 1
     text         text from other sources
     gpus, nodes  GPUs and nodes of the job
     """
@@ -55,7 +56,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time out of service. end_time: None if not over yet. by_whom: healthd, slurm, person or unknown."""
+    """A period out of service. end_time: None if it is not over yet. by_whom: healthd, slurm, person or unknown."""
 
     start_time: int
     end_time: int | None
@@ -68,7 +69,9 @@ class Outage:
 
 
 class FailedJobSighting(NamedTuple):
-    """Columns of lemons_failed_jobs.sql and lemons_node_fails.sql: a failed job, and a sighting on one of its nodes."""
+    """A row that lemons_failed_jobs.sql or lemons_node_fails.sql returns: a failed job, and a sighting on one of its
+    nodes.
+    """
 
     cluster: str
     db_index: int
@@ -85,7 +88,7 @@ class FailedJobSighting(NamedTuple):
 
 
 class ConditionMoment(NamedTuple):
-    """Columns of lemons_moments.sql. busy: a job was on the node."""
+    """A row that lemons_moments.sql returns. busy: a job was on the node."""
 
     cluster: str
     node: str
@@ -97,7 +100,7 @@ class ConditionMoment(NamedTuple):
 
 
 class OutageRow(NamedTuple):
-    """Columns of lemons_outages.sql."""
+    """A row that lemons_outages.sql returns."""
 
     cluster: str
     node: str
@@ -109,7 +112,7 @@ class OutageRow(NamedTuple):
 
 
 class Maintenance(NamedTuple):
-    """Columns of lemons_maintenance.sql."""
+    """A row that lemons_maintenance.sql returns."""
 
     cluster: str
     node: str
@@ -118,7 +121,7 @@ class Maintenance(NamedTuple):
 
 
 class ExternalRecord(NamedTuple):
-    """Columns of lemons_external_records.sql: a ticket, or a failure recorded by another tool."""
+    """A row that lemons_external_records.sql returns: a ticket, or a failure recorded by another tool."""
 
     cluster: str
     node: str
@@ -129,7 +132,7 @@ class ExternalRecord(NamedTuple):
 
 
 class FirstSeen(NamedTuple):
-    """Columns of lemons_first_seen.sql."""
+    """A row that lemons_first_seen.sql returns."""
 
     cluster: str
     node: str
@@ -137,7 +140,7 @@ class FirstSeen(NamedTuple):
 
 
 class ClusterStart(NamedTuple):
-    """Columns of lemons_cluster_starts.sql."""
+    """A row that lemons_cluster_starts.sql returns."""
 
     cluster: str
     first_time: int
@@ -147,8 +150,8 @@ class ClusterStart(NamedTuple):
 class FleetEvidence:
     """Evidence against each node, and its outages.
 
-    first_seen  first time at which each node occurs
-    begins      first time at which each cluster occurs, used for nodes that only failures name
+    first_seen  first time that each node occurs
+    begins      first time that each cluster occurs, used for nodes that only failures name
     """
 
     evidence: dict[Key, list[Evidence]]
@@ -158,7 +161,7 @@ class FleetEvidence:
 
 
 def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
-    """Load the evidence of [begin, end), epoch seconds."""
+    """Load the evidence in [begin, end), epoch seconds."""
     window = {"window_from": begin, "window_to": end}
     window_parameters = {**window, "after_seconds": AFTER_SECONDS}
     condition_moments = study.query("lemons_moments", ConditionMoment, **window_parameters)
@@ -206,7 +209,9 @@ def outage_code(state: str, reason: str, by_whom: str) -> str:
 
 
 def merge_outages(states: Iterable[OutageRow], maintenance: Iterable[Maintenance]) -> dict[Key, list[Outage]]:
-    """Merge records that overlap or touch into outages. The first record names one, or "down" if the node went DOWN.
+    """Merge records that overlap or touch into outages.
+
+    An outage is "down" if the node went DOWN, otherwise as its first record.
 
     Records within a maintenance reservation are skipped.
     """
@@ -239,12 +244,12 @@ def _is_within(start: int, end: int | None, planned: Maintenance) -> bool:
 
 
 def failure_shares(moments: Iterable[ConditionMoment], sightings: Iterable[FailedJobSighting]) -> dict[str, float]:
-    """Return how often, for each code, a job on the node failed when the code was seen or caused a drain.
+    """Return, for each code, how often a job on the node failed when the code was seen or caused a drain.
 
     A code that never coincides with a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
-    node. Times without a job on the node do not count: the same fault fails no job on an idle node, and an idle fleet
-    would give each code a low share. Drains by people always count, since people prefer to work on idle nodes.
-    The share follows Laplace's rule, (k + 1) / (n + 2), which gives 1/2 without data.
+    node. Times without a job on the node do not count, because a fault on an idle node fails no job, and an idle fleet
+    would give every code a low share. Drains by people always count, because people prefer to work on idle nodes. The
+    share follows Laplace's rule, (k + 1) / (n + 2), which gives 1/2 without data.
     """
     days_seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
@@ -252,7 +257,7 @@ def failure_shares(moments: Iterable[ConditionMoment], sightings: Iterable[Faile
         code = _code(moment)
         days_seen.setdefault(code, set())
         if moment.busy or code == "person":
-            # Count once per node and day: a condition may be seen every minute.
+            # Count each code once per node and day, because a condition may be seen every minute.
             days_seen[code].add((moment.cluster, moment.node, moment.time // 86400))
     for row in sightings:
         code = _code(row)
@@ -272,7 +277,7 @@ def _code(row: ConditionMoment | FailedJobSighting) -> str:
 def failed_job_evidence(
     sightings: Iterable[FailedJobSighting], node_fails: Iterable[FailedJobSighting]
 ) -> dict[Key, list[Evidence]]:
-    """Return the failed jobs as evidence, divided equally among the nodes to blame."""
+    """Return the failed jobs as evidence. A failure is divided equally among the nodes to blame."""
     blamed: dict[tuple[str, int], dict[str, FailedJobSighting]] = defaultdict(dict)
     for row in sightings:
         if _is_to_blame(row):
@@ -304,7 +309,7 @@ def failed_job_evidence(
 
 
 def _is_to_blame(row: FailedJobSighting) -> bool:
-    """Return True if this sighting may have ended the job. A drain by a person cannot have."""
+    """Return True if this sighting may have ended the job. A drain by a person cannot have done so."""
     if row.kind != "condition":
         return bool(row.severity == "down" and row.state in ("NODE_FAIL", "REQUEUED"))
     return bool(row.state != "REQUEUED" or row.severity == "critical")
@@ -342,8 +347,8 @@ def outage_evidence(
 ) -> list[Evidence]:
     """Return the outages as evidence.
 
-    A node that went down counts as failed even if no job was on it. In a crash loop, the outage weighs no more than the
-    job's evidence.
+    A node that went down counts as failed even if it had no job. In a crash loop, the outage has no more weight than
+    the job's evidence.
     """
     loops = [loop_evidence for loop_evidence in failed if loop_evidence.code == "down"]
     found = []
@@ -362,12 +367,12 @@ def outage_evidence(
 
 
 def _external_evidence(row: ExternalRecord) -> Evidence:
-    # The store does not show which tickets are node failures. Those that are come with a failure or an outage.
+    # The store does not show which tickets are for node failures. Those that are coincide with a failure or an outage.
     return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.text)
 
 
 def service_spells(first_seen: int, end: int, outages: Iterable[Outage]) -> list[Spell]:
-    """Return the times when the node could fail: [first_seen, end) without its outages."""
+    """Return the times when the node was in service and could fail: [first_seen, end) without its outages."""
     spells, position = [], first_seen
     for outage in sorted(outages, key=lambda item: item.start_time):
         if outage.start_time > position:

@@ -1,10 +1,10 @@
-"""Nodes that keep ending jobs despite repairs: which to take out of service, and why.
+"""Finds nodes that keep ending jobs despite repairs, so that they can be taken out of service.
 
 The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. In healthd, observations
-of one event count once (`lemon_score.merge_incidents`), and a node is a lemon if its rate exceeds LEMON_RATE_FACTOR
-times the fleet's with a probability of at least DEFAULT_PROBABILITY (lemon_score). healthd never names more than
-MAX_LEMON_SHARE of the nodes.
+Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. In healthd, all
+observations of one event count once (`lemon_score.merge_incidents`). A node is a lemon if the probability that its rate
+exceeds LEMON_RATE_FACTOR times the fleet's rate is at least DEFAULT_PROBABILITY (lemon_score). healthd never names more
+than MAX_LEMON_SHARE of the nodes.
 
 A drain takes a node out of service without review, so `--apply` requires more: events with a total weight of
 MIN_APPLY_EVENTS, and one signal of at least MIN_APPLY_EVENTS that is above the fleet's HIGH_SIGNAL_QUANTILE.
@@ -58,14 +58,15 @@ EXCLUSION_SIGNAL = "excl_jobid_count"
 MIN_APPLY_EVENTS = 2
 HIGH_SIGNAL_QUANTILE = 0.95
 LEMON_RATE_FACTOR = 3.0
-# One node in three may be good: inspecting a good node costs less than the jobs that a lemon ends. In simulated
-# histories (busy, idle, few faults), one in five named more good nodes than lemons where faults were few.
+# One named node in three may be good, because inspecting a good node costs less than the jobs that a lemon ends. In
+# simulated histories (busy, idle, few faults), a limit of one in five named more good nodes than lemons when faults
+# were few.
 DEFAULT_PROBABILITY = 1 / 3
-MAX_LEMON_SHARE = 0.02  # of the nodes
+MAX_LEMON_SHARE = 0.02  # maximum share of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
-LARGE_JOB_GPUS = (128, 512)  # the gain is reported for jobs with more GPUs than these
+LARGE_JOB_GPUS = (128, 512)  # the gain is reported for jobs with more GPUs than each of these
 MIN_OBSERVED_SHARE = 0.5
-# Below this share of the lemons, the answer reports that its window is too short, and offers a longer one.
+# If a smaller share of the lemons is found, the answer reports that its window is too short and offers a longer one.
 MIN_NAMED_SHARE, MIN_NAMED_GAIN = 2 / 3, 0.05
 MAX_LONGER_DAYS = 180
 
@@ -73,7 +74,7 @@ NOT_DRAINED_NOTE = "--apply drains it only with --probability, because its event
 
 
 class NewestTime(NamedTuple):
-    """Columns of lemons_newest.sql. source: a table in the store."""
+    """A row that lemons_newest.sql returns. source: a table in the store."""
 
     source: str
     cluster: str | None
@@ -81,7 +82,7 @@ class NewestTime(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """Columns of lemons_signals.sql."""
+    """A row that lemons_signals.sql returns."""
 
     cluster: str
     node: str
@@ -95,7 +96,7 @@ class Signals(NamedTuple):
 
 
 class JobCount(NamedTuple):
-    """Columns of lemons_large_jobs.sql."""
+    """A row that lemons_large_jobs.sql returns."""
 
     jobs: int
 
@@ -121,7 +122,7 @@ class Suspect:
 
     @property
     def current_outage(self) -> Outage | None:
-        """The outage that is not over yet, if any."""
+        """The outage that is not over yet, or None."""
         return next((outage for outage in self.outages if outage.end_time is None), None)
 
 
@@ -130,10 +131,10 @@ def has_findings(lemons: Document) -> bool:
 
 
 def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probability: float | None = None) -> Document:
-    """Return the document of `healthd fleet lemons`.
+    """Return the document for `healthd fleet lemons`.
 
     Args:
-        window_days: number of days at the end of the requested or known period; None for the whole period.
+        window_days: length of the window at the end of the requested or known period; None for the whole period.
             min_probability: probability from which a node is named and drained (`--probability`). None for
             DEFAULT_PROBABILITY; then only certain lemons are drained.
 
@@ -193,7 +194,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
 
 
 def _newest_times(study: Study) -> dict[str, int]:
-    """Return each table's latest time for the chosen cluster before the end of the period."""
+    """Return the latest time in each table for the chosen cluster before the end of the period."""
     found: dict[str, int] = {}
     for row in study.query("lemons_newest", NewestTime):
         if study.choice.cluster in ("", row.cluster):
@@ -258,7 +259,7 @@ def _suspects(
 def node_signals(evidence: Iterable[Evidence], outage_count: int, signal_row: Signals) -> dict[str, float | None]:
     """Return the seven signals under the paper's names.
 
-    A failed job counts if this node is more likely the culprit than all other nodes together.
+    A failed job counts if this node is more likely to be the culprit than all other nodes together.
     """
     failed = [item for item in evidence if item.kind == "failed" and item.weight >= 0.5]
     single_node = sum((item.nodes or 1) == 1 for item in failed)
@@ -280,11 +281,11 @@ def total_weight(node_incidents: Iterable[Incident]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Judgement of one cluster.
+    """The judgement of one cluster.
 
     fleet            None if no node failed
     min_probability  probability from which a node is a lemon
-    high_signals     threshold of each signal
+    high_signals     threshold for each signal
     ranked           nodes with an event in the window, most likely lemon first
     certain          lemons that --apply drains
     """
@@ -333,7 +334,7 @@ def judge_cluster(suspects: Sequence[Suspect], min_probability: float | None = N
 
 
 def is_certain(suspect: Suspect, high_signals: Mapping[str, float]) -> bool:
-    """Return True if --apply drains this lemon: its events have enough weight and a signal is high."""
+    """Return True if --apply drains this lemon. Its events must have enough weight, and a signal must be high."""
     return total_weight(suspect.incidents) >= MIN_APPLY_EVENTS - 1e-9 and has_high_signal(
         suspect.signals, high_signals, suspect.evidence
     )
@@ -342,7 +343,7 @@ def is_certain(suspect: Suspect, high_signals: Mapping[str, float]) -> bool:
 def has_high_signal(
     signals: Mapping[str, float | None], high_signals: Mapping[str, float], evidence: Sequence[Evidence]
 ) -> bool:
-    """Return True if any signal is high, other than the users' exclusions.
+    """Return True if a signal other than the users' exclusions is high.
 
     Failures recorded by another tool are not among the seven signals but also count here.
     """
@@ -356,7 +357,8 @@ def has_high_signal(
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Return the smallest value that a share `fraction` of the values does not exceed, or 0 if empty."""
+    """Return the smallest value that at least a share `fraction` of the values does not exceed, or 0 if there are none.
+    """
     sorted_values = sorted(values)
     return (
         sorted_values[min(len(sorted_values) - 1, math.ceil(fraction * len(sorted_values)) - 1)]
@@ -383,10 +385,10 @@ def _gain_row(
     begin: int,
     end: int,
 ) -> dict[str, Any]:
-    """Return how many failures of jobs with more GPUs would have been avoided by average nodes in place of the lemons.
+    """Return how many failures of large jobs would have been avoided if average nodes had replaced the lemons.
 
-    An average node fails at 1 / score of the lemon's rate. The paper: "14 % to 4 %" of 512+ GPU jobs (arXiv
-    2410.21680).
+    The jobs have more than `more_than` GPUs. An average node fails at 1 / score of the lemon's rate. The paper: "14 %
+    to 4 %" of 512+ GPU jobs (arXiv 2410.21680).
     """
     window = {"window_from": begin, "window_to": end}
     ((jobs,),) = study.query("lemons_large_jobs", JobCount, **window, more_than_gpus=more_than)
@@ -435,8 +437,8 @@ def _expected_share_named(
 ) -> dict[str, Any]:
     """Return the share of lemons that the answer is expected to name.
 
-    If that share is small and the store has more history, `longer` is the share for a window of up to MAX_LONGER_DAYS
-    with the same end.
+    If that share is small and the store has more history, `longer` is the share for a longer window (up to
+    MAX_LONGER_DAYS) with the same end.
     """
     if judgement.fleet is None:
         return {"share_named": None, "longer": None}
@@ -457,7 +459,7 @@ def _expected_share_named(
 
 
 def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -> list[str]:
-    """Return a note for each cluster whose window has too few failures, with the longer window available."""
+    """Return a note for each cluster with too few failures in its window, and the longer window that is available."""
     found = []
     for fleet in fleets:
         named_share, longer = fleet["share_named"], fleet["longer"]
@@ -512,7 +514,7 @@ def _lemon_row(suspect: Suspect, judgement: Judgement, begin: int, end: int) -> 
 
 
 def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], days: float) -> str:
-    """Return "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d".
+    """Return a summary such as "5 multi-node failures (2 with 512 GPUs), 3 Xids, out 4 times in 28 d".
 
     The text contains only numbers and healthd's own words.
     """
@@ -533,7 +535,7 @@ def summary(signals: Mapping[str, float | None], evidence: Sequence[Evidence], d
 
 
 def format_days(days: float, unit: str = "days") -> str:
-    """Format days as "28 days", or in hours if less than two days."""
+    """Format days as "28 days", or as hours if there are fewer than two days."""
     return f"{days:.4g} {unit}" if days >= 2 else format_duration(days * DAY)
 
 
@@ -546,7 +548,7 @@ def _times_text(count: float | None) -> str:
 
 
 def incident_row(incident: Incident, evidence: Sequence[Evidence]) -> dict[str, Any]:
-    """Return one event with all its evidence."""
+    """Return an event's row, with all its evidence."""
     incident_evidence = [item for item in evidence if incident.start_time <= item.start_time <= incident.end_time]
     descriptions = list(dict.fromkeys((_describe_evidence(item), item.kind) for item in incident_evidence))
     return {

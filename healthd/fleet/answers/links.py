@@ -1,12 +1,12 @@
-"""Links that fail more than others: flaps, errors and lost speed, by port and by switch.
+"""Finds links that fail more often than others: flaps, errors and lost speed, by port and by switch.
 
-Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) demand this monitoring in addition to adaptive
-routing: symbol errors and lost speed of links, not only whether they are up. Here it is the node's view. Their figure
-12 is a benchmark of a network with injected errors, which no event store contains.
+Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) call for monitoring symbol errors and lost link
+speed in addition to adaptive routing, and not only whether links are up. Here the nodes report these. Their figure 12
+is a benchmark of a network with injected errors, which no event store contains.
 
-A port stands out if it has more episodes than chance would give it. A switch stands out if its nodes
-have more episodes than the same number of nodes drawn from the whole fleet. Both use Benjamini and Hochberg's control
-of the false discovery rate.
+A port stands out if it has more episodes than it would have by chance. A switch stands out if its nodes have more
+episodes than the same number of nodes drawn from the whole fleet. For both, the false discovery rate is controlled by
+Benjamini and Hochberg's method.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ KINDS = {
 }
 KIND_BY_CODE = {code: kind for kind, codes in KINDS.items() for code in codes}
 INTERNAL_KIND = "pcie_downgrades"  # inside a node: no network switch is involved
-EPISODE_GAP_SECONDS = 3600  # sightings of one kind on one port within this time are one episode
+EPISODE_GAP_SECONDS = 3600  # sightings of one kind on one port within this time belong to one episode
 SWITCH_EVENT_SECONDS, SWITCH_EVENT_MIN_NODES = (
     60,
     3,
-)  # this many nodes of a switch within that time are a switch event
+)  # this many of a switch's nodes within that time make a switch event
 LEVEL = 0.05  # on average, at most this share of the findings is false
 SEED = 12
 FIRST_DRAWS, MORE_DRAWS = 1000, 50_000
@@ -53,7 +53,7 @@ Node = tuple[str, str]
 
 
 class Sighting(NamedTuple):
-    """Columns of links_sightings.sql."""
+    """A row that links_sightings.sql returns."""
 
     cluster: str
     node: str
@@ -63,7 +63,7 @@ class Sighting(NamedTuple):
 
 
 class ObservedNode(NamedTuple):
-    """Columns of links_nodes.sql. days: observed days."""
+    """A row that links_nodes.sql returns. days: observed days."""
 
     cluster: str
     node: str
@@ -73,7 +73,7 @@ class ObservedNode(NamedTuple):
 
 
 class PortCount(NamedTuple):
-    """Columns of links_ports.sql."""
+    """A row that links_ports.sql returns."""
 
     model: str
     inside: bool
@@ -81,10 +81,10 @@ class PortCount(NamedTuple):
 
 
 def links(study: Study) -> Document:
-    """Return the document of `healthd fleet links`. Raises Unanswerable without events.
+    """Return the document for `healthd fleet links`. Raises Unanswerable if there are no events.
 
-    kinds: the fleet's rate of each kind per 1000 port-days. ports, switches: outliers first. together:
-    times at which several nodes of one switch lost their links.
+    kinds: the fleet's rate of each kind per 1000 port-days. ports, switches: outliers first. together: times when
+    several nodes on one switch lost their links.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
@@ -133,7 +133,7 @@ def links(study: Study) -> Document:
 
 
 def count_episodes(sights: Iterable[Sighting]) -> dict[str, Counter[Port]]:
-    """Count the episodes of each port, by kind. Sightings may be in any order. Pure."""
+    """Count each port's episodes by kind. Sightings may be in any order. Pure."""
     times: dict[tuple[str, Port], list[int]] = defaultdict(list)
     for row in sights:
         port = (row.cluster, row.node, row.subject or "")
@@ -151,7 +151,7 @@ def rate_rows(
     nodes: Sequence[ObservedNode],
     ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
-    """Return the fleet's rate of each kind; its interval includes the spread between nodes. Pure."""
+    """Return the fleet's rate for each kind. Its interval includes the spread between nodes. Pure."""
     rows = []
     for kind, port_counts in episode_counts.items():
         by_node = Counter[Node]()
@@ -185,7 +185,7 @@ def _per_thousand(rate: float | None) -> float | None:
 def _port_days(
     kind: str, nodes: Sequence[ObservedNode], ports_by_node: Mapping[tuple[str, str, bool], int]
 ) -> dict[Node, float]:
-    """Return the observed port-days of each node."""
+    """Return the observed port-days for each node."""
     inside = kind == INTERNAL_KIND
     return {(row.cluster, row.node): row.days * ports_by_node[row.cluster, row.node, inside] for row in nodes}
 
@@ -198,11 +198,11 @@ def worst_ports(
     nodes: Sequence[ObservedNode],
     ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
-    """Return ports with two or more episodes of a kind, least likely first. Pure.
+    """Return ports with two or more episodes of a kind. Those least likely by chance come first. Pure.
 
-    p_value: probability of at least this many episodes. Given the number of all episodes, each port has a binomial
-    share by its days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted: over all ports of all kinds, including
-    those without an episode.
+    p_value: probability of at least this many episodes. Given the total number of episodes, a port's share is binomial,
+    in proportion to its days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted: over all ports of all kinds,
+    including those without an episode.
     """
     rows: list[Row] = []
     tests = 0
@@ -234,11 +234,13 @@ def worst_ports(
 
 
 def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
-    """Return switches whose nodes had an episode, least likely first. Pure; the draws have a fixed seed.
+    """Return switches whose nodes had an episode.
 
-    p_value: how often the same number of nodes, drawn from the whole cluster, exceeds the expected episodes by as many.
-    Since nodes are drawn, a single bad node is no evidence against its switch. Source: a bootstrap test by clusters
-    (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
+    Those least likely by chance come first. Pure; the draws have a fixed seed.
+
+    p_value: how often the same number of nodes, drawn from the whole cluster, exceeds the expected number of episodes
+    by at least as much. Since nodes are drawn, a single bad node is no evidence against its switch. Source: a bootstrap
+    test by clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
     """
     rows: list[Row] = []
     tests = 0
@@ -313,8 +315,7 @@ def _adjust_p_values(rows: list[Row], tests: int, keys: tuple[str, ...]) -> list
 
 
 def switch_events(sights: Iterable[Sighting], switch_by_node: Mapping[Node, str | None]) -> list[Row]:
-    """Return the times at which SWITCH_EVENT_MIN_NODES nodes of one switch lost a link within SWITCH_EVENT_SECONDS.
-    Pure.
+    """Return the times when SWITCH_EVENT_MIN_NODES nodes on one switch lost a link within SWITCH_EVENT_SECONDS. Pure.
 
     Only the kinds down and flaps count.
     """

@@ -1,4 +1,4 @@
-"""The rank that holds up a stuck job, found from the ranks' records of their NCCL collectives. Needs no store.
+"""Finds the rank that holds up a stuck job from the ranks' records of their NCCL collectives. It needs no store.
 
 The rule is in healthd/fleet/collectives/waits.py; files.py in that package describes the input formats.
 """
@@ -20,13 +20,13 @@ from healthd.fleet.collectives.rank_view import RankView, file_name
 from healthd.fleet.collectives.waits import Blame, Group, Judgement, Stall, judge
 
 MAX_NAMED = 5
-MAX_WITHOUT_DUMP = 4096  # number of ranks to list
+MAX_WITHOUT_DUMP = 4096  # maximum number of ranks to list
 
 
 def nccl(folder: str) -> Document:
-    """Return the document of `healthd fleet nccl`. Raises Unanswerable if the folder has no rank's records.
+    """Return the document for `healthd fleet nccl`. Raises Unanswerable if the folder has no rank's records.
 
-    kind: missing, network, memory, hang, mismatch, none. suspects: ranks. groups: [{group, collective, entered,
+    kind: missing, network, memory, hang, mismatch or none. suspects: ranks. groups: [{group, collective, entered,
     missing, ...}]. failures: failed requests. hangs: ranks whose watchdog made no progress.
     """
     try:
@@ -76,7 +76,7 @@ def build_document(judgement: Judgement, read: files.Folder) -> Document:
 
 
 def has_findings(nccl: Document) -> bool:
-    """Return True if there is a verdict, or ranks wait for an unknown reason."""
+    """Return True if there is a verdict, or if ranks are waiting for an unknown reason."""
     return bool(nccl["kind"] != "none" or any(row["waiting"] for row in nccl["groups"]))
 
 
@@ -84,7 +84,7 @@ def has_findings(nccl: Document) -> bool:
 
 
 def _group_row(stall: Stall, groups: Sequence[Group]) -> dict[str, Any]:
-    """Return a group's ranks. left: ranks that finished. unknown: ranks that may have entered or missed it."""
+    """Return a row with a group's ranks. left: ranks that finished. unknown: ranks that may or may not have entered."""
     group, operation_id = groups[stall.key.group], stall.key
     return {
         "group": group.name,
@@ -118,8 +118,8 @@ def _reason_row(blame: Blame, judgement: Judgement, views: dict[int, RankView]) 
 
 
 def _mismatch_row(judgement: Judgement) -> dict[str, Any] | None:
-    """Return the ranks that entered different collectives under one number, or the ring of ranks that wait for each
-    other.
+    """Return the ranks that entered different collectives under the same number, or the ranks that wait for each other
+    in a ring.
     """
     if judgement.difference is not None:
         group = judgement.groups[judgement.difference.key.group]
@@ -174,13 +174,13 @@ def _notes(judgement: Judgement, read: files.Folder) -> list[str]:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Return "rank 3" or "ranks 0-11, 13"."""
+    """Format ranks as "rank 3" or "ranks 0-11, 13"."""
     ordered = sorted(set(ranks))
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {format_ranges(ordered)}" if ordered else "no rank"
 
 
 def format_ranges(ranks: Sequence[int]) -> str:
-    """Format sorted ranks as "0-11, 13". If there are more than 12 ranges, only the first 10 are written."""
+    """Format sorted ranks as "0-11, 13". Of more than 12 ranges, only the first 10 are written."""
     intervals: list[list[int]] = []
     for rank in ranks:
         if intervals and intervals[-1][1] == rank - 1:

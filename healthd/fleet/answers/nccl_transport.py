@@ -1,4 +1,4 @@
-"""Failed InfiniBand requests and hanging watchdogs in the logs of ranks. Pure."""
+"""Describes failed InfiniBand requests and hanging watchdogs from the ranks' logs. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from healthd.fleet.collectives.rank_log import Failure, Hang
 from healthd.fleet.collectives.rank_view import file_name
 
 MAX_SHOWN = 16
-# Causes first: when a connection breaks, the other end flushes its requests or exhausts their retries.
+# Causes come first. When a connection breaks, the other end flushes its requests or exhausts their retries.
 _ORDER = (
     transport.MEMORY,
     transport.ADAPTER,
@@ -25,13 +25,13 @@ FAILURE_KINDS = (transport.MEMORY, transport.ADAPTER, transport.NETWORK, transpo
 
 
 def failure_rows(failures: Sequence[Failure]) -> list[dict[str, Any]]:
-    """Return a row per kind of failed request, causes before consequences."""
+    """Return a row for each kind of failed request. Causes come before consequences."""
     rows = [_failure_row(failure) for failure in failures]
     return sorted(rows, key=lambda row: _ORDER.index(row["source"]))
 
 
 def hang_rows(hangs: Sequence[Hang]) -> list[dict[str, Any]]:
-    """Return a row per rank whose watchdog made no progress."""
+    """Return a row for each rank whose watchdog made no progress."""
     longest: dict[int, Hang] = {}
     for hang in hangs:
         if hang.rank not in longest or hang.seconds > longest[hang.rank].seconds:
@@ -65,7 +65,7 @@ def _failure_row(failure: Failure) -> dict[str, Any]:
 def failure_kind(failures: Sequence[dict[str, Any]]) -> str:
     """Return the source of the first failed request, one of FAILURE_KINDS, or "" if there is none.
 
-    A flushed request, or a request without a more specific source, counts as "network".
+    A flushed request counts as "network", and so does a request without a more specific source.
     """
     if not failures:
         return ""
@@ -74,13 +74,16 @@ def failure_kind(failures: Sequence[dict[str, Any]]) -> str:
 
 
 def hang_suspects(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
-    """Return the hanging ranks that are suspects. If all of several ranks hang, none is, as they may all be waiting."""
+    """Return the hanging ranks that are suspects.
+
+    If all of several ranks hang, none is a suspect, as all may be waiting.
+    """
     hanging = [row["rank"] for row in hangs]
     return [] if len(hanging) > 1 and len(hanging) >= ranks else hanging
 
 
 def failures_verdict(nccl: Document) -> str:
-    """Return one or two sentences on what failed and between which ends."""
+    """Return one or two sentences about what failed and between which ends."""
     first = nccl["failures"][0]
     ends = f"{_local_end(first)} and {_remote_end(first)}"
     if first["source"] == transport.MEMORY:
@@ -102,7 +105,7 @@ def failures_verdict(nccl: Document) -> str:
 
 
 def hangs_verdict(nccl: Document) -> str:
-    """Return one or two sentences on which ranks hang."""
+    """Return one or two sentences about which ranks hang."""
     hanging = [row["rank"] for row in nccl["hangs"]]
     names = ", ".join(map(str, hanging[:MAX_SHOWN])) + (", ..." if len(hanging) > MAX_SHOWN else "")
     if not nccl["suspects"]:
@@ -126,7 +129,7 @@ def failure_sentence(row: Document) -> str:
 
 
 def hang_sentence(row: Document) -> str:
-    """Return a sentence on which rank hangs and for how long."""
+    """Return a sentence about which rank hangs and for how long."""
     where = f" on {row['host']}" if row["host"] else ""
     since = f" for {row['seconds']:,} s" if row["seconds"] else ""
     stuck = f"PyTorch's NCCL watchdog made no progress{since}, and its monitor ended the process"

@@ -1,4 +1,4 @@
-"""Rate at which nodes end large jobs, its uncertainty, and the resulting MTTF for a job of any size."""
+"""Computes the rate at which nodes end large jobs, its uncertainty, and the resulting MTTF for a job of any size."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from healthd.fleet.answers.document import Document
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 
-MORE_THAN_GPUS = 128  # r_f covers jobs with more GPUs: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-GPUS_PER_NODE = 8  # if the store does not contain it
+MORE_THAN_GPUS = 128  # r_f covers jobs with more GPUs than this: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
+GPUS_PER_NODE = 8  # used if the store does not contain it
 RATE_NODE_DAYS = 1000
 SIZES = tuple(2**power for power in range(3, 18))  # GPUs, 8 to 131,072: figure 7 of the paper
 SIZE_CLASSES = tuple(2**power for power in range(18))  # as in the query `states`
 DAY = 86400
-MAX_MTTF_SECONDS = 1000 * 365 * DAY  # an interval whose upper end is longer is unbounded in practice
-# An attempt that failed in its first hour, after another that failed, did not get past the fault or the start. For a
-# job of 2,000 GPUs with independent failures (MTTF 14 h), 7 in 100 look like this by chance.
+MAX_MTTF_SECONDS = 1000 * 365 * DAY  # if the upper end of an interval is longer, it is unbounded in practice
+# If an attempt fails in its first hour and the previous attempt failed too, the job did not get past the fault or the
+# start. For a job on 2,000 GPUs with independent failures (MTTF 14 h), 7 in 100 attempts look like this by chance.
 LOOP_SECONDS = 3600
 
 
 class RunSums(NamedTuple):
-    """Columns of rate_sums.sql."""
+    """A row that rate_sums.sql returns."""
 
     gpus_up_to: int
     large: bool
@@ -36,7 +36,7 @@ class RunSums(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """Columns of rate_exposures.sql."""
+    """A row that rate_exposures.sql returns."""
 
     gpus_up_to: int
     large: bool
@@ -46,7 +46,7 @@ class Exposure(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Columns of rate_failures.sql."""
+    """A row that rate_failures.sql returns."""
 
     cluster: str
     db_index: int
@@ -65,14 +65,14 @@ has_findings = document.no_findings
 def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: int = 0) -> Document:
     """Return failures, by_end, node_days, r_f (per 1000 node-days), interval, by_size, projection, ... (docs/json.md).
 
-    gpus_per_node: used by the projection; 0 for the number measured on the large jobs. Raises Unanswerable without
-    jobs.
+    gpus_per_node: used for the projection; 0 means the number measured for the large jobs. Raises Unanswerable if there
+    are no jobs.
 
     Source: r_f is "all jobs using more than 128 GPUs that ended NODE_FAIL, or FAILED with a critical check in the last
     10 minutes or 5 minutes after", per node-day of runtime: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
-    healthd counts the jobs in `hardware_ends`, which are more. They include FAILED jobs with a degraded condition,
-    since the paper's critical checks include links that healthd calls degraded, and jobs that healthd requeued for a
-    fault, which would otherwise have ended as FAILED or NODE_FAIL.
+    healthd counts the jobs in `hardware_ends`, which includes more jobs. It includes FAILED jobs with a degraded
+    condition, because the paper's critical checks include links that healthd calls degraded. It also includes jobs that
+    healthd requeued because of a fault, because they would otherwise have ended as FAILED or NODE_FAIL.
     """
     ran_jobs = load_ran_jobs(study, more_than_gpus)
     large_rate = ran_jobs.large_rate()
@@ -92,13 +92,13 @@ def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: i
 
 
 class Cluster(NamedTuple):
-    """Columns of rate_clusters.sql."""
+    """A row that rate_clusters.sql returns."""
 
     cluster: str
 
 
 class RanJobs(NamedTuple):
-    """Running times and failures of the chosen jobs."""
+    """Running times and failures for the chosen jobs."""
 
     sums: list[RunSums]
     failures: list[Failure]
@@ -109,13 +109,13 @@ class RanJobs(NamedTuple):
         return totals(row for row in self.sums if row.large)
 
     def large_rate(self) -> Row:
-        """Return the rate of the large jobs."""
+        """Return the rate for the large jobs."""
         failures = [row for row in self.failures if row.large]
         return rate_row(self.large_sums, failures, [row for row in self.exposures if row.large])
 
 
 def load_ran_jobs(study: Study, more_than_gpus: int = MORE_THAN_GPUS) -> RanJobs:
-    """Load the running times and failures of the chosen jobs. Raises Unanswerable without jobs."""
+    """Load the running times and failures for the chosen jobs. Raises Unanswerable if there are no jobs."""
     study.require("jobs")
     return RanJobs(
         study.query("rate_sums", RunSums, more_than_gpus=more_than_gpus),
@@ -153,12 +153,12 @@ def totals(sums: Iterable[RunSums]) -> Row:
 
 
 def measured_gpus_per_node(sums: Row) -> int:
-    """Return the jobs' mean GPUs per node, rounded."""
+    """Return the mean number of GPUs per node over all jobs, rounded."""
     return max(1, round(sums["gpu_seconds"] / sums["node_seconds"])) if sums["node_seconds"] else GPUS_PER_NODE
 
 
 def rate_row(sums: Row, failures: Sequence[Failure], exposures: Iterable[Exposure]) -> Row:
-    """Return the rate per 1000 node-days of these jobs with its interval and method."""
+    """Return the rate per 1000 node-days for these jobs, with its interval and the method."""
     node_days = sums["node_seconds"] / DAY
     unit_spread = failure_spread(failures, exposures, node_days)
     estimate = rate_estimate(unit_spread)
@@ -186,9 +186,9 @@ def _per_1000(estimate: Estimate) -> list[float] | None:
 
 
 def failure_spread(failures: Sequence[Failure], exposures: Iterable[Exposure], node_days: float) -> Spread:
-    """Distribute the failures over the nodes; return each node's failures and node-days.
+    """Distribute the failures over the nodes. Return each node's failures and node-days.
 
-    Incidents without a known node are counted separately. So is a failure on a node without exposure (the job has no
+    Incidents without a known node are counted separately, and so are failures on nodes without exposure (the job has no
     node list).
     """
     days: dict[tuple[str, str], float] = {}
@@ -215,11 +215,12 @@ def failure_spread(failures: Sequence[Failure], exposures: Iterable[Exposure], n
 def group_incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, int]]:
     """Group failures into incidents (cluster, node, failures).
 
-    Failures of one job that follow each other in a loop, each within LOOP_SECONDS of the start, are one incident. node
-    is None if it is unknown or there are several: a job that kills its nodes dies on a different node each time.
+    If a job's failures follow each other in a loop, each within LOOP_SECONDS of the attempt's start, they are one
+    incident. The node is None if it is unknown or there are several: a job that kills its nodes dies on a different
+    node each time.
 
-    Source: the crash loop of Kokolis, Kuchnik et al. (HPCA 2025), one job of 1,024 GPUs that NODE_FAILed and was
-    requeued 35 times. The rule for when a loop ends is healthd's.
+    Source: the crash loop in Kokolis, Kuchnik et al. (HPCA 2025), one job on 1,024 GPUs that NODE_FAILed and was
+    requeued 35 times. The rule for when a loop ends is healthd's own.
     """
     loops: list[list[Failure]] = []
     for failure in sorted(
@@ -243,9 +244,10 @@ def group_incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, 
 
 
 def by_size(ran: RanJobs, r_f: float | None) -> list[dict[str, Any]]:
-    """Return the measured rate of each size class, and the MTTF from r_f for jobs with its mean number of nodes.
+    """Return the measured rate for each size class, and the MTTF that r_f implies for jobs with the class's mean number
+    of nodes.
 
-    Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025): measured next to projected values.
+    Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025), which shows measured next to projected values.
     """
     rows = []
     for size in sorted({item.gpus_up_to for item in ran.sums}):
@@ -271,7 +273,7 @@ def by_size(ran: RanJobs, r_f: float | None) -> list[dict[str, Any]]:
 def projection(r_f: float | None, interval: Sequence[float] | None, gpus_per_node: int) -> list[dict[str, Any]]:
     """Return the MTTF of a job for each size in SIZES: [{gpus, nodes, mttf_seconds, interval_seconds}].
 
-    A size below one node counts as one node.
+    A size smaller than one node counts as one node.
     """
     rows = []
     for gpus in SIZES:
@@ -286,9 +288,9 @@ def mttf_interval(
 ) -> tuple[float | None, list[float | None] | None]:
     """Return MTTF = 1 / (N r_f) and its interval, or None if r_f is 0 or unknown.
 
-    r_f is per 1000 node-days. The upper end is None if a rate of 0 is possible, or if it exceeds MAX_MTTF_SECONDS.
+    r_f is per 1000 node-days. The upper end is None if a rate of 0 is possible or if the end exceeds MAX_MTTF_SECONDS.
 
-    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). It assumes that nodes fail independently.
+    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). This assumes that nodes fail independently.
     """
 
     def of(failure_rate: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Outcome of the jobs and use of the GPU time, by state and size, and before and after a date."""
+"""Computes job outcomes and the use of GPU time, by state and size, and before and after a date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SERVER_GPUS = 8  # as in the paper's mix of job sizes
 
 
 class EndedJobs(NamedTuple):
-    """Columns of states_ended.sql."""
+    """A row that states_ended.sql returns."""
 
     state: str | None
     gpus_up_to: int | None
@@ -32,7 +32,7 @@ class EndedJobs(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Columns of states_outcomes.sql."""
+    """A row that states_outcomes.sql returns."""
 
     after: bool
     state: str | None
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """Columns of states_read_periods.sql."""
+    """A row that states_read_periods.sql returns."""
 
     cluster: str
     from_time: int
@@ -49,7 +49,7 @@ class ReadPeriod(NamedTuple):
 
 
 class ClusterGpus(NamedTuple):
-    """Columns of states_nodes.sql."""
+    """A row that states_nodes.sql returns."""
 
     cluster: str
     gpus: int
@@ -58,7 +58,7 @@ class ClusterGpus(NamedTuple):
 
 
 class GpuTime(NamedTuple):
-    """Columns of states_used_gpu_time.sql and states_lost_on_nodes.sql."""
+    """A row that states_used_gpu_time.sql or states_lost_on_nodes.sql returns."""
 
     gpu_seconds: float
 
@@ -67,16 +67,17 @@ has_findings = document.no_findings
 
 
 def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -> Document:
-    """Return the document of `healthd fleet states`.
+    """Return the document for `healthd fleet states`.
 
     by_state, by_size: jobs and GPU-seconds with their shares. infrastructure: jobs that nodes ended. use: utilisation
-    and goodput. split: the outcome of jobs of `large` or more GPUs before and after the split, or None without a split.
+    and goodput. split: the outcome of jobs with `large` or more GPUs before and after the split, or None without a
+    split.
 
-    Jobs are accounting records that ended in the requested period, with their whole runtime, including time before it.
-    Each requeue is a record of its own. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680),
-    its states, sizes and the outcome of large jobs.
+    Jobs are accounting records that ended in the requested period. Their whole runtime counts, including time before
+    the period. Each requeue is a separate record. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
+    2410.21680), for the states, the sizes and the outcome of large jobs.
 
-    Raises Unanswerable without jobs, WrongChoice for a split outside the requested period.
+    Raises Unanswerable if there are no jobs, and WrongChoice if the split is outside the requested period.
     """
     if split is not None and not study.from_time < split < study.to_time:
         within_times = f"{format_time(study.from_time)} and {format_time(study.to_time)}"
@@ -108,13 +109,16 @@ def _outcomes(study: Study, split: int, large: int) -> list[Outcome]:
 
 
 def by_state(ended: Iterable[EndedJobs]) -> list[Row]:
-    """Return the states, those with the most GPU time first."""
+    """Return the states. Those with the most GPU time come first."""
     rows = with_shares(_sums_by(ended, "state"))
     return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
 
 
 def by_size(ended: Iterable[EndedJobs]) -> list[Row]:
-    """Return the size classes, smallest first, with the states of their jobs and the jobs that nodes ended."""
+    """Return the size classes, smallest first.
+
+    Each has the states of its jobs and the number of jobs that nodes ended.
+    """
     ended_rows = list(ended)
     rows = []
     for row in with_shares(_sums_by(ended_rows, "gpus_up_to")):
@@ -131,7 +135,7 @@ def by_size(ended: Iterable[EndedJobs]) -> list[Row]:
 
 
 def infrastructure(ended: Iterable[EndedJobs]) -> Row:
-    """Return the jobs that nodes ended (`hardware_ends`): their share of jobs, runtime and GPU time.
+    """Return the share of jobs, runtime and GPU time for jobs that nodes ended (`hardware_ends`).
 
     The whole runtime of these jobs counts; `goodput` estimates how much of it was lost.
     """
@@ -156,7 +160,7 @@ def infrastructure(ended: Iterable[EndedJobs]) -> Row:
 
 
 def size_mix(ended: Iterable[EndedJobs]) -> Row:
-    """Return the shares of jobs with one GPU, with at most 8, and with 256 or more, among all jobs with GPUs."""
+    """Return the shares of jobs with one GPU, with at most 8 and with 256 or more. They refer to all jobs with GPUs."""
     gpu_rows = [row for row in ended if row.gpus_up_to]
     jobs, gpu_seconds = sum(row.jobs for row in gpu_rows), sum(row.gpu_seconds for row in gpu_rows)
 
@@ -189,12 +193,12 @@ def gpu_use(
         goodput             (used GPU-seconds - lost) / seconds: GPUs whose work was kept
         normalised_goodput  goodput / available GPUs, the maximum possible
 
-    available_gpu_seconds: available GPU-seconds of the known time. known_seconds: the longest known time of a cluster.
-    jobs: number of jobs that ended.
+    available_gpu_seconds: GPU-seconds that were available in the known time. known_seconds: the longest known time of a
+    cluster. jobs: number of jobs that ended.
 
     Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
-    the section on metrics of Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work;
-    healthd takes all work except work that was repeated because a node or a pre-emption ended a job.
+    the section about metrics in Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work.
+    healthd counts all work except work that was repeated because a node or a pre-emption ended a job.
     """
     normalised = share(max(used_gpu_seconds - lost_gpu_seconds, 0.0), available_gpu_seconds)
     return {
@@ -224,7 +228,10 @@ def with_shares(rows: list[Row]) -> list[Row]:
 
 
 def outcomes(rows: Sequence[Outcome], split_time: int, large: int) -> Row:
-    """Return the shares of large jobs that completed and that nodes ended, before and after, with 95 % intervals."""
+    """Return the shares of large jobs that completed and that nodes ended, before and after the split.
+
+    The shares have 95 % intervals.
+    """
     before, after = ([row for row in rows if row.after is is_after] for is_after in (False, True))
     sides = [_outcome(side) for side in (before, after)]
     return {
@@ -255,7 +262,7 @@ def _share_row(jobs: int, total: int) -> Row:
 
 
 def share_difference(before: Row, after: Row) -> Row:
-    """Return the second share minus the first with its 95 % interval, or None if either is unknown.
+    """Return the second share minus the first, with its 95 % interval, or None if either share is unknown.
 
     Source: method 10 of Newcombe, "Interval estimation for the difference between independent proportions", Statistics
     in Medicine 17 (1998), from two Wilson intervals.
@@ -288,7 +295,7 @@ def _sums_by(rows: Iterable[EndedJobs | Outcome], key: str, sums: Sequence[str] 
 
 
 def _gpu_use_row(study: Study, jobs: int, lost: int) -> tuple[Row, dict[str, float]]:
-    """Return the use of the GPUs, and the share of the period without job records for each cluster."""
+    """Return the use of the GPUs and, for each cluster, the share of the period that has no job records."""
     read_spans: dict[str, list[Span]] = {}
     for row in study.query("states_read_periods", ReadPeriod):
         read_spans.setdefault(row.cluster, []).append((row.from_time, row.to_time))

@@ -1,6 +1,6 @@
-"""A store opened for one period and one selection of jobs and nodes, used by the queries of the answers.
+"""Opens the store for one period and one selection of jobs and nodes. All answers query it through this module.
 
-The SQL of an answer reads the store's tables and the queries (both unfiltered) and the selection: `chosen_jobs` (with
+An answer's SQL reads the store's tables and the queries (both unfiltered), and the selected rows in `chosen_jobs` (with
 the size class `gpus_up_to`) and `chosen_nodes`. Expensive tables are computed once for all answers.
 """
 
@@ -52,32 +52,32 @@ _ALL_NODES_SQL = " UNION ".join(
     f"SELECT cluster, node FROM {table} WHERE node IS NOT NULL AND cluster <> ''"
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
-# These are as large as the store's own table. As views, they read only the columns that a query needs.
+# These are as large as the store's own table. Defined as views, they read only the columns that a query needs.
 _UNMATERIALIZED = ("lines", "job_node_days", "rate_jobs")
-# Tables that a study has in addition to the queries or that an answer adds.
+# Tables that a study adds to the queries, or that an answer adds.
 STUDY_TABLES = (
     *("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times"),
     *("named_nodes", "named_checks"),
 )
-MAX_HINT_LENGTH = 400  # characters in suggested names
+MAX_HINT_LENGTH = 400  # maximum characters in suggested names
 
 
 class ChosenNode(NamedTuple):
-    """Columns of chosen_node_names.sql."""
+    """A row that chosen_node_names.sql returns."""
 
     cluster: str
     node: str
 
 
 class JobsCoverage(NamedTuple):
-    """Columns of jobs_known.sql."""
+    """A row that jobs_known.sql returns."""
 
     cluster: str
     known_until: int
 
 
 class ObservedShare(NamedTuple):
-    """Columns of observed_share.sql."""
+    """A row that observed_share.sql returns."""
 
     seconds: int
     observed_seconds: int
@@ -89,7 +89,7 @@ class Choice:
     """Selection of jobs and nodes; "" selects all.
 
     partition      jobs in the partition (one of a job's partitions must match) and its nodes
-    account        the account's jobs, and nodes that one of them ran on
+    account        the account's jobs, and nodes on which at least one of them ran
     model, switch  nodes with that GPU model or behind that switch, and jobs that ran at least partly on such a node
     """
 
@@ -105,14 +105,14 @@ class Choice:
 
 
 class Study:
-    """The open store with its period and choice.
+    """The open store, with the selected period, jobs and nodes.
 
     from_time, to_time  the period, [from, to) in epoch seconds
     database            runs the SQL, also for queries that are not files
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, choice: Choice | None = None) -> None:
-        """Open the study. Raises WrongChoice for a name that does not occur in the store."""
+        """Open the study. Raises WrongChoice if a name does not occur in the store."""
         self.from_time, self.to_time, self.choice = from_time, to_time, choice or Choice()
         self.database = database
         self._computed: set[str] = set()
@@ -125,8 +125,8 @@ class Study:
     def query(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
 
-        The tables that the SQL reads are computed first, each once. parameters: columns of the table `parameters`.
-        Raises StoreError for a damaged file.
+        The tables that the SQL reads are computed first, but only once each. parameters: columns of the table
+        `parameters`. Raises StoreError for a damaged file.
         """
         *dependencies, query_file = _with_dependencies(name)
         unknown = set(parameters) - set(query_file.parameters)
@@ -141,12 +141,12 @@ class Study:
         return [row(*values) for values in result.rows]
 
     def compute_tables(self, *names: str) -> None:
-        """Compute the tables of these queries, each once."""
+        """Compute the tables for these queries, unless they were computed before."""
         for name in names:
             self._compute(_with_dependencies(name))
 
     def add_table(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
-        """Create a table from Python rows. columns: type of each column by name; at least one."""
+        """Create a table from Python rows. columns: maps each column's name to its type; at least one."""
         values_sql = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
         names = ", ".join(columns)
         typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
@@ -155,7 +155,7 @@ class Study:
         self.database.view(name, select_sql if values_sql else f"SELECT {nulls} WHERE FALSE")
 
     def require(self, *tables: str) -> None:
-        """Raise Unanswerable if one of these tables of the store is empty."""
+        """Raise Unanswerable if one of these tables in the store is empty."""
         for table in tables:
             if not self.has_rows(table):
                 flag = _FILLED_BY[table]
@@ -165,7 +165,7 @@ class Study:
         return bool(self.database.rows(f"SELECT 1 AS one FROM {table} LIMIT 1").rows)
 
     def unchosen_node_notes(self, nodes: Iterable[tuple[str, str | None]], noun: str) -> list[str]:
-        """Return a note on how many of these (cluster, node) pairs were not chosen. noun: what the pairs stand for."""
+        """Return a note about how many of these (cluster, node) pairs were not chosen. noun: what a pair represents."""
         if not (self.choice.model or self.choice.switch):
             return []
         chosen = set(self.query("chosen_node_names", ChosenNode))
@@ -184,7 +184,7 @@ class Study:
     # --- limits of an answer
 
     def coverage_notes(self, *tables: str) -> list[str]:
-        """Return notes on the parts of [from, to) that the store does not cover, for jobs or events."""
+        """Return notes about the parts of [from, to) for which the store has no jobs or no events."""
         notes = []
         if "jobs" in tables:
             for row in self.query("jobs_known", JobsCoverage):
@@ -213,11 +213,11 @@ class Study:
         self.database.view("parameters", f"SELECT {values}")
 
     def _compute(self, queries: Iterable[Query]) -> None:
-        """Create the missing tables of these queries, with the default parameters of their files."""
+        """Create the missing tables for these queries, with the default parameters in their files."""
         for query_file in queries:
             if query_file.name not in self._computed:
                 self._set_parameters(query_file.parameters)
-                # A table has no order, and sorting the 2.7 million runs of 4 million jobs took a sixth of the time.
+                # A table has no order, and sorting 2.7 million runs from 4 million jobs took a sixth of the time.
                 ordered = engine.strip_semicolon(query_file.sql)
                 sql = ordered.rpartition("\nORDER BY ")[0] or ordered
                 create = self.database.view if query_file.name in _UNMATERIALIZED else self.database.table
@@ -253,7 +253,7 @@ class Study:
         self.database.view("chosen_jobs", sql)
 
     def _node_condition(self) -> str:
-        """Return the SQL condition of --model and --switch on the table nodes."""
+        """Return the SQL condition for --model and --switch on the table nodes."""
         requested = (("gpu_model", self.choice.model), ("switch", self.choice.switch))
         return " AND ".join(f"nodes.{column} = {literal(value)}" for column, value in requested if value) or "TRUE"
 
@@ -315,13 +315,13 @@ def open_study(
 
 
 def table_files(snapshot: store.Snapshot) -> engine.Files:
-    """Return the files of each table in a store that is open for reading."""
+    """Return each table's files in a store that is open for reading."""
     return {table: snapshot.files(table) for table in TABLES}
 
 
 @cache
 def _answer_queries() -> dict[str, Query]:
-    """Return the queries of the answers, read once per process."""
+    """Return the answers' queries, which are read once per process."""
     return answer_queries()
 
 
@@ -332,7 +332,7 @@ def _with_dependencies(name: str) -> tuple[Query, ...]:
 
 
 def _ran_on_node_condition(condition: str) -> str:
-    """Return the SQL condition that a job with `condition` ran on a node of all_nodes."""
+    """Return the SQL condition that a job ran on a node of all_nodes that meets `condition`."""
     return (
         "EXISTS (SELECT 1 FROM job_nodes "
         "JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index "

@@ -1,9 +1,9 @@
 """Parser for PyTorch flight recorder dumps (plain data). Pure.
 
-The format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump). `entries` is
-one ring buffer over all groups, in the order of entry. `pg_config` lists this rank's groups. `pg_status` contains
-the last sequence numbers, by the group's number on this rank (`pg_id`). A dump of active operations has no completed
-entries.
+Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump). `entries` is a
+single ring buffer for all groups, in the order of entry. `pg_config` lists this rank's groups. `pg_status` contains
+each group's last sequence numbers; its key is the group's number on this rank (`pg_id`). A dump of active operations
+has no completed entries.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from healthd.common.text import is_decimal, regex
 from healthd.fleet.collectives.rank_view import Dtypes, Lane, Membership, Numel, Operation, Pair, Progress, RankView
 
 MAX_RANKS = 1 << 17
-MAX_MEMBERS = 1 << 22  # over all groups in a dump
+MAX_MEMBERS = 1 << 22  # maximum for all groups in a dump together
 MAX_ELEMENTS = 1 << 63
-MAX_WAITING, MAX_DONE = 32, 4  # operations kept per lane, to find differences between ranks
+MAX_WAITING, MAX_DONE = 32, 4  # number of operations kept per lane to find differences between ranks
 _POINT_TO_POINT = regex(r"(?:send (\d{1,7})->(\d{1,7})|recv (\d{1,7})<-(\d{1,7}))")
 _DONE = "completed"
 
@@ -27,11 +27,14 @@ Entry = Mapping[str, Any]
 
 
 class InvalidDump(HealthdError):
-    """Plain data that is not a dump. The message follows the file's name."""
+    """The data is not a dump. The message is meant to follow the file's name."""
 
 
 class _ParsedEntry(NamedTuple):
-    """A parsed entry. pair: set for a send or receive. is_batch: "coalesced", the batch that contains sends."""
+    """A parsed entry.
+
+    pair: set for a send or receive. is_batch: True for "coalesced", the batch that contains sends.
+    """
 
     entry: Entry
     group: str
@@ -45,7 +48,7 @@ class _ParsedEntry(NamedTuple):
 def parse_dump(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] | None = None) -> RankView:
     """Return the view of the rank that wrote this dump. The rank is usually not recorded (-1). Raises InvalidDump.
 
-    texts: cache of parsed lists of ranks, which are the same in all dumps in a folder.
+    texts: cache for parsed lists of ranks, because all dumps in a folder contain the same lists.
     """
     parts = dump if isinstance(dump, Mapping) else {"entries": dump}
     entries = parts.get("entries", [])
@@ -58,7 +61,7 @@ def parse_dump(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | N
 
 
 def possible_ranks(view: RankView) -> frozenset[int] | None:
-    """Return the ranks in all groups of this dump, one of which wrote it, or None if it names no groups."""
+    """Return the ranks in this dump's groups, one of which wrote the dump, or None if the dump names no groups."""
     rank_sets = {group.ranks for group in view.groups.values() if group.ranks}
     return frozenset.intersection(*map(frozenset, rank_sets)) if rank_sets else None
 
@@ -106,7 +109,7 @@ def _parse_entry(entry: Entry, index: int) -> _ParsedEntry:
 
 
 def _group_name(entry: Entry) -> tuple[str, str]:
-    """Return the name and description of an entry's group; the first versions have only the name or a number."""
+    """Return the name and description of an entry's group. The first PyTorch versions have only a name or a number."""
     group_field = entry.get("process_group", entry.get("pg_name", entry.get("pg_id", "")))
     if isinstance(group_field, (tuple, list)):
         return str(group_field[0]), str(group_field[1]) if len(group_field) > 1 else ""
@@ -129,7 +132,7 @@ def _groups(config: Any, texts: dict[str, tuple[int, ...] | None]) -> dict[str, 
 
 
 def _ranks(recorded: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    """Parse "[0, 1, 2]" or a list."""
+    """Parse ranks from "[0, 1, 2]" or from a list."""
     if isinstance(recorded, (list, tuple)):
         if len(recorded) > MAX_RANKS or any(_count(rank) >= MAX_RANKS for rank in recorded):
             raise ValueError(len(recorded))
@@ -143,10 +146,10 @@ def _ranks(recorded: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int
 
 
 def _progress(status: Any, read: Iterable[_ParsedEntry], groups: Mapping[str, Membership]) -> dict[str, Progress]:
-    """Return the progress of the groups whose number is known.
+    """Return the progress of each group whose number is known.
 
-    The number comes from an entry, or from the position: both lists are in the order in which this rank created its
-    groups, if there are as many numbers as groups and no entry contradicts this.
+    The number comes from an entry. Otherwise it comes from the position, if there are as many numbers as groups and no
+    entry contradicts this: both lists are in the order in which this rank created its groups.
     """
     if not isinstance(status, Mapping):
         return {}
@@ -173,8 +176,9 @@ def _group_progress(group_status: Entry) -> Progress | None:
 
 
 def _collectives(result: RankView, read: Iterable[_ParsedEntry]) -> None:
-    """Add the lanes. A coalesced collective has several entries with one number, of which only the last is marked
-    completed.
+    """Add the lanes for collectives.
+
+    A coalesced collective has several entries with one number, and only the last entry is marked as completed.
     """
     lanes: dict[str, dict[int, tuple[_ParsedEntry, bool]]] = {}
     for entry in read:
@@ -201,7 +205,7 @@ def _collectives(result: RankView, read: Iterable[_ParsedEntry]) -> None:
 def _pairs(result: RankView, read: Iterable[_ParsedEntry]) -> None:
     """Add the pending sends and receives.
 
-    A send in a batch (batch_isend_irecv) has the number of its batch and is never marked completed; only the batch is.
+    A send in a batch (batch_isend_irecv) has the batch's number and is never marked as completed; only the batch is.
     """
     batches: dict[tuple[str, int], bool] = {}
     batch_sizes: dict[tuple[str, int], int] = {}
@@ -236,7 +240,10 @@ def _operation(parsed: _ParsedEntry) -> Operation:
 
 
 def _numel(sizes: Any) -> int:
-    """Return the number of elements. Raises ValueError for more than a tensor can have, as text would be too long."""
+    """Return the number of elements.
+
+    Raises ValueError if a tensor cannot have that many, because the text would be too long.
+    """
     total = 0
     for size in sizes:
         elements = 1

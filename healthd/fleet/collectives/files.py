@@ -1,4 +1,4 @@
-"""Files in a folder with ranks' dumps or logs: the kind and rank of each, and the files that could not be read."""
+"""Reads a folder with ranks' dumps or logs: finds the kind and rank of each file, and reports unreadable files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from healthd.fleet.collectives.dump import InvalidDump, parse_dump, possible_ran
 from healthd.fleet.collectives.rank_log import Failure, Hang, RankLog
 from healthd.fleet.collectives.rank_view import RankView
 
-MAX_DUMP_BYTES = 256 << 20  # per dump; 20,000 entries with their stacks take 50 MiB
+MAX_DUMP_BYTES = 256 << 20  # maximum bytes per dump; 20,000 entries with their stacks take 50 MiB
 MAX_LOG_BYTES = 4 << 30
 MAX_FILES = 200_000
-MAX_DEPTH = 4  # levels below the given folder; some sites collect one folder per host
+MAX_DEPTH = 4  # maximum levels below the given folder; some sites collect one folder per host
 HEAD_BYTES = 4096
 MAX_LINE_BYTES = 1 << 16
 
@@ -34,7 +34,8 @@ _NUMBERED = regex(r"([A-Za-z]{0,64})[\-_.=]{0,8}(\d+)")  # a number, and the wor
 _MAX_RANK_DIGITS = 7
 _OTHER_NUMBER_WORDS = frozenset(("node", "host", "job", "attempt"))  # words before numbers that are not ranks
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|log|txt|out|err|gz|xz|bz2|bin|dump|trace)$")
-# Words in dump file names that are not host names. PyTorch's own names: nccl_trace_rank_, comm_lib_trace_rank_.
+# Words that occur in dump file names but are not host names. PyTorch's own names: nccl_trace_rank_,
+# comm_lib_trace_rank_.
 _NOT_HOST_WORDS = frozenset(
     (
         *("nccl", "comm", "comms", "lib", "torch", "pytorch", "distributed", "cuda", "fr", "flight", "recorder"),
@@ -46,7 +47,7 @@ _HOST = regex(r"[A-Za-z][A-Za-z0-9]*(?:[.-][A-Za-z0-9]+)*")
 
 
 class UnreadFile(NamedTuple):
-    """A file, named relative to the folder, and why it was not used, as a sentence without a full stop."""
+    """A file that was not used. It is named relative to the folder; the reason is a sentence without a full stop."""
 
     file: str
     reason: str
@@ -58,7 +59,7 @@ class UnusableFolder(HealthdError):
 
 @dataclass(slots=True)
 class Folder:
-    """Contents of a folder. views: one per rank. failures, hangs: from all logs. other_files: unrelated files."""
+    """The contents of a folder. views: one per rank. failures, hangs: from all logs. other_files: unrelated files."""
 
     views: list[RankView]
     unread: list[UnreadFile]
@@ -75,8 +76,9 @@ def read(folder: str) -> Folder:
 
 @contextmanager
 def _garbage_collection_disabled() -> Iterator[None]:
-    """Disable the garbage collector, since a dump has ten thousand small dicts without cycles and would trigger it 100
-    times.
+    """Disable the garbage collector.
+
+    A dump has ten thousand small dicts without cycles, which would start the collector 100 times.
     """
     was = gc.isenabled()
     gc.disable()
@@ -133,7 +135,7 @@ def _file_names(folder: str, found: Folder) -> Iterator[str]:
 
 
 def _read_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -> RankLog:
-    """Return a dump's view, or the records of a log. Raises NotPlain, InvalidDump, OSError."""
+    """Return the view in a dump, or the records in a log. Raises NotPlain, InvalidDump, OSError."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise InvalidDump("is not a regular file")
@@ -191,16 +193,16 @@ def _json(data: bytes) -> Any:
 
 
 def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list[UnreadFile]) -> None:
-    """Set the ranks of dumps that do not record them, from the same position in all file names.
+    """Set the ranks of dumps that do not record them. The rank is at the same position in all file names.
 
     The rank is the number after "rank" if all names have one. Otherwise it is the number (not a host's) that differs
-    most between the files, then one that yields ranks from 0, then the last one. known_ranks: ranks that are known
-    already.
+    most between the files; among several, a number that yields ranks from 0, otherwise the last one. known_ranks: ranks
+    that are already known.
     """
     possible = [possible_ranks(dump_view) for dump_view in views]
 
     def ranks(numbers: Sequence[Sequence[int | None]], position: int) -> list[int | None]:
-        """Return the number at this position in each file name, or None if it is not a rank in the file's groups."""
+        """Return the number at this position in each file name, or None if the file's groups have no such rank."""
         found = []
         for file_numbers, allowed in zip(numbers, possible, strict=True):
             number = file_numbers[position] if -len(file_numbers) <= position < len(file_numbers) else None
@@ -236,13 +238,15 @@ def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list
 
 
 def _positions(numbers: Sequence[Sequence[int | None]]) -> list[int]:
-    """Return positions counted from the end, last first, then from the start."""
+    """Return positions counted from the end (last first), then positions counted from the start."""
     count = min(max(map(len, numbers), default=0), 8)
     return [*range(-1, -count - 1, -1), *range(count)]
 
 
 def _is_host_number(views: Sequence[RankView], position: int) -> bool:
-    """Return True if the word before this number is, in most names, a host's or another word that precedes no rank."""
+    """Return True if, in most names, the word before this number is a host name or another word that does not precede a
+    rank.
+    """
     count = 0
     for dump_view in views:
         preceding_words = [
@@ -256,8 +260,9 @@ def _is_host_number(views: Sequence[RankView], position: int) -> bool:
 def _require_global_ranks(folder: str, named_views: Sequence[RankView], known_ranks: set[int]) -> None:
     """Raise UnusableFolder if file names contain local ranks.
 
-    If, according to their names, dumps in different folders belong to one rank and the same time while other ranks have
-    none, they are for example from the first GPU on each node. Their global ranks are unknown.
+    The names contain local ranks if dumps in different folders seem to belong to the same rank and time, while other
+    ranks have no dump. The dumps may, for example, come from the first GPU on each node. Their global ranks are
+    unknown.
     """
     members = {rank for dump_view in named_views for group in dump_view.groups.values() for rank in group.ranks or ()}
     first_by_rank: dict[int, RankView] = {}
@@ -281,7 +286,7 @@ def _labelled_numbers(name: str) -> list[int]:
 
 
 def _numbers(name: str) -> list[int | None]:
-    """Return all numbers in a file's name, with None for a number that cannot be a rank (a date or time)."""
+    """Return the numbers that follow "rank" in a file's name."""
     found = _NUMBERED.findall(_strip_endings(os.path.basename(name)))
     return [int(number) if len(number) <= _MAX_RANK_DIGITS else None for _, number in found]
 
@@ -293,7 +298,10 @@ def _strip_endings(base: str) -> str:
 
 
 def _host_name(name: str) -> str:
-    """Return "gpu-0412" for gpu-0412_rank3.pkl or gpu-0412/_dump_3, and "" for dump-3.pkl, whose number is the rank."""
+    """Return the host name in a file's name: "gpu-0412" for gpu-0412_rank3.pkl and gpu-0412/_dump_3.
+
+    For dump-3.pkl, whose number is the rank, return "".
+    """
     base = _strip_endings(os.path.basename(name))
     parts_of_name = _RANK.sub("_", base).split("_")
     is_only_number = len(_NUMBER.findall(base)) == 1 and not _RANK.search(base)
@@ -306,7 +314,7 @@ def _host_name(name: str) -> str:
 
 
 def _newest_per_rank(views: list[RankView], unread: list[UnreadFile]) -> list[RankView]:
-    """Keep one view per rank, preferring a dump to a log, then the newest.
+    """Keep one view per rank: a dump rather than a log, and the newest of several.
 
     A process may restart, or write both a log and a dump.
     """

@@ -13,10 +13,10 @@ PyTorch's lines (ProcessGroupNCCL.cpp), by version:
     ... Received a dump signal due to a collective timeout from  rank 7 and we will try our best to dump the debug
         info. Last enqueued NCCL work: 56116, last completed NCCL work: 56116.                          (2.6 on)
 
-"[rank2]:" is the global rank, "[Rank 2]" the rank in the group; before 2.3 only the latter is printed. NCCL numbers the
-operations of a communicator (opCount, hexadecimal) and logs when each was entered, never when it completed.
+"[rank2]:" is the global rank, and "[Rank 2]" is the rank in the group. Before 2.3, only the latter is printed. NCCL
+numbers the operations of a communicator (opCount, hexadecimal) and logs when each was entered, never when it completed.
 
-A second PyTorch thread monitors the watchdog (from 2.2). It ends a process whose watchdog made no progress because it
+From 2.2 on, a second PyTorch thread monitors the watchdog. It ends a process whose watchdog made no progress because it
 hangs in a call to CUDA or NCCL, or waits for Python's lock:
 
     [rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 1] ... ProcessGroupNCCL's watchdog got stuck for 600 seconds
@@ -35,7 +35,7 @@ from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, RankView
 from healthd.fleet.collectives.transport import FailedRequest
 
-NO_COMPLETE_HISTORY_NS = 1 << 62  # it is unknown from which time a log is complete
+NO_COMPLETE_HISTORY_NS = 1 << 62  # it is unknown from which time on a log is complete
 _GLOBAL_RANK = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
 _GROUP_RANK = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
 _PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")
@@ -56,7 +56,7 @@ _PROCESS = regex(r"(?<![\w.-])([\w.-]{1,255}):(\d{1,10}):\d{1,10} \[\d{1,10}\] "
 _WATCHDOG_STUCK = regex(
     r"watchdog got stuck for (\d{1,9}) seconds|Heartbeat monitor timed out!|detected no heartbeat of its watchdog"
 )
-MAX_FAILURES = 4096  # different failures per log
+MAX_FAILURES = 4096  # maximum number of different failures per log
 _TIMED_OUT = "Watchdog caught collective operation timeout"
 _POINT_TO_POINT = frozenset(("SEND", "RECV", "Send", "Recv", "COALESCED"))
 
@@ -70,7 +70,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Communicator:
-    """A communicator of one process. rank: the process's rank in it. ranks: number of ranks. -1 if unknown."""
+    """A communicator in one process. rank: the process's rank in it. ranks: number of ranks. -1 means unknown."""
 
     rank: int = -1
     ranks: int = -1
@@ -121,9 +121,9 @@ class _Process:
 def parse_views(
     lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
 ) -> list[RankView]:
-    """Return the views of the ranks in one log. Ranks without such lines have no view.
+    """Return a view for each rank in one log. A rank whose lines are not in the log has no view.
 
-    rank: rank in the log's name, for lines without one. number: another number in the name, as a last resort.
+    rank: rank in the log's name, for lines that do not name one. number: another number in the name, as a last resort.
     """
     return parse_log(lines, source, host, rank, number).views
 
@@ -155,7 +155,10 @@ def parse_log(
 
 
 def _process_rank(process: _Process | None, rank: int | None, number: int | None) -> int:
-    """Return the rank of a process from its communicators, else from the log's name, or -1 if neither has it."""
+    """Return the rank of a process from its communicators, otherwise from the log's name.
+
+    Return -1 if neither has it.
+    """
     comms = process.comms.values() if process is not None else ()
     widest = max(comms, key=lambda comm: comm.ranks, default=_Communicator())
     candidates = (
@@ -185,7 +188,9 @@ def _record_hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank
 
 
 def _rank_in(line: str, rank: int | None) -> int | None:
-    """Return a watchdog line's rank: the global rank, else the rank in the log's name, else the rank in the group."""
+    """Return a watchdog line's rank: its global rank, otherwise the rank in the log's name, otherwise the rank in the
+    group.
+    """
     global_rank, group_rank = _GLOBAL_RANK.search(line), _GROUP_RANK.search(line)
     if global_rank is not None:
         return int(global_rank.group(1))

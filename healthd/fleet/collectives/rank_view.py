@@ -1,7 +1,7 @@
-"""Records of one rank's collectives, in one form for flight recorder dumps and logs.
+"""Holds the records of one rank's collectives, in the same form for flight recorder dumps and logs.
 
-A lane contains operations that run in order: the collectives of one process group on one rank. Sends and receives run
-concurrently with these and are ordered only between two ranks.
+A lane contains operations that run in order: one process group's collectives on one rank. Sends and receives run
+concurrently with collectives and are ordered only between two ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lane:
     """State of a lane.
 
     entered          the highest sequence number that was entered
-    first            the first operation that is not done, None if all entered operations are done
+    first            the first operation that is not done, or None if all entered operations are done
     operations       first pending and last operations, by sequence
     has_completions  False for a log without completions; `first` is then the last operation entered
     """
@@ -56,7 +56,10 @@ class Lane:
 
 
 class Membership(NamedTuple):
-    """A process group in one rank's records. ranks: global ranks in the order of their group ranks, None if unknown."""
+    """A process group in one rank's records.
+
+    ranks: global ranks in the order of their group ranks, or None if unknown.
+    """
 
     name: str
     description: str
@@ -64,7 +67,7 @@ class Membership(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Sender and receiver in a group, as ranks in the group."""
+    """The sender and receiver in a group. Both are ranks within the group."""
 
     group: str
     source: int
@@ -72,8 +75,9 @@ class Pair(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A group's last sequence numbers, for collectives or for sends and receives, whichever was last. started: -1 if
-    unknown.
+    """A group's last sequence numbers, either for collectives or for sends and receives, whichever came last.
+
+    started: -1 if unknown.
     """
 
     entered: int

@@ -1,4 +1,4 @@
-"""NCCL's log lines on failed InfiniBand and RoCE requests, and the meaning of their status. Pure.
+"""Parses NCCL's log lines about failed InfiniBand and RoCE requests, and explains their status. Pure.
 
 NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work completion with an error:
 
@@ -9,8 +9,8 @@ NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work com
     NET/IB: ... remoteGidsB hca mlx5_2                                                                   (2.24 on)
     NET/IB: ... with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129 localGid A ... (2.29 on)
 
-GIDs are printed only on Ethernet. For a failed request, the status and the vendor's error are defined, but the opcode
-and the length are not (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
+GIDs are printed only on Ethernet. For a failed request, only the status and the vendor's error are defined, not the
+opcode or the length (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class FailedRequest(NamedTuple):
 
 
 def parse(line: str) -> FailedRequest | None:
-    """Return the failed request in a line, or None if there is none."""
+    """Return the failed request that a line reports, or None if it reports none."""
     found = _LINE.search(line)
     if found is None:
         return None
@@ -105,5 +105,5 @@ def parse(line: str) -> FailedRequest | None:
 
 
 def lookup_status(number: int) -> Status:
-    """Return the meaning of a status. Unknown numbers have the source OTHER_SOURCE."""
+    """Return the meaning of a status. An unknown number has the source OTHER_SOURCE."""
     return STATUSES.get(number, Status(f"status {number}", "an unknown error", OTHER_SOURCE))

@@ -1,12 +1,12 @@
-"""Find the ranks that hold up a stuck job, from the collectives in which ranks wait. Pure.
+"""Finds the ranks that hold up a stuck job from the collectives in which ranks wait. Pure.
 
-The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section on NCCL time-outs): in each group, find the
+The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section about NCCL time-outs): in each group, find the
 first collective that some ranks entered and others did not. A rank that misses it may itself be waiting in a collective
 of another group. Each rank's first pending operation therefore points at the ranks that are missing from it. A suspect
 is a rank that misses an operation and points at no rank. If all programs enter their collectives in consistent orders,
-no rank can wait for itself: along the arrows, the operations come earlier and earlier in that order. Sends and receives
-are entered early and out of order. If a ring is closed only by sends and receives, the collective that a rank misses
-counts.
+no rank can wait for itself, because each step along these pointers leads to an operation that is earlier in that order.
+Sends and receives are entered early and out of order. If only sends and receives close a ring, the collective that a
+rank misses counts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,19 @@ from typing import NamedTuple
 from healthd.fleet.collectives.dump import MAX_RANKS
 from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, RankView
 
-EARLIER_RUN_SECONDS = 3600  # this long before all others; PyTorch's longest usual time-out is half of this
+EARLIER_RUN_SECONDS = 3600  # this long before all other ranks; PyTorch's longest usual time-out is half of this
 RESTARTED_SECONDS = 60
-MAX_MISSING_DUMP_RATIO = 3  # ratio of ranks without a dump to ranks with one, from which dumps count as not collected
-# In these, not every rank needs all others, so one may finish before others arrive.
+MAX_MISSING_DUMP_RATIO = 3  # from this ratio of ranks without a dump to ranks with one, dumps count as not collected
+# In these operations, not every rank needs all others, so a rank may finish before others arrive.
 _ROOTED_PREFIXES = ("broadcast", "reduce", "scatter", "gather")
 _SAME_SIZES = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "reducescatter", "broadcast")
 
 
 class Group(NamedTuple):
-    """A process group. ranks: the known global ranks, in the order of their group ranks if `has_rank_order`."""
+    """A process group.
+
+    ranks: the known global ranks. If `has_rank_order`, they are in the order of their group ranks.
+    """
 
     name: str
     description: str
@@ -38,7 +41,7 @@ class Group(NamedTuple):
 
 
 class OperationKey(NamedTuple):
-    """A collective of a group, or a send or receive from source to target (global ranks; else -1)."""
+    """A group's collective, or a send or receive from source to target (global ranks; -1 for a collective)."""
 
     group: int
     sequence: int
@@ -55,8 +58,8 @@ class Stall:
     """A pending operation, and the state of its group's ranks.
 
     operation                   as recorded by one of the ranks
-    waiting                     ranks for which this is the first pending operation
-    entered, missing, finished  ranks that entered it, never arrived, or finished it
+    waiting                     ranks whose first pending operation this is
+    entered, missing, finished  ranks that entered it, that never arrived, and that finished it
     later                       ranks that entered it and still wait in an earlier operation
     unknown                     ranks without a record
     behind                      ranks whose program entered it as their first pending operation, but whose GPU has not
@@ -77,30 +80,30 @@ class Stall:
     def is_stuck(self) -> bool:
         """True if all ranks arrived and some finished, so that no rank holds up the others.
 
-        In a rooted operation, a rank that waits only for the root's data may finish before others arrive.
+        In a rooted operation, a rank that needs only the root's data may finish before others arrive.
         """
         return not self.missing and bool(self.finished) and (not self.later or not is_rooted(self.operation.name))
 
     @property
     def waits_for(self) -> list[int]:
-        """Ranks for which the waiting ranks wait."""
+        """The ranks that the waiting ranks are waiting for."""
         return self.missing or ([] if self.is_stuck else self.later or self.behind)
 
     @property
     def is_lost(self) -> bool:
-        """True if all ranks entered it as their first pending operation, and none finished."""
+        """True if this is every rank's first pending operation and no rank finished it."""
         return not (self.missing or self.finished or self.later or self.unknown or self.behind)
 
 
 class Blame(NamedTuple):
-    """Reason to suspect a rank.
+    """A reason to suspect a rank.
 
     missing  the rank never entered `key`
-    stayed   the rank did not leave `key`, which all entered and others left
+    stayed   all ranks entered `key` and others left it, but this rank did not
     behind   the rank entered `key`, but its GPU did not reach it
-    no_dump  the rank wrote no dump, and the ranks in `key` wait for it or for no rank
+    no_dump  the rank wrote no dump, and the ranks in `key` wait for it or for no other rank
 
-    operation, waiting: the operation, and the ranks that entered it; empty for `stayed`.
+    operation, waiting: the operation and the ranks that entered it; both are empty for `stayed`.
     """
 
     rank: int
@@ -112,7 +115,10 @@ class Blame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ranks with different collectives under one number. descriptions: the ranks for each description."""
+    """Ranks that entered different collectives under the same number.
+
+    descriptions: maps each description to its ranks.
+    """
 
     key: OperationKey
     descriptions: Mapping[str, tuple[int, ...]]
@@ -126,7 +132,7 @@ class Judgement:
     suspects            sorted by rank
     stalls              the first stall of each group; the stall that is the cause comes first
     ranks_without_view  known ranks without a record
-    unused_dumps        why each rank's dump was not used
+    unused_dumps        for each rank, why its dump was not used
     ring                ranks that wait for each other
     blocked_ranks       number of ranks that wait for a suspect, directly or indirectly
     """
@@ -148,12 +154,12 @@ def is_rooted(name: str) -> bool:
 
 
 def judge(views: Iterable[RankView]) -> Judgement:
-    """Judge views, one per rank."""
+    """Judge the views. There is one for each rank."""
     return _Analysis({view.rank: view for view in views}).judgement()
 
 
 class _Analysis:
-    """All views together: groups, stalls and which ranks wait for which."""
+    """All views together: the groups, the stalls, and which ranks wait for which others."""
 
     def __init__(self, views: dict[int, RankView]) -> None:
         self.unused_dumps = _outdated_dumps(views)
@@ -174,7 +180,10 @@ class _Analysis:
     # --- groups and lanes
 
     def _find_groups(self) -> None:
-        """Collect the groups. Groups with one name but different ranks are different (split_group reuses names)."""
+        """Collect the groups.
+
+        Groups with the same name but different ranks are different (split_group reuses names).
+        """
         indices: dict[tuple[str, tuple[int, ...] | None], int] = {}
         ranks_by_group: dict[tuple[str, tuple[int, ...] | None], set[int]] = defaultdict(set)
         for rank, view in self.views.items():
@@ -191,7 +200,8 @@ class _Analysis:
                 self.groups[index] = self.groups[index]._replace(ranks=tuple(sorted(ranks_by_group[key])))
 
     def _find_gaps(self) -> None:
-        """If no rank records group members, add missing rank numbers to the groups that contain all others.
+        """If no rank records a group's members, add the missing rank numbers to the groups that contain all other
+        ranks.
 
         Ranks are counted from 0.
         """
@@ -204,7 +214,10 @@ class _Analysis:
                 self.groups[index] = group._replace(ranks=tuple(sorted(gaps.union(group.ranks))))
 
     def _find_lanes(self) -> None:
-        """Collect the lanes. A group's progress replaces a missing lane, unless the group also sends (ambiguous)."""
+        """Collect the lanes.
+
+        If a lane is missing, use the group's progress, unless the group also sends (which is ambiguous).
+        """
         with_pairs = {self.group_of[rank, name] for rank, view in self.views.items() for name in view.with_pairs}
         for rank, view in self.views.items():
             for name in view.groups:
@@ -224,7 +237,7 @@ class _Analysis:
     # --- state of the ranks
 
     def get_stall(self, group: int, operation: Operation) -> Stall:
-        """Return the stall of a collective. `waiting` and `later` are filled in by `_count_waiting`."""
+        """Return the stall for a collective. `_count_waiting` fills in `waiting` and `later`."""
         key = OperationKey(group, operation.sequence)
         if key in self.stalls_by_key:
             found = self.stalls_by_key[key]
@@ -243,7 +256,7 @@ class _Analysis:
                 found.entered.append(rank)
                 if self.lanes[group][rank].has_finished(operation.sequence):
                     found.finished.append(rank)
-        if found.finished and not is_rooted(operation.name):  # so all arrived, even ranks without a record
+        if found.finished and not is_rooted(operation.name):  # so all arrived, including ranks without a record
             still_missing = [rank for rank in found.missing if rank in self.lanes[group]]
             found.unknown += [rank for rank in found.missing if rank not in self.lanes[group]]
             found.missing = still_missing
@@ -310,10 +323,10 @@ class _Analysis:
         return OperationKey(group, 0, ranks[pair.source], ranks[pair.target])
 
     def _pair_stall(self, rank: int, key: OperationKey, pair: Pair, position: int, operation: Operation) -> Stall:
-        """Return the stall of a send or receive.
+        """Return the stall for a send or receive.
 
-        The numbers agree on both sides only in some programs (a pipeline whose stages send equally often). In others,
-        the first pending operations of both sides belong together.
+        Both sides use the same numbers only in some programs (a pipeline whose stages send equally often). In others,
+        both sides' first pending operations belong together.
         """
         key = key._replace(sequence=operation.sequence)
         stall = Stall(key, operation, entered=[rank])
@@ -350,10 +363,10 @@ class _Analysis:
             yield view.progress[name].entered
 
     def _numbers_agree(self, kind: str, pair: Pair) -> bool:
-        """Return True if sender and receiver use the same numbers between these positions of a group.
+        """Return True if sender and receiver use the same numbers for this pair of positions in a group.
 
-        Wherever both have numbers in the same range, these must be equal, and there must be at least one. All groups of
-        the kind are checked: the stages of one pipeline behave like those of another.
+        Within the range that both sides recorded, the numbers must be equal, and there must be at least one. All groups
+        of this kind are checked, because the stages in one pipeline behave like those in another.
         """
         key = kind, pair.source, pair.target
         if key not in self.numbers_agree_cache:
@@ -420,7 +433,7 @@ class _Analysis:
         )
 
     def _missed(self) -> dict[int, Stall]:
-        """Return the first collective that each rank misses, or a send or receive if it misses no collective."""
+        """Return the first collective that each rank misses or, if it misses none, a send or receive."""
         missed: dict[int, Stall] = {}
 
         def before(stall: Stall) -> tuple[bool, bool, int, OperationKey]:
@@ -432,7 +445,10 @@ class _Analysis:
         return missed
 
     def _final_blames(self, first: Mapping[int, Stall | None]) -> dict[int, Blame]:
-        """Return the ranks that wait for no other and miss an operation, or did not leave one that others left."""
+        """Return the suspects that wait for no other rank.
+
+        They miss an operation, or did not leave one that others left.
+        """
         found = {}
         missed = self._missed()
         for rank in self.views:
@@ -450,7 +466,7 @@ class _Analysis:
     def _ranks_waiting_for(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
         """Return the ranks that wait for these suspects, directly or indirectly.
 
-        unseen: ranks that count as waited for if they are among the unknown ranks of a stall.
+        unseen: ranks that also count as waited for if a stall lists them as unknown.
         """
         stalls_by_rank: dict[int, list[Stall]] = defaultdict(list)
         for stall in self.stalls:
@@ -467,7 +483,7 @@ class _Analysis:
         return found
 
     def _ring_blames(self, suspects: dict[int, Blame]) -> tuple[dict[int, Blame], tuple[int, ...]]:
-        """Find suspects among ranks that wait in a ring from which no member reaches a suspect.
+        """Find suspects among ranks that wait for each other in a ring and for no suspect.
 
         First, sends and receives are ignored. A rank that then waits for no other and misses a collective is a suspect.
         Otherwise it is the rank that went silent first among ranks that miss only sends.
@@ -498,8 +514,8 @@ class _Analysis:
 
         Such a rank is a suspect if ranks wait in an operation that all others entered, and no suspect explains the
         wait. It is not a suspect if it belongs to a group that another suspect holds up, since it may only be waiting.
-        A node that died takes all its ranks, perhaps half of them. If three of four ranks have no dump, the dumps were
-        lost or not collected.
+        If a node died, all its ranks are missing, perhaps half of the job's ranks. If three of four ranks have no dump,
+        the dumps were lost or not collected.
         """
         if len(self.ranks_without_view) >= MAX_MISSING_DUMP_RATIO * len(self.views):
             return {}
@@ -516,7 +532,10 @@ class _Analysis:
     # --- results
 
     def _stalls_by_group(self, suspects: Mapping[int, Blame]) -> list[Stall]:
-        """Return each group's first operation that only some ranks entered, else one in which ranks wait."""
+        """Return each group's first operation that only some ranks entered.
+
+        If there is none, return one in which ranks wait.
+        """
         best: dict[int, Stall] = {}
         for group, lanes in enumerate(self.lanes):
             if len(self.groups[group].ranks) > 1 and lanes:
@@ -553,7 +572,7 @@ class _Analysis:
         )
 
     def _difference(self) -> Difference | None:
-        """Return the first collective in which ranks wait and whose ranks recorded different operations."""
+        """Return the first collective in which ranks wait although they recorded different operations for it."""
         waited = sorted(
             (stall for stall in self.stalls if stall.waiting and stall.key.source < 0),
             key=lambda stall: (stall.operation.created_ns, stall.key),
@@ -592,7 +611,8 @@ def _group_kind(group: Group) -> str:
 
 
 def _describe_operation(operation: Operation, typed: bool) -> str:
-    """Describe the values on which a group's ranks must agree: the name and, depending on the kind, element counts.
+    """Describe the values that must be the same on all of a group's ranks: the name and, for some kinds, element
+    counts.
 
     The type is included only if every rank recorded one (`typed`), since only the root may have an input or an output.
     """
@@ -607,7 +627,8 @@ def _describe_operation(operation: Operation, typed: bool) -> str:
 
 
 def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
-    """Return whether input and output have one size on all ranks, as in torch/distributed/flight_recorder."""
+    """Return whether the input and the output have the same size on all ranks, as in torch/distributed/flight_recorder.
+    """
     plain = name.lower().strip("_")
     if any(word in plain for word in ("coalesced", "_v", "to_all", "toall")):
         return False, False
@@ -617,7 +638,9 @@ def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
 
 
 def _outdated_dumps(views: Mapping[int, RankView]) -> dict[int, str]:
-    """Find dumps from an earlier run in the same folder, and from processes that restarted after the others stopped."""
+    """Return why dumps are outdated: they are from an earlier run, or from processes that restarted after the others
+    stopped.
+    """
     times = [view.last_ns for view in views.values() if view.last_ns]
     if len(times) < 3:
         return {}

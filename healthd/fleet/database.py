@@ -1,4 +1,4 @@
-"""Databases for the SQL of answers: DuckDB in this process, or Spark (spark.py) for very large stores."""
+"""Runs the answers' SQL with DuckDB in this process or, for very large stores, with Spark (spark.py)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _STORAGE_ERRORS = (duckdb.IOException, duckdb.InvalidInputException, duckdb.OutO
 
 
 class Rows(NamedTuple):
-    """Result of a query: the names of its columns, and its rows."""
+    """Result of a query: its column names and its rows."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
 class Database(Protocol):
-    """A database with the store's tables and `numbers`."""
+    """A database with the store's tables and the table `numbers`."""
 
     def table(self, name: str, sql: str) -> None:
-        """Compute the rows of a query once and store them under a name."""
+        """Compute a query's rows once and store them as a table with this name."""
 
     def view(self, name: str, sql: str) -> None:
         """Define a view, replacing any existing view with this name."""
@@ -52,7 +52,7 @@ class DuckDb:
         try:
             return self._connection.execute(sql)
         except duckdb.Error as error:
-            # Damaged bytes within a Parquet page raise the bare base class; errors in the SQL raise subclasses.
+            # Damaged bytes inside a Parquet page raise the bare base class. Errors in the SQL raise subclasses.
             if type(error) is not duckdb.Error and not isinstance(error, _STORAGE_ERRORS):
                 raise
             paths = [path for table_paths in self._files.values() for path in table_paths]

@@ -1,6 +1,6 @@
-"""Execution of SQL queries with DuckDB over a store's Parquet files.
+"""Runs SQL queries with DuckDB on a store's Parquet files.
 
-Nothing is fetched, and nothing outside the store is read: extensions are neither installed nor loaded, access to other
+It downloads nothing and reads nothing outside the store: extensions are neither installed nor loaded, access to other
 files is disabled, and the settings are locked before a site's SQL runs.
 """
 
@@ -22,15 +22,15 @@ from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS, MAX_SECO
 
 Files = Mapping[str, Sequence[str]]  # absolute paths of each table's Parquet files
 
-NUMBER_COUNT = 10_000  # the table `numbers`: n from 0 to 9,999
+NUMBER_COUNT = 10_000  # size of the table `numbers`: n from 0 to 9,999
 FETCH_ROWS = 10_000  # rows
-# The machine may be a head node that also runs slurmctld, so use half of its cores, at most 4, with 1 GiB each.
+# The machine may be a head node that also runs slurmctld, so DuckDB uses half of its cores, at most 4, with 1 GiB each.
 THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 MEMORY_MIB = 1024 * THREADS
 # DuckDB's limit covers only its buffers. Other memory and Python took another 150 MiB of 1 GiB with 4 million jobs.
 # The limit is therefore this share of the process's memory.
 BUFFER_SHARE = 3 / 4
-# Columns with times, by table. A job's nodes have the job's times.
+# Columns that contain times, by table. A job's nodes have the job's times.
 TIME_COLUMNS = {
     "ingests": ("from_time", "to_time - 1"),
     "jobs": ("submit_time", "start_time", "end_time"),
@@ -47,7 +47,7 @@ TIME_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class QueryParameters:
-    """The requested period, [from_time, to_time) in epoch seconds, and the query's parameters."""
+    """The requested period, [from_time, to_time) in epoch seconds, and the parameters for the query."""
 
     from_time: int
     to_time: int
@@ -55,7 +55,7 @@ class QueryParameters:
 
     @property
     def columns(self) -> dict[str, tuple[str, Value]]:
-        """Type and value of each column."""
+        """The type and value of each column."""
         types = {int: BIGINT, float: DOUBLE, str: TEXT}
         named = {"from_time": self.from_time, "to_time": self.to_time, **self.values}
         return {name: (types[type(value)], value) for name, value in named.items()}
@@ -77,7 +77,7 @@ def run_queries(
 ) -> Iterator[QueryResult]:
     """Run the last of these queries. The others are its dependencies (`queries.with_dependencies`).
 
-    Raises InvalidQuery for SQL that DuckDB rejects, StoreError for a damaged file.
+    Raises InvalidQuery if DuckDB rejects the SQL, and StoreError if a file is damaged.
     """
     with open_database(files, threads, memory_mib) as connection:
         yield run_on_connection(connection, queries, parameters)
@@ -89,8 +89,8 @@ def open_database(
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open an in-memory database with a view of each table, for a process limited to `memory_mib`.
 
-    Data that does not fit is written to a temporary folder below TMPDIR, which is removed at the end. Raises
-    StoreError.
+    Data that does not fit into memory is written to a temporary folder below TMPDIR, which is removed at the end.
+    Raises StoreError.
     """
     with tempfile.TemporaryDirectory(prefix="healthd-fleet-") as scratch, store.keyboard_interrupts():
         connection = store.connect(scratch)
@@ -133,7 +133,7 @@ def run_on_connection(
 
 
 def covered_period(files: Files) -> tuple[int, int] | None:
-    """Return the period [from, to) that the store's ingests and rows cover, or None without any time.
+    """Return the period [from, to) that the store's ingests and rows cover, or None if the store contains no times.
 
     Raises StoreError.
     """
@@ -168,5 +168,5 @@ def _invalid_query(query: Query, error: duckdb.Error) -> InvalidQuery:
 
 
 def strip_semicolon(sql: str) -> str:
-    """Remove a semicolon at the end of SQL, so that it can be part of another statement."""
+    """Remove a semicolon at the end of the SQL, so that it can be part of another statement."""
     return sql.rstrip().removesuffix(";")

@@ -1,4 +1,4 @@
-"""The report's figures as data: layers of marks, each with its rows and channels. Pure.
+"""Describes the report's figures as data: layers of marks, each with rows and channels. Pure.
 
 A figure becomes a Vega-Lite specification (https://vega.github.io/vega-lite/docs/), whose names for marks and channels
 are used here. Colour is never the only difference between marks: a shape, a dash or text also distinguishes them.
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 # Okabe and Ito's colours, which colour-blind people can tell apart, in an order in which the greys also differ.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 HEIGHT = 260  # height of a figure in CSS pixels
-# Days. Weekly figures leave out partial weeks at both ends, whose few jobs would look like a drop or a peak.
+# Weekly figures leave out partial weeks at both ends, because their few jobs would look like a drop or a peak. In days.
 WHOLE_WEEK = 7
 
 Record = Mapping[str, Any]
@@ -23,7 +23,7 @@ Channel = dict[str, Any]
 
 
 class Layer(NamedTuple):
-    """mark: type and properties. channels: the field of the records for each channel (x, y, color, ...)."""
+    """A layer of marks. mark: type and properties. channels: the record field for each channel (x, y, color, ...)."""
 
     mark: dict[str, Any]
     records: Sequence[Record]
@@ -36,7 +36,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """description: text for readers who cannot see the figure."""
+    """A figure. description: text for readers who cannot see it."""
 
     title: str
     description: str
@@ -44,7 +44,7 @@ class Figure:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """Vega-Lite specification, as wide as the page."""
+        """The Vega-Lite specification. The figure is as wide as the page."""
         size = {"width": "container", "height": HEIGHT}
         if len(self.layers) == 1:
             return {**self.layers[0].spec, **size}
@@ -62,7 +62,7 @@ def get_value(row: Record, accessor: Accessor) -> Any:
 
 
 def make_records(rows: Iterable[Record], fields: Mapping[str, Accessor]) -> list[Record]:
-    """Return a record for each row. fields: accessor for each name in the record."""
+    """Return a record for each row. fields: maps each name in the record to its accessor."""
     return [{name: get_value(row, accessor) for name, accessor in fields.items()} for row in rows]
 
 
@@ -101,12 +101,12 @@ def temporal(field: str) -> Channel:
 
 
 def category(field: str, title: str | None = None, **more: Any) -> Channel:
-    """Return a channel for names in the order of the records."""
+    """Return a channel for names, in the order of the records."""
     return nominal(field, sort=None, title=title, **more)
 
 
 def colours(field: str, names: Sequence[str], title: str | None = None, **more: Any) -> Channel:
-    """Return a channel with a fixed colour for each of these names."""
+    """Return a channel that gives each of these names a fixed colour."""
     scale = {"domain": list(names), "range": list(COLOURS[: len(names)])}
     return nominal(field, scale=scale, title=title, **more)
 
@@ -114,7 +114,7 @@ def colours(field: str, names: Sequence[str], title: str | None = None, **more: 
 def week(records: Iterable[Record]) -> Channel:
     """Return the axis for `week` in these records (milliseconds since the epoch), with a tick for each week.
 
-    It is in UTC, because a browser would use its own time zone.
+    It is in UTC, because otherwise a browser would use its own time zone.
     """
     ticks = [_utc(week) for week in sorted({record["week"] for record in records})]
     axis = {"format": "%-d %b", "values": ticks}
@@ -130,7 +130,7 @@ def _utc(milliseconds: int) -> dict[str, Any]:
 
 
 def bars(records: Sequence[Record], value: Channel, name: str, **channels: Channel) -> Layer:
-    """Return horizontal bars, one for each `name`, in one colour unless `channels` has "color"."""
+    """Return horizontal bars, one for each `name`. They have one colour unless `channels` has "color"."""
     properties = {} if "color" in channels else {"color": COLOURS[0]}
     return layer("bar", records, properties, x=value, y=category(name), **channels)
 
@@ -138,7 +138,7 @@ def bars(records: Sequence[Record], value: Channel, name: str, **channels: Chann
 def grouped_bars(
     records: Sequence[Record], value: Channel, name: str, group: str, range_: Sequence[str] = COLOURS[:2], **more: Any
 ) -> Layer:
-    """Return horizontal bars side by side for each `name`, one for each `group`."""
+    """Return horizontal bars. Each `name` has one bar for each `group`, side by side."""
     colour = category(group, scale={"range": list(range_)}, **more)
     return layer("bar", records, y=category(name), x=value, yOffset=nominal(group, sort=None), color=colour)
 

@@ -1,7 +1,7 @@
-"""Ingest of sources into the store, one source after another, in steps.
+"""Reads sources into the store, one source after another, in steps.
 
-A source is a file in sources/ with a value SOURCE that all_sources.py lists. The command line takes its option from
-SOURCE. Its `ingest(run, files)` reads new data:
+A source is a file in sources/ whose SOURCE is listed in all_sources.py. SOURCE also defines the source's command-line
+option. Its `ingest(run, files)` reads new data:
 
     with run.step("the piece's name", from_time, to_time) as step:   # a file or a day: the unit of a commit
         step.stage("tickets", rows)            # tuples in the order of the table's columns; or stage_text, stage_sql
@@ -9,9 +9,9 @@ SOURCE. Its `ingest(run, files)` reads new data:
         run.unread(path, line, "ends before it starts")  # count an unreadable row, with its line number
         step.cursor(name, text)                # how far the source was read; run.cursor(name) returns it the next time
 
-At the end of the block, all its tables are committed, or none. A source that is killed resumes after its last
-block. `run.track(items)` shows the progress. Each file is read within `run.guard()`. An unreadable file raises
-IngestError there, which is reported, and the next file is read. An error outside `run.guard()` ends the source.
+At the end of a block, either all its tables are committed or none. A source that is killed resumes after its last
+block. `run.track(items)` shows the progress. Each file is read within `run.guard()`. If a file cannot be read, the
+IngestError is reported there, and the next file is read. An error outside `run.guard()` ends the source.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from healthd.fleet.store import Store
 
 T = TypeVar("T")
-PROGRESS_SECONDS = 10.0  # between progress lines without a terminal
+PROGRESS_SECONDS = 10.0  # seconds between progress lines without a terminal
 # Rows that cannot be read.
 MAX_EXAMPLES = 20
-MAX_UNREAD_SHARE = 0.01  # a larger share of unread rows means a wrong file or setting
+MAX_UNREAD_SHARE = 0.01  # if a larger share of the rows is unread, the file or a setting is wrong
 MAX_REASON_LENGTH = 200
 
 
 class IngestError(HealthdError):
-    """A source cannot be read or needs an option that is missing. The message names the file or option."""
+    """A source cannot be read or lacks a required option. The message names the file or option."""
 
 
 class UsageError(IngestError):
-    """A wrong use that affects all files, so no further file is read."""
+    """A usage error that affects all files, so no further file is read."""
 
 
 @dataclass(slots=True)
 class Unread:
-    """Rows that cannot be read: their number, and the first rows with file and line. Values are never guessed."""
+    """Counts rows that cannot be read, and keeps the first ones with file and line. Values are never guessed."""
 
-    rows: Counter[str] = field(default_factory=Counter)  # rows of each source, including unread rows
+    rows: Counter[str] = field(default_factory=Counter)  # number of rows in each source, including unread rows
     unread: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -62,7 +62,10 @@ class Unread:
         self.rows[source] += rows
 
     def add(self, source: str, file: str, line: int, why: str, rows: int = 1) -> None:
-        """Count a row that cannot be read. line: counted from 1; 0 if there are none (JSON, a server's response)."""
+        """Count a row that cannot be read.
+
+        line: counted from 1; 0 if there are no lines (JSON, a server's response).
+        """
         self.rows[source] += rows
         self.unread[source] += rows
         if len(self.examples) < MAX_EXAMPLES:
@@ -71,7 +74,7 @@ class Unread:
             self.examples.append(printable(f"{source}: {location}: {why}"))
 
     def messages(self) -> Iterator[str]:
-        """Yield the first unread rows, and the number for each source."""
+        """Yield messages about the first unread rows, and their number for each source."""
         yield from self.examples
         hidden = sum(self.unread.values()) - len(self.examples)
         if hidden > 0:
@@ -92,7 +95,7 @@ def _share(part: int, whole: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A source of the store.
+    """A source for the store.
 
     name                used in messages, in the table `ingests` and in its cursors: "sacct"
     flag                "--sacct"
@@ -114,7 +117,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Context of a source during an ingest.
+    """A source's context during an ingest.
 
     cluster    cluster for rows that do not name one; "" if not given
     zone       time zone for times without one; None if not given
@@ -143,7 +146,7 @@ class Run:
         self.rows.add(self.source.name, file, line, why, rows)
 
     def sentence(self, error: HealthdError | OSError) -> str:
-        """Return what could not be read, and why."""
+        """Return a sentence that says what could not be read and why."""
         if isinstance(error, OSError):
             return f"{self.source.name}: {error.filename or self.source.flag}: {error.strerror or error}"
         return f"{self.source.name}: {error}"
@@ -159,14 +162,14 @@ class Run:
             self.failed.append(self.sentence(error))
 
     def cursor(self, name: str) -> str | None:
-        """Return how far an earlier step has read this source."""
+        """Return how far an earlier step read this source."""
         return self.store.cursors.get(f"{self.source.name} {name}")
 
     @contextmanager
     def step(
         self, name: str, from_time: int | None = None, to_time: int | None = None, cluster: str | None = None
     ) -> Iterator[Step]:
-        """Stage rows in the block, and commit them at its end with a row in `ingests`. Raises StoreError.
+        """Stage rows in the block, and commit them at its end together with a row in `ingests`. Raises StoreError.
 
         name: name of the piece; an existing row with this name is replaced. from_time, to_time: the period that the
         piece covers.
@@ -191,7 +194,7 @@ class Run:
         to_time: int | None = None,
         cluster: str | None = None,
     ) -> Iterator[None]:
-        """Add the row in `ingests` for the rows read in the block, if the block completes (see `step`)."""
+        """Add the row in `ingests` for the rows that the block reads, if the block completes (see `step`)."""
         source = self.source.name
         rows, unread = self.rows.rows[source], self.rows.unread[source]
         step.covered, step.clusters = None, set()
@@ -204,7 +207,7 @@ class Run:
         step.stage("ingests", [(cluster, source, name, from_time, to_time, self.now, read, unread)])
 
     def track(self, items: Iterable[T], total: int | None = None, unit: str = "files") -> Iterator[T]:
-        """Yield the items and show the progress: as a bar on a terminal, else as occasional log lines."""
+        """Yield the items and show the progress, as a bar on a terminal and otherwise as occasional log lines."""
         if total is None and isinstance(items, Sequence):
             total = len(items)
         if sys.stderr.isatty():
@@ -225,7 +228,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """Options for all sources of one ingest (see Run).
+    """Options for all sources in one ingest (see Run).
 
     users: keep, drop or hash; "" keeps the store's setting (a new store hashes). key: a file, or None for the store's
     own key.
@@ -242,7 +245,7 @@ class IngestOptions:
 
 @dataclass(slots=True)
 class IngestResult:
-    """Result of an ingest.
+    """The result of an ingest.
 
     sources: sources that were read at least partly. failed: a sentence for each source and file that could not be read
     completely.
@@ -254,9 +257,9 @@ class IngestResult:
 
 
 def ingest(folder: str, requested: Sequence[tuple[Source, list[str]]], options: IngestOptions) -> IngestResult:
-    """Read each source's new data into the store, which is created if missing.
+    """Read each source's new data into the store. If there is no store, create it.
 
-    A source or file that cannot be read does not affect the others. Raises StoreError; earlier commits are kept.
+    A source or file that cannot be read does not affect the others. Raises StoreError, but keeps earlier commits.
     """
     from healthd.fleet.store import open_for_writing
 
@@ -285,8 +288,9 @@ def ingest(folder: str, requested: Sequence[tuple[Source, list[str]]], options: 
 
 
 def _privacy(store: Store, options: IngestOptions) -> Privacy:
-    """Return the privacy settings. A store uses one setting and one key, so that users remain comparable. Raises
-    StoreError.
+    """Return the privacy settings. Raises StoreError.
+
+    A store always uses the same setting and key, so that users remain comparable.
     """
     manifest = store.manifest
     users = options.users or manifest.users or HASH_USERS

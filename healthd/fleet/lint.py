@@ -1,4 +1,4 @@
-"""Linter for queries that must give the same result in DuckDB and Spark, without joins too large for a big store. Pure.
+"""Checks that a query gives the same result in DuckDB and Spark, and has no joins that are too large. Pure.
 
 A query is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions in FUNCTIONS.
 Anything else is rejected with its line and an alternative.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from healthd.common.text import regex
 
-# Functions with the same name and result in both engines, for whole numbers and text.
+# Functions that have the same name and result in both engines, for whole numbers and text.
 FUNCTIONS = frozenset(
     [
         "abs",
@@ -85,7 +85,7 @@ _KEYWORDS_AFTER_FROM = frozenset(
     ["where", "group", "having", "window", "order", "limit", "union", "except", "intersect"]
 )
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
-# Equal values in these columns make a join over a time range cheap: a time bin, or a job's or stream's identifier.
+# If these columns must be equal, a join over a time range is cheap: a time bin, or a job's or stream's identifier.
 _NARROW_COLUMN = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
 _SMALL_TABLES = ("parameters", "numbers")  # tables allowed in a CROSS JOIN
 
@@ -141,7 +141,10 @@ _REFUSED_SIGNS = {
 
 
 class Token(NamedTuple):
-    """word: a lower-case name or keyword, or an unchanged sign, text or number. depth: nesting depth of brackets."""
+    """A token.
+
+    word: a name or keyword in lower case, or an unchanged sign, text or number. depth: nesting depth of brackets.
+    """
 
     kind: str
     word: str
@@ -155,7 +158,7 @@ class LintError(NamedTuple):
 
 
 def tokens(sql: str) -> list[Token]:
-    """Return the tokens of the SQL without blanks and comments."""
+    """Return the tokens in the SQL, without blanks and comments."""
     found, line, depth = [], 1, 0
     for match in _TOKEN.finditer(sql):
         kind, text = str(match.lastgroup), match[0]
@@ -168,14 +171,17 @@ def tokens(sql: str) -> list[Token]:
 
 
 def table_names(sql: str) -> set[str]:
-    """Return the names after FROM and JOIN, except those that a WITH in the same SQL defines."""
+    """Return the names after FROM and JOIN, except names that a WITH in the same SQL defines."""
     sql_tokens = tokens(sql)
     following = (sql_tokens[number + 1] for number in _from_positions(sql_tokens) if number + 1 < len(sql_tokens))
     return {name.word for name in following if name.kind == "word"} - _with_names(sql_tokens)
 
 
 def find_errors(sql: str, known_tables: Collection[str]) -> list[LintError]:
-    """Return a query's errors by line, or an empty list if it is allowed. known_tables: the available tables."""
+    """Return the errors in a query, sorted by line, or an empty list if it is allowed.
+
+    known_tables: the available tables.
+    """
     sql_tokens = tokens(sql)
     if not sql_tokens:
         return [LintError(1, "the file has no SQL")]
@@ -269,7 +275,7 @@ def _check_cast(sql_tokens: list[Token], bracket: int) -> Iterator[LintError]:
 
 
 def _from_positions(sql_tokens: list[Token]) -> Iterator[int]:
-    """Yield the positions of FROM and JOIN, except IS DISTINCT FROM."""
+    """Yield the positions of FROM and JOIN. The FROM in IS DISTINCT FROM is skipped."""
     for number, token in enumerate(sql_tokens):
         if token.kind == "word" and token.word in ("from", "join") and _word(sql_tokens, number - 1) != "distinct":
             yield number
@@ -354,7 +360,7 @@ def _condition(sql_tokens: list[Token], join: int) -> list[Token] | None:
 
 
 def _equality(condition: list[Token], at: int) -> bool:
-    """Return True if the tokens at this position are `a.x = b.y`, with two different tables."""
+    """Return True if the tokens at this position are `a.x = b.y` and name two different tables."""
     around = condition[max(at - 3, 0) : at + 4]
     return (
         condition[at].word == "="

@@ -1,6 +1,6 @@
 """The store's manifest, which lists the valid files in its folder. Replacing the manifest is the commit.
 
-It also records how far each source was read (cursors), how users are stored, and the date before which data is
+It also records how far each source was read (the cursors), how users are stored, and the date before which data is
 removed.
 """
 
@@ -27,7 +27,7 @@ class StoreError(HealthdError):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """`name`: path below the store's folder."""
+    """A data file in the store. `name`: path below the store's folder."""
 
     name: str
     rows: int
@@ -36,10 +36,10 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Contents of the manifest.
+    """The contents of the manifest.
 
     generation     number of changes to the store
-    tables         file of each month, by table
+    tables         maps each table to its file for each month
     cursors        how far each source and name was read, in the source's own format
     users          keep, drop or hash; "" until something is stored
     key            fingerprint of the site's key
@@ -58,7 +58,10 @@ class Manifest:
         return self.tables.get(table, {})
 
     def with_files(self, table: str, months: dict[str, File | None]) -> Manifest:
-        """Return the manifest with new files for these months. None means that a month no longer has rows."""
+        """Return the manifest with new files for these months.
+
+        None as a file means that the month no longer has rows.
+        """
         files = {month: file for month, file in {**self.files(table), **months}.items() if file is not None}
         return replace(self, tables={**self.tables, table: dict(sorted(files.items()))})
 
@@ -109,7 +112,7 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
     """Write the manifest atomically, even across a power failure. Raises StoreError."""
     temporary, path = os.path.join(folder, f"{NAME}.new"), os.path.join(folder, NAME)
     try:
-        if os.path.lexists(temporary):  # left behind by a killed writer, as there is only one writer at a time
+        if os.path.lexists(temporary):  # left behind when a writer was killed, as there is only one writer at a time
             os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
@@ -120,7 +123,7 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
         sync_path(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with suppress(OSError):  # it may not exist, as a file system can run out of inodes
+            with suppress(OSError):  # it may not exist, because a file system can run out of inodes
                 os.unlink(temporary)
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
 

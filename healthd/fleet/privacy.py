@@ -1,7 +1,7 @@
-"""Storage of user names as names, hashes or nothing, and keys that connect the jobs of one run without names.
+"""Stores user names as names, as hashes or not at all, and computes keys that connect a run's jobs without names.
 
-A hash is HMAC-SHA256 with the site's key, truncated to 128 bits as RFC 2104, section 5, allows. The key makes it
-possible to try names until one matches, so protect it like a password.
+A hash is HMAC-SHA256 with the site's key, truncated to 128 bits as RFC 2104, section 5, allows. Anyone who has the key
+can try names until one matches, so protect it like a password.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Privacy:
 
     @property
     def marks_key(self) -> bytes:
-        """Key of 32 bytes for hashing text from other programs' files, which may contain people's names."""
+        """A key of 32 bytes for hashing text from other programs' files, which may contain people's names."""
         return self._hash(b"marks", b"").encode("ascii")
 
     @property
     def fingerprint(self) -> str:
-        """Identifier that reveals nothing about the key."""
+        """An identifier for the key that reveals nothing about it."""
         return self._hash(b"key", b"")[:16]
 
     def _hash(self, purpose: bytes, text: bytes) -> str:
@@ -65,7 +65,10 @@ class Privacy:
 
 
 def site_key(folder: str, file: str | None) -> bytes:
-    """Return the key in `file`, or else the store's own key, which is created if missing. Raises StoreError."""
+    """Return the key in `file`. Without `file`, return the store's own key, and create it if it is missing.
+
+    Raises StoreError.
+    """
     if file is not None:
         return _read_key(file)
     path = os.path.join(folder, "key")

@@ -1,7 +1,7 @@
-"""Removal of data older than a date. Later ingests do not add it again.
+"""Removes data that is older than a given date. Later ingests do not add it again.
 
-A row is removed by the time that determines its month. Rows with an end time that lasted beyond that date, or
-have no end yet, are kept, including a job with its nodes and exclusions.
+Whether a row is old depends on the time that determines its month. A row with an end time is kept if it ended after the
+date or has not ended yet. A job is kept together with its nodes and exclusions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ END_COLUMNS = {
 
 
 def expired_condition(table: Table, before: int) -> str:
-    """Return the SQL condition that a row is older than `before`, or "" if no row is."""
+    """Return the SQL condition that selects rows older than `before`, or "" if no row can be."""
     column = END_COLUMNS.get(table.name, table.month_column)
     if not before or not column:
         return ""
@@ -39,8 +39,9 @@ def expired_condition(table: Table, before: int) -> str:
 
 
 def prune(store: Store, before: int) -> dict[str, int]:
-    """Remove rows older than `before` (whole seconds, UTC) in one commit. Return the removed rows by table. Raises
-    StoreError.
+    """Remove rows older than `before` (whole seconds, UTC) in one commit. Return the number of removed rows by table.
+
+    Raises StoreError.
     """
     manifest = replace(store.manifest, pruned_before=max(before, store.manifest.pruned_before))
     removed = {}
@@ -60,7 +61,9 @@ def prune(store: Store, before: int) -> dict[str, int]:
 
 
 def _kept_job_condition(store: Store, before: int) -> str:
-    """Return the SQL condition that an exclusion belongs to a kept job: exclusions have no end time of their own."""
+    """Return the SQL condition that an exclusion belongs to a kept job, because exclusions have no end time of their
+    own.
+    """
     jobs = select_sql(store.connection, "jobs", store.files("jobs"))
     names = "cluster, job_id, submit_time"
     return (

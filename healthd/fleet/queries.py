@@ -1,4 +1,4 @@
-"""Queries of the store. Each is an SQL file, fleet/sql/NAME.sql or a site's own.
+"""Reads the queries for the store. Each is an SQL file, either fleet/sql/NAME.sql or a site's own.
 
 The first line of the comment at the top of a file is its title. Below a line "-- parameters", it lists the parameters
 for --param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table
@@ -21,11 +21,11 @@ Value = int | float | str
 
 _PARAMETER = regex(r"--   ([a-z][a-z_0-9]*) (BIGINT|DOUBLE|VARCHAR) = (\S+)(?:  .*)?")
 _TYPES: dict[str, Callable[[str], Value]] = {BIGINT: int, DOUBLE: float, TEXT: str}
-MAX_FILE_BYTES = 1 << 20  # bytes in an SQL file
+MAX_FILE_BYTES = 1 << 20  # maximum bytes in an SQL file
 
 
 class InvalidQuery(HealthdError):
-    """An invalid query. The message names the file and line."""
+    """The query is invalid. The message names the file and line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Query:
     """An SQL query on the store.
 
     title       first line of its comment
-    parameters  default of each parameter for --param
+    parameters  maps each parameter for --param to its default
     """
 
     name: str
@@ -51,8 +51,9 @@ def builtin_queries() -> dict[str, Query]:
     return _read_all(SQL_FOLDER)
 
 
-# An hour earlier, not later: before the failure, the node was in service under the same kind of load; afterwards it is
-# drained, down or under repair. Early signs of a slow fault count as chance, so chance is overestimated.
+# The time is an hour earlier, not later. Before the failure, the node was in service under the same kind of load;
+# afterwards it is drained, down or under repair. Early signs of a slow fault count as chance, so chance is
+# overestimated.
 BY_CHANCE_SHIFT_SECONDS = -3600
 
 
@@ -119,10 +120,11 @@ def _parse_value(where: str, name: str, kind: str, text: str) -> Value:
 
 
 def with_dependencies(query: Query, available: Mapping[str, Query], extra_tables: Collection[str] = ()) -> list[Query]:
-    """Return the queries that this query reads, in order of dependency, followed by the query itself.
+    """Return the queries that this query reads (each after those on which it depends), followed by the query itself.
 
-    extra_tables: further tables that it may read. Raises InvalidQuery, naming file and line, for SQL that is not
-    allowed."""
+    extra_tables: further tables that it may read. Raises InvalidQuery if the SQL is not allowed; the message names the
+    file and line.
+    """
     found: list[Query] = []
 
     def add(current: Query, above: tuple[str, ...]) -> None:
@@ -141,7 +143,10 @@ def with_dependencies(query: Query, available: Mapping[str, Query], extra_tables
 
 
 def resolve_parameters(queries: Iterable[Query], overrides: Mapping[str, str]) -> dict[str, Value]:
-    """Return the parameters from the defaults (the last query's take precedence) and --param. Raises InvalidQuery."""
+    """Return the parameters, taken from --param and the defaults. The last query's defaults take precedence.
+
+    Raises InvalidQuery.
+    """
     values: dict[str, Value] = {}
     for query in queries:
         values |= query.parameters

@@ -1,4 +1,4 @@
-"""`healthd fleet report`: all answers of one store on one page."""
+"""`healthd fleet report`: write all answers from one store to one page."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FILE = "report.html"
 
 
 class UnknownReport(HealthdError):
-    """The path of the report holds a file that healthd did not write."""
+    """The report's path already contains a file that healthd did not write."""
 
 
 class Source(NamedTuple):
@@ -74,12 +74,12 @@ class Source(NamedTuple):
 class Chapter:
     """A chapter of the report.
 
-    command            arguments of `healthd fleet` for the same answer; "" if they are just its name
+    command            `healthd fleet` arguments for the same answer; "" if they are just the chapter's name
     takes_store_flags  True if that command also takes the store's options
     """
 
     name: str
-    title: str  # used if the store has no answer
+    title: str  # shown if the store has no answer
     answer: Callable[[Study], Document]
     view: Callable[[Document], View]
     command: str = ""
@@ -92,12 +92,12 @@ def report_chapters(
     nccl_folders: Sequence[str] = (),
     compared: tuple[str, Callable[[], Document]] | None = None,
 ) -> tuple[Chapter, ...]:
-    """Return the chapters in the order of the report.
+    """Return the chapters in the report's order.
 
     Args:
         price: price per GPU-hour.
         sla: percentage of time for which nodes should be up.
-        nccl_folders: folders of flight recorder dumps.
+        nccl_folders: folders with flight recorder dumps.
         compared: the arguments of `healthd fleet compare`, and a function that returns its document or raises an error
         of `compute_answers`.
     """
@@ -148,11 +148,11 @@ def _nccl_document(folder: str, _: Study) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Documents of a report.
+    """The documents for a report.
 
-    documents   the document of each chapter, by name
+    documents   each chapter's document, by name
     unanswered  why a chapter has no document (missing data or an error), by name
-    failed      the same for errors only: not enough memory or disk, a damaged file
+    failed      like `unanswered`, but only errors: not enough memory or disk, a damaged file
     """
 
     documents: dict[str, Document]
@@ -161,7 +161,10 @@ class Answers:
 
 
 def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) -> Answers:
-    """Compute every chapter. An error in one does not affect the others. memory_mib: memory limit, for messages."""
+    """Compute every chapter.
+
+    An error in one chapter does not affect the others. memory_mib: memory limit, for messages.
+    """
     documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
     for part in selected:
         try:
@@ -176,7 +179,10 @@ def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) 
 
 
 def report_document(study: Study, found: Answers) -> dict[str, Document]:
-    """Return the `--json` document: opening, sources and missing answers under `report`, then each answer."""
+    """Return the `--json` document.
+
+    `report` contains the opening, the sources and the missing answers; the answers follow.
+    """
     notes = [f"There is no answer for {name}: {why}." for name, why in found.unanswered.items()]
     head = {
         **study.head("report", *notes),
@@ -231,7 +237,7 @@ LIMITS = (
 def write_report(folder: str, text: str) -> str:
     """Write the report atomically and return its path. Raises UnknownReport, ownership.Untrusted, OSError.
 
-    An existing report keeps its mode; a new one is readable by its owner only, like the store.
+    An existing report keeps its mode. A new one can be read only by its owner, like the store.
     """
     path = os.path.join(folder, FILE)
     with ownership.open_folder(folder, make_mode=0o700):
@@ -272,7 +278,7 @@ def _chapter(part: Chapter, documents: Mapping[str, Document]) -> View:
 
 
 def _shared_notes(notes: Sequence[str]) -> tuple[str, ...]:
-    """Return the notes that several chapters share, each once."""
+    """Return the notes that several chapters share, without repetition."""
     return tuple(note for note in dict.fromkeys(notes) if notes.count(note) > 1)
 
 

@@ -1,8 +1,8 @@
-"""The report as one HTML file: text, tables, charts, and the program that draws them. Pure.
+"""Builds the report as one HTML file: text, tables, charts, and the program that draws the charts. Pure.
 
 The page fetches nothing: its Content-Security-Policy (CSP level 3, https://www.w3.org/TR/CSP3/) forbids all requests,
-and allows only its own two scripts, by their digests. Text from outside is escaped (HTML, 13.1.2 and 4.12.1.3:
-https://html.spec.whatwg.org/), also in the JSON of the charts.
+and allows only its own two scripts, by their digests. External text is escaped (HTML, 13.1.2 and 4.12.1.3:
+https://html.spec.whatwg.org/), including in the charts' JSON.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from healthd.common.text import printable, regex
 from healthd.fleet.figures import COLOURS, Figure
 from healthd.fleet.view import Column, Detail, Form, Table, View
 
-MAX_CAPTION_LENGTH = 260  # characters in a caption above its chart; longer captions appear with the numbers
-MAX_ROWS = 400  # per table on the page; --json lists all
+MAX_CAPTION_LENGTH = 260  # maximum characters of a caption above its chart; longer captions appear with the numbers
+MAX_ROWS = 400  # maximum rows per table on the page; --json lists all
 GENERATOR = "healthd fleet report"
-# Defaults of all charts (https://vega.github.io/vega-lite/docs/config.html): no background, so that the page's
+# Defaults for all charts (https://vega.github.io/vega-lite/docs/config.html): no background, so that the page's
 # background is visible; legends at the top, where they take no width from a narrow page; readable text sizes. report.js
 # sets the number of legend columns from the page's width: Vega reserves no room for a computed number of rows.
 _CHART_CONFIG: dict[str, Any] = {
@@ -44,7 +44,7 @@ _CHART_CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """style: CSS. bundle: Vega, Vega-Lite and vega-embed, as one script. script: draws the charts."""
+    """The page's assets. style: CSS. bundle: Vega, Vega-Lite and vega-embed as one script. script: draws the charts."""
 
     style: str
     bundle: str
@@ -53,13 +53,13 @@ class Assets:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Content of the report page.
+    """The report page's content.
 
-    coverage  a sentence on the period and the selection
+    coverage  a sentence about the period and the selection
     opening   sentences for a manager
-    commands  the command that prints each chapter as numbers, by the chapter's name
-    limits    what this store cannot show
-    made_by   a sentence on how the report was made; command: the command line
+    commands  maps each chapter's name to the command that prints its numbers
+    limits    notes about what this store cannot show
+    made_by   a sentence about how the report was made; command: the command line
     """
 
     title: str
@@ -74,7 +74,7 @@ class Report:
 
 
 def render_page(report: Report, assets: Assets) -> str:
-    """Return the complete page. Raises ValueError for a chart with NaN."""
+    """Return the complete page. Raises ValueError if a chart contains NaN."""
     scripts = [_escape_script(assets.bundle), _escape_script(assets.script)]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = (
@@ -111,12 +111,12 @@ def render_page(report: Report, assets: Assets) -> str:
 
 
 def is_report(beginning: str) -> bool:
-    """Return True if a file that begins like this is a healthd report."""
+    """Return True if a file that begins with this text is a healthd report."""
     return f'<meta name="generator" content="{GENERATOR}">' in beginning
 
 
 def embed_json(value: Any) -> str:
-    """Return JSON that cannot end the script element around it, whatever it contains (HTML, 4.12.1.3)."""
+    """Return JSON that cannot end the script element around it, even if its text tries to (HTML, 4.12.1.3)."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -193,7 +193,7 @@ def _detail(detail: Detail) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    """Yield a table in a region that scrolls sideways, also by keyboard, so that a narrow page does not."""
+    """Yield a table in a region that scrolls sideways, also by keyboard, so that a narrow page need not scroll."""
     label = _text(table.title)
     right_aligned = frozenset(number for number, column in enumerate(table.columns) if column.form.right_aligned)
     titles = [column.title for column in table.columns]
@@ -222,7 +222,7 @@ def _cells(tag: str, cells: Sequence[str], numbers: frozenset[int]) -> Iterator[
         yield f"<{tag}{kind}>{_text(cell)}</{tag.partition(' ')[0]}>"
 
 
-LONG_CELL_LENGTH = 40  # characters; a longer text must not be one word wide on a phone
+LONG_CELL_LENGTH = 40  # in characters; otherwise a longer text could be one word wide on a phone
 
 
 # --- charts
@@ -236,7 +236,7 @@ def figure_spec(figure: Figure) -> dict[str, Any]:
 
 
 def figure_table(figure: Figure) -> Table:
-    """Return the records of the figure's largest layer as a table."""
+    """Return the records in the figure's largest layer as a table."""
     records = max((layer.records for layer in figure.layers), key=len)
     names = tuple(dict.fromkeys(name for record in records for name in record))
     return Table(figure.title, tuple(_column(name, [item.get(name) for item in records]) for name in names), records)
@@ -303,7 +303,7 @@ def _text(text: str) -> str:
 
 
 def _text_with_units(text: str) -> str:
-    """Return a sentence with non-breaking spaces between numbers and units."""
+    """Return a sentence with non-breaking spaces between numbers and their units."""
     return _UNIT.sub("&nbsp;", _text(text))
 
 

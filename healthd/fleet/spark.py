@@ -1,6 +1,6 @@
-"""Queries on Spark, for stores too large for one machine: sqlglot translates the SQL to Spark's dialect.
+"""Runs queries on Spark, for stores that are too large for one machine. sqlglot translates the SQL to Spark's dialect.
 
-The Parquet files must be readable on all machines in the cluster. Needs the extra healthd[spark] and Java.
+The Parquet files must be readable on all machines in the cluster. This needs the extra healthd[spark] and Java.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def run_queries(
 ) -> Iterator[QueryResult]:
     """Run the last of these queries, like engine.run_queries.
 
-    master: "spark" for this machine, "spark://HOST:PORT" for a cluster. Raises SparkUnavailable, or InvalidQuery for
-    SQL that Spark rejects.
+    master: "spark" for this machine, "spark://HOST:PORT" for a cluster. Raises SparkUnavailable, and InvalidQuery if
+    Spark rejects the SQL.
     """
     with session(master, threads, memory_mib) as spark:
         yield run_in_session(spark, queries, files, parameters)
 
 
 class Spark:
-    """A session with the store's tables for the SQL of an answer: a `database.Database`. Raises StoreError."""
+    """A session with the store's tables for an answer's SQL. It is a `database.Database`. Raises StoreError."""
 
     def __init__(self, session: Any, files: Files) -> None:
         self._session = session
@@ -97,7 +97,7 @@ def run_in_session(spark: Any, queries: Sequence[Query], files: Files, parameter
 
 
 def _create_views(spark: Any, files: Files) -> None:
-    """Create views of the store's tables and of `numbers` in the session."""
+    """Create views for the store's tables and `numbers` in the session."""
     for name, table in TABLES.items():
         schema = ", ".join(f"{column} {_TYPES[kind]}" for column, kind in table.columns.items())
         paths = [f"file://{os.path.abspath(path)}" for path in files.get(name, ())]
@@ -112,7 +112,7 @@ def _create_views(spark: Any, files: Files) -> None:
 
 
 def to_spark_sql(sql: str) -> str:
-    """Translate DuckDB's SQL to Spark's."""
+    """Translate SQL from DuckDB's dialect to Spark's."""
     import sqlglot
 
     [found] = sqlglot.transpile(sql, read="duckdb", write="spark", comments=False)
@@ -130,7 +130,7 @@ def _translate(query: Query) -> str:
 
 @contextmanager
 def session(master: str = "spark", threads: int = THREADS, memory_mib: int = MEMORY_MIB) -> Iterator[Any]:
-    """Open a Spark session, which is stopped at the end of the block. Raises SparkUnavailable."""
+    """Open a Spark session. It is stopped at the end of the block. Raises SparkUnavailable."""
     try:
         import sqlglot as _sqlglot  # noqa: F401  imported here to report its absence at once
         from pyspark.errors import PySparkException

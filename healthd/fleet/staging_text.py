@@ -1,4 +1,4 @@
-"""Clean text for DuckDB (Step.stage_text in step.py): one row per line, with fields separated by tabs."""
+"""Writes clean text for DuckDB (Step.stage_text in step.py): one row per line, with fields separated by tabs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Value: TypeAlias = "str | int | float | bool | None"
 
 
 def clean_field(value: Value) -> str:
-    """Return one value as text: NULL is "". Text is made printable, and quoted if necessary."""
+    """Return one value as text. NULL becomes "". Text is made printable, and quoted if necessary."""
     if value is None:
         return ""
     if not isinstance(value, str):

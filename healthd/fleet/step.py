@@ -1,8 +1,8 @@
-"""One step of an ingest: stage rows, merge them into the months of their tables, and commit them together.
+"""Performs one step of an ingest: stages rows, merges them into their tables' months, and commits them together.
 
-The table (tables.py) defines which of two versions of a row is kept: the more complete version, else a staged row
-before a stored one. Of two staged rows, the row with the later end is kept (the larger values of `preferred_columns`),
-then the larger row, so that their order does not matter.
+The table (tables.py) defines which of two versions of a row is kept: the more complete one. If both are equally
+complete, a staged row replaces a stored one. Of two staged rows, the one with the later end is kept (the larger values
+of `preferred_columns`), or else the larger row, so that their order does not matter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Execute = Callable[[str], duckdb.DuckDBPyConnection]
 
 
 class Merge:
-    """The merge of one table's staged rows into its months."""
+    """Merges one table's staged rows into its months."""
 
     def __init__(self, store: Store, execute: Execute, table: Table, staged: str) -> None:
         self.store = store
@@ -46,7 +46,7 @@ class Merge:
         self.has_moved = False
 
     def write_months(self) -> dict[str, File | None]:
-        """Write the months that change. Return the new file of each month, or None where no rows are left."""
+        """Write the months that change. Return each month's new file, or None if no rows are left."""
         if expired := prune.expired_condition(self.table, self.store.manifest.pruned_before):
             self.execute(f"DELETE FROM {self.staged} WHERE {expired}")
         vacated = self._settle_months() if self.can_move else []
@@ -81,7 +81,7 @@ class Merge:
         return " AND ".join(f"{left_alias}.{name} IS NOT DISTINCT FROM {right_alias}.{name}" for name in names)
 
     def _settle_months(self) -> list[str]:
-        """Keep only the best rows of keys that moved to another month, for example after a corrected time zone.
+        """If a key moved to another month, for example after a corrected time zone, keep only its best rows.
 
         Return the months that the rows left. Only the keys of the stored months are read, and Parquet's statistics
         limit that to row groups that may contain them.
@@ -137,7 +137,7 @@ class Merge:
         return f"{stored_sql} UNION ALL {staged_sql} WHERE {self._month_sql(MONTH_SECONDS_COLUMN)} = {literal(month)}"
 
     def _best_rows_sql(self, rows_sql: str) -> str:
-        """Return a query for the rows to keep. Most keys have only one version and are not compared."""
+        """Return a query for the rows to keep. Most keys have only one version, which need not be compared."""
         prefer = [quoted(name) for name in self.table.preferred_columns]
         versions_sql = f"SELECT {', '.join([self.row_key, *prefer, RANK_COLUMN])} FROM ({rows_sql})"
         lows = "".join(f", min({name}) AS low_{n}, max({name}) AS high_{n}" for n, name in enumerate(prefer))
@@ -197,8 +197,9 @@ class Step:
     def stage_text(self, table: str, path: str) -> None:
         """Stage a file of clean text. The file is not removed.
 
-        Each line is a row with all the table's columns in order, separated by tabs; UTF-8, no header. An empty field is
-        NULL, "" is an empty text. A text that contains a tab or quotation mark is quoted, with quotation marks doubled.
+        Each line is a row with all the table's columns in order, separated by tabs. The file is UTF-8 and has no
+        header. An empty field is NULL, "" is an empty text. A text that contains a tab or quotation mark is quoted,
+        with quotation marks doubled.
         """
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in TABLES[table].columns.items())
         self.stage_sql(
@@ -208,7 +209,10 @@ class Step:
         )
 
     def stage_sql(self, table: str, query: str, parameters: Iterable[Any] = ()) -> None:
-        """Stage the rows of a query with the table's columns in order. The query may read `staged` and `live` rows."""
+        """Stage the rows of a query, which has the table's columns in order.
+
+        The query may read `staged` and `live` rows.
+        """
         self._create_staging(table)
         month = TABLES[table].month_column
         seconds = f"coalesce({quoted(month)}, -1)" if month else "0"
@@ -229,7 +233,7 @@ class Step:
         return f"({select_sql(self.store.connection, table, self.store.files(table))})"
 
     def execute(self, query: str, parameters: Iterable[Any] = ()) -> duckdb.DuckDBPyConnection:
-        """Run a DuckDB query. Raises StoreError if there is no space or a file is damaged."""
+        """Run a DuckDB query. Raises StoreError if there is no space left or a file is damaged."""
         with store_errors(self.store):
             return self.store.connection.execute(query, list(parameters))
 
@@ -243,7 +247,7 @@ class Step:
         self.clusters.update(clusters)
 
     def covered_times(self, table: str, current_time: int) -> list[tuple[str, int | None, int | None, int]]:
-        """Return (cluster, first time, last time, rows) of the staged rows. A time is None if no row has one.
+        """Return (cluster, first time, last time, rows) for the staged rows. A time is None if no row has one.
 
         Times from a wrong clock are ignored, and the future is never covered.
         """
@@ -263,7 +267,7 @@ class Step:
         if not self._staged:
             path = os.path.join(self.store.temporary, "staged.duckdb")
             self.execute(f"ATTACH {literal(path)} AS staging")
-            self.execute("BEGIN")  # never committed, because it is not needed afterwards
+            self.execute("BEGIN")  # never committed, because it is not needed later
         if table not in self._staged:
             self._staged.add(table)
             kinds = (f"{quoted(name)} {kind}" for name, kind in TABLES[table].columns.items())
@@ -289,7 +293,7 @@ class Step:
 
 @contextmanager
 def step(store: Store, source: str = "") -> Iterator[Step]:
-    """Stage rows and set cursors in the block. At its end, all are committed, or none.
+    """Stage rows and set cursors in the block. At its end, either all of them are committed or none.
 
     source: prefix of the cursors. Raises StoreError.
     """

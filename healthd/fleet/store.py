@@ -2,7 +2,7 @@
 
     DB/manifest.json                            replaced atomically; this is the commit
     DB/TABLE/month=2026-11/GENERATION.parquet   a table without months has month=all
-    DB/lock                                     allows one writer at a time
+    DB/lock                                     allows only one writer at a time
     DB/key                                      the site's key, unless another is given (privacy.py)
     DB/temporary/                               a writer's temporary files
 
@@ -10,8 +10,8 @@ The store is readable only by its owner (folders 0700, files 0600). If the site 
 permission (chmod 2750), that group can also read it. The key and the lock remain the owner's.
 
 A writer that is killed at any point leaves the manifest unchanged. The next writer removes its other files. Readers
-hold a shared lock on the folder itself, so that no file vanishes while they read. Unlisted files are removed when there
-is no reader.
+hold a shared lock on the folder itself, so that no file disappears while they read. Unlisted files are removed when
+there is no reader.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def select_sql(connection: duckdb.DuckDBPyConnection, table: str, files: list[st
 def damaged_file_error(connection: duckdb.DuckDBPyConnection, files: list[str], error: duckdb.Error) -> StoreError:
     """Return an error that names the damaged file or contains DuckDB's message.
 
-    Raises the original error if it concerns memory and no file is damaged, since engine.open_database has the limit.
+    If the error is about memory and no file is damaged, raise it again, because engine.open_database knows the limit.
     """
     with suppress(duckdb.Error):  # an aborted transaction would reject the queries below
         connection.execute("ROLLBACK")
@@ -114,7 +114,7 @@ def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
         "temp_directory": folder,
     }
     connection = duckdb.connect(":memory:", config=options)
-    connection.execute("SET enable_progress_bar = false")  # it would garble the output on a terminal
+    connection.execute("SET enable_progress_bar = false")  # it would spoil the output on a terminal
     return connection
 
 
@@ -131,7 +131,7 @@ def first_line(error: Exception) -> str:
 
 
 class Store:
-    """The store, opened by its only writer."""
+    """The store, as opened by its only writer."""
 
     def __init__(self, folder: str, manifest: Manifest, connection: duckdb.DuckDBPyConnection) -> None:
         self.folder = folder
@@ -172,7 +172,7 @@ class Store:
         self.remove_leftovers()
 
     def remove_leftovers(self) -> None:
-        """Remove files that the manifest does not list, unless there is a reader."""
+        """Remove files that the manifest does not list, unless the store has a reader."""
         with _exclusive(self.folder) as alone:
             if alone:
                 for path in leftovers(self.folder, self.manifest):
@@ -194,7 +194,7 @@ def keyboard_interrupts() -> Iterator[None]:
 
 @contextmanager
 def store_errors(store: Store) -> Iterator[None]:
-    """Turn DuckDB and system errors into StoreError with one sentence."""
+    """Convert DuckDB's errors and system errors to StoreError. The message is one sentence."""
     try:
         with keyboard_interrupts():
             yield
@@ -209,7 +209,7 @@ def store_errors(store: Store) -> Iterator[None]:
 
 @contextmanager
 def open_for_writing(folder: str, make: bool = False) -> Iterator[Store]:
-    """Open the store for writing. make: create the store if missing. Raises StoreError."""
+    """Open the store for writing. make: create the store if it does not exist. Raises StoreError."""
     folder = _absolute_path(folder)
     with _restricted_umask(folder):
         if make:
@@ -230,7 +230,7 @@ def open_for_writing(folder: str, make: bool = False) -> Iterator[Store]:
 def _absolute_path(folder: str) -> str:
     """Return the absolute path. Raises StoreError for characters that DuckDB and Spark expand as patterns.
 
-    Such a path would also read the files of other stores that match.
+    With such a path, files from other stores that match would also be read.
     """
     path = os.path.abspath(folder)
     if not path.isprintable() or any(sign in path for sign in "*?[]{}\\"):
@@ -240,7 +240,7 @@ def _absolute_path(folder: str) -> str:
 
 @contextmanager
 def _restricted_umask(folder: str) -> Iterator[None]:
-    """Restrict files created in the block, also by DuckDB, to the owner and a reading group."""
+    """Restrict files that are created in the block (also by DuckDB) to the owner and a group with read permission."""
     shared = stat.S_ISGID | stat.S_IRGRP
     try:
         mode = os.stat(folder).st_mode
@@ -254,9 +254,9 @@ def _restricted_umask(folder: str) -> Iterator[None]:
 
 
 def leftovers(folder: str, manifest: Manifest) -> Iterator[str]:
-    """Yield files in the store's folder with names of data files that the manifest does not list.
+    """Yield files in the store's folder that are named like data files but are not in the manifest.
 
-    Numbers above the next generation are not healthd's.
+    A file whose number is above the next generation is not healthd's.
     """
     live = _file_names(manifest)
     for table in TABLES:
@@ -335,7 +335,7 @@ def _write_lock(folder: str) -> Iterator[None]:
                 "(Lustre: mounted with -o flock)"
             ) from None
         os.ftruncate(descriptor, 0)
-        with suppress(OSError):  # on a full disk, the process id is missing
+        with suppress(OSError):  # on a full disk, the process id cannot be written
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
         os.ftruncate(descriptor, 0)
@@ -345,7 +345,7 @@ def _write_lock(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _shared_lock(folder: str) -> Iterator[None]:
-    """Keep live files until the end of the block or, on NFS without locks, until the next writer begins."""
+    """Keep live files until the end of the block. On NFS without locks, keep them until the next writer begins."""
     descriptor = -1
     try:
         with suppress(OSError):
@@ -359,7 +359,7 @@ def _shared_lock(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _exclusive(folder: str) -> Iterator[bool]:
-    """Yield True if there is no reader, and none begins before the end of the block."""
+    """Yield True if there is no reader. Prevent new readers until the end of the block."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

@@ -1,6 +1,6 @@
-"""The five opening sentences of a report, for management: usage, loss, interruptions, main cause, recommendation.
+"""Writes a report's five opening sentences for managers: usage, loss, interruptions, main cause, recommendation.
 
-Computed from the documents that `--json` prints. The sentences are true for any store. Unknown facts are reported as
+They are computed from the documents that `--json` prints, and are true for any store. Unknown facts are reported as
 unknown, with the reason. Pure.
 """
 
@@ -17,8 +17,8 @@ LARGE_GPUS = 1024  # size of the job whose interruptions are reported; typical f
 GPUS_PER_NODE = 8
 DAY = 86400
 MAX_MTTF_SECONDS = 1000 * 365 * DAY  # as in `rate`
-MAX_NODES = 3  # nodes named in a sentence; the chapter lists all
-# Missing data, in words for readers who know neither stores nor commands.
+MAX_NODES = 3  # maximum number of nodes named in a sentence; the chapter lists all
+# Describes missing data for readers who know neither stores nor commands.
 PLAIN_REASONS = {
     "the store has no jobs": "no job records were read",
     "the store has no events": "no records of health checks were read",
@@ -30,8 +30,8 @@ def opening_sentences(documents: Mapping[str, Document], missing: Mapping[str, s
     """Return the opening sentences.
 
     Args:
-        documents: the document of each answer, by name.
-        missing: for each missing answer, why there is none, by name.
+        documents: each answer's document, by name.
+        missing: the reason for each missing answer, by name.
     """
     return (
         _usage_sentence(documents.get("states"), _reason_suffix("states", missing)),
@@ -43,7 +43,7 @@ def opening_sentences(documents: Mapping[str, Document], missing: Mapping[str, s
 
 
 def _reason_suffix(name: str, missing: Mapping[str, str]) -> str:
-    """Return ": no job records were read", or "". The chapter shows the command that adds the data."""
+    """Return text like ": no job records were read", or "". The chapter shows the command that adds the data."""
     if name not in missing:
         return ""
     reason = missing[name].partition(": healthd ")[0]

@@ -1,4 +1,4 @@
-"""The store's tables, which ingests write and queries read.
+"""Defines the store's tables, which ingests write and queries read.
 
 Times are whole seconds since the epoch, UTC. None (NULL) is "unknown" or "not yet", never 0 or "". Types are those that
 DuckDB and Spark have in common.
@@ -13,7 +13,7 @@ BIGINT, DOUBLE, TEXT, BOOLEAN = "BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Definition of a table.
+    """The definition of a table.
 
     columns            type of each column by name, in order
     key_columns        key; a row with equal values in these columns replaces an earlier row
@@ -31,7 +31,7 @@ class Table:
     row_key_columns: tuple[str, ...] = ()
 
 
-# One row for each of a job's accounting records; a requeue gives the same job_id a new db_index.
+# Each of a job's accounting records has one row. A requeue gives the same job_id a new db_index.
 JOBS = Table(
     "jobs",
     {
@@ -58,7 +58,7 @@ JOBS = Table(
         "account": TEXT,
         "qos": TEXT,
         "priority": BIGINT,
-        "user_name": TEXT,  # depends on --users: the name, None, or a hash
+        "user_name": TEXT,  # the name, None or a hash, depending on --users
         "run_key": TEXT,  # equal for jobs with the same name and work directory; None if either is unknown
         "reservation": TEXT,
         "time_limit_seconds": BIGINT,
@@ -127,13 +127,13 @@ EVENTS = Table(
         "last_alive_time": BIGINT,
         "dropped": BIGINT,
         "rest": TEXT,  # JSON of all other fields; the whole line for an unknown schema or event
-        # For events of conditions, else None. observed: reported only by a source that a user can forge. history:
-        # reported only by log lines from before healthd's first start. Rows from before these columns existed have
-        # None.
+        # Only for events about conditions, otherwise None. observed: reported only by a source that a user can forge.
+        # history: reported only by log lines from before healthd's first start. Rows written before these columns
+        # existed have None.
         "observed": BOOLEAN,
         "history": BOOLEAN,
-        # For measured slowness, else None. slowdown: 0.26 if an iteration takes 26 % longer. onset: first slow
-        # iteration.
+        # Only for measured slowness, otherwise None. slowdown: 0.26 if an iteration takes 26 % longer. onset: first
+        # slow iteration.
         "slowdown": DOUBLE,
         "onset_time": BIGINT,
     },
@@ -151,7 +151,7 @@ NODE_STATES = Table(
         "end_time": BIGINT,
         "state": TEXT,
         "reason": TEXT,
-        "user_name": TEXT,  # depends on --users: the name, None, or a hash
+        "user_name": TEXT,  # the name, None or a hash, depending on --users
         "set_by": TEXT,  # healthd, slurm, person; None if unknown. Determined from the name before --users applies
     },
     ("cluster", "node", "start_time"),
@@ -175,7 +175,7 @@ RESERVATIONS = Table(
     row_key_columns=("node",),
 )
 
-# Pre-emptions logged by slurmctld. Inferred pre-emptions are the result of a query and are not stored.
+# Pre-emptions logged by slurmctld. Inferred pre-emptions are computed by a query and not stored.
 PREEMPTIONS = Table(
     "preemptions",
     {
@@ -261,7 +261,7 @@ SCRAPED_CONDITIONS = Table(
     "first_time",
 )
 
-# Data that was read and when, and data that could not be read. A query on a time that no source covers has no answer.
+# Which data was read and when, and which could not be read. A query about a time that no source covers has no answer.
 INGESTS = Table(
     "ingests",
     {

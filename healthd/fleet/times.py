@@ -1,7 +1,7 @@
-"""Parsing of times and durations as written by Slurm and people, in whole seconds.
+"""Parses times and durations as written by Slurm and by people, in whole seconds.
 
-A time without a zone is read in the zone given for its file. The hour that occurs twice when summer time ends is
-ambiguous, and the hour skipped when it begins does not exist: both are rejected with a message and never guessed.
+A time without a zone is read in the zone given for its file. When summer time ends, an hour occurs twice and is
+ambiguous; when it begins, an hour does not exist. Such times are rejected with a message and never guessed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from healthd.common.text import is_decimal, redacted, regex
 # sacct prints these for a missing time (src/common/parse_time.c, slurm_make_time_str). "N/A" comes from squeue.
 NO_TIME = frozenset({"", "Unknown", "None", "N/A"})
 MIN_SECONDS, MAX_SECONDS = 0, 4_102_444_800  # 1970 to 2100
-# No cluster ran Slurm before this time, since its first release was in 2002. Earlier times come from nodes with an
+# No cluster ran Slurm before this time, because its first release was in 2002. Earlier times come from nodes with an
 # empty clock battery, whose clocks start in 1970 or 2000. Times more than a day after the last ingest come from a clock
-# that is ahead, or are planned.
+# that is ahead, or are planned times.
 CLOCK_SET_SECONDS, CLOCK_AHEAD_SECONDS = 1_000_000_000, 86_400
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d{1,9})?)?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?)?")
@@ -27,7 +27,7 @@ _DURATION = regex(r"(?:(\d{1,7})-)?(\d{1,9})(?::(\d\d))?(?::(\d\d))?(?:\.\d{1,6}
 
 
 class TimeError(HealthdError, ValueError):
-    """A text is not a time, or is ambiguous."""
+    """The text is not a time, or the time is ambiguous."""
 
 
 class NotATime(TimeError):
@@ -103,7 +103,7 @@ def parse_duration(text: str) -> int:
     days, *parts = found.groups()
     numbers = [int(part) for part in parts if part is not None]
     if days is None:
-        if len(numbers) == 1:  # minutes or seconds, as programs differ
+        if len(numbers) == 1:  # minutes or seconds, because programs differ
             raise TimeError(f"not a duration: {redacted(text)}")
         numbers = [0] * (3 - len(numbers)) + numbers
     hours, minutes, last_part = (*numbers, 0, 0)[:3]

@@ -1,4 +1,4 @@
-"""Description of an answer for people: its sentences, tables, figures and notes. Pure.
+"""Describes an answer for people: its sentences, tables, figures and notes. Pure.
 
 Each answer describes itself once, with a function `view(document) -> View`. `view_text` renders the description for a
 terminal, report_page.py renders it as HTML, and `--json` prints the document. A column names a key of the document's
@@ -23,14 +23,14 @@ Row = Mapping[str, Any]
 
 
 class Form(NamedTuple):
-    """Text form of a value. right_aligned: True to align right, as for numbers."""
+    """How a value is written as text. right_aligned: True to align right, as for numbers."""
 
     write: Callable[[Any], str]
     right_aligned: bool = True
 
 
 def _optional(write: Callable[[Any], str], right_aligned: bool = True) -> Form:
-    """Return a form that prints None as "-"."""
+    """Return a form that writes None as "-"."""
     return Form(lambda value: "-" if value is None else write(value), right_aligned)
 
 
@@ -57,7 +57,10 @@ def interval(form: Form) -> Form:
 
 
 class Column(NamedTuple):
-    """accessor: key of the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row."""
+    """A column.
+
+    accessor: key in the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row.
+    """
 
     title: str
     accessor: Accessor
@@ -66,7 +69,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """max_rows: number of rows to print, None for all. `--json` has all rows."""
+    """A table. max_rows: number of rows to print, or None for all. `--json` has all rows."""
 
     title: str
     columns: tuple[Column, ...]
@@ -74,7 +77,7 @@ class Table:
     max_rows: int | None = None
 
     def cell_texts(self) -> list[tuple[str, ...]]:
-        """Return the visible rows as the texts of their cells."""
+        """Return the texts in the cells of the visible rows."""
         return [
             tuple(column.form.write(get_value(row, column.accessor)) for column in self.columns)
             for row in self._visible_rows()
@@ -85,7 +88,7 @@ class Table:
 
     @property
     def hidden_rows_note(self) -> str:
-        """Sentence on hidden rows, "" if there are none."""
+        """Return a sentence about hidden rows, or "" if there are none."""
         visible, rows = len(self._visible_rows()), len(self.rows)
         return f"The first {visible:,} of {rows:,} rows; --json lists all." if visible < rows else ""
 
@@ -94,8 +97,9 @@ class Table:
 
 
 class Detail(NamedTuple):
-    """A separate part of the answer, with a finding and its reasons. lines: printed unchanged, like a command. items: a
-    list.
+    """A separate part of the answer, with a finding and its reasons.
+
+    lines: printed unchanged, like a command. items: a list.
     """
 
     title: str
@@ -105,12 +109,12 @@ class Detail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Description of an answer.
+    """The description of an answer.
 
     name     name of the answer
     period   a line with the answer's period and selection; "" if it has none
     figures  shown only in the report
-    notes    sentences on the limits of the answer
+    notes    sentences about the answer's limits
     """
 
     name: str
@@ -131,7 +135,7 @@ def describe(
     figures: Sequence[Figure | None] = (),
     details: Sequence[Detail] = (),
 ) -> View:
-    """Return the view of a document, without empty tables or missing figures."""
+    """Return the view of a document. Empty tables and missing figures are left out."""
     return View(
         name=document["answer"],
         title=title,

@@ -1,6 +1,6 @@
-"""Rows below a header line: CSV from people and other tools, and Slurm's --parsable2 output.
+"""Reads rows below a header line: CSV from people and other tools, and Slurm's --parsable2 output.
 
-The separator is whichever of , ; | and tab yields the column names. A row with a different number of fields, or with
+The separator is the one of , ; | and tab that yields the column names. A row with a different number of fields, or with
 unclosed quotes, is unread. Unused columns are ignored.
 """
 
@@ -14,7 +14,7 @@ from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 
 SEPARATORS = ",;|\t"
-MAX_FIELD_LINES = 50  # lines in one quoted field
+MAX_FIELD_LINES = 50  # maximum lines in one quoted field
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Columns:
 
     required  required names, in lower case
     optional  optional names
-    aliases   column names by alternative spelling
-    free      the only column whose text may contain the separator if nothing is quoted
+    aliases   maps alternative spellings to column names
+    free      the only column whose text may contain the separator when nothing is quoted
     """
 
     required: Sequence[str]
@@ -52,7 +52,7 @@ class Columns:
 def rows(
     lines: Iterable[tuple[int, str]], columns: Columns, reading: Reading, separators: Collection[str] = SEPARATORS
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield each row's line number and its stripped texts by column. Raises IngestError for missing columns."""
+    """Yield each row's line number, and its stripped texts by column. Raises IngestError if a column is missing."""
     remaining = iter(lines)
     number, header = next(((n, line) for n, line in remaining if line.strip()), (0, ""))
     if not number:
@@ -78,7 +78,7 @@ def _records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row. A quoted field (RFC 4180) may contain separators and line ends.
 
-    A quoted field that is never closed does not affect other rows.
+    If a quoted field is never closed, other rows are not affected.
     """
     pushed_back: list[tuple[int, str]] = []
     while True:

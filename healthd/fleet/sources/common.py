@@ -1,4 +1,4 @@
-"""Functions that sources share, for files that are read whole and for local commands."""
+"""Functions that several sources share, for files that are read as a whole and for local commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Parse: TypeAlias = "Callable[[Lines, Reading], Iterable[tuple[Value, ...]]]"
 MAX_NAMED = 5
 BATCH_BYTES = 128 << 20  # bytes
 OVERLAP_SECONDS = 3600
-MIN_SLURM_TIME = 1_000_000  # parse_time() rejects earlier times
+MIN_SLURM_TIME = 1_000_000  # parse_time() rejects times before this
 
 
 def ingest_files(run: Run, files: Sequence[str], table: str, parse: Parse) -> None:
@@ -40,7 +40,7 @@ def ingest_files(run: Run, files: Sequence[str], table: str, parse: Parse) -> No
 
 
 def check_and_track(run: Run, files: Sequence[str]) -> Iterator[str]:
-    """Yield the files and show progress, after checking all time zones (`require_same_zone`).
+    """Check all files' time zones (`require_same_zone`), then yield the files and show progress.
 
     Raises UsageError before any file is read.
     """
@@ -50,7 +50,7 @@ def check_and_track(run: Run, files: Sequence[str]) -> Iterator[str]:
 
 
 def ingest_file(run: Run, path: str, stage: Callable[[Step, Reading], None]) -> None:
-    """Ingest a file as one step. An unchanged file that was read with the same options is skipped."""
+    """Ingest a file as one step. Skip a file that is unchanged since it was read with the same options."""
     name, state = f"file {os.path.abspath(path)}", _file_state(run, path)
     if run.cursor(name) == state:
         return
@@ -62,7 +62,7 @@ def ingest_file(run: Run, path: str, stage: Callable[[Step, Reading], None]) -> 
 def report_unknown_nodes(run: Run, step: Step, table: str) -> None:
     """Log staged nodes that are not among the known nodes of their cluster.
 
-    The rows are kept, but a name with a different spelling there joins with nothing.
+    The rows are kept, but if a name is spelled differently there, its rows cannot be joined with any others.
     """
     if "node" not in TABLES[table].columns:
         return
@@ -85,9 +85,9 @@ def set_coverage(run: Run, step: Step, table: str) -> None:
 
 
 def ingest_in_batches(run: Run, paths: Sequence[str], stage: Callable[[Step, Reading], None]) -> None:
-    """Ingest many files, about BATCH_BYTES per step, because each step rewrites the months that it touches.
+    """Ingest many files, about BATCH_BYTES per step, because each step rewrites the months for which it has rows.
 
-    `stage` stages nothing from a file that it cannot read completely; the step's other files are kept.
+    If `stage` cannot read a file completely, it stages none of its rows; the step's other files are kept.
     """
     remaining = check_and_track(run, paths)
     path = next(remaining, None)
@@ -106,7 +106,7 @@ def ingest_in_batches(run: Run, paths: Sequence[str], stage: Callable[[Step, Rea
 
 
 def _file_state(run: Run, path: str) -> str:
-    """Return a string that changes with the file or the options. Raises IngestError if the file is missing."""
+    """Return a string that changes if the file or the options change. Raises IngestError if the file is missing."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -118,8 +118,8 @@ def _file_state(run: Run, path: str) -> str:
 def require_same_zone(run: Run, path: str, before: str | None) -> None:
     """Raise UsageError if the file was previously read in another time zone.
 
-    Most rows are identified by a time, so in another zone, each row would be added again, and new files would be off by
-    some hours. before: the file's cursor, which ends with zone, from and to.
+    Most rows are identified by a time. In another zone, each row would be added again, and the times in new files would
+    be off by some hours. before: the file's cursor, which ends with zone, from and to.
     """
     zone = before.rsplit(" ", 3)[1] if before else "None"
     if zone not in ("None", str(run.zone)):
@@ -133,7 +133,7 @@ def require_same_zone(run: Run, path: str, before: str | None) -> None:
 def command_lines(argv: Sequence[str], reading: Reading) -> Iterator[tuple[int, str]]:
     """Yield a Slurm command's output lines, with times in epoch seconds.
 
-    Raises IngestError if the command failed, so that its output is incomplete.
+    Raises IngestError if the command failed, because its output is then incomplete.
     """
     with command_output(argv, EPOCH_TIMES) as out:
         yield from iterate_lines(out, reading)
@@ -148,7 +148,7 @@ def local_cluster() -> str:
 
 
 def slurm_settings(*names: str) -> dict[str, str]:
-    """Return the given settings that the local slurmctld has. Raises IngestError if Slurm does not answer."""
+    """Return these settings as the local slurmctld has them. Raises IngestError if Slurm does not answer."""
     found = {}
     for _, line in command_lines(["scontrol", "show", "config"], Reading("scontrol show config")):
         name, _, value = line.partition("=")
@@ -158,7 +158,7 @@ def slurm_settings(*names: str) -> dict[str, str]:
 
 
 def local_reading(run: Run, name: str) -> Reading:
-    """Return a reading for output from the local slurmctld. Raises IngestError if another cluster was given."""
+    """Return a Reading for output from the local slurmctld. Raises IngestError if another cluster was given."""
     cluster = local_cluster()
     if run.cluster not in ("", cluster):
         raise IngestError(
@@ -169,14 +169,14 @@ def local_reading(run: Run, name: str) -> Reading:
 
 
 def slurmdbd_reading(run: Run, name: str) -> Reading:
-    """Return a reading for output from slurmdbd, for the given cluster, else the local one."""
+    """Return a Reading for output from slurmdbd, for the given cluster or, without one, the local cluster."""
     return replace(Reading.from_run(run, name), cluster=run.cluster or local_cluster())
 
 
 def ingest_new_period(
     run: Run, name: str, table: str, command: Callable[[int, int, str], list[str]], parse: Parse
 ) -> None:
-    """Ingest the times not yet read from slurmdbd, plus OVERLAP_SECONDS before them."""
+    """Ingest the times that were not yet read from slurmdbd. Start OVERLAP_SECONDS earlier."""
     reading = slurmdbd_reading(run, name)
     cursor = f"until {reading.cluster}"
     read = without_future(run, parse_spans(run.cursor(cursor) or ""), cursor)

@@ -1,8 +1,8 @@
-"""Times already read from a server or command, and times still to query. sacct, sacctmgr and Prometheus share the rule.
+"""Determines which times were read from a server or command, and which still need a query.
 
-Times that were read are stored as spans. A rerun continues at the end of the last span, minus an overlap for late
-records. --from adds earlier times that were never read. Nothing is queried twice, so the same command line, with or
-without --from, reads only new data.
+sacct, sacctmgr and Prometheus share this rule. Times that were read are stored as spans. A rerun continues at the end
+of the last span, minus an overlap for late records. --from adds earlier times that were never read. Apart from the
+overlap, nothing is queried twice, so the same command line, with or without --from, reads only new data.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def uncovered_spans(
 ) -> Iterator[tuple[int, int]]:
     """Yield the spans (from, until) to query, oldest first.
 
-    begin: --from, or None to continue at the end of the last span (at `default_begin` if there is none). overlap:
-    overlap in seconds with the end of the covered time.
+    begin: --from, or None to continue at the end of the last span (at `default_begin` if there is none). overlap: how
+    many seconds before the end of the covered time are queried again.
     """
     until = latest_end(read)
     if until is None:
@@ -59,7 +59,7 @@ def uncovered_spans(
 def without_future(run: Run, read: Runs, name: str) -> Runs:
     """Return the spans without times in the future, which come from a wrong clock.
 
-    It is unknown how much of such a span had passed when it was read, so the whole span is read again.
+    It is unknown how much of such a span was already past when it was read, so the whole span is read again.
     """
     until = latest_end(read)
     if until is None or until <= run.now:

@@ -1,8 +1,9 @@
-"""Event streams from the nodes (docs/events.md): a folder with one subfolder per node, filled by rsync or rsyslog.
+"""Reads the nodes' event streams (docs/events.md) from a folder with one subfolder per node, filled by rsync or
+rsyslog.
 
-Only new lines are read, each once. A line that another reader wrote again adds nothing, nor does a rotated file. A line
-with an unknown schema or event is stored whole in `rest`. Missing lines are reported, because a missing line does not
-mean that nothing happened.
+Only new lines are read, and each only once. A line that was written again adds nothing, and neither does a rotated
+file. A line with an unknown schema or event is stored unchanged in `rest`. Missing lines are reported, because a
+missing line does not mean that nothing happened.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from healthd.fleet.tables import EVENTS
 if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
 
-BATCH_EVENTS = 500_000  # events per step; each step rewrites the months that it touches
-MAX_MARKS = 64  # remembered files per stream; a node has four, and logrotate at the centre keeps 24
-MAX_STREAMS = 64  # remembered streams per node; a node begins a new stream at each boot
+BATCH_EVENTS = 500_000  # number of events per step; each step rewrites the months for which it has rows
+MAX_MARKS = 64  # maximum remembered files per stream; a node has four, and logrotate at the centre keeps 24
+MAX_STREAMS = 64  # maximum remembered streams per node; a node begins a new stream at each boot
 
 Row: TypeAlias = "tuple[Value, ...]"
 UserFilter: TypeAlias = "Callable[[str], str | None]"
@@ -63,8 +64,8 @@ def _ids(value: Any) -> str | None:
     return " ".join(value) if is_valid else None
 
 
-# The table's column and the conversion for each field of a line. Fields without a column, or with another type, go to
-# `rest`.
+# Maps each field in a line to the table's column and the conversion. Fields without a column, or with another type, go
+# to `rest`.
 _FIELDS: dict[str, tuple[str, Callable[[Any], Value]]] = {
     "boot_id": ("boot_id", _text),
     "mono": ("mono", _number),
@@ -157,7 +158,9 @@ def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name)
 
 
 def _filter_person(text: Value, user: UserFilter) -> Value:
-    """Apply `user` to the name in "root (uid 0)" or "repaired by root (uid 0)" (from agent/control/server.py)."""
+    """Apply `user` to the name in text like "root (uid 0)" or "repaired by root (uid 0)" (from
+    agent/control/server.py).
+    """
     found = _PERSON.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return text
@@ -168,7 +171,7 @@ def _filter_person(text: Value, user: UserFilter) -> Value:
 
 
 def _raw_line(parsed: StreamEvent, user: UserFilter) -> str:
-    """Return the line unchanged, except for people's names in fields that may contain names in known events."""
+    """Return the line, with the people's names replaced in those fields of known events that may contain names."""
     filtered: dict[str, Any] = {
         name: _filter_person(parsed.fields[name], user) for name in ("who", "cleared_by") if name in parsed.fields
     }
@@ -183,7 +186,7 @@ def _unmapped(value: Any) -> None:
 
 
 def dump_cursor(cursor: Cursor) -> str:
-    """Return text for the manifest that records how far a stream was read."""
+    """Return the text that records in the manifest how far a stream was read."""
     marks = [[name, mark.position, mark.number, mark.before.hex()] for name, mark in cursor.marks.items()]
     keys = list(cursor.sequences.runs)[-MAX_STREAMS:]
     sequences = [[*key, list(cursor.sequences.runs[key]), list(cursor.sequences.dropped.get(key, ()))] for key in keys]
@@ -218,7 +221,7 @@ def ingest(run: Run, files: list[str]) -> None:
         with run.steps() as step:
             batch = StreamBatch(run, step, pending)
             step.stage("events", batch.rows())
-            # Each step has its own generation, so the steps' coverage adds up.
+            # Each step has its own generation, so the coverage of the steps adds up.
             name = f"{', '.join(files)} {run.store.manifest.generation}"
             step.stage("ingests", batch.covered(name))
         missing += batch.missing
@@ -235,7 +238,7 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 class StreamBatch:
-    """The streams that one step reads."""
+    """The streams that are read in one step."""
 
     def __init__(self, run: Run, step: Step, ahead: Iterator[str]) -> None:
         self.run = run
@@ -245,10 +248,10 @@ class StreamBatch:
         self.missing = 0
         self.torn = 0
         self.unknown: Counter[str] = Counter()
-        self.unread: Counter[Value] = Counter()  # lines of each cluster's streams
+        self.unread: Counter[Value] = Counter()  # number of lines in each cluster's streams
 
     def rows(self) -> Iterator[Row]:
-        """Yield the new events in the next streams. Problems with a stream are reported after it is read."""
+        """Yield the new events in the next streams. After a stream is read, report any problems with it."""
         events_read = 0
         for stream in self.pending:
             name = f"stream {os.path.abspath(stream)}"
@@ -263,11 +266,13 @@ class StreamBatch:
                     yield last_row
                 else:
                     skipped += 1
-            # Events skipped by --from and --to do not count as read: a later run searches the files for them again.
+            # Events skipped because of --from and --to do not count as read: a later run looks for them in the files
+            # again.
             self.step.cursor(name, dump_cursor(stored_cursor if skipped else cursor))
             tally.events -= skipped
             missing = max(0, _count_missing(cursor) - missing_before)
-            # A line torn by a kill is not an unread row, because the daemon writes the line again with the same number.
+            # A line that a kill truncated is not an unread row, because the daemon writes the line again with the same
+            # number.
             unread = tally.unread if tally.stray or missing else 0
             self._report(stream, tally, unread)
             if last_row is not None:

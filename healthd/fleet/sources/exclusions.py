@@ -1,11 +1,11 @@
-"""Nodes that users excluded from their jobs, from `squeue` and from each job's command and script.
+"""Finds the nodes that users excluded from their jobs, in `squeue` output and in each job's command and script.
 
-squeue prints the jobs that slurmctld still keeps, without a DBIndex. A job's record is identified by (job id, submit
+squeue prints the jobs that slurmctld still has, without a DBIndex. A job's record is identified by (job id, submit
 time). squeue prints only the nodes of --exclude; slurmctld does not add nodes on which a prolog failed.
 
 SubmitLine consists of the command's words, separated by blanks and without quotes (src/common/slurm_opt.c,
-slurm_option_get_argv_str). The words after the first non-option belong to the job. If a quoted argument contained
-blanks, that first non-option may be found too early; a later "-x" then makes the result unknown.
+slurm_option_get_argv_str). The words after the first word that is not an option belong to the job. If a quoted argument
+contained blanks, this word may be found too early; a later "-x" then makes the result unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row: TypeAlias = "tuple[str, None, int, str, str, int]"
 
 
 def command() -> list[str]:
-    """Return the command that lists all jobs in slurmctld, including jobs that ended within MinJobAge.
+    """Return the command that lists all jobs in slurmctld, including jobs that ended less than MinJobAge ago.
 
     %A is the raw id. Without a width, nothing is truncated (src/squeue/print.c, _print_str()). Run it with
     SLURM_TIME_FORMAT=%s.
@@ -39,8 +39,8 @@ def command() -> list[str]:
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
     """Yield the rows of `exclusions`.
 
-    A pending array has one line with the array's own id. Padded columns (squeue -O) are read only if nothing can have
-    been truncated, which is so if a blank follows each value.
+    A pending array has one line with the array's own id. Padded columns (squeue -O) are read only if a blank follows
+    each value, because otherwise a value may have been truncated.
     """
     for number, row in rows(_separated(lines, reading), COLUMNS, reading, "|"):
         if row["exc_nodes"] in NO_NODES:
@@ -59,7 +59,7 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
 
 
 def _separated(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[int, str]]:
-    """Insert separators between the columns of -O output. Other lines are unchanged."""
+    """Insert separators between the columns in -O output. Other lines stay unchanged."""
     starts: list[int] | None = None
     for number, line in lines:
         if starts is None:
@@ -98,8 +98,8 @@ SOURCE = Source(
 
 # --- a job's command and script
 
-# Options of sbatch, salloc and srun without a following argument: has_arg in src/common/slurm_opt.c, 22.05 to 26.05.
-# An optional argument is part of the same word.
+# Options for sbatch, salloc and srun that do not take the next word as an argument: has_arg in src/common/slurm_opt.c,
+# 22.05 to 26.05. An optional argument is part of the same word.
 _FLAG_OPTIONS = frozenset(
     (
         *("async", "bcast", "bell", "compress", "consolidate-segments", "contiguous", "debugger-test"),
@@ -131,8 +131,8 @@ NO_EXCLUSIONS = Exclusions(True)
 def parse_submit_line(line: str) -> Exclusions:
     """Return the exclusions in a job's command.
 
-    A batch script may exclude further nodes, unless the command itself has --exclude or no script: command options
-    override those in the script.
+    A batch script may exclude further nodes, unless the command has --exclude (which overrides the script's option) or
+    there is no script.
     """
     program, _, options = line.partition(" ")
     program = program.rpartition("/")[2]
@@ -146,7 +146,7 @@ def parse_submit_line(line: str) -> Exclusions:
     command_words = line.split()
     hosts, arguments, wrapped = _find_options(command_words[1:], wait_is_alone=program == "sbatch")
     if (wrapped or hosts is None) and _POSSIBLE_EXCLUDE.search(" ".join(arguments)):
-        return UNKNOWN  # an option of the job, or of the command after a name with a blank
+        return UNKNOWN  # an option for the job, or for the command after a name with a blank
     if hosts is not None:
         return _expand_exclusions(hosts)
     return NO_EXCLUSIONS if wrapped or program != "sbatch" else UNKNOWN
@@ -155,8 +155,9 @@ def parse_submit_line(line: str) -> Exclusions:
 def parse_script(script: str) -> Exclusions:
     """Return the exclusions in the #SBATCH lines of a batch script, above its first command.
 
-    Source: src/sbatch/opt.c, _opt_batch_script. For a script with several components, it is unknown to which component
-    they belong."""
+    Source: src/sbatch/opt.c, _opt_batch_script. If a script has several components, it is unknown to which component
+    the exclusions belong.
+    """
     option_words: list[str] = []
     for line in script.split("\n"):
         if line.startswith(("#SBATCH", "#SLURM")):
@@ -170,7 +171,7 @@ def parse_script(script: str) -> Exclusions:
 
 
 def _expand_exclusions(hosts: str) -> Exclusions:
-    if "/" in hosts:  # a file that lists the names and was not stored
+    if "/" in hosts:  # a file that lists the names and that was not stored
         return UNKNOWN
     try:
         return Exclusions(True, expand(hosts))
@@ -179,7 +180,7 @@ def _expand_exclusions(hosts: str) -> Exclusions:
 
 
 def _find_options(arguments: list[str], wait_is_alone: bool) -> tuple[str | None, list[str], bool]:
-    """Return the last --exclude option, the words after the options, and whether the options include --wrap."""
+    """Return the last --exclude option, the words after the options, and True if the options include --wrap."""
     hosts: str | None = None
     has_wrap = False
     index = 0
@@ -216,7 +217,7 @@ def _find_options(arguments: list[str], wait_is_alone: bool) -> tuple[str | None
 
 
 def _split_words(text: str) -> list[str]:
-    """Split a #SBATCH line into words. Quotes and backslashes work as in a shell; "#" begins a comment."""
+    """Split a #SBATCH line into words. Quotes and backslashes work as in a shell, and "#" begins a comment."""
     parsed: list[str] = []
     current: str | None = None
     for single, double, escaped, plain, blank in _SHELL_WORD.findall(text):

@@ -1,6 +1,6 @@
-"""Conversion of a job's sacct fields to clean text for a row in `jobs`, and to the nodes that its user excluded.
+"""Converts a job's sacct fields to clean text for a row in `jobs`, and to the nodes that its user excluded.
 
-`JOBS` in tables.py describes each column. Format of sacct's fields: src/sacct/print.c in
+`JOBS` in tables.py describes each column. For the format of sacct's fields, see src/sacct/print.c in
 https://github.com/SchedMD/slurm. Most fields have few distinct texts, so each text is converted once and cached.
 """
 
@@ -19,7 +19,7 @@ from healthd.fleet.privacy import Privacy
 from healthd.fleet.sources.exclusions import parse_script, parse_submit_line
 from healthd.fleet.staging_text import clean_field as clean
 
-# Fields of a job, in order. A field that a source lacks is "".
+# Fields of a job, in order. If a source lacks a field, it is "".
 FIELDS = (
     *("JobIDRaw", "JobID", "DBIndex", "Cluster", "State", "ExitCode", "Submit", "Eligible", "Start", "End"),
     *("Suspended", "NNodes", "NodeList", "AllocCPUS", "NCPUS", "AllocTRES", "Partition", "Account", "QOS", "Priority"),
@@ -29,9 +29,9 @@ NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 NO_NODES = ("", "None assigned", "(null)")
 MAX_REMEMBERED = 20_000
 MAX_CACHED_LENGTH = 1_000  # characters
-# State of a job's copy that a federation removed because a sibling cluster started the job. The job ran elsewhere.
+# State of a job's copy that a federation removed because a sibling cluster had started the job. The job ran elsewhere.
 REVOKED = "REVOKED"
-MAX_WITHOUT_CLUSTER = 20  # after this many jobs without a cluster, the whole source is assumed to have none
+MAX_WITHOUT_CLUSTER = 20  # if this many jobs have no cluster, the whole source is assumed to have none
 NO_CLUSTER = "a job does not name its cluster: add --cluster NAME"
 SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
 
@@ -45,21 +45,21 @@ _TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
 
 _NO_VALUES = ("4294967294", "4294967295")  # NO_VAL and INFINITE in slurm.h
 
-_LATEST = str(times.MAX_SECONDS)  # ten digits, so texts compare like numbers
+_LATEST = str(times.MAX_SECONDS)  # ten digits, so that texts compare like numbers
 
 T = TypeVar("T")
 
 
 class UnreadableSource(HealthdError):
-    """A source cannot be read at all. The message follows the source's name."""
+    """The source cannot be read at all. The message is meant to follow the source's name."""
 
 
 class TruncatedSource(UnreadableSource):
-    """A source ends too early. The rows read so far are kept."""
+    """The source ends too early. The rows read so far are kept."""
 
 
 class BoundedCache(dict[str, T], Generic[T]):
-    """Bounded cache for a function that takes text. Results that are not `is_small` are not cached."""
+    """Bounded cache for a function that takes text. A result for which `is_small` is false is not cached."""
 
     def __init__(self, convert: Callable[[str], T], is_small: Callable[[T], bool] = lambda found: True) -> None:
         self.convert = convert
@@ -75,7 +75,7 @@ class BoundedCache(dict[str, T], Generic[T]):
 
 
 class JobRow(NamedTuple):
-    """Converted job.
+    """A converted job.
 
     `head`, exclusions_known and `tail`, joined by tabs, are clean text for the columns of JOBS, followed by the names
     of the nodes, separated by blanks. The other fields are for the caller.
@@ -88,7 +88,7 @@ class JobRow(NamedTuple):
     db_index: int
     job_id: str
     submit_time: int
-    first_time: int  # start time, else submit time
+    first_time: int  # the start time, or the submit time if the job never started
     end_time: int | None
     excluded: tuple[str, ...]
     may_have_script: bool  # True if a script may exclude further nodes
@@ -108,12 +108,12 @@ class JobRowReader:
     """Converts jobs one after another."""
 
     def __init__(self, private: Privacy, zone: tzinfo | None, cluster: str, source: str) -> None:
-        """`cluster`, `zone`: used for jobs that do not name theirs."""
+        """`cluster`, `zone`: used for jobs that do not have their own."""
         self.private = private
         self.zone = zone
         self.cluster = cluster
         self.source = source
-        self.has_cluster = False  # True once a job had a cluster
+        self.has_cluster = False  # True as soon as a job had a cluster
         self.without_cluster = 0
         self._states = BoundedCache(_state)
         self._exits = BoundedCache(_exit)
@@ -130,7 +130,7 @@ class JobRowReader:
     def read(self, fields: Sequence[str]) -> JobRow | None:
         """Convert a record with the fields of FIELDS. Return None for a step or the revoked copy of a federated job.
 
-        Raises ValueError if the record cannot be read, UnreadableSource if no job of this source names its cluster.
+        Raises ValueError if the record cannot be read, and UnreadableSource if no job in this source names its cluster.
         """
         raw, displayed_id, index, cluster, state, exit_code, submit, eligible, start, end = fields[:10]
         suspended, nnodes, node_list, alloc_cpus, ncpus, tres, partition, account, qos, priority = fields[10:20]
@@ -148,15 +148,15 @@ class JobRowReader:
         began: int | None
         ended: int | None
         epochs = len(submit) == len(start) == len(end) == 10 and is_decimal(submit + start + end)
-        if epochs and max(submit, start, end) <= _LATEST:  # most jobs of healthd's own calls
+        if epochs and max(submit, start, end) <= _LATEST:  # most jobs from healthd's own calls
             submitted, began, ended = int(submit), int(start), int(end)
         else:
             submitted, began, ended = self._seconds(submit), self._seconds(start), self._seconds(end)
         if submitted is None:
             raise ValueError("Submit: missing")
         count, names, nodes_text = self._nodes[node_list]
-        # If cancelled while pending, Start equals End and nothing is allocated. A job that ran and whose nodes are no
-        # longer recorded (NODE_FAIL) keeps its times and GPUs.
+        # If a job was cancelled while pending, Start equals End and nothing is allocated. A job that ran keeps its
+        # times and GPUs even if its nodes are no longer recorded (NODE_FAIL).
         waited = not tres or began is None or ended is None or ended <= began
         if node_list == "None assigned" and waited:
             began = None
@@ -206,7 +206,7 @@ class JobRowReader:
         return times.parse_seconds(text, self.zone)
 
     def _parse_ten_minutes(self, text: str) -> int | None:
-        """Return the start of the ten minutes "2026-11-22T12:1", or None if that is ambiguous."""
+        """Return the start of a ten-minute period such as "2026-11-22T12:1", or None if it is ambiguous."""
         try:
             first, last = (times.parse_seconds(text + suffix, self.zone) for suffix in ("0:00", "9:59"))
         except times.TimeError:
@@ -215,9 +215,9 @@ class JobRowReader:
 
 
 def hashed_db_index(cluster: str, job_id: str, submit_time: int) -> int:
-    """Return 62 bits in place of a missing DBIndex.
+    """Return a 62-bit hash in place of a missing DBIndex.
 
-    A job's id and submit time identify one row of Slurm: `unique index (id_job, time_submit)`,
+    A job's id and submit time identify one row in Slurm's database: `unique index (id_job, time_submit)`,
     accounting_storage_mysql.c.
     """
     text = f"{cluster}\0{job_id}\0{submit_time}"
@@ -229,7 +229,7 @@ def _or_none(number: int | None) -> str:
 
 
 def _tail_seconds(text: str) -> int | None:
-    """Return the seconds of "3:45"."""
+    """Return the seconds in text like "3:45"."""
     if len(text) == 4 and text[1] == ":" and is_decimal(text[0] + text[2:]) and text[2] < "6":
         return int(text[0]) * 60 + int(text[2:])
     return None
@@ -238,7 +238,7 @@ def _tail_seconds(text: str) -> int | None:
 def _job_ids(raw_id: str, displayed_id: str) -> tuple[str, str, str]:
     """Return the job's raw id, the array's id and the job's index in the array.
 
-    JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a component of a heterogeneous job).
+    JobID is 12, 12_3, 12_[4-9] (not split yet) or 12+1 (a component in a heterogeneous job).
     """
     if raw_id and not (is_decimal(raw_id) and len(raw_id) <= 10):
         raise ValueError(f"JobIDRaw: not a number: {redacted(raw_id)}")
@@ -281,7 +281,9 @@ def _exit(text: str) -> tuple[str, str]:
 
 
 def _gpus(text: str) -> str:
-    """Return the GPUs of AllocTRES: "gres/gpu=8", else the sum of its types (a site may account only some)."""
+    """Return the number of GPUs in AllocTRES: "gres/gpu=8", or else the sum over the types (some sites account only
+    these).
+    """
     if not text:
         return ""
     if not _TRES.fullmatch(text):
@@ -300,7 +302,7 @@ def _gpus(text: str) -> str:
 
 
 def _nodes(text: str) -> tuple[int, str, str]:
-    """Return the number of nodes, their names and the original list as clean text."""
+    """Return the number of nodes, their names, and the original list as clean text."""
     if text in NO_NODES:
         return 0, "", ""
     names = expand(text)
@@ -323,12 +325,12 @@ def _number(text: str) -> str:
 
 
 def _duration(text: str) -> str:
-    """Return seconds as text. Slurm prints INVALID for a negative time (a bug in secs2time_str(), parse_time.c)."""
+    """Return the seconds as text. Slurm prints INVALID for a negative time (a bug in secs2time_str(), parse_time.c)."""
     return "" if text in ("", "INVALID", "UNLIMITED") else str(times.parse_duration(text))
 
 
 def _limit(text: str) -> str:
-    """Parse TimelimitRaw in minutes, or Timelimit as days-hours:minutes:seconds."""
+    """Parse a limit: TimelimitRaw in minutes, or Timelimit as days-hours:minutes:seconds."""
     if text == "INVALID":
         return ""
     return _or_none(times.parse_duration(text) if ":" in text else times.parse_limit(text))

@@ -1,6 +1,6 @@
-"""Lines of another program's file, read in bounded memory. Lines that are not text are unread.
+"""Reads lines from other programs' files in bounded memory. Lines that are not text are unread.
 
-A last line without a line end may be incomplete, so it counts as unread.
+If the last line has no line end, it may be incomplete and counts as unread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 from healthd.fleet.ingest import IngestError
 from healthd.fleet.sources.reading import Reading
 
-MAX_LINE_BYTES = 1 << 20  # per line
+MAX_LINE_BYTES = 1 << 20  # maximum bytes per line
 _PIECE = 1 << 16
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
@@ -23,21 +23,21 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass
 class Position:
-    """Position in a file after the last complete line, in bytes and lines."""
+    """Position in a file after the last complete line, as bytes and as lines."""
 
     offset: int = 0
     line_number: int = 0
 
 
 def read_lines(path: str, reading: Reading) -> Iterator[tuple[int, str]]:
-    """Yield (number, line without its end) of a file, plain or gzip. Raises IngestError if it cannot be read."""
+    """Yield (number, line without its end) for a file, plain or gzip. Raises IngestError if it cannot be read."""
     with open_unpacked(path) as file:
         yield from iterate_lines(file, reading)
 
 
 @contextmanager
 def open_unpacked(path: str) -> Iterator[BinaryIO]:
-    """Open a file and decompress it. Raises IngestError if it cannot be opened, or cannot be read within the block."""
+    """Open a file and decompress it. Raises IngestError if it cannot be opened, or later if it cannot be read."""
     try:
         with open(path, "rb") as file:
             packed = file.read(2) == _GZIP
@@ -62,7 +62,7 @@ def iterate_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yield (number, line) and advance `position`.
 
-    is_growing: a last line without an end is still being written and is skipped.
+    is_growing: the file is still being written, so a last line without an end is skipped.
     """
     position = position or Position()
     try:

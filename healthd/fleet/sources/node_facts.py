@@ -1,7 +1,7 @@
-"""Facts about nodes (GPUs, partitions, switch and rack) from a site's table, `scontrol show node` or `sinfo`.
+"""Reads facts about nodes (GPUs, partitions, switch and rack) from a site's table, `scontrol show node` or `sinfo`.
 
-Several sources may each provide a part. A missing value (an empty cell, no GPU in Gres) is unknown and keeps the value
-from another source.
+Several sources may each provide some facts. A missing value (an empty cell, no GPU in Gres) is unknown and does not
+replace a value from another source.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about a node, None if unknown. Names and order are as in the table `nodes`."""
+    """Facts about a node, with None for unknown ones. Names and order are as in the table `nodes`."""
 
     gpu_model: str | None = None
     gpus: int | None = None
@@ -34,7 +34,7 @@ class Facts:
     rack: str | None = None
 
 
-ALL_NODES_OF_SWITCH = ""  # instead of a node's name: the facts apply to all nodes on that switch
+ALL_NODES_OF_SWITCH = ""  # used instead of a node's name if the facts apply to all nodes on that switch
 
 
 def merge_facts(recorded: Mapping[str, Facts], received: Iterable[tuple[str, Facts]]) -> dict[str, Facts]:
@@ -83,7 +83,7 @@ SWITCHES = Columns(("switch", "rack"))
 
 
 def parse_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Parse CSV with the columns switch (a host list) and rack (the rack of the nodes on a leaf switch)."""
+    """Parse CSV with the columns switch (a host list) and rack (the rack that contains the nodes on a leaf switch)."""
     for number, row in rows(lines, SWITCHES, reading):
         try:
             switches = expand(row["switch"])
@@ -98,13 +98,16 @@ def parse_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterat
 
 
 def command() -> list[str]:
-    """Return the command. It prints one line per node; -a includes hidden partitions. Each version has `--oneliner`."""
+    """Return the command. It prints one line per node; -a includes hidden partitions.
+
+    Every Slurm version supports `--oneliner`.
+    """
     return ["scontrol", "--all", "--oneliner", "show", "node"]
 
 
-# Comment, Extra and Reason are typed by people and come after Gres= and Partitions=, so the first of each counts
-# (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()). Features come before: if they contain
-# another Gres=, Slurm's own cannot be told apart.
+# People type Comment, Extra and Reason, but these come after Gres= and Partitions=, so the first Gres= and Partitions=
+# count (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()). Features come before them: if they
+# contain another Gres=, it cannot be distinguished from Slurm's own.
 _NAME = regex(r"NodeName=(\S+)")
 _GRES = regex(r"(?:^| )Gres=(\S+)")
 _PARTITIONS = regex(r"(?:^| )Partitions=(\S+)")
@@ -133,7 +136,7 @@ SINFO = Columns(("nodelist", "gres"), ("partition",), {"hostnames": "nodelist", 
 
 
 def parse_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Parse `sinfo -a -o '%N|%G|%R'`: host list, Gres, partition; one line for each kind of node in a partition."""
+    """Parse `sinfo -a -o '%N|%G|%R'`: host list, Gres, partition. A partition has one line for each kind of node."""
     facts_by_node: dict[str, Facts] = {}
     partitions: dict[str, dict[str, None]] = {}
     for number, row in rows(lines, SINFO, reading, "|"):
@@ -155,8 +158,8 @@ def parse_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
 def parse_gres(gres: str) -> tuple[str | None, int | None]:
     """Return (model, number) for text such as "gpu:h100:8(S:0-1),shard:32".
 
-    The model is None if there are several or none is named. The number is None if no GPU is listed: a node that lost
-    all of its GPUs looks the same as one that never had any.
+    The model is None if several models or no model is named. The number is None if no GPU is listed, because a node
+    that lost all of its GPUs looks the same as one that never had any.
     """
     models: dict[str, None] = {}
     total = 0
@@ -168,9 +171,9 @@ def parse_gres(gres: str) -> tuple[str | None, int | None]:
 
 
 def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    """Join the lines that belong to each node.
+    """Join the lines that belong to the same node.
 
-    Only NodeName= begins a record: 24.05 prints a blank line inside a record, before Reason=, and a Reason may contain
+    Only NodeName= begins a record. 24.05 prints a blank line inside a record, before Reason=, and a Reason may contain
     an empty line.
     """
     first, parts = 0, list[str]()
@@ -214,7 +217,7 @@ def ingest_command(run: Run, argv: list[str], parse: Callable[[Lines, Reading], 
 
 
 def parse_any(lines: Lines, reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Parse a file in the format that its first line shows."""
+    """Parse a file. Its first line shows the format."""
     remaining = iter(lines)
     first = next(((number, line) for number, line in remaining if line.strip()), None)
     if first is None:

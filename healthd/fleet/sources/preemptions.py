@@ -1,4 +1,4 @@
-"""Pre-emptions from slurmctld's log, the only place that records which job pre-empted which.
+"""Reads pre-emptions from slurmctld's log, the only place that records which job pre-empted which.
 
 The lines are the same in 22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11 and 26.05 (github.com/SchedMD/slurm;
 slurm_job_preempt() in src/slurmctld/preempt.c in 22.05, src/interfaces/preempt.c since 23.02):
@@ -14,9 +14,9 @@ Slurm 19.05 and older also has "has been checkpointed to reclaim ..." (src/slurm
 JobId=5_2(7) for a task of an array, JobId=5+1(6) for a component of a heterogeneous job (src/common/log.c,
 _jobid2fmt()). Debug lines require SlurmctldDebug=debug or higher.
 
-The time precedes the message, in the format of LogTimeFormat (log.c; slurm.conf(5)), of syslog and journalctl, or
-of slurmctld's JSON log. `short` and `thread_id` have no year, so the latest year is taken that is not after the
-file's last change. `clock` has no usable time.
+The time precedes the message, in the format of LogTimeFormat (log.c; slurm.conf(5)), of syslog and journalctl, or of
+slurmctld's JSON log. `short` and `thread_id` have no year, so the latest year is used for which the time is not after
+the file's last change. `clock` has no usable time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _JOB = (
 )
 _PREEMPTED, _GRACED, _PREEMPTOR = _JOB.format("a"), _JOB.format("g"), _JOB.format("b")
 _MESSAGE = regex(
-    r"(?:[\w.-]+: +){0,3}"  # "debug:  sched: ", the name of a function
+    r"(?:[\w.-]+: +){0,3}"  # such as "debug:  sched: " or the name of a function
     rf"(?:preempted {_PREEMPTED} (?:has been (?P<did>requeued|killed|checkpointed)|"
     rf"(?P<gang>suspended) by gang scheduler|(?P<had>had to be killed))|"
     rf"setting [0-9]+ sec preemption (?P<grace>grace time) for {_GRACED})"
@@ -103,7 +103,7 @@ def _split_line(line: str) -> tuple[str, str]:
 
 
 def _raw_job_id(parts: dict[str, str | None], side: str) -> int | None:
-    """Return the job's own id, or the array's id for an array that waits as a whole."""
+    """Return the job's own id, or the array's id if the whole array is waiting."""
     text = parts[f"{side}raw"] or parts[f"{side}id"] or (parts[f"{side}of"] if parts[f"{side}task"] == "*" else None)
     return int(text) if text else None
 
@@ -129,7 +129,10 @@ def _iso(time: str, changed: float) -> str:
 
 
 def _with_year(short: str, changed: float) -> str:
-    """Add the latest year to "Nov 22 12:11:20" so that it is at most a day after `changed` (time zones may differ)."""
+    """Add a year to text like "Nov 22 12:11:20".
+
+    It is the latest year for which the time is at most a day after `changed` (time zones may differ).
+    """
     month, day, clock = _MONTHS.index(short[:3]) + 1, int(short[4:6]), short[7:]
     latest = datetime.fromtimestamp(changed, timezone.utc).replace(tzinfo=None) + timedelta(days=1)
     for year in range(latest.year, latest.year - 9, -1):  # the last leap day may be eight years ago
@@ -143,7 +146,7 @@ def _with_year(short: str, changed: float) -> str:
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    """Read the new part of each log. A log is identified by its beginning, whatever its current name."""
+    """Read the new part of each log. A log is identified by its beginning, not by its name."""
     for path in run.track(files):
         with run.guard(), open_unpacked(path) as file:
             _ingest_log(run, path, file)
@@ -187,7 +190,7 @@ def _ingest_log(run: Run, path: str, file: BinaryIO) -> None:
 
 
 def _recording_ends(lines: Iterable[tuple[int, str]], ends: list[str]) -> Iterator[tuple[int, str]]:
-    """Yield the lines, and append the first and last lines to `ends`, which give the log's time span."""
+    """Yield the lines. The first and last lines are appended to `ends`; they give the log's time span."""
     line = ""
     for number, line in lines:
         if not ends:

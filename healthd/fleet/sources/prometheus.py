@@ -1,8 +1,8 @@
-"""healthd's conditions as scraped by Prometheus, VictoriaMetrics or Mimir: the second source, for missing streams.
+"""Reads healthd's conditions from Prometheus, VictoriaMetrics or Mimir. This second source replaces missing streams.
 
-For each condition, this gives the first and last scrape that showed it. A condition between two scrapes is missing;
-`step_seconds` is the distance between the queried points. `timestamp()` of a metric gives the times of the scrapes
-themselves; the metric alone repeats its value for five minutes if nothing marks its end
+For each condition, it finds the first and last scrape that showed it. Conditions between two scrapes are missing.
+`step_seconds` is the distance between the queried points. `timestamp()` returns the times of the scrapes themselves;
+the metric alone repeats its value for five minutes if nothing marks its end
 (https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness). One query returns the scrape time, the
 severity and whether the condition is enforced as one number (QUERY), so that all are from the same scrape.
 
@@ -43,7 +43,8 @@ QUERY = (
 SEVERITIES = ("info", "warning", "degraded", "critical")
 MAX_POINTS = 11_000
 STEP_SECONDS = 60  # Prometheus's default scrape_interval is one minute
-# Newer samples may still arrive, and VictoriaMetrics repeats an older value there (-search.latencyOffset, 30 s).
+# Newer samples may still arrive, and for recent times VictoriaMetrics repeats an older value (-search.latencyOffset, 30
+# s).
 SETTLED_SECONDS = 60
 NODE_LABELS = ("node", "nodename", "instance")
 
@@ -77,7 +78,7 @@ class ConditionSpan:
 
 
 class Point(NamedTuple):
-    """One scrape of a condition."""
+    """A condition in one scrape."""
 
     scrape: int
     severity: int
@@ -108,7 +109,10 @@ def _parse_span(row: list[Any]) -> tuple[Series, ConditionSpan]:
 
 
 def query_ranges(from_time: int, to_time: int, step: int, points: int = MAX_POINTS) -> Iterator[tuple[int, int]]:
-    """Yield each query's first and last point. All points from_time..to_time, `step` s apart, occur once."""
+    """Yield the first and last point for each query.
+
+    All points from_time..to_time, `step` s apart, occur exactly once.
+    """
     first = from_time
     while first <= to_time:
         last = min(first + (points - 1) * step, first + (to_time - first) // step * step)
@@ -125,10 +129,10 @@ def read(
     step: int = STEP_SECONDS,
     matchers: str = "",
 ) -> Iterator[tuple[list[Row], ReadState]]:
-    """Yield rows piece by piece, and how far they were read. `query_function`: (path, parameters) -> data.
+    """Yield rows in pieces, each with the state after it. `query_function`: (path, parameters) -> data.
 
-    matchers: 'job="healthd"' selects only these series. A condition that is still open at the end also has a row, which
-    a later read replaces, since its first_time is the same. Raises ServerError.
+    matchers: selects series, for example 'job="healthd"'. A condition that is still open at the end also has a row; a
+    later read replaces the row, because its first_time is the same. Raises ServerError.
     """
     state = previous or ReadState(from_time - step)
     query = QUERY.replace("%s", matchers)
@@ -157,8 +161,8 @@ def merge_points(
 ) -> tuple[list[Row], dict[Series, ConditionSpan]]:
     """Return all spans that a piece extends, and the spans that are still open at its last point.
 
-    A span ends at a query point that lacks the condition. Several series of one condition (it became worse, another job
-    scraped it) are joined.
+    A span ends at a query point that lacks the condition. If a condition has several series (it became worse, another
+    job scraped it), they are joined.
     """
     points_by_series: dict[Series, dict[int, Point]] = {}
     for number, result in enumerate(matrix, 1):
@@ -223,7 +227,7 @@ def _merge_points(point: Point, other: Point) -> Point:
 
 
 def node_name(instance: str) -> str:
-    """Return the Slurm name for "gpu-1:9100" or "gpu-1.example.org:9100". An IP address is kept."""
+    """Return the Slurm node name for "gpu-1:9100" or "gpu-1.example.org:9100". An IP address stays unchanged."""
     host = urllib.parse.urlsplit(f"//{instance}").hostname or ""
     try:
         ipaddress.ip_address(host)
@@ -240,7 +244,7 @@ def _matrix(data: Any) -> Sequence[Any]:
 
 
 def _whole_seconds(value: Any) -> int:
-    """Return a time in whole seconds."""
+    """Convert a time to whole seconds."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{value} is not a time")
@@ -280,7 +284,10 @@ def load_settings(address: str) -> tuple[Server, int, str]:
 
 
 def ingest(run: Run, files: list[str]) -> None:
-    """Ingest the servers' conditions. Each query's rows are committed with the position up to which it read."""
+    """Ingest the servers' conditions.
+
+    The rows from each query are committed together with the position that it reached.
+    """
     for named in files:
         with run.guard():
             try:
@@ -294,7 +301,10 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -> None:
-    """Query all uncovered spans (covered_times.py). A span extends from its first point to one step after its last."""
+    """Query all spans that are not covered yet (covered_times.py).
+
+    A span extends from its first point to one step after its last point.
+    """
     reading, query_function = Reading.from_run(run, server_address.url), partial(query_server, server_address)
     cursor = f"{server_address.url} {matchers} {step}"
     if tenant := server_address.headers.get("X-Scope-OrgID"):
@@ -319,7 +329,7 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
                 run.read(len(rows))
                 if is_newest:
                     newest = state
-                if is_newest or state.until + step >= end:  # an older span counts once it is complete
+                if is_newest or state.until + step >= end:  # an older span counts only when it is complete
                     was_read.add(begin, state.until + step - 1)
                 assert newest is not None
                 ingest_step.cursor(cursor, newest.to_text(format_spans(was_read)))
@@ -327,9 +337,9 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
 
 
 def _drop_shorter_spans(step: Step) -> None:
-    """Delete staged rows of conditions for which the store has a longer span.
+    """Delete staged rows for conditions that have a longer span in the store.
 
-    A span that ends where another begins contains only the first scrape of the other span's conditions.
+    Where a span ends and another begins, the first contains only one scrape of the other span's conditions.
     """
     table = SCRAPED_CONDITIONS
     same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.key_columns)

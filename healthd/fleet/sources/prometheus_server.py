@@ -1,4 +1,4 @@
-"""HTTP client of a Prometheus server. Each error is one sentence.
+"""HTTP client for a Prometheus server. Each error message is one sentence.
 
 The token is sent only to the given address: redirects are not followed, proxies are not used, and certificates are
 verified.
@@ -22,12 +22,12 @@ from typing import Any
 from healthd.common.errors import HealthdError
 from healthd.common.text import printable
 
-MAX_RESPONSE_BYTES = 16 << 20  # per response; the parsed data takes six times that
+MAX_RESPONSE_BYTES = 16 << 20  # maximum bytes per response; the parsed data takes six times that
 DEFAULT_TIMEOUT_SECONDS = 120.0  # per response
 
 
 class ServerError(HealthdError):
-    """A server cannot be queried. The message follows its address."""
+    """The server cannot be queried. The message is meant to follow its address."""
 
 
 class ResponseTooLarge(ServerError):
@@ -36,11 +36,11 @@ class ResponseTooLarge(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Address and credentials of a server.
+    """A server's address and credentials.
 
     url      address before /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
-    headers  sent with each query: authorization, X-Scope-OrgID
-    ca_file  certificates to trust; "" for the system's
+    headers  headers for each query: authorization, X-Scope-OrgID
+    ca_file  file with certificates to trust; "" for the system's
     """
 
     url: str
@@ -51,7 +51,7 @@ class Server:
 def parse_server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "", ca_file: str = "") -> Server:
     """Check the address and load the credentials. Raises ServerError if the address or a file is wrong.
 
-    token_file: contains a bearer token. basic_file: contains "user:password".
+    token_file: file with a bearer token. basic_file: file with "user:password".
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -96,7 +96,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def query_server(server: Server, path: str, parameters: Mapping[str, str], timeout_seconds: float | None = None) -> Any:
-    """Return the `data` of a response from /api/v1. timeout_seconds: default SECONDS. Raises ServerError."""
+    """Return the `data` in a response from /api/v1. timeout_seconds: default SECONDS. Raises ServerError."""
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
     try:
         context = ssl.create_default_context(cafile=server.ca_file or None)
@@ -144,8 +144,8 @@ def _http_error(error: urllib.error.HTTPError) -> ServerError:
     except (ValueError, AttributeError, OSError, http.client.HTTPException, RecursionError):
         server_message = ""
     message = printable(str(server_message))[:300]
-    # All three servers answer 422, Prometheus answers 503 if a query takes too long, and proxies answer 413, 502 or
-    # 504.
+    # All three servers respond with 422. Prometheus responds with 503 if a query takes too long, and proxies respond
+    # with 413, 502 or 504.
     is_too_large = error.code in (413, 422, 502, 504) or (error.code == 503 and "timed out" in message)
     kind = ResponseTooLarge if is_too_large else ServerError
     return kind(f"returned status {error.code}" + (f": {message}" if message else ""))

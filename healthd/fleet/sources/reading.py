@@ -1,4 +1,4 @@
-"""Context for reading one piece (a file, or the output of a program)."""
+"""The context for reading one piece: a file, or a program's output."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Reading:
         )
 
     def resolve_cluster(self, named: str | None = None) -> str:
-        """Return the cluster of a row. Raises IngestError if neither the row nor --cluster names one."""
+        """Return a row's cluster. Raises IngestError if neither the row nor --cluster names one."""
         if not (named or self.cluster):
             raise IngestError(f"{self.name}: does not name the cluster; add --cluster NAME")
         return named or self.cluster
@@ -65,10 +65,10 @@ class Reading:
         return found
 
     def optional_seconds(self, text: str) -> int | None:
-        """Parse a time. Return None if the text means that there is no such time yet."""
+        """Parse a time. Return None if the text says that the time is not known yet."""
         return times.parse_seconds(text, self.zone)
 
     def is_in_period(self, begin: int, end: int | None) -> bool:
-        """Return True if the time overlaps the requested period. end: None if not over."""
+        """Return True if the time span overlaps the requested period. end: None if it is not over."""
         is_after = self.end is not None and begin >= self.end
         return not is_after and (self.begin is None or end is None or end >= self.begin)

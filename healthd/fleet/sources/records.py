@@ -1,9 +1,9 @@
-"""Records in delimited text without quotes, as sacct --parsable2 writes it, read in bounded memory.
+"""Reads records in delimited text without quotes, as written by sacct --parsable2, in bounded memory.
 
-The delimiter is not escaped, and a field may contain a line end. Records are reassembled only if the result is
-unambiguous: a record continues until it has as many fields as its header. A record with too many fields is accepted
-only if the columns with a known form leave one way to divide it. Anything else is counted as unread, with the line at
-which the record begins.
+The delimiter is not escaped, and a field may contain a line end. A record continues until it has as many fields as its
+header; records are reassembled only if the result is unambiguous. A record with too many fields is accepted only if the
+columns with a known form leave only one way to divide it. Anything else is counted as unread, with the line at which
+the record begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from healthd.common.text import regex
 
 MAX_RECORD_BYTES = 1 << 20  # per record
 MAX_RECORD_LINES = 64
-MAX_DIVISIONS = 256  # attempts to divide a record with too many fields
+MAX_DIVISIONS = 256  # maximum attempts to divide a record with too many fields
 CHUNK = 1 << 20
 _BOM = "\ufeff"
 _HEADER = regex(r"([A-Za-z]\w*)([^A-Za-z0-9_\n]{1,8})(?=[A-Za-z]|$)")
@@ -25,13 +25,14 @@ Fields = list[str]
 
 
 class Format(Protocol):
-    """Description of a kind of table."""
+    """Describes a kind of table."""
 
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
-        """Return True if a line with these fields names columns.
+        """Return True if a line with these fields is a header.
 
-        is_first: True if no earlier line does. Free text may look like a header, so a later header must have more
-        names."""
+        is_first: True if there is no header yet. Free text may look like a header, so a later header must have more
+        names.
+        """
 
     def is_free_text(self, name: str) -> bool:
         """Return True if a column may contain any text, including the delimiter and line ends."""
@@ -54,7 +55,7 @@ class Batch:
 def read_records(
     file: BinaryIO, table_format: Format, unread: Callable[[int, str], None], delimiter: str = ""
 ) -> Iterator[Batch]:
-    """Yield the records of a file below its headers. delimiter: "" to take it from the header."""
+    """Yield the records in a file below its headers. delimiter: "" to determine it from the header."""
     reader = _Reader(table_format, unread, delimiter)
     number = 1
     for lines, whole in _chunks(file, unread):
@@ -65,7 +66,7 @@ def read_records(
 
 
 def _chunks(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[list[str], bool]]:
-    """Yield lines without line ends, and whether the last line had one. An overlong line is "" and unread."""
+    """Yield lines without line ends, and True if the last line had one. An overlong line becomes "" and is unread."""
     remainder, number = b"", 1
     while chunk := file.read(CHUNK):
         chunk = remainder + chunk
@@ -85,7 +86,7 @@ def _chunks(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tupl
 
 
 def _lines(chunk: bytes) -> list[str]:
-    """Split into lines that end in LF or CR LF.
+    """Split the text into lines that end in LF or CR LF.
 
     Bytes that are not UTF-8 become \\xff, which no column with a known form contains.
     """
@@ -101,10 +102,10 @@ class _Reader:
         self.header: tuple[str, ...] = ()
         self.open_lines: list[str] = []  # lines of an incomplete record
         self.open_line_number = 0
-        self.has_reported_no_header = False  # lines above the first header were reported
+        self.has_reported_no_header = False  # lines above the first header were already reported
 
     def add_lines(self, number: int, lines: list[str], whole: bool) -> Iterator[Batch]:
-        """Yield the complete records. number: number of the first line. whole: True if the last line has its end."""
+        """Yield the complete records. number: number of the first line. whole: True if the last line has a line end."""
         rows: list[tuple[int, Fields]] = []
         width, split, first = len(self.header), self.delimiter, self.header[:1]
         last = number + len(lines) - 1
@@ -137,7 +138,7 @@ class _Reader:
 
     def _begins_table(self, line: str) -> bool:
         if self.has_given_delimiter and self.header:
-            return False  # one call to sacct prints one header
+            return False  # each call to sacct prints one header
         names = self._names(line)
         return bool(names) and self.form.is_header(names, not self.header)
 
@@ -156,7 +157,7 @@ class _Reader:
             self.delimiter = found[2]
 
     def _add_irregular_line(self, number: int, line: str, whole: bool) -> Iterator[tuple[int, Fields]]:
-        """Process a line that is not a complete record by itself or follows an incomplete record."""
+        """Process a line that is not a complete record by itself or that follows an incomplete record."""
         if not self.header:
             if line.strip() and not line.startswith("#") and not self.has_reported_no_header:
                 self.has_reported_no_header = True
@@ -168,7 +169,7 @@ class _Reader:
         own_fields = line.split(self.delimiter)
         if self.open_lines:
             if len(own_fields) == width and whole and self._fits(own_fields):
-                self._discard_open()  # a complete record, so the previous record was truncated
+                self._discard_open()  # this is a complete record, so the previous record was truncated
                 yield number, own_fields
                 return
             joined = " ".join([*self.open_lines, line]).split(self.delimiter)
@@ -209,9 +210,9 @@ class _Reader:
         )
 
     def _divide(self, fields: Fields) -> Fields | None:
-        """Return the only way to reach the number of columns by joining neighbouring fields in free-text columns.
+        """Return the fields after joining neighbouring fields in free-text columns so that their number is right.
 
-        Return None if there is no such way, or several that differ in a used column.
+        Return None if this is impossible, or if there are several ways that differ in a used column.
         """
         form, header = self.form, self.header
         if len(fields) <= len(header) or not any(map(form.is_free_text, header)):

@@ -1,19 +1,19 @@
-"""Jobs from sacct: --parsable2 text or --json in files, or calls to sacct, one per day.
+"""Reads jobs from sacct: from files with --parsable2 text or --json, or by calling sacct once per day.
 
-A text file's header gives the columns, their order and the separator. Calls request only columns that are stored
-or hashed:
+A text file's header gives the columns, their order and the separator. Calls request only columns that are stored or
+hashed:
 
     SLURM_TIME_FORMAT=%s   epoch seconds: no time zone, no repeated hour (src/common/parse_time.c, slurm_make_time_str)
-    --duplicates           a requeued job keeps its id; without this option, only its last run is printed
+    --duplicates           a requeued job keeps its id, and without this option only its last run is printed
     --allusers --allocations --noconvert, --starttime=uts1763769600 (parse_time() accepts "uts" and epoch seconds)
     --delimiter            random for each call, so that no user's text can contain it
     --format               the last column has no free text, so it ends the record
 
-The call for a day prints all jobs that waited or ran on that day, so a job's last day gives its final record.
-sacct prints a job only from the time at which it may start, so the call for today covers a year ahead for jobs with a
-later start. A rerun starts some days before the end of the time already read for that cluster (covered_times.py),
-because slurmctld sends records to slurmdbd late. Jobs that have no end in the store and were not in the last day's
-output (an operator ended them as runaway) are requested by their ids.
+The call for a day prints all jobs that waited or ran on that day, so a job's last day gives its final record. sacct
+prints a job only from the time at which it may start, so the call for today extends a year into the future to include
+jobs with a later start. A rerun starts some days before the end of the time already read for that cluster
+(covered_times.py), because slurmctld sends records to slurmdbd late. Jobs that have no end in the store and were not in
+the last day's output (an operator ended them as runaway) are requested by their ids.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from healthd.fleet.step import Step
 
 NAME = "sacct"
-MAX_BUFFERED_LINES = 10_000  # lines of jobs kept before they are written
+MAX_BUFFERED_LINES = 10_000  # maximum lines of jobs kept before they are written
 
 # The form of each field, to recognise columns: src/sacct/print.c.
 _ID = r"\d{1,10}(?:_(?:\d{1,10}|\[[^\]]*\]))?(?:\+\d{1,5})?(?:\.[^|]{1,64})?"
@@ -81,7 +81,7 @@ _NEEDED = ("State", "Submit")
 
 
 class SacctText:
-    """sacct's columns and the form of their fields."""
+    """sacct's columns, and the form of the fields in them."""
 
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
         lower = {name.lower() for name in names}
@@ -100,7 +100,7 @@ class SacctText:
 def text_rows(
     file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], None], delimiter: str = ""
 ) -> Iterator[JobRow | None]:
-    """Yield the jobs in a text, and None for each row that is not stored (a step).
+    """Yield the jobs in a text. For a row that is not stored (a step), yield None.
 
     Raises UnreadableSource if a column is missing.
     """
@@ -118,7 +118,7 @@ def text_rows(
 
 
 def _field_selector(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
-    """Return a function that selects the fields to read from a row. The row has an extra "" at its end."""
+    """Return a function that selects the needed fields from a row. The row has an extra "" at its end."""
     positions = {name.lower(): position for position, name in enumerate(header)}
     for name in _NEEDED:
         if name.lower() not in positions:
@@ -129,10 +129,10 @@ def _field_selector(header: Sequence[str]) -> Callable[[list[str]], tuple[str, .
 # --- calls to sacct
 
 DAY = 86_400
-FIRST_DAYS = 365  # for a first run without --from
+FIRST_DAYS = 365  # used for a first run without --from
 OVERLAP_DAYS = 2
 AHEAD_DAYS = 366
-IDS_PER_CALL = 200  # ids per call
+IDS_PER_CALL = 200  # maximum ids per call
 MAX_REQUESTED_IDS = 5_000
 
 LAST_COLUMN = "DBIndex"
@@ -152,7 +152,7 @@ def arguments(columns: Sequence[str], delimiter: str, cluster: str) -> list[str]
 
 
 def _ingest_calls(run: Run) -> None:
-    """Ingest the new days, one step per day, then the jobs that have no end yet."""
+    """Ingest the new days, one step per day, and then the jobs that have no end yet."""
     calls = _SacctCalls(run)
     days = missing_days(run.now, calls.covered, run.from_time, run.to_time)
     for begin in run.track(days, unit="days"):
@@ -162,7 +162,7 @@ def _ingest_calls(run: Run) -> None:
 
 
 def missing_days(current_time: int, was_read: Runs, from_time: int | None, to_time: int | None) -> list[int]:
-    """Return the start of each day (UTC) to request."""
+    """Return the start of each day (UTC) that must be requested."""
     end = current_time + 1 if to_time is None else min(to_time, current_time + 1)
     spans = uncovered_spans(was_read, from_time, end, OVERLAP_DAYS * DAY, current_time - FIRST_DAYS * DAY)
     return sorted({day for begin, until in spans for day in range(begin - begin % DAY, until, DAY)})
@@ -175,10 +175,10 @@ class _SacctCalls:
         self.unfinished: set[str] = set()  # ids of jobs that had no end on the last day
         settings = _config()
         self.cluster = run.cluster or settings.get("ClusterName", "")
-        # Without --cluster, it is the cluster of the local Slurm commands.
+        # Without --cluster, this is the cluster that the local Slurm commands use.
         self.cursor = f"days of {self.cluster}"
         self.covered = without_future(run, parse_spans(run.cursor(self.cursor) or ""), self.cursor)
-        # True if slurmdbd stores the scripts: slurm.conf(5).
+        # True if slurmdbd stores the scripts; see slurm.conf(5).
         self.has_scripts = "job_script" in settings.get("AccountingStoreFlags", "").lower()
 
     def request_day(self, begin: int) -> None:
@@ -199,7 +199,7 @@ class _SacctCalls:
             step.cursor(self.cursor, format_spans(self.covered))
 
     def request_open_jobs(self) -> None:
-        """Request jobs that have no end in the store and were not in the last day's output."""
+        """Request the jobs that have no end in the store and were not in the last day's output."""
         run = self.run
         with run.step("open jobs", None, run.now, self.cluster or None) as step:
             ids = self._open_job_ids(step)
@@ -218,7 +218,7 @@ class _SacctCalls:
         return [str(job) for (job,) in found if str(job) not in self.unfinished][:MAX_REQUESTED_IDS]
 
     def _call_sacct(self, name: str, *selection: str) -> list[JobRow]:
-        """Return the jobs that sacct prints. An older sacct is called again without the columns that it lacks."""
+        """Return the jobs that sacct prints. If an older sacct lacks some columns, call it again without them."""
         run = self.run
         while True:
             delimiter = f"\x1f{secrets.token_hex(6)}\x1f"
@@ -243,7 +243,7 @@ class _SacctCalls:
             return job_rows
 
     def _with_scripts(self, rows: list[JobRow]) -> Iterator[JobRow]:
-        """Yield the jobs. If the site stores scripts, batch jobs get the nodes that their scripts exclude."""
+        """Yield the jobs. If the site stores scripts, add the nodes that the scripts of batch jobs exclude."""
         batch = [row.job_id for row in rows if row.may_have_script]
         scripts: dict[tuple[str, int], str] = {}
         if batch and self.has_scripts:
@@ -257,8 +257,9 @@ class _SacctCalls:
     def _request_scripts(self, ids: Iterable[str]) -> dict[tuple[str, int], str]:
         """Return the scripts of these jobs by (job id, submit time).
 
-        The scripts are requested as JSON: in the text of --batch-script, a script could imitate the next script's
-        header."""
+        The scripts are requested as JSON, because in the text that --batch-script prints, a script could imitate the
+        next script's header.
+        """
         argv = ["sacct", "--allusers", "--duplicates", "--allocations", "--batch-script", "--json"]
         cluster = [f"--clusters={self.run.cluster}"] if self.run.cluster else []
         found: dict[tuple[str, int], str] = {}
@@ -275,7 +276,7 @@ class _SacctCalls:
 
 
 def _config() -> dict[str, str]:
-    """Return slurmctld's settings, or {} if it does not answer, since sacct may work without it."""
+    """Return slurmctld's settings, or {} if it does not answer, because sacct may work without it."""
     try:
         with command_output(["scontrol", "show", "config"]) as out:
             lines = out.read(1 << 20).decode("utf-8", "replace").split("\n")
@@ -336,7 +337,7 @@ def _file_rows(run: Run, reading: Reading) -> Iterator[JobRow]:
 
 
 class StagedJobs:
-    """Jobs read from one piece. first, last: time span of the jobs, None without jobs."""
+    """The jobs read from one piece. first, last: time span of the jobs, or None if there are none."""
 
     def __init__(self, jobs: TextIO, exclusions: TextIO) -> None:
         self.clusters: set[str] = set()
@@ -374,7 +375,7 @@ class StagedJobs:
 
 @contextmanager
 def staged_jobs(step: Step) -> Iterator[StagedJobs]:
-    """At the end of the block, stage the jobs added in it. Raises StoreError."""
+    """Stage the jobs that are added in the block when it ends. Raises StoreError."""
     folder = step.store.temporary
     paths = [os.path.join(folder, name) for name in ("jobs.tsv", "job_exclusions.tsv")]
     try:

@@ -1,4 +1,4 @@
-"""Jobs as `sacct --json` prints them, read one after another in bounded memory.
+"""Reads the jobs that `sacct --json` prints, one after another, in bounded memory.
 
 In all versions, the shape is that of slurmdb_job_rec_t: src/plugins/openapi/dbv0.0.38/parse.c (Slurm 22.05), then
 src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.com/SchedMD/slurm. Differences:
@@ -7,7 +7,7 @@ src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.c
   the job.
 - A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (also in v0.0.39, except for times).
 - `state.current` is a word until v0.0.39, then a list of the state and its flags.
-- `exit_code` is SUCCESS and 0 for every job that ended by itself until v0.0.39, whatever it returned. In these
+- `exit_code` is SUCCESS and 0 until v0.0.39 for every job that ended by itself, even if it returned an error. In these
   versions, the exit code of a job that is not COMPLETED is unknown.
 - `reservation.name` is a meaningless number in v0.0.38. `submit_line` and `script` exist from v0.0.39, `restart_cnt`
   from v0.0.42.
@@ -24,9 +24,9 @@ from healthd.common.text import printable, regex
 from healthd.fleet.sources.job_row import FIELDS, JobRow, JobRowReader, TruncatedSource, UnreadableSource
 
 NAME = "sacct_json"
-MAX_JOB_CHARACTERS = 16 << 20  # per job including its steps
+MAX_JOB_CHARACTERS = 16 << 20  # maximum bytes per job, including its steps
 CHUNK = 1 << 20
-NO_VAL = 0xFFFFFFFE  # INFINITE is the next number: slurm.h
+NO_VAL = 0xFFFFFFFE  # INFINITE is the next number; see slurm.h
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _BLANK = regex(r"[ \t\r\n,]*")
 _SLUID = regex(r"[sS][0-9A-HJ-NP-TV-Za-hj-np-tv-z]{13}")
@@ -39,7 +39,7 @@ _BASE_STATES = frozenset(
 
 
 def json_rows(file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], None]) -> Iterator[JobRow | None]:
-    """Yield the jobs of a document. Raises UnreadableSource if it is not from sacct."""
+    """Yield the jobs in a document. Raises UnreadableSource if the document is not from sacct."""
     for line, job in read_jobs(file, unread):
         try:
             row = rows.read(sacct_fields(job))
@@ -51,7 +51,7 @@ def json_rows(file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], N
 
 
 class _JsonStream:
-    """JSON text that is read in pieces. Consumed text is dropped."""
+    """JSON text that is read in pieces. Text that was used is dropped."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -67,7 +67,7 @@ class _JsonStream:
             return False
         chunk = self.file.read(
             max(CHUNK, len(self.text) - self.position)
-        )  # doubled, so that one large value takes linear time
+        )  # doubled, so that reading one large value takes linear time
         self.is_exhausted = not chunk
         self.line += self.text.count("\n", 0, self.position)
         self.text = self.text[self.position :] + self.decoder.decode(chunk, final=self.is_exhausted)
@@ -95,7 +95,7 @@ class _JsonStream:
                 if not self.read_more():
                     raise ValueError(f"not JSON: {error}") from None
                 continue
-            if end == len(self.text):  # a number may continue
+            if end == len(self.text):  # a number may continue in the next piece
                 end -= self.position
                 if self.read_more():
                     continue
@@ -242,8 +242,9 @@ def _duration(seconds: str) -> str:
 
 
 def _state(value: Any) -> str:
-    """Return one word. A flag takes precedence over the state on which it is set, as in job_state_string() in
-    slurm_protocol_defs.c.
+    """Return the state as one word.
+
+    A flag takes precedence over the state on which it is set, as in job_state_string() in slurm_protocol_defs.c.
     """
     states = [value] if isinstance(value, str) else value
     if not isinstance(states, list) or not states or not all(isinstance(state, str) for state in states):
@@ -266,9 +267,9 @@ def _exit_code(value: Mapping[str, Any], state: str) -> str:
 
 
 def _tres(entries: Any) -> dict[str, str]:
-    """Return the counts of CPUs, nodes and GRES, such as {"cpu": "16", "gres/gpu:h100": "8"}.
+    """Return the numbers of CPUs, nodes and GRES, such as {"cpu": "16", "gres/gpu:h100": "8"}.
 
-    Other counts may be unset, in a way that differs between versions.
+    Other numbers may be unset, and versions differ in how they show that.
     """
     if entries is None:
         return {}
@@ -283,7 +284,7 @@ def _tres(entries: Any) -> dict[str, str]:
 
 
 def _sluid(value: Any) -> str:
-    """Convert an SLUID, "s" and 13 digits of 5 bits (src/common/sluid.c), to its 64 bits as in DBIndex."""
+    """Convert an SLUID ("s" and 13 digits of 5 bits, see src/common/sluid.c) to its 64 bits, as in DBIndex."""
     if value in (None, ""):
         return ""
     if not isinstance(value, str) or not _SLUID.fullmatch(value):

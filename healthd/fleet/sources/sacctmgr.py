@@ -1,4 +1,4 @@
-"""Node states and reservations in slurmdbd, as printed by sacctmgr's `show event` and `show reservation`.
+"""Reads slurmdbd's node states and reservations from sacctmgr's `show event` and `show reservation`.
 
 The text is --parsable2 output with a header line. Columns are found by their names, which are the same in 22.05 to
 26.05 (github.com/SchedMD/slurm, src/sacctmgr/common.c, sacctmgr_process_format_list(); reservation_functions.c).
@@ -43,7 +43,7 @@ State: TypeAlias = "tuple[str, str, int, int | None, str, str | None, str | None
 def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
     """Return the command that lists all node states in force at any time between the two times.
 
-    Without State= all states are included; without a Start= only yesterday's (src/sacctmgr/event_functions.c,
+    Without State=, all states are included. Without Start=, only yesterday's are (src/sacctmgr/event_functions.c,
     _set_cond()). slurmdbd keys them by node and start (accounting_storage_mysql.c: primary key (node_name,
     time_start)), and so does the table.
     """
@@ -53,11 +53,11 @@ def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
 
 
 def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
-    """Return the setter of a state (healthd, slurm or person), or None if the text does not show it.
+    """Return who set a state (healthd, slurm or person), or None if the text does not show it.
 
-    `user`: None if there is no such column; "" if slurmctld named no user, which means slurmctld itself. Slurm's own
-    states have the name of SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). If SlurmUser is root, a person
-    using root also has that name. In that case, and for any root, the Reason decides.
+    `user`: None if there is no such column; "" if slurmctld named no user, in which case slurmctld itself set the
+    state. Slurm's own states name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). If SlurmUser is root, a
+    person using root also has that name. In that case, and for any root, the Reason decides.
     """
     if reason.startswith("healthd:"):
         return HEALTHD
@@ -69,17 +69,20 @@ def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None
 
 
 def slurm_user(cluster: str) -> str:
-    """Return SlurmUser if slurmctld of this cluster answers on this machine, else "slurm"."""
+    """Return SlurmUser if this cluster's slurmctld answers on this machine, otherwise "slurm"."""
     try:
         local_settings = slurm_settings("ClusterName", "SlurmUser")
-    except IngestError:  # slurmdbd's machine need not have a slurmctld, but the states can still be read
+    except IngestError:  # the machine with slurmdbd need not have a slurmctld, but the states can still be read
         return SLURM
     user = local_settings.get("SlurmUser", "").partition("(")[0]
     return user if user and local_settings.get("ClusterName") == cluster else SLURM
 
 
 def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str = SLURM) -> Iterator[State]:
-    """Yield (cluster, node, start, end, state, reason, user, set by). `slurm_user`: the user for Slurm's own states."""
+    """Yield (cluster, node, start, end, state, reason, user, set by).
+
+    `slurm_user`: user named in Slurm's own states.
+    """
     for number, row in rows(lines, STATE_COLUMNS, reading, "|"):
         node = row["nodename"]
         if not node:
@@ -103,7 +106,7 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
 
 
 def _ingest_states(run: Run, files: list[str]) -> None:
-    """Without files, query from an hour before the last time, so that states that have since ended get their end."""
+    """Ingest the node states. Without files, begin an hour before the last time, so that ended states get their end."""
     ingest_files(run, files, "node_states", states)
     if not files:
         ingest_new_period(run, "sacctmgr show event", "node_states", states_command, _local_states)
@@ -155,8 +158,9 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
 
 
 def _ingest_reservations(run: Run, files: list[str]) -> None:
-    """Without files, query from an hour before the last time, so that reservations that have since ended get their
-    end.
+    """Ingest the reservations.
+
+    Without files, begin an hour before the last time, so that ended reservations get their end.
     """
     ingest_files(run, files, "reservations", reservations)
     if not files:

@@ -1,4 +1,4 @@
-"""Tables written by a site or another tool: tickets (--tickets), node failures (--failures) and jobs (--jobs).
+"""Reads tables from a site or another tool: tickets (--tickets), node failures (--failures) and jobs (--jobs).
 
 The node of a ticket or failure may be a host list; the row then counts for each node in the list.
 
@@ -35,7 +35,7 @@ JOB_COLUMNS = Columns(
     {"submit_time": "submit", "start_time": "start", "end_time": "end", "node_list": "nodes", "user_name": "user"},
 )
 NAME = "jobs_file"
-NO_NODES = ("none assigned", "(null)", "none", "n/a")  # printed by Slurm's commands if there are no nodes
+NO_NODES = ("none assigned", "(null)", "none", "n/a")  # what Slurm's commands print if there are no nodes
 _DB_INDEX_LIMIT = 2**62
 _SUBMIT, _END = (list(JOBS.columns).index(name) for name in ("submit_time", "end_time"))
 _PARQUET = b"PAR1"
@@ -96,8 +96,8 @@ def csv_jobs(reading: Reading) -> Iterator[Row]:
 def parquet_jobs(reading: Reading) -> Iterator[Row]:
     """Yield the jobs in a Parquet file.
 
-    Times may be numbers, text or timestamps; without a zone, they are read in the given zone. Lists of names are host
-    lists. Columns of other types (a struct) have invalid text, so their rows are unread.
+    Times may be numbers, text or timestamps. Times without a zone are read in the given zone. Lists of names are host
+    lists. A column with another type (a struct) has invalid text, so its rows are unread.
     """
     import duckdb
 
@@ -106,7 +106,8 @@ def parquet_jobs(reading: Reading) -> Iterator[Row]:
             open(reading.name, "rb") as opened_file,
             duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection,
         ):
-            # The name is not passed: DuckDB treats "jobs[1].parquet" as a pattern and reads jobs1.parquet.
+            # The file's name is not passed, because DuckDB treats "jobs[1].parquet" as a pattern and reads
+            # jobs1.parquet.
             file = [f"/proc/self/fd/{opened_file.fileno()}"]
             described = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", file).fetchall()
             names = JOB_COLUMNS.named([name for name, *_ in described])
@@ -213,7 +214,7 @@ def _ingest_jobs(run: Run, files: list[str]) -> None:
 
 
 def _job_nodes(step: Step) -> Iterator[Row]:
-    """Yield the nodes of the staged jobs."""
+    """Yield the nodes for the staged jobs."""
     columns = "cluster, db_index, node_list, submit_time, start_time, end_time, gpus"
     jobs = step.execute(f"SELECT {columns} FROM {step.staged('jobs')} WHERE node_list IS NOT NULL")
     while batch := jobs.fetchmany(10_000):

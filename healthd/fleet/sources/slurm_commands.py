@@ -1,4 +1,4 @@
-"""Slurm commands run by healthd. Incomplete output raises an error."""
+"""Runs Slurm commands. If the output is incomplete, an error is raised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REMOVED_VARIABLES = (
 
 
 class _TimedPipe(io.RawIOBase):
-    """A program's output. Reading fails if the program is silent for too long."""
+    """A program's output. Reading fails if the program prints nothing for too long."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self.descriptor = descriptor
@@ -48,8 +48,8 @@ class _TimedPipe(io.RawIOBase):
 def command_output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
     """Yield the output of a Slurm command.
 
-    Raises IngestError at the end if the command failed and its output is incomplete, and during reading if it hangs.
-    A hanging command is killed, and abandoned if even that does not end it.
+    Raises IngestError at the end if the command failed (its output is then incomplete), and during reading if it hangs.
+    A hanging command is killed. If even that does not end it, it is abandoned.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_VARIABLES)}
     with tempfile.TemporaryFile() as errors:

@@ -23,18 +23,19 @@ from healthd.fleet.sources.reading import Reading
 
 _WORD = regex(r"(?<![A-Za-z_])([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
 _LEAVES = ("switchname", "blockname", "ringname")
-# Lines without nodes: sizes, blocks of blocks, the line between topologies, other settings.
+# Lines without nodes: sizes, blocks of blocks, the line between topologies, and other settings.
 _LINES_WITHOUT_LEAF = ("blocksizes", "aggregatedblock", "include", "topology", "topologyname")
 
 
 def command() -> list[str]:
-    """Return the command. Run it without SLURM_TOPO_LEN, which truncates lines."""
+    """Return the command. Run it without SLURM_TOPO_LEN, which would truncate lines."""
     return ["scontrol", "show", "topology"]
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Yield (node, leaf). A node named by two leaves is yielded twice; the last leaf counts, as in Slurm
-    (topology_tree.c).
+    """Yield (node, leaf).
+
+    If two leaves name a node, both are yielded; as in Slurm, the last one counts (topology_tree.c).
     """
     for number, line in _joined(lines):
         parameters = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}

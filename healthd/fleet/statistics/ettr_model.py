@@ -1,8 +1,8 @@
 """Share of a job's time in which it makes progress, by formula and by simulation. Pure.
 
-A job needs all its nodes and writes checkpoints at intervals. A node failure costs the work since the last
-checkpoint, a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by
-all the time it was queued or held nodes: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
+A job needs all its nodes and writes checkpoints at intervals. A node failure costs the work since the last checkpoint,
+a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by all the
+time for which it was queued or held nodes: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 DAY = 86400
-# Attempts that a simulation draws (taking one or two seconds). With fewer intervals than the second number, the result
-# is a guess.
+# The number of attempts that a simulation draws (this takes one or two seconds). With fewer intervals than the second
+# number, the result is only a guess.
 ATTEMPTS, MIN_INTERVALS = 1_000_000, 100
 RUNS, BATCHES = 2000, 100
-MIN_EXPECTED_FAILURES = 1e-12  # expected failures; fewer than this vanish in the arithmetic
+MIN_EXPECTED_FAILURES = 1e-12  # minimum number of expected failures; smaller numbers vanish in the arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Result of a simulation.
+    """The result of a simulation.
 
     ettr                      mean of the runs, 0 if almost no interval ends without a failure
     standard_error            standard error of the mean
@@ -94,7 +94,7 @@ def analytic(job: Job) -> float:
 def closed_form(job: Job) -> float:
     """Return E[ETTR] ~ (1 - N r_f (u0 + dt/2)) / (1 + w/dt), at least 0.
 
-    Version 2 of the paper (arXiv 2410.21680v2), for a job that runs without end and never waits.
+    This is from version 2 of the paper (arXiv 2410.21680v2), for a job that never ends and never waits.
     """
     return max(0.0, 1 - job.lost_share) / (1 + job.write_seconds / job.checkpoint_seconds)
 
@@ -168,7 +168,7 @@ def simulate(job: Job, seed: int) -> Simulation:
             ratios = np.minimum(job.productive_seconds / times, 1.0)
             low, high = (float(end) for end in np.quantile(ratios, (0.05, 0.95)))
             return Simulation(*_mean(ratios), low, high, runs, job.productive_seconds)
-    # The job has no end, or its start is negligible, so simulate parts of the job.
+    # The job has no end, or its start is negligible, so only parts of the job are simulated.
     batches = min(BATCHES, interval_budget // 10)
     lengths = np.full((batches, interval_budget // batches), full, dtype=float)
     times = _simulated_seconds(job, lengths, np.zeros_like(lengths, dtype=bool), random).sum(axis=1)
@@ -192,7 +192,7 @@ def _intervals(job: Job) -> tuple[int, float]:
 
 
 def _expected_seconds(job: Job, length: float, restart: float) -> float:
-    """Return the expected time for a piece of work of `length`, which starts again after each failure.
+    """Return the expected time for work that takes `length` seconds and starts again after each failure.
 
     The first attempt has no restart. For later attempts, `restart` is added to the length (0 if already included).
     """
@@ -208,9 +208,11 @@ def _expected_seconds(job: Job, length: float, restart: float) -> float:
 def _simulated_seconds(
     job: Job, lengths: NDArray[np.float64], first: NDArray[np.bool_], random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return the time of each interval. Failures are random, so intervals are independent and computed together.
+    """Return the time that each interval takes.
 
-    first: intervals that begin with a start.
+    Failures are random, so intervals are independent and computed together.
+
+    first: which intervals begin with a start.
     """
     required: NDArray[np.float64] = (lengths + job.restart_seconds * first).ravel()
     times: NDArray[np.float64] = required.copy()

@@ -1,8 +1,9 @@
-"""Uncertainty of rates: intervals for counts over an exposure (node-days, GPU-hours) and for the ratio of two rates.
+"""Computes the uncertainty of rates: intervals for counts over an exposure (node-days, GPU-hours) and for ratios of
+rates.
 
 Counts of independent failures have exact intervals. Node failures are seldom independent: a few nodes cause many of
-them, and a job that is requeued into the same fault makes a loop. Then the exact interval is too narrow (for counts
-whose variance is 5 times their mean, it contains the true rate in 6 of 10 histories instead of 95 of 100). A bootstrap
+them, and a job that is requeued into the same fault makes a loop. The exact interval is then too narrow: for counts
+whose variance is 5 times their mean, it contains the true rate in 6 of 10 histories instead of 95 of 100. A bootstrap
 by node determines how much wider it must be.
 """
 
@@ -19,22 +20,22 @@ from scipy import stats
 Interval = tuple[float, float]
 
 LEVEL = 0.95
-SEED = 13  # for all draws here, so that equal counts have equal intervals
+SEED = 13  # used for all draws here, so that equal counts have equal intervals
 BOOTSTRAPS, TESTS = 2000, 999
 MAX_DRAWN_NUMBERS = 4_000_000  # numbers (32 MB)
 # The test uses a level of 20 %, not 5 %: bootstrapping independent counts costs 2 % of width, whereas treating
 # dependent counts as independent costs a third of the coverage.
 DISPERSION_P_VALUE = 0.2
-# Mean size of incidents without a known node, weighted by failures; from this value, they are not due to chance.
+# Mean size of incidents without a known node, weighted by failures. From this value on, the size is not due to chance.
 MIN_LOOP_SIZE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Distribution of the failures over units, from which the bootstrap draws.
+    """How the failures are distributed over units. The bootstrap draws from this.
 
     counts, exposures  failures and exposure of each unit (a node), in the same order
-    unplaced           failures of each incident without a known unit (a requeue loop is one incident)
+    unplaced           number of failures in each incident without a known unit (a requeue loop is one incident)
     unplaced_exposure  exposure without a known unit
     """
 
@@ -54,13 +55,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Interval of a rate and how it was computed.
+    """The interval for a rate, and how it was computed.
 
-    interval     interval of the rate, None if there is no exposure
+    interval     interval for the rate, None if there is no exposure
     method       "poisson" or "bootstrap"
     dispersion   variance of the count / its mean by the bootstrap, at least 1; None if not computed
     p_value      probability that independent failures are as uneven over the units as these, None without units
-    explanation  a sentence on the reason for the method
+    explanation  a sentence with the reason for the method
     """
 
     interval: Interval | None
@@ -71,10 +72,10 @@ class Estimate:
 
 
 def poisson_interval(count: float, exposure: float, level: float = LEVEL) -> Interval | None:
-    """Return the exact (central) interval of count / exposure for independent events, or None without exposure.
+    """Return the exact (central) interval for count / exposure with independent events, or None without exposure.
 
-    Without events, it runs from 0 to the rate at which none is seen with probability (1 - level) / 2. `count` may be
-    fractional (an effective count).
+    Without events, it extends from 0 to the rate at which the probability of seeing none is (1 - level) / 2. `count`
+    may be fractional (an effective count).
 
     Source: F. Garwood, "Fiducial limits for the Poisson distribution", Biometrika 28 (1936); as quantiles of chi2, Ulm,
     Am. J. Epidemiol. 131 (1990).
@@ -95,7 +96,7 @@ def rate_ratio_interval(
     level: float = LEVEL,
     dispersion: float = 1.0,
 ) -> tuple[float, float | None] | None:
-    """Return the exact interval of (count / exposure) / (base_count / base_exposure).
+    """Return the exact interval for (count / exposure) / (base_count / base_exposure).
 
     Its end is None if base_count is 0, because no ratio is too large. Return None if an exposure is 0 or there is no
     event.
@@ -119,9 +120,9 @@ def rate_ratio_interval(
 def rate_ratio_p_value(
     count: float, exposure: float, base_count: float, base_exposure: float, dispersion: float = 1.0
 ) -> float:
-    """Return the two-sided p-value for equal rates, or 1 if undecidable.
+    """Return the two-sided p-value for equal rates, or 1 if it cannot be decided.
 
-    It is below 1 - level if `rate_ratio_interval` excludes 1. Same source, with the smaller tail doubled.
+    It is below 1 - level if `rate_ratio_interval` excludes 1. The source is the same, with the smaller tail doubled.
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return 1.0
@@ -137,18 +138,18 @@ def share_ratio_interval(
 ) -> tuple[float, float | None] | None:
     """Return the interval of (found / of) / (base_found / base_of), two shares of at most 1 each.
 
-    Its end is None if the base share may be almost 0, because no ratio is too large. Return None if undecidable: a side
-    has no cases, or none or all were found on both sides.
+    Its end is None if the base share may be almost 0, because no ratio is too large. Return None if it cannot be
+    decided: a side has no cases, or none or all were found on both sides.
 
-    The rarer of found and not found is counted, and its sum over both sides is taken as given. A binomial distribution
-    then describes its split between the sides, as for two Poisson counts (`rate_ratio_interval`), and each split gives
-    two shares. The variance is that of sampling without replacement, which is (N - k) / (N - 1) times the binomial's
-    for k in N; the counts are divided by it. `effect`: the design effect (Kish, "Survey Sampling", 1965) for cases that
-    depend on each other, at least 1.
+    The rarer of "found" and "not found" is counted, and its sum over both sides is taken as given. A binomial
+    distribution then describes its split between the sides, as for two Poisson counts (`rate_ratio_interval`), and each
+    split gives two shares. The variance is that of sampling without replacement, which is (N - k) / (N - 1) times the
+    binomial's for k in N; the counts are divided by it. `effect`: the design effect (Kish, "Survey Sampling", 1965) for
+    cases that depend on each other, at least 1.
 
     Source: the hypergeometric variance, R. A. Fisher, J. R. Statist. Soc. 98 (1935), as a quasi-likelihood (Wedderburn,
-    Biometrika 61, 1974) of the interval of Przyborowski and Wilenski, Biometrika 31 (1940). Its use in place of
-    Fisher's own tail, which fractional counts do not have, is healthd's.
+    Biometrika 61, 1974) of the interval of Przyborowski and Wilenski, Biometrika 31 (1940). Fisher's own tail is not
+    defined for fractional counts; replacing it in this way is healthd's own method.
     """
     if not _can_differ(found, total, base_found, base_total):
         return None
@@ -170,9 +171,9 @@ def share_ratio_interval(
 
 
 def share_ratio_p_value(found: float, total: float, base_found: float, base_total: float, effect: float = 1.0) -> float:
-    """Return the two-sided p-value for equal shares, or 1 if undecidable.
+    """Return the two-sided p-value for equal shares, or 1 if it cannot be decided.
 
-    It is below 1 - level if `share_ratio_interval` excludes 1. Same source, with the smaller tail doubled.
+    It is below 1 - level if `share_ratio_interval` excludes 1. The source is the same, with the smaller tail doubled.
     """
     if not _can_differ(found, total, base_found, base_total):
         return 1.0
@@ -188,8 +189,7 @@ def _can_differ(found: float, total: float, base_found: float, base_total: float
 
 
 def _relative_variance(count: float, total: float, effect: float) -> float:
-    """Return the variance of the split of `count` cases in `total` between two sides, relative to the binomial
-    variance.
+    """Return the variance of how `count` cases in `total` split between two sides, relative to the binomial variance.
 
     With fewer than two independent cases, it is not reduced.
     """
@@ -203,8 +203,7 @@ def _relative_variance(count: float, total: float, effect: float) -> float:
 
 
 def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tuple[Interval | None, float]:
-    """Return the interval of count / exposure with the spread found by a bootstrap over units, and the count's
-    dispersion.
+    """Return the interval for count / exposure, widened by a bootstrap over units, and the count's dispersion.
 
     Units are drawn with replacement, each with all its failures and its exposure. An incident without a known unit
     occurs a Poisson number of times. Only the variance of the draws is used, because an interval from their quantiles
@@ -215,7 +214,7 @@ def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tu
 
     Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 8, for clusters; the effective
     count is that of Fay and Feuer, Statistics in Medicine 16 (1997); the widening for an estimated dispersion is
-    healthd's.
+    healthd's own.
     """
     count, exposure = spread.count, spread.exposure
     if not count or not exposure > 0:
@@ -230,7 +229,10 @@ def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tu
 
 
 def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Estimate:
-    """Return the interval of a rate: exact if the failures are as even as independent failures, else bootstrapped."""
+    """Return the interval for a rate.
+
+    It is exact if the failures are as even as independent ones, otherwise bootstrapped.
+    """
     count, exposure = spread.count, spread.exposure
     if count < 2 or not exposure > 0:
         count_text = "no failure" if not count else "one failure"
@@ -258,11 +260,10 @@ def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Est
 
 
 def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: int = SEED) -> float | None:
-    """Return the probability that independent failures are as uneven over the units as these counts, or None if
-    untestable.
+    """Return the probability that independent failures are as uneven over the units as these counts.
 
-    Failures fall on units in proportion to the exposures. Unevenness is the number of pairs of failures on one unit.
-    This is an exact test by draws, given the sum.
+    Return None if this cannot be tested. Failures fall on units in proportion to the exposures. The unevenness is the
+    number of pairs of failures on the same unit. This is an exact test by draws, given the sum.
 
     Source: Potthoff and Whittinghill, Biometrika 53 (1966), the test of homogeneity against a Gamma mixture; by draws
     as Barnard, J. R. Statist. Soc. B 25 (1963), since the chi2 form is wrong where most units have no failure.
@@ -286,7 +287,9 @@ def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: 
 
 
 def mean_incident_size(incidents: Sequence[int]) -> float:
-    """Return the mean size of a failure's incident, averaged over failures: 1 if all are single or there are none.
+    """Return the mean size of a failure's incident, averaged over failures.
+
+    It is 1 if all are single or there are none.
 
     It equals variance / mean for a sum of independent incidents (compound Poisson).
     """
@@ -295,7 +298,7 @@ def mean_incident_size(incidents: Sequence[int]) -> float:
 
 
 def _bootstrapped_rates(spread: Spread, seed: int) -> NDArray[np.float64]:
-    """Return the rate of each draw. Draws without exposure are skipped."""
+    """Return the rate in each draw. Draws without exposure are skipped."""
     random = np.random.default_rng(seed)
     counts = np.asarray(spread.counts, dtype=np.float64)
     exposures = np.asarray(spread.exposures, dtype=np.float64)
@@ -315,6 +318,6 @@ def _bootstrapped_rates(spread: Spread, seed: int) -> NDArray[np.float64]:
 
 
 def _batches(draws: int, units: int) -> list[int]:
-    """Split the draws into batches that fit in memory."""
+    """Return the sizes of the batches into which the draws are split so that each fits in memory."""
     batch = max(1, min(draws, MAX_DRAWN_NUMBERS // max(units, 1)))
     return [batch] * (draws // batch) + ([draws % batch] if draws % batch else [])

@@ -1,14 +1,15 @@
-"""Size classes of jobs by GPUs, with powers of two as upper ends."""
+"""Size classes of jobs by number of GPUs. Each class ends at a power of two."""
 
 from __future__ import annotations
 
-MAX_CLASS_GPUS = 2**24  # GPUs; upper end of the second-largest class
+MAX_CLASS_GPUS = 2**24  # GPUs; the upper end of the second-largest class
 
 
 def size_class_sql(gpus: str) -> str:
     """Return SQL for the size class of a column that contains GPUs.
 
-    The class is its upper end: at most that many GPUs and more than half that number; 0 for no GPUs; NULL for unknown.
+    A class is named by its upper end: jobs have at most that many GPUs and more than half of it. 0 means no GPUs, and
+    NULL means unknown.
     """
     sizes = (2**power for power in range(MAX_CLASS_GPUS.bit_length()))
     classes = " ".join(f"WHEN {gpus} <= {size} THEN {size}" for size in sizes)
@@ -17,14 +18,14 @@ def size_class_sql(gpus: str) -> str:
 
 
 def format_size(gpus_up_to: int | None) -> str:
-    """Return "1", "2", "3-4", "5-8", ..."""
+    """Format a size class as "1", "2", "3-4", "5-8", ..."""
     if gpus_up_to is None:
         return "not known"
     return f"{gpus_up_to // 2 + 1:,}-{gpus_up_to:,}" if gpus_up_to > 2 else str(gpus_up_to)
 
 
 def format_gpus(gpus_up_to: int | None) -> str:
-    """Return "1 GPU", "3-4 GPUs", ..., "GPUs not known"."""
+    """Format a size class as "1 GPU", "3-4 GPUs", ..., or "GPUs not known"."""
     if gpus_up_to is None:
         return "GPUs not known"
     return "1 GPU" if gpus_up_to == 1 else f"{format_size(gpus_up_to)} GPUs"

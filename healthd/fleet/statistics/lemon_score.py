@@ -1,17 +1,17 @@
-"""Score for how much more often a node fails than the rest of the fleet. Pure functions of times and weights.
+"""Computes how much more often a node fails than the rest of the fleet. Pure.
 
 A node that fails twice in four weeks may be unlucky: among 2,000 nodes with one failure per half year, twenty are.
-Therefore each node's rate is an empirical-Bayes posterior (Robbins 1956). Failures are Poisson with the time in service
-as exposure. The prior is the fleet's own spread of rates, of any shape (the non-parametric mixture of Laird, JASA 1978,
-by EM), since most nodes are alike and a few are very different, which one gamma distribution cannot express. A fleet of
-a few hundred nodes with a few failures each month shows little of that spread. Data from other fleets is therefore
-added, as PRIOR_NODES nodes, of which 24 in 2,000 are lemons (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680).
-Nodes with equal time in service are ranked by their failures, whatever the prior.
+Therefore each node's rate is an empirical-Bayes posterior (Robbins 1956). Failures are Poisson, with the time in
+service as exposure. The prior is the fleet's own distribution of rates, of any shape (the non-parametric mixture of
+Laird, JASA 1978, by EM): most nodes are alike and a few are very different, which a single gamma distribution cannot
+express. A fleet of a few hundred nodes with a few failures each month shows little of that spread. Data from other
+fleets is therefore added, as PRIOR_NODES nodes, of which 24 in 2,000 are lemons (Kokolis, Kuchnik et al., HPCA 2025,
+arXiv 2410.21680). Nodes with equal time in service are ranked by their failures, regardless of the prior.
 
 Failures in the window count fully. Earlier failures form a prior with less weight (a power prior, Ibrahim and Chen,
 Statistical Science 2000), HISTORY_WEIGHT times exp(-age / MEMORY_DAYS): a node that has failed for a year is more
 likely a lemon. HISTORY_WEIGHT and MEMORY_DAYS were chosen on LANL's failures before 2004 (LA-UR-05-7318, systems 8, 18,
-19 and 20), where all of 0.5 to 1 and of 270 to 730 days do about equally well.
+19 and 20), where all values from 0.5 to 1 and from 270 to 730 days work about equally well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from healthd.fleet.statistics.weeks import poisson_tail
 
 DAY = 86400
 WINDOW_DAYS = 28  # "28-day snapshot", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-# A failure this soon after another is the same unrepaired fault, or a second record of that fault.
+# If a failure follows another this soon, it is the same unrepaired fault, or a second record of that fault.
 GAP_SECONDS, GAP_AFTER_END_SECONDS = DAY // 2, 3600
 HISTORY_WEIGHT, MEMORY_DAYS = 0.5, 365.0
 # Possible rates of a node relative to the fleet's mean, in steps of 12 %.
@@ -36,7 +36,7 @@ RATE_FACTORS = tuple(0.1 * 1.12**step for step in range(58))
 # In other fleets, most nodes fail half to twice as often as the mean, and 24 in 2,000 (HPCA 2025) many times as often.
 PRIOR_NODES, USUAL_RATES, LEMON_RATES, PRIOR_LEMON_SHARE = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
 MAX_EVENTS = 1 << 20  # per node
-EM_ROUNDS, EM_TOLERANCE = 500, 1e-7  # EM: maximum rounds, and the change of the shares at which it stops
+EM_ROUNDS, EM_TOLERANCE = 500, 1e-7  # EM: maximum number of rounds, and the change in the shares at which it stops
 
 Spell = tuple[int, int]
 
@@ -64,7 +64,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A node's incidents, and when it was in service (separate spells in epoch seconds)."""
+    """A node's incidents, and the separate spells in which it was in service (epoch seconds)."""
 
     incidents: Sequence[Incident]
     in_service: Sequence[Spell]
@@ -72,7 +72,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class DiscountedCounts:
-    """Discounted history of a node.
+    """A node's discounted history.
 
     failures  sum of the discounted weights
     days      days in service, discounted in the same way
@@ -84,9 +84,10 @@ class DiscountedCounts:
 
 @dataclass(frozen=True, slots=True)
 class FleetPrior:
-    """Prior of the fleet.
+    """The fleet's prior.
 
-    rate: mean failures per node-day. shares: share of nodes whose rate is each of RATE_FACTORS times the mean.
+    rate: mean failures per node-day. shares: for each of RATE_FACTORS, the share of nodes whose rate is that multiple
+    of the mean.
     """
 
     rate: float
@@ -96,8 +97,8 @@ class FleetPrior:
 def merge_incidents(observations: Iterable[Observation]) -> list[Incident]:
     """Join observations of the same event into incidents.
 
-    An observation belongs to an earlier one if it begins at most GAP_SECONDS after the earlier one's beginning, or
-    GAP_AFTER_END_SECONDS after its end. The weight is the largest of the joined weights.
+    An observation is joined to an earlier one if it begins at most GAP_SECONDS after the earlier one began, or at most
+    GAP_AFTER_END_SECONDS after it ended. The incident has the largest of the joined weights.
     """
     found: list[Incident] = []
     until = 0
@@ -115,7 +116,7 @@ def merge_incidents(observations: Iterable[Observation]) -> list[Incident]:
 
 
 def discounted_counts(record: Record, window: Spell) -> DiscountedCounts:
-    """Return a node's discounted history at the end of the window [from, to). Later events are ignored."""
+    """Return a node's discounted history at the end of the window [from, to). Events after the window are ignored."""
     begin, end = window
     failures = [
         incident.weight * _discount(begin - incident.start_time)
@@ -140,7 +141,7 @@ def _discounted_days(start: int, until: int, begin: int) -> float:
 
 
 def fit_prior(nodes: Iterable[DiscountedCounts]) -> FleetPrior | None:
-    """Fit the prior: the mean rate, and the most likely shares of RATE_FACTORS here and in other fleets.
+    """Fit the prior: the mean rate, and the most likely share for each of RATE_FACTORS, given this and other fleets.
 
     Return None if no node failed or none was in service.
     """
@@ -164,14 +165,14 @@ def fit_prior(nodes: Iterable[DiscountedCounts]) -> FleetPrior | None:
 
 
 def _uniform_shares(bounds: tuple[float, float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return equal shares for the factors between the bounds, 0 for all others."""
+    """Return equal shares for the factors between the bounds, and 0 for all others."""
     low, high = bounds
     selected = (np.array(RATE_FACTORS) > low) & (np.array(RATE_FACTORS) <= high)
     return np.asarray(selected / selected.sum())
 
 
 def score(node: DiscountedCounts, fleet: FleetPrior) -> float:
-    """Return the node's expected rate relative to the fleet's mean, which is the mean of the posterior."""
+    """Return the node's expected rate relative to the fleet's mean. It is the mean of the posterior."""
     return float(_posterior(node, fleet) @ np.array(RATE_FACTORS))
 
 
@@ -200,7 +201,8 @@ def share_named(
 
 
 def _events_needed(days: float, fleet: FleetPrior, times: float, min_probability: float) -> int:
-    """Return the fewest events with which a node exceeds `times` with a probability of `min_probability`."""
+    """Return the smallest number of events with which a node exceeds `times` with a probability of `min_probability`.
+    """
 
     def enough(events: int) -> bool:
         return probability(DiscountedCounts(float(events), days), fleet, times) >= min_probability
@@ -217,7 +219,7 @@ def _posterior(node: DiscountedCounts, fleet: FleetPrior) -> np.ndarray[tuple[in
 
 
 def _likelihoods(nodes: Sequence[DiscountedCounts], rate: float) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Return an array [node, rate factor] of Poisson likelihoods of the counts, relative to the largest."""
+    """Return an array [node, rate factor] with the Poisson likelihoods of the counts, relative to the largest."""
     counts = np.array([node.failures for node in nodes])[:, None]
     means = np.array([node.days for node in nodes])[:, None] * rate * np.array(RATE_FACTORS)[None, :]
     logs = counts * np.log(np.array(RATE_FACTORS))[None, :] - means

@@ -1,4 +1,4 @@
-"""Adjustment of p-values for multiple tests: of a hundred tests without an effect, five have p < 0.05. Pure."""
+"""Adjusts p-values for multiple tests, because of a hundred tests without an effect, five have p < 0.05. Pure."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values so that the probability of any false finding is at most the level, for any dependence between the
-    tests.
+    """Adjust p-values so that the probability of any false finding is at most the level.
 
-    Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
+    This holds for any dependence between the tests. Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
     """
     tests, largest = len(p_values), 0.0
     adjusted = [1.0] * tests
@@ -20,10 +19,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float], tests: int | None = None) -> list[float]:
-    """Adjust p-values so that, on average, at most a share `level` of the findings is false.
+    """Adjust p-values so that, on average, the share of false findings is at most `level`.
 
-    tests: total number of tests, if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R. Statist. Soc.
-    B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of Statistics 29, 2001).
+    tests: total number of tests; needed if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R.
+    Statist. Soc. B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of
+    Statistics 29, 2001).
     """
     total = max(len(p_values), tests or 0)
     adjusted, smallest = [1.0] * len(p_values), 1.0

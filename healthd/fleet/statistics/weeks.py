@@ -1,8 +1,8 @@
-"""Failures by week: frequency of each cause, weeks that stand out, and whether a few nodes are responsible. Pure.
+"""Counts failures by week and cause, and finds weeks that stand out and the few nodes responsible for them. Pure.
 
 "The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv 2410.21680, Kokolis, Kuchnik et al.,
-HPCA 2025): a rate that rises for the whole fleet points to a driver or a new check, whereas a rise on three nodes
-points to these nodes.
+HPCA 2025): if the rate rises for the whole fleet, a driver or a new check is the likely cause; if it rises on three
+nodes, these nodes are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 WEEK = 7 * 86400
 FIRST_MONDAY = 4 * 86400  # the epoch began on a Thursday
-# Jobs that one fault ended in succession; this is the attribution window.
+# Maximum time between jobs that one fault ended in succession; this is the attribution window.
 INCIDENT_GAP_SECONDS = 900
 # A week stands out with at least this many incidents, this many times the number expected from all other weeks, and a
 # chance probability below one in a thousand: a year has 52 weeks, each with a dozen causes.
@@ -40,7 +40,7 @@ class Spike:
     """A week that stands out.
 
     expected  incidents expected from the rate in the other weeks
-    nodes     the fewest nodes with half of the incidents as (cluster, node, incidents), if they are few; else empty
+    nodes     if a few nodes have half of the incidents, the fewest such nodes as (cluster, node, incidents)
     """
 
     cause: str
@@ -58,8 +58,8 @@ def week_start(time: int) -> int:
 def group_incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incident]:
     """Join failures (cluster, node, cause, time) into incidents, sorted by time.
 
-    Failures with one cause on one node, each within 15 minutes of the previous failure, are one incident. The order of
-    the failures does not matter.
+    Failures with the same cause on the same node, each within 15 minutes of the previous one, are one incident. The
+    order of the failures does not matter.
     """
     times_by_node: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for cluster, node, cause, time in failures:
@@ -98,7 +98,7 @@ def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) ->
 
 
 def concentrated_nodes(week_incidents: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
-    """Return the fewest nodes with half of these incidents, worst first, or () if they are not few."""
+    """Return the fewest nodes that have half of these incidents, worst first, or () if these are not few."""
     counts = Counter((incident.cluster, incident.node) for incident in week_incidents)
     covered, nodes = 0, []
     for (cluster, node), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

@@ -1,4 +1,4 @@
-"""Uncertainty of a counted share."""
+"""The uncertainty of a counted share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from statistics import NormalDist
 
 
 def wilson(found: float, total: float, effect: float = 1.0, level: float = 0.95) -> tuple[float, float] | None:
-    """Return Wilson's score interval (1927, J. Am. Stat. Assoc. 22) for the share found / total, or None for no cases.
+    """Return Wilson's score interval (1927, J. Am.
+
+    Stat. Assoc. 22) for the share found / total, or None if there are no cases.
 
     effect: variance relative to independent cases, at least 1 (`design_effect`; Kish, "Survey Sampling", 1965). Both
     numbers are divided by it, so that a hundred jobs that saw one alarm count as about one case.
@@ -26,7 +28,7 @@ def wilson(found: float, total: float, effect: float = 1.0, level: float = 0.95)
 def design_effect(total: float, squares: float) -> float:
     """Return the design effect for cases in clumps of k each, sum(k * k) / sum(k), or 1 without cases.
 
-    It is the variance of a compound Poisson number relative to a Poisson number (Feller, "An Introduction to
+    It is the variance of a compound Poisson number relative to that of a Poisson number (Feller, "An Introduction to
     Probability Theory", volume 1, XII.2).
     """
     return max(1.0, squares / total) if total > 0 else 1.0

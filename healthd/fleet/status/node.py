@@ -1,4 +1,4 @@
-"""Current state of one node from healthd's metrics, and its group. Pure."""
+"""The current state of one node according to healthd's metrics, and the group to which it belongs. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NUMBERS = regex(r"([0-9]+)")
 
 
 class Group(enum.Enum):
-    """Group of a node, the most urgent first. Each node is in one group."""
+    """A node's group; the most urgent comes first. Each node is in exactly one group."""
 
-    DRAIN_WAITING = "drain_waiting"  # a drain is desired but not set: jobs start on a broken node
+    DRAIN_WAITING = "drain_waiting"  # a drain is wanted but not set, so jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
-    BROKEN = "broken"  # degraded or unhealthy, but no drain is desired, usually because the conditions are acknowledged
+    BROKEN = "broken"  # degraded or unhealthy, but no drain is wanted, usually because the conditions are acknowledged
     UNKNOWN = "unknown"  # health unknown, or no check has run for a while
     WARNING = "warning"
     DRAINED_BY_OTHERS = "drained_by_others"
@@ -62,7 +62,7 @@ class OpenCondition:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """Current state of a node.
+    """The current state of a node.
 
     node                         its name in Slurm, or the host in its address
     seen                         it currently answers Prometheus
@@ -120,7 +120,9 @@ class NodeStatus:
 
     @property
     def since(self) -> float:
-        """Start of the current state: of the drain or worst condition, or when it was last seen; 0 if unknown."""
+        """Start of the current state: start of the drain or the worst condition, or the time it was last seen; 0 if
+        unknown.
+        """
         if not self.seen:
             return self.last_seen
         if self.drained_by:
@@ -129,7 +131,7 @@ class NodeStatus:
 
     @property
     def delayed_by(self) -> tuple[str, ...]:
-        """Reasons why a desired drain has not been set."""
+        """The reasons why a wanted drain has not been set."""
         if self.group is not Group.DRAIN_WAITING:
             return ()
         causes = {
@@ -142,7 +144,7 @@ class NodeStatus:
 
     @property
     def name_order(self) -> tuple[Any, ...]:
-        """Natural sort key: gpu2 before gpu10."""
+        """Key for natural sorting: gpu2 before gpu10."""
         parts = _NUMBERS.split(self.node)
         return self.cluster, [(int(p[:18]), p) if at % 2 else (0, p) for at, p in enumerate(parts)], self.instance
 

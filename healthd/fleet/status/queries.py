@@ -1,8 +1,8 @@
-"""Current state of all nodes from a Prometheus server, with some twenty queries for any number of nodes.
+"""Reads the current state of all nodes from a Prometheus server, with about twenty queries for any number of nodes.
 
-A target that does not answer has no series except `up`. The nodes are therefore those in `up` and those in
-healthd_node_info if node_exporter's textfile collector carries the metrics. An unreachable node is listed, never left
-out. A node found in both counts once, by its own target.
+A target that does not answer has only the series `up`. The nodes are therefore those in `up` and, if node_exporter's
+textfile collector publishes the metrics, those in healthd_node_info. Unreachable nodes are listed too. A node found in
+both counts once, with its own target.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Target: TypeAlias = "tuple[str, str, str]"  # cluster, job and instance identify
 
 OWN_JOB = "healthd"  # default name of healthd's job in Prometheus (docs/metrics.md)
 LAST_SEEN_DAYS = 7
-LAST_SEEN_STEP_MINUTES = 5  # resolution of the search for the last sample, except for its newest part
+LAST_SEEN_STEP_MINUTES = 5  # resolution of the search for the last sample, except for the most recent times
 TARGETS_PER_QUERY = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
-MIN_TIME = 1e9  # epoch seconds, 2001: an earlier time, or one far in the future, is invalid and counts as unknown
+MIN_TIME = 1e9  # epoch seconds, 2001; an earlier time, or one far in the future, is invalid and counts as unknown
 MAX_AHEAD_SECONDS = 36500 * DAY_SECONDS
 _METRIC = regex("healthd_[a-z_]+")
 LABEL_QUERIES = {
@@ -61,7 +61,10 @@ CONDITION_QUERIES = {
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """time: the server's time, in epoch seconds. notes: sentences on data that could not be read."""
+    """The state of all nodes.
+
+    time: the server's time in epoch seconds. notes: sentences about data that could not be read.
+    """
 
     time: float
     nodes: tuple[NodeStatus, ...]
@@ -69,7 +72,7 @@ class Fleet:
 
 
 class _Queries:
-    """Queries at one moment. job: read only series of this job; "" for all. unread: number of invalid series."""
+    """Makes queries for one moment. job: read only this job's series; "" for all. unread: number of invalid series."""
 
     def __init__(self, query_server: QueryFunction, job: str) -> None:
         self._query_server = query_server
@@ -111,8 +114,8 @@ class _Queries:
 def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
     """Return all nodes, each once.
 
-    job: read only its series; "" reads those of healthd's own job and, for nodes that it lacks, those of any other job
-    with healthd's metrics. Raises ServerError if the server cannot be queried, or has no nodes.
+    job: read only this job's series. "" reads those from healthd's own job and, for nodes that it lacks, those from any
+    other job with healthd's metrics. Raises ServerError if the server cannot be queried, or has no nodes.
     """
     queries = _Queries(query_server, job)
     own = job or OWN_JOB
@@ -183,11 +186,11 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
 def _unique_nodes(
     nodes: Mapping[Target, NodeStatus], started: Mapping[Target, float], own: str
 ) -> tuple[tuple[NodeStatus, ...], list[str]]:
-    """Return one row for each (cluster, node), and the names that several targets in one job share.
+    """Return one row for each (cluster, node), and the names that are shared by several targets in one job.
 
-    Those targets are all kept, because they may belong to two clusters. Among several jobs, healthd's own counts, even
-    if it does not answer, since a textfile outlives its healthd; else the job started last. Within a job, targets with
-    the same start time are the same healthd under two addresses.
+    Those targets are all kept, because they may belong to two clusters. Among several jobs, healthd's own job counts,
+    even if it does not answer, because a textfile remains after its healthd is gone. Without it, the job that started
+    last counts. Within a job, targets with the same start time are the same healthd under two addresses.
     """
     targets_by_name: dict[tuple[str, str], list[Target]] = defaultdict(list)
     for target, node in nodes.items():
@@ -204,7 +207,7 @@ def _unique_nodes(
 
 
 def _host_names(infos: Mapping[Target, tuple[Labels, float]]) -> dict[tuple[str, str], set[tuple[str, str]]]:
-    """Return (job, node) for each (cluster, host) that has a node name."""
+    """Return (job, node) pairs for each (cluster, host) that has a node name."""
     names = defaultdict(set)
     for target, (labels, _) in infos.items():
         names[target[0], host_name(target[2])].add((target[1], labels.get("node", "")))
@@ -212,7 +215,7 @@ def _host_names(infos: Mapping[Target, tuple[Labels, float]]) -> dict[tuple[str,
 
 
 def _name_in_other_job(names: Mapping[tuple[str, str], set[tuple[str, str]]], target: Target) -> str:
-    """Return the node name of the same host in another job, if it is unique."""
+    """Return the node name that the same host has in another job, if it is unique."""
     cluster, job, instance = target
     node_names = {node for other_job, node in names.get((cluster, host_name(instance)), ()) if other_job != job}
     return node_names.pop() if len(node_names) == 1 else ""
@@ -243,7 +246,7 @@ def _conditions(queries: _Queries) -> dict[Target, list[OpenCondition]]:
 def _last_seen(
     queries: _Queries, down: Sequence[Target], job: str
 ) -> tuple[dict[Target, tuple[str, float]], list[str]]:
-    """Return (name in Slurm, epoch seconds) of unreachable targets, and any notes.
+    """Return (name in Slurm, epoch seconds) for each unreachable target, and any notes.
 
     Only these targets are queried, because a week of data for all targets would be too much.
     """
@@ -287,7 +290,7 @@ def _condition(labels: Labels) -> tuple[Target, str, str, str]:
 
 
 def _number(text: Any) -> float | None:
-    """Parse a sample: a finite number as text, or None."""
+    """Parse a sample. Return a finite number as text, or None."""
     try:
         number = float(text)
     except (ValueError, TypeError, OverflowError):

@@ -1,4 +1,4 @@
-"""Text and JSON for the state of all nodes. Pure."""
+"""Formats the state of all nodes as text and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from healthd.common.slurm.hostlist import to_hostlist
 from healthd.fleet.status.node import EXIT_STATUS, HEALTHD_OWNERS, ORDERS, SEVERITIES, Group, NodeStatus
 from healthd.fleet.status.queries import MIN_TIME, Fleet
 
-MAX_ROWS_ALIKE = 30  # up to this many nodes with the same text get a row each; more become one host list
-MAX_TEXT_LENGTH = 300  # characters in a Reason, or in a name chosen by others
+MAX_ROWS_ALIKE = 30  # up to this many nodes with the same text have a row each; more nodes become one host list
+MAX_TEXT_LENGTH = 300  # maximum characters in a Reason, or in a name that others chose
 GROUP_LABELS = {
     Group.DRAIN_WAITING: "broken and in service",
     Group.NOT_SEEN: "not seen",
@@ -53,7 +53,7 @@ def exit_status(fleet: Fleet) -> int:
 
 
 def fleet_text(fleet: Fleet, nodes: Sequence[NodeStatus], page: Page, show_all: bool = False) -> str:
-    """Return the summary, then a row per node. Many nodes with the same text become one host list unless `show_all`."""
+    """Return the summary and a row per node. Many nodes with the same text become one host list unless `show_all`."""
     lines = [*page.wrap(summary(fleet)), *page.wrap(_common_text(fleet))]
     lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
     rows_by_text: dict[tuple[str, ...], list[tuple[NodeStatus, Row]]] = {}
@@ -76,7 +76,7 @@ def fleet_text(fleet: Fleet, nodes: Sequence[NodeStatus], page: Page, show_all: 
 
 
 def summary(fleet: Fleet) -> str:
-    """Return "2,000 nodes: 1,996 healthy, 3 drained by healthd, 1 not seen for 2 h"."""
+    """Return text like "2,000 nodes: 1,996 healthy, 3 drained by healthd, 1 not seen for 2 h"."""
     groups = Counter(node.group for node in fleet.nodes)
     parts = []
     for group in (Group.HEALTHY, *(group for group in Group if group is not Group.HEALTHY)):
@@ -93,7 +93,7 @@ def summary(fleet: Fleet) -> str:
 
 
 def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus]) -> dict[str, Any]:
-    """Return the document of `--json` (docs/json.md). Unknown values are null."""
+    """Return the document for `--json` (docs/json.md). Unknown values are null."""
     groups = Counter(node.group for node in fleet.nodes)
     return {
         "answer": "status",
@@ -214,7 +214,7 @@ def _unreachable_text(fleet: Fleet) -> str:
 
 
 def _acknowledged_text(fleet: Fleet) -> str:
-    """Return how many of the broken nodes are acknowledged."""
+    """Return text that says how many of the broken nodes are acknowledged."""
     broken = [node.acknowledged for node in fleet.nodes if node.group is Group.BROKEN]
     if all(broken):
         return " (acknowledged)"

@@ -1,1 +1,1 @@
-"""Views of the answers for the terminal and the report: `view(document) -> View`."""
+"""Views of the answers, for the terminal and the report: `view(document) -> View`."""

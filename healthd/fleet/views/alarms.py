@@ -1,4 +1,4 @@
-"""Completed jobs that saw a failing check."""
+"""Describes completed jobs that saw a failing check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from healthd.fleet.view import COUNT, Column, Form, Table, View, describe, inter
 
 
 def format_small_share(value: float | None) -> str:
-    """Format a share that may be far below 1 %, with two significant digits."""
+    """Format a share with two significant digits, because it may be far below 1 %."""
     return "-" if value is None else f"{number(100 * value, 2)} %"
 
 

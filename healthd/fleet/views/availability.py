@@ -1,4 +1,4 @@
-"""Share of time that nodes were in service."""
+"""Describes the share of time for which nodes were in service."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _sla(sla: Row) -> list[str]:
 
 
 def _outage_figure(availability: Document) -> Figure:
-    """Draw the time that nodes were not up, by model. Including the time up would dwarf the rest."""
+    """Draw the time for which nodes were not up, by model. The time up would dwarf the rest, so it is left out."""
     rows = _fleet_and_models(availability, "fleet", "not known")
     records: list[Record] = [
         {"of": row["name"], "what": description, "share": row["shares"][kind] or 0.0}

@@ -1,4 +1,4 @@
-"""First evidence by check, and the time until the drain."""
+"""Describes which checks gave the first evidence, and the time until the drain."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _delay_figure(checks: Document) -> Figure | None:
     if not points_data:
         return None
     drains = checks["drains"]["all"]
-    # A symmetric logarithm is linear from 0 to 1: many drains took 0 s, which a plain logarithm cannot show.
+    # A symmetric logarithm is linear from 0 to 1. Many drains took 0 s, which a plain logarithm cannot show.
     seconds = quantity(
         "seconds",
         "from the first evidence to the drain",

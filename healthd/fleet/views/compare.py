@@ -1,4 +1,4 @@
-"""Differences between two sides."""
+"""Describes the differences between two sides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.fleet.figures import (
 from healthd.fleet.view import TWO_DIGITS, Column, Form, Row, Table, View, describe
 
 MAX_WRITTEN_FACTOR = 1000  # a larger ratio is written "any"
-MAX_DRAWN_FACTOR = 20.0  # intervals beyond this factor, in either direction, are clipped in the figure
+MAX_DRAWN_FACTOR = 20.0  # in the figure, intervals beyond this factor (in either direction) are clipped
 
 
 def _format_interval(interval: Sequence[float | None] | None) -> str:

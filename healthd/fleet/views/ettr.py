@@ -1,4 +1,6 @@
-"""Share of a large job's time in which it makes progress: figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+"""Describes the share of time for which a large job makes progress: figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA
+2025).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow jobs and their cost."""
+"""Describes slow jobs and their cost."""
 
 from __future__ import annotations
 

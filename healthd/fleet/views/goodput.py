@@ -1,4 +1,4 @@
-"""Work lost to node failures."""
+"""Describes the work lost to node failures."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _sentences(goodput: Document) -> list[str]:
 
 
 def _by_size(rows: list[dict[str, Any]]) -> Figure | None:
-    """Draw lost goodput by job size, with second-order next to first-order losses, as in the paper."""
+    """Draw lost goodput by job size. Second-order losses are next to first-order losses, as in the paper."""
     if not rows:
         return None
     records: list[Record] = [

@@ -1,4 +1,5 @@
-"""Nodes that keep failing: a list, their cost to large jobs, and the distribution of the signals (figure 11)."""
+"""Describes nodes that keep failing: a list, their cost to large jobs, and the distribution of the signals (figure 11).
+"""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def _gain_sentence(gain: Row) -> str:
 
 
 def _format_shared_count(count: float) -> str:
-    """Format a count that is a sum of shares: "5", "3.1"."""
+    """Format a count that is a sum of shares, such as "5" or "3.1"."""
     return f"{count:,.1f}".removesuffix(".0")
 
 
@@ -123,7 +124,8 @@ def _signal_figure(lemons: Document) -> Figure | None:
             for row in lemons["nodes"]
         ]
     names = [SIGNALS[signal] for signal in signals]
-    # One legend, below the figure: two legends next to it ran off the page and over the heading on a narrow page.
+    # There is one legend, below the figure. On a narrow page, two legends next to it ran off the page and over the
+    # heading.
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
     channel_style: dict[str, Any] = {"title": None, "legend": legend}
     channels: dict[str, Any] = {

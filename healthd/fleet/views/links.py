@@ -1,4 +1,4 @@
-"""Links that fail more than others."""
+"""Describes links that fail more often than others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that hold up a stuck job."""
+"""Describes the ranks that hold up a stuck job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from healthd.fleet.figures import Figure, Record, category, colours, nominal, po
 from healthd.fleet.view import Column, Form, Table, View, describe
 
 MAX_GROUPS, MAX_SUSPECTS = 12, 16
-MAX_DRAWN_RANKS = 256  # with more ranks, each rank's square is too small to see
+MAX_DRAWN_RANKS = 256  # with more ranks, the square for each rank is too small to see
 RANK_STATES = ("entered", "waits in it", "left it", "missing", "not known")
 RANKS = Form(lambda ranks: format_ranges(ranks) or "-", right_aligned=False)
 GROUPS = (
@@ -83,13 +83,13 @@ def _rank_figure(nccl: Document) -> Figure | None:
 
 
 def format_group(group: Mapping[str, Any]) -> str:
-    """Return "TENSOR_MODEL_PARALLEL_GROUP (41)", or the name alone."""
+    """Format a group as "TENSOR_MODEL_PARALLEL_GROUP (41)", or return only its name."""
     name, description = group["group"], group["description"]
     return f"{description} ({name})" if description and description not in ("undefined", name) else f"group {name}"
 
 
 def format_operation(row: Mapping[str, Any]) -> str:
-    """Return "all_to_all 20537" or "send 11981 from rank 0 to rank 12"."""
+    """Format an operation as "all_to_all 20537" or "send 11981 from rank 0 to rank 12"."""
     between = f" from rank {row['source']} to rank {row['target']}" if row.get("source") is not None else ""
     return f"{row['collective'] or 'collective'} {row['sequence']}{between}"
 

@@ -1,4 +1,4 @@
-"""Rate at which nodes end large jobs: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+"""Describes the rate at which nodes end large jobs: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def format_confidence_interval(interval: Sequence[float] | None, write: Callable
 
 
 def _mttf_figure(rate: Document) -> Figure | None:
-    """Draw MTTF over GPUs on logarithmic axes: the projection with its interval, and the measured value per size."""
+    """Draw the MTTF over GPUs on logarithmic axes: the projection with its interval, and the measured value for each
+    size.
+    """
     if rate["r_f"] is None or not rate["failures"]:
         return None
     line = [_point(row["gpus"], "projected", row, "interval_seconds") for row in rate["projection"]]

@@ -1,4 +1,4 @@
-"""Outcome of the jobs: their states, the GPU time and its use."""
+"""Describes job outcomes: the jobs' states, the GPU time and its use."""
 
 from __future__ import annotations
 

@@ -289,8 +289,10 @@ def _missing_reason(setting_key: SettingKey, left_out: Iterable[LeftOut]) -> tup
 
 
 class MergedBaseline(NamedTuple):
-    """A new baseline. `entries`: values that could not be read and stay in the file unchanged. `lost`: unreadable parts
-    that are not in the old file either.
+    """A new baseline.
+
+    `entries`: values that could not be read and stay in the file unchanged. `lost`: unreadable parts that are not in
+    the old file either.
     """
 
     present: Present

@@ -250,7 +250,10 @@ def _not_run_reason(check: Check) -> str:
 
 
 def query_daemon(names: Sequence[str], runtime_dir: str) -> Document:
-    """Return the daemon's open conditions for these checks. If there are none, `problem` is a sentence with the reason."""
+    """Return the daemon's open conditions for these checks.
+
+    If there are none, `problem` is a sentence with the reason.
+    """
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 
@@ -275,8 +278,9 @@ def no_daemon_report(names: Sequence[str], problem: str) -> Document:
 
 
 def merge_daemon_report(document: Document, daemon_report: Document) -> dict[str, Any]:
-    """Return the round's document with the daemon's report added. Without a daemon, the results of these checks are
-    unknown.
+    """Return the round's document with the daemon's report added.
+
+    Without a daemon, the results of these checks are unknown.
     """
     unknown = [f"{name} only reads the kernel log: {daemon_report['problem']}" for name in daemon_report["checks"]]
     health = [

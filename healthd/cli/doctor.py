@@ -58,8 +58,10 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 class _Node(NamedTuple):
-    """Input for all areas. `status`: the running daemon's document, or None, in which case `why_not` has the reason.
-    `pids`: all `healthd run` processes.
+    """Input for all areas.
+
+    `status`: the running daemon's document, or None, in which case `why_not` has the reason. `pids`: all `healthd run`
+    processes.
     """
 
     loaded: Loaded

@@ -87,8 +87,9 @@ _AS_THE_KERNELS = regex(
 
 
 def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query:
-    """Interpret a query. `correlate`: function that returns the checks' findings for kernel events with this node's
-    settings.
+    """Interpret a query.
+
+    `correlate`: function that returns the checks' findings for kernel events with this node's settings.
     """
     words = words.strip()
     return (
@@ -161,8 +162,9 @@ def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Qu
 
 
 def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query | None:
-    """Match kernel lines, and return the worst finding. If a line has a kernel prefix but matches no rule, it is
-    harmless.
+    """Match kernel lines, and return the worst finding.
+
+    If a line has a kernel prefix but matches no rule, it is harmless.
     """
     import time
 

@@ -38,8 +38,9 @@ NAMES_OR_PATHS = ("--fake-nvml", "--profile")
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser that raises Stop for a usage error. It treats `--help` as an ordinary flag; main.py prints the
-    help.
+    """Argument parser that raises Stop for a usage error.
+
+    It treats `--help` as an ordinary flag; main.py prints the help.
     """
 
     def __init__(self, name: str, description: str, examples: str) -> None:

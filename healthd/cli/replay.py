@@ -68,8 +68,9 @@ def lower_layers(recording: Recording, settings: Settings, available: Mapping[st
 def _tables(
     recording: Recording, chosen: Iterable[tuple[str, str, Sequence[str]]], available: Mapping[str, Check]
 ) -> dict[str, Any]:
-    """Return the named settings for the named runs, as in a settings file. Settings that this version lacks are
-    omitted.
+    """Return the named settings for the named runs, as in a settings file.
+
+    Settings that this version lacks are omitted.
     """
     recorded = {(check, instance): table for check, instance, table in recording.checks}
     tables: dict[str, Any] = {}

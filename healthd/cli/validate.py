@@ -68,8 +68,9 @@ def _validate(args: argparse.Namespace) -> int:
 
 
 def _measure_nodes(args: argparse.Namespace) -> int:
-    """Validate several nodes from a host that has Slurm's commands. Each node saves its own result; this host saves
-    nothing.
+    """Validate several nodes from a host that has Slurm's commands.
+
+    Each node saves its own result; this host saves nothing.
     """
     from healthd.common.slurm.hostlist import HostListError, expand
     from healthd.common.slurm.lemon_command import is_node_name

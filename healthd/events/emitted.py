@@ -28,8 +28,9 @@ class EmittedCondition(Value, frozen=True):
 
 
 class EmittedCheck(Value, frozen=True):
-    """A configured run. since: start of the period in which it has been configured without interruption. settings:
-    checksum of its settings.
+    """A configured run.
+
+    since: start of the period in which it has been configured without interruption. settings: checksum of its settings.
     """
 
     check: str

@@ -38,8 +38,9 @@ class Outbox(Value, frozen=True):
 
 
 def new_stream(previous: Outbox, stream_id: str) -> Outbox:
-    """Begin a new stream. The previous stream's pending lines are still written, but only the number of its dropped
-    lines is kept.
+    """Begin a new stream.
+
+    The previous stream's pending lines are still written, but only the number of its dropped lines is kept.
     """
     return Outbox(stream_id, lines=previous.lines, dropped=previous.dropped)
 
@@ -88,8 +89,9 @@ def acknowledge(outbox: Outbox, lines: Iterable[str]) -> Outbox:
 
 
 def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
-    """Return the outbox up to the last of these lines. All later lines are dropped, including reports about dropped
-    lines.
+    """Return the outbox up to the last of these lines.
+
+    All later lines are dropped, including reports about dropped lines.
     """
     durable_lines = set(durable)
     keep_count = next((at for at in range(len(outbox.lines), 0, -1) if outbox.lines[at - 1] in durable_lines), 0)
@@ -111,8 +113,9 @@ def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
 
 
 def _dropped(count: int, first: int, last: int) -> Event:
-    """Return the `dropped` event. `count` includes earlier streams, whose line numbers would mean nothing in this
-    stream.
+    """Return the `dropped` event.
+
+    `count` includes earlier streams, whose line numbers would mean nothing in this stream.
     """
     own_count = last - first + 1 if first else 0
     earlier = {"earlier": count - own_count} if count > own_count else {}

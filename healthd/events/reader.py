@@ -1,5 +1,6 @@
-"""Reads event streams from files, for one or many nodes. Each event appears once, even if lines are repeated or files
-are rotated.
+"""Reads event streams from files, for one or many nodes.
+
+Each event appears once, even if lines are repeated or files are rotated.
 
 A stream's files are `events.jsonl` and rotated files (events.jsonl.1, events.jsonl-20261122.gz) in one folder. A folder
 of such folders has many streams. All files in a folder are opened before the first is read, so a file that is rotated
@@ -80,8 +81,9 @@ class Tally:
     failed: set[str] = field(default_factory=set)
 
     def count_unknown(self, kind: str) -> None:
-        """Count an event that this version does not know. Once MAX_UNKNOWN names are known, all other names share one
-        count.
+        """Count an event that this version does not know.
+
+        Once MAX_UNKNOWN names are known, all other names share one count.
         """
         name = kind[:60]
         self.unknown[name if name in self.unknown or len(self.unknown) < MAX_UNKNOWN else "others"] += 1
@@ -95,8 +97,9 @@ class Tally:
 
 @dataclass
 class _InvalidLines:
-    """A stream's unread lines. They are kept until the next event shows their time. `before`: time of the previous
-    event.
+    """A stream's unread lines.
+
+    They are kept until the next event shows their time. `before`: time of the previous event.
     """
 
     before: float = -math.inf
@@ -157,8 +160,10 @@ _BEGIN = Mark(0, 1, b"")
 
 
 class Line(NamedTuple):
-    """A line in a file. number: counted from 1. end: offset of the next line. why: reason why the line is not kept, as
-    the end of a sentence. ended: True if the line ends with a newline, so that nothing will be appended to it.
+    """A line in a file.
+
+    number: counted from 1. end: offset of the next line. why: reason why the line is not kept, as the end of a
+    sentence. ended: True if the line ends with a newline, so that nothing will be appended to it.
     """
 
     number: int
@@ -231,8 +236,9 @@ def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[StreamEvent]:
 
 
 def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.BufferedReader | None]]:
-    """Open a stream's files, the newest MAX_OPEN_FILES of them at the same time. Try again if the folder changed
-    meanwhile.
+    """Open a stream's files, the newest MAX_OPEN_FILES of them at the same time.
+
+    Try again if the folder changed meanwhile.
 
     If files are rotated too fast, use the last ones opened. The rest are read next time.
     """
@@ -273,8 +279,9 @@ def _is_same_file(path: str, file: io.BufferedReader | None) -> bool:
 
 
 def _in_order(files: Sequence[tuple[str, io.BufferedReader | None]]) -> list[tuple[str, io.BufferedReader | None]]:
-    """Sort files, oldest first, by the sequence number of their first event (not by name). Sort streams by their first
-    known time.
+    """Sort files, oldest first, by the sequence number of their first event (not by name).
+
+    Sort streams by their first known time.
     """
     first_events = [_first_event(path, file) if len(files) > 1 else None for path, file in files]
     first_times: dict[Key, float] = {}

@@ -64,8 +64,9 @@ class StreamGap(NamedTuple):
 
 
 class ReadSequences:
-    """Line numbers that were read. `runs`: the numbers for each stream. `dropped`: the numbers that the node reports as
-    dropped.
+    """Line numbers that were read.
+
+    `runs`: the numbers for each stream. `dropped`: the numbers that the node reports as dropped.
 
     Both can be saved and continued later.
     """
@@ -87,8 +88,9 @@ class ReadSequences:
         self.dropped.setdefault(key, Runs()).add(first, last)
 
     def gaps(self) -> Iterator[StreamGap]:
-        """Yield lines that are lost or not yet delivered. They are missing inside a stream, and the node did not drop
-        them.
+        """Yield lines that are lost or not yet delivered.
+
+        They are missing inside a stream, and the node did not drop them.
 
         Missing lines before the first one are not a gap, because their file was rotated away. A stream_id belongs to
         one node, so a new cluster name does not cause a gap either.

@@ -61,8 +61,9 @@ def append(state_dir: str, lines: Sequence[str], may_repeat: bool) -> None:
 
 @contextmanager
 def _naming(state_dir: str) -> Iterator[None]:
-    """Add the full path to an OSError. Calls with a descriptor report no path, and calls relative to a folder only a
-    name.
+    """Add the full path to an OSError.
+
+    Calls with a descriptor report no path, and calls relative to a folder only a name.
     """
     try:
         yield
@@ -179,8 +180,9 @@ def _enabled(group: list[dict[str, Any]]) -> dict[str, object]:
 
 
 def _entry(line: Mapping[str, Any]) -> dict[str, object]:
-    """Return the journal entry for a line. Its fields are named HEALTHD_NAME; texts are unchanged, ids are separated by
-    blanks.
+    """Return the journal entry for a line.
+
+    Its fields are named HEALTHD_NAME; texts are unchanged, ids are separated by blanks.
     """
     fields = {f"HEALTHD_{name.upper()}": _text(value) for name, value in line.items()}
     return {"MESSAGE": _summary(line), "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}

@@ -1,1 +1,1 @@
-"""Fail-slow detection: find hardware or software that works, but too slowly."""
+"""Fail-slow detection: finds hardware or software that works, but too slowly."""

@@ -1,7 +1,7 @@
-"""Series that were slower than their peers from the first sample to the last. Pure functions.
+"""Finds series that were slower than their peers from the first sample to the last. Pure.
 
-The detector compares a series with its own past, so it cannot detect slowness that was present from the start. Peers
-with the same work can show such slowness. Compared are:
+The detector compares a series with its own past, so it cannot detect slowness that was present from the start. A
+comparison with peers that have the same work can show such slowness. It includes:
 
 - Ranks of one declared group (a pipeline stage) with at least MIN_PEERS ranks. A slow rank takes LIMIT times the median
   of the others, and the difference is at least MIN_STANDARD_ERRORS deviations of the others.
@@ -10,12 +10,12 @@ with the same work can show such slowness. Compared are:
   alone.
 
 Workers without a declared group that do not wait for each other are not compared: they may have different GPUs or
-shards. In Alibaba's public trace, they differ by a factor of four. Nor does a group count as compared if its
-slowest member takes more than LIMIT times as long as the fastest and no member is named (half of a group is slow,
-or times are spread evenly).
+shards. In Alibaba's public trace, they differ by a factor of four. A group does not count as compared either if its
+slowest member takes more than LIMIT times as long as the fastest but no member is named (half of the group is slow, or
+times are spread evenly).
 
 The compared time is each series' own time: the value without waiting, or its busy time. For workers that report
-neither, it is the value. In a synchronous job, the value shows nothing, because it is the same for all ranks.
+neither, it is the value. In a synchronous job, the value proves nothing, because it is the same for all ranks.
 
 The time that all series cover is divided into up to PARTS parts. "Throughout" means in the first part and in all but
 one.
@@ -38,17 +38,17 @@ from healthd.failslow.outliers import MIN_PEERS, MIN_STANDARD_ERRORS
 
 LIMIT = 1.2
 SINGLE_LIMIT, SIMILAR_LIMIT = 1.5, 1.15
-PARTS, MIN_PART_SAMPLES = 8, 5  # number of parts; samples in each part
+PARTS, MIN_PART_SAMPLES = 8, 5  # maximum number of parts; minimum samples in each part
 MIN_SAMPLES = 20  # per series, as in readers/table.py
 MIN_SPREAD = 0.02
 
 
 class Comparison(NamedTuple):
-    """Result of the comparison with peers.
+    """The result of the comparison with peers.
 
-    slow: the series that are slower throughout. compared_count: number of series that had peers. skipped: number of
-    series not compared, by reason. Series that are too short are not included, because their reader reports
-    them.
+    slow: the series that are slower throughout. compared_count: number of series that had peers. skipped: maps each
+    reason to the number of series that were not compared for it. Series that are too short are not included, because
+    their reader reports them.
     """
 
     slow: tuple[SlowThroughout, ...]
@@ -68,7 +68,10 @@ class _Role(NamedTuple):
 
 
 class _MixedGroup(NamedTuple):
-    """A group whose members differ by more than LIMIT although none is named. ratio: slowest divided by fastest."""
+    """A group whose members differ by more than LIMIT but in which no member is named.
+
+    ratio: slowest divided by fastest.
+    """
 
     ratio: float
     group: str
@@ -111,7 +114,7 @@ def compare_with_peers(series: Sequence[Series]) -> Comparison:
 
 
 def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
-    """Return the slowest member's time divided by the fastest's, using the median of each member's parts."""
+    """Return the slowest member's time divided by the fastest member's, using the median over each member's parts."""
     times: list[float] = [statistics.median(part_times) for part_times in zip(*parts, strict=True)]
     return max(times) / min(times)
 
@@ -158,7 +161,9 @@ def _common_measure(own: Sequence[tuple[str, Sequence[float]]]) -> str:
 
 
 def _are_synchronous(series: Sequence[Series], members: Sequence[int]) -> bool:
-    """Return True if the ranks may wait for each other: their iterations take equally long to within one percent."""
+    """Return True if the ranks may be waiting for each other, because their iterations are equally long to within one
+    percent.
+    """
     levels = [statistics.median(series[member].value) for member in members]
     return max(levels) <= 1.01 * min(levels)
 
@@ -196,14 +201,17 @@ def _slow_members(
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float:
-    """Return the median of sorted values without one of them. Sorting the rest for each rank would take minutes."""
+    """Return the median of sorted values without one of them.
+
+    Sorting the rest again for each rank would take minutes.
+    """
     removed, count = bisect_left(ordered, value), len(ordered) - 1
     low, high = (ordered[at + (at >= removed)] for at in ((count - 1) // 2, count // 2))
     return (low + high) / 2
 
 
 def _slow_in(part: Sequence[float], is_declared: bool) -> set[int]:
-    """Return the positions of the slow members among the medians of one part."""
+    """Return the positions of the slow members, given all members' medians in one part."""
     if not is_declared:
         *lower, second, largest = sorted(part)
         is_alone = largest >= SINGLE_LIMIT * second and second <= SIMILAR_LIMIT * (lower or [second])[0]
@@ -217,7 +225,7 @@ def _slow_in(part: Sequence[float], is_declared: bool) -> set[int]:
 def _parts(members: Sequence[Series], times: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return each series's median in each part of the time.
 
-    Omit a part if a series has too few samples there in the regime that is most frequent over all series.
+    The regime that is most frequent over all series is used. Omit a part if a series has too few samples in it there.
     """
     count = min(PARTS, min(len(series.value) for series in members) // MIN_PART_SAMPLES)
     edges = [_edges(series, members, count) for series in members]
@@ -245,8 +253,8 @@ def _parts(members: Sequence[Series], times: Sequence[Sequence[float]]) -> list[
 def _edges(series: Series, members: Sequence[Series], count: int) -> list[int]:
     """Return where the parts of `series` begin and the last part ends, or [] if the series have no time in common.
 
-    Split by the index, into parts with equally many samples of the first series, because an index may have gaps that
-    all series share. If a job restarted, split by position.
+    The series are split by the index, so that each part has equally many samples of the first series; an index may have
+    gaps that all series share. If a job restarted, they are split by position.
     """
     length = len(series.value)
     if any(len(member.starts) > 1 for member in members):

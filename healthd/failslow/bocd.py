@@ -5,10 +5,11 @@ run ends at each sample with probability 1 / HAZARD_SAMPLES. Samples in a run ar
 (conjugate prior: normal-inverse-gamma). The predictive distribution of a run is therefore Student's t.
 
 FALCON (arXiv 2410.12588) detects a change by P(r_t = 0) > 0.9. With a constant hazard, this never happens: at every
-sample, the share 1 / HAZARD_SAMPLES of the probability goes to r_t = 0, whatever the sample. A change moves
+sample, a share of 1 / HAZARD_SAMPLES of the probability goes to r_t = 0, no matter what the sample is. A change moves
 probability to short runs a few samples later. The rule here is therefore P(r_t <= RECENT) > MIN_PROBABILITY.
 
-Memory use is constant: runs of RUNS - 1 or more samples are one run, which gradually forgets older samples.
+Memory use is constant: all runs of RUNS - 1 or more samples are treated as one run, which gradually forgets older
+samples.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ RUNS = 40
 RECENT = 5
 MIN_PROBABILITY = 0.9
 
-# Prior of a run for the logarithm of times: 5 % noise, with the weight of 2 PRIOR_ALPHA samples. The mean may
-# differ from the last run's mean by about 40 %.
+# A run's prior for the logarithm of times: 5 % noise, with the weight of 2 PRIOR_ALPHA samples. The mean may differ
+# from the last run's mean by about 40 %.
 PRIOR_NOISE = 0.05
 PRIOR_ALPHA = 3.0
 PRIOR_BETA = PRIOR_ALPHA * PRIOR_NOISE**2
@@ -46,7 +47,7 @@ CONTINUE_PROBABILITY = 1 - 1 / HAZARD_SAMPLES
 
 @dataclass(slots=True)
 class RunLengths:
-    """Distribution of run lengths.
+    """The distribution of run lengths.
 
     `probabilities[r]`, `means[r]` and `betas[r]` belong to a run of r samples; the last entry belongs to RUNS - 1
     samples or more.
@@ -57,7 +58,7 @@ class RunLengths:
     betas: list[float] = field(default_factory=list)
 
     def add(self, sample: float) -> int:
-        """Add the logarithm of one time. Return how many samples, including this one, belong to a new run.
+        """Add the logarithm of one time. Return how many samples (including this one) belong to a new run.
 
         The result is 1 to RECENT, or 0 if it is unlikely that a new run has begun.
         """
@@ -78,7 +79,7 @@ class RunLengths:
             probabilities.append(probability * factor / sqrt(beta) * (beta / grown) ** power)
             means.append(mean + off * step)
             betas.append(grown)
-        # The last two entries now both belong to the longest run, which takes the values of the likelier one.
+        # The last two entries now both belong to the longest run. It takes the values of the likelier one.
         longest_beta = betas.pop() * BETA_KEPT_SHARE
         mean, probability = means.pop(), probabilities.pop()
         if probability >= probabilities[-1]:
@@ -93,7 +94,7 @@ class RunLengths:
 
 
 def recent_run_length(probabilities: Sequence[float]) -> int:
-    """Return the likeliest length of a new run, or 0 if new runs together are too unlikely.
+    """Return the most likely length of a new run, or 0 if all new runs together are too unlikely.
 
     Args:
         probabilities: probabilities of runs of 0 to RECENT samples.

@@ -1,4 +1,4 @@
-"""Detector for the onset and relief of slowness in a series of times. It uses constant memory and one sample at a time.
+"""Detects the onset and relief of slowness in a series of times, one sample at a time and in constant memory.
 
 FALCON (arXiv 2410.12588, section 4) finds a change point (healthd/failslow/bocd.py) and keeps it if the means before
 and after differ by 10 %. In a job that fluctuates, this reports most fluctuations. It also misses slowness that
@@ -6,7 +6,7 @@ develops in steps below 10 %. This detector therefore compares samples with the 
 is learned once. A sample is the logarithm of a time minus that level: 0.095 is 10 % slower.
 
 - It tests the samples since a change point for fast changes, and the last 20 to 160 samples for slow ones.
-- The samples are slow if their mean is above 10 %, and above 7 % by more than chance explains. Chance covers the
+- The samples are slow if their mean is above 10 % and exceeds 7 % by more than chance explains. Chance covers the
   noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the samples and
   the last samples must also be slow, because a few long pauses are not slowness. For fewer than 20 samples, three
   quarters must be at least half as slow as their mean, because two disturbances close together are not slowness either.
@@ -31,23 +31,23 @@ from healthd.failslow.bocd import RunLengths
 from healthd.failslow.level import MAX_DISTANCE, MIN_NOISE, Level, clip, standard_deviation
 from healthd.failslow.model import Kind, Point
 
-MIN_SLOW_SAMPLES = 10  # samples
-LAST_SAMPLES = 3  # the last samples must also be slow
-SMOOTHING_RADIUS = 3  # samples on each side, used to locate the onset
-FOLLOWED_SAMPLES = 40  # samples for which a change point is followed
+MIN_SLOW_SAMPLES = 10  # number of samples
+LAST_SAMPLES = 3  # number of last samples that must also be slow
+SMOOTHING_RADIUS = 3  # number of samples on each side, used to locate the onset
+FOLLOWED_SAMPLES = 40  # number of samples for which a change point is followed
 HISTORY_SAMPLES = 160  # samples
 WINDOWS = (20, 28, 40, 56, 80, 112, HISTORY_SAMPLES)
 SIGMAS = 3.0  # standard errors by which a mean must exceed the tolerated limit
-RARE_SIGMAS = 6.0  # and the level, because each sample of each series can cause a false alarm
-ONSET_SHARE = 0.95  # the level at an onset is measured below the limit as often as above
+RARE_SIGMAS = 6.0  # depends on the level too, because each sample of each series can cause a false alarm
+ONSET_SHARE = 0.95  # the level measured at an onset is below the limit as often as above it
 WARM_UP = 60  # maximum number of samples after a start during which times may still fall
 WARM_UP_DROP = 0.02
 BLOCK, BLOCKS = 20, 24  # samples per block; number of blocks used to estimate the drift
-BLOCK_TRIM = 2  # longest and shortest samples in a block that do not count as drift
-MIN_DRIFT, MAX_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; a longer mean drifts less
+BLOCK_TRIM = 2  # number of longest and of shortest samples in a block that do not count as drift
+MIN_DRIFT, MAX_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; the mean of more samples drifts less
 DRIFT_PER_BLOCK = 0.002  # maximum, because a few blocks give a poor estimate
-MAX_LOG_RATIO = 50.0  # logarithm; higher values are clipped so that no sum overflows
-ESTABLISHED_SAMPLES = 200  # samples after which a level counts as established
+MAX_LOG_RATIO = 50.0  # of the logarithm; higher values are clipped so that no sum overflows
+ESTABLISHED_SAMPLES = 200  # number of samples after which a level counts as established
 SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slow period that may be normal for the job
 EXCEEDS_USUAL = 1.5  # factor by which a slow period must exceed earlier ones in length or height
 MAX_REGIMES = 64  # with more, nearly every sample has its own regime, and nothing can be learned
@@ -62,7 +62,7 @@ class Limits:
 
 
 # FALCON 2.2, step 4: less than 10 % is jitter. Communication varies more than compute (FALCON, table 2: CoV 0.29 for
-# RDMA latency, 0.01 for a copy within a GPU), and Greyhound's detector calls a group degraded from 1.2 x.
+# RDMA latency, 0.01 for a copy within a GPU), and Greyhound's detector calls a group degraded from a factor of 1.2.
 LIMITS = {
     Kind.ITERATION: Limits(math.log(1.10), math.log(1.07)),
     Kind.BUSY: Limits(math.log(1.10), math.log(1.07)),
@@ -76,7 +76,7 @@ def detect(
     starts: Sequence[int] = (0,),
     kind: Kind = Kind.ITERATION,
 ) -> tuple[Point, ...]:
-    """Return all points of one series, oldest first.
+    """Return all points in one series, oldest first.
 
     The result equals that of a Detector that receives the samples one by one.
     """
@@ -90,7 +90,7 @@ def run_detector(
     starts: Sequence[int],
     kind: Kind,
 ) -> tuple[Point, ...]:
-    """Return all points of one series.
+    """Return all points in one series.
 
     Args:
         run_lengths: the result of RunLengths.add for each sample, if already computed (detect_numpy.py).
@@ -115,7 +115,7 @@ class Detector:
     _limits: Limits = field(init=False)
     _position: int = -1
     _levels: dict[str, Level] = field(default_factory=dict)
-    _earlier_levels: list[Level] = field(default_factory=list)  # established, slower levels from earlier in the job
+    _earlier_levels: list[Level] = field(default_factory=list)  # established but slower levels from earlier in the job
     _run_lengths: RunLengths = field(default_factory=RunLengths)
     _last_two: tuple[float, float] | None = None
     _starting: list[float] | None = None  # samples since a start, kept until times no longer fall
@@ -132,7 +132,7 @@ class Detector:
     _slowness: Slowness | None = None
     _short_slownesses: list[tuple[int, float]] = field(
         default_factory=list
-    )  # the last short slow periods: samples, mean
+    )  # the last short slow periods: number of samples, and mean
 
     def __post_init__(self) -> None:
         self._limits = LIMITS[self.kind]
@@ -140,7 +140,7 @@ class Detector:
     def add(self, value: float, regime: str = "", restarted: bool = False, run_length: int | None = None) -> None:
         """Add one time.
 
-        A value that is not a time (0, NaN) takes up a position and is otherwise ignored.
+        A value that is not a time (0, NaN) uses a position but is otherwise ignored.
 
         Args:
             restarted: True if the job restarted before this sample.
@@ -207,9 +207,10 @@ class Detector:
         return math.exp(level.mean) if level is not None and level.is_known else 0.0
 
     def recent_ratio(self) -> float | None:
-        """Return the mean of the last MIN_SLOW_SAMPLES samples divided by the healthy time, or None for fewer.
+        """Return the mean of the last MIN_SLOW_SAMPLES samples divided by the healthy time, or None if there are fewer
+        samples.
 
-        1.3 is 30 % slower.
+        1.3 means 30 % slower.
         """
         if len(self._off) < MIN_SLOW_SAMPLES:
             return None
@@ -217,7 +218,7 @@ class Detector:
         return math.exp(min(sum(last) / MIN_SLOW_SAMPLES, MAX_LOG_RATIO))
 
     def _smoothed(self, sample: float) -> float:
-        """Return the median of this sample and the two before it, since a single outlier is not a change."""
+        """Return the median of this sample and the two before it, because a single outlier is not a change."""
         before, last = self._last_two or (sample, sample)
         self._last_two = (last, sample)
         return sorted((before, last, sample))[1]
@@ -293,7 +294,7 @@ class Detector:
                 self._start_faster_level(samples, regime, level)
 
     def _recent_mean(self) -> float:
-        """Return the mean of the last MIN_SLOW_SAMPLES samples, or 0 for fewer."""
+        """Return the mean of the last MIN_SLOW_SAMPLES samples, or 0 if there are fewer."""
         count = len(self._clipped)
         return (
             sum(islice(self._clipped, count - MIN_SLOW_SAMPLES, count)) / MIN_SLOW_SAMPLES
@@ -347,15 +348,16 @@ class Detector:
         self._block.clear()
 
     def _usual_length(self, mean: float) -> float:
-        """Return how many samples as slow as `mean` go unreported because such periods have happened repeatedly.
+        """Return how many samples as slow as `mean` are not reported because such periods have occurred repeatedly.
 
         Examples are an evaluation every hundred iterations, or a job that fluctuates. The first two periods are
-        reported."""
+        reported.
+        """
         lengths = [length for length, height in self._short_slownesses if mean < EXCEEDS_USUAL * height]
         return EXCEEDS_USUAL * max(lengths) if len(lengths) >= 2 else 0.0
 
     def _start_faster_level(self, samples: list[float], regime: str, level: Level) -> None:
-        """Start a new level. A faster job is a regime of its own."""
+        """Start a new level, because a faster job is a separate regime."""
         if level.samples_since >= ESTABLISHED_SAMPLES:
             self._earlier_levels = [level, *self._earlier_levels][:3]
         fresh = Level()
@@ -407,7 +409,10 @@ class Detector:
 
 @dataclass(slots=True)
 class Slowness:
-    """Height of a slow period since its onset. rest_level: mean of the samples before the onset, if below the level."""
+    """How slow a series has been since the onset of a slow period.
+
+    rest_level: mean of the samples before the onset, if it is below the level.
+    """
 
     rest_level: float
     _total: float = 0.0
@@ -416,7 +421,7 @@ class Slowness:
     _last: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
 
     def add(self, sample: float) -> None:
-        """Add a sample. A pause during the slow period weighs no more than any other sample."""
+        """Add a sample. A pause during the slow period has no more weight than any other sample."""
         if self._count >= MIN_SLOW_SAMPLES:
             sample = min(sample, self._total / self._count + MAX_DISTANCE)
         ratio = math.exp(min(sample - self.rest_level, MAX_LOG_RATIO))
@@ -442,7 +447,7 @@ class Slowness:
 
 
 def median_filter(samples: Sequence[float]) -> list[float]:
-    """Return the median of each sample and its SMOOTHING_RADIUS neighbours on each side.
+    """Return, for each sample, the median of it and its SMOOTHING_RADIUS neighbours on each side.
 
     This removes pauses shorter than the radius without moving steps.
     """
@@ -450,7 +455,10 @@ def median_filter(samples: Sequence[float]) -> list[float]:
 
 
 def isotonic_fit(samples: Iterable[float]) -> list[float]:
-    """Return the least-squares fit that never falls, by pooling adjacent violators (Ayer et al. 1955)."""
+    """Return the least-squares fit that never falls.
+
+    It is computed by pooling adjacent violators (Ayer et al. 1955).
+    """
     pools: list[tuple[float, int]] = []
     for sample in samples:
         total, count = sample, 1

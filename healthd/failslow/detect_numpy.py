@@ -1,7 +1,7 @@
-"""The detector for many series at once. numpy computes the run lengths of all series together (bocd.py) and excludes
-series without slowness. detect.py then tests the other series sample by sample.
+"""The detector for many series at once. numpy excludes most series without slowness before detect.py tests the others.
 
-Needs the extra healthd[failslow]. A test checks that it finds the same points as detect.py.
+numpy computes the run lengths of all series together (bocd.py). detect.py then tests the remaining series sample by
+sample. This needs the extra healthd[failslow]. A test checks that it finds the same points as detect.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from healthd.failslow.detect import LIMITS, MIN_SLOW_SAMPLES, run_detector
 from healthd.failslow.level import BATCH, MAX_DISTANCE
 from healthd.failslow.model import Kind, Point
 
-MAX_BATCH_SERIES = 2048  # series; each array of runs takes 640 KiB
-MAX_BATCH_SAMPLES = 1 << 21  # per batch: 16 MiB
+MAX_BATCH_SERIES = 2048  # number of series; each array of runs takes 640 KiB
+MAX_BATCH_SAMPLES = 1 << 21  # number of samples per batch: 16 MiB
 PIECE = 8192  # samples per piece of a long series; the pieces are computed together
 ROUNDING = 1e-9
-OVERLAP = 1024  # samples by which pieces overlap; after them, run lengths do not depend on where a piece begins
+OVERLAP = 1024  # overlap of the pieces in samples; after it, run lengths do not depend on where a piece begins
 
 
 def detect(
@@ -31,7 +31,7 @@ def detect(
     starts: Sequence[Sequence[int]],
     kind: Kind = Kind.ITERATION,
 ) -> list[tuple[Point, ...]]:
-    """Return the result of `detect.detect` for each series. Series of similar length form a batch."""
+    """Return the result of `detect.detect` for each series. Series with similar lengths form a batch."""
     points: list[tuple[Point, ...]] = [()] * len(values)
     batch: list[int] = []
     for series_index in sorted(range(len(values)), key=lambda series_index: -len(values[series_index])):
@@ -59,7 +59,7 @@ def _detect_batch(
     batch: Sequence[int],
     points: list[tuple[Point, ...]],
 ) -> None:
-    """Detect the points of one batch and store them in `points`.
+    """Detect the points in one batch and store them in `points`.
 
     Args:
         batch: indices of series with samples, longest first.
@@ -84,7 +84,10 @@ def _detect_batch(
 
 
 def run_lengths_in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
-    """Return the same as `recent_run_lengths`. Long series are split, because one series takes as long as a hundred."""
+    """Return the result of `recent_run_lengths`.
+
+    Long series are split, because one series takes as long as a hundred.
+    """
     count, length = samples.shape
     if length <= PIECE + OVERLAP:
         return recent_run_lengths(samples)
@@ -96,7 +99,7 @@ def run_lengths_in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
 
 
 def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the median of each sample and the two before it. Shape: series x samples."""
+    """Return, for each sample, the median of it and the two before it. Shape: series x samples."""
     padded = np.pad(samples, ((0, 0), (2, 0)), mode="edge")
     return np.median((padded[:, :-2], padded[:, 1:-1], padded[:, 2:]), axis=0)
 
@@ -144,7 +147,7 @@ def recent_run_lengths(samples: NDArray[np.float64]) -> NDArray[np.int8]:
 
 
 def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: Kind) -> NDArray[np.bool_]:
-    """Return True for each series that certainly has no point. Most healthy series then need no test sample by sample.
+    """Return True for each series that certainly has no point. Most healthy series then need no further test.
 
     detect.py reports slowness only if the mean of MIN_SLOW_SAMPLES consecutive samples exceeds the level by a limit.
     The level is the mean of whole batches of BATCH consecutive samples (level.py), in which each sample is clipped at
@@ -159,7 +162,7 @@ def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: 
         return np.ones(len(samples), np.bool_)
     is_present = np.arange(samples.shape[1]) < counts[:, None]
     lowest = np.where(is_present, samples, np.inf).min(axis=1, keepdims=True)
-    # The median of a level is at least the lowest sample. Clipping can only lower samples far above it.
+    # The median of a level is at least the lowest sample. Clipping can only lower samples that are far above it.
     level = np.where(is_present[:, BATCH - 1 :], _means(np.minimum(samples - lowest, MAX_DISTANCE), BATCH), np.inf)
     level = lowest + level.min(axis=1, keepdims=True)
     above = _means(np.clip(samples - level, -MAX_DISTANCE, MAX_DISTANCE), MIN_SLOW_SAMPLES)
@@ -169,7 +172,7 @@ def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: 
 
 
 def _means(samples: NDArray[np.float64], length: int) -> NDArray[np.float64]:
-    """Return the mean of every `length` consecutive samples."""
+    """Return the mean of each run of `length` consecutive samples."""
     count = samples.shape[1] - length + 1
     means: NDArray[np.float64] = samples[:, :count].copy()
     for at in range(1, length):

@@ -1,17 +1,16 @@
-"""Grouping of series without declared groups: the gangs in a file, and the peers of one role in each gang. Pure
-functions.
+"""Groups series without declared groups: finds the gangs in a file, and the peers with one role in each gang. Pure.
 
 A gang is synchronous: each iteration ends for all of its ranks with the same collective, so their iteration times move
-together. Two series belong to one gang if the signs of their sample-to-sample changes agree in MIN_AGREEMENT of
-the first COMPARED_SIGNS that both have. For normally distributed noise, this is a correlation of 0.7 (agreement =
-1/2 + asin(rho) / pi). A gang of fewer than SMALL_GANG ranks must agree in SMALL_GANG_AGREEMENT, since among many series
+together. Two series belong to one gang if the signs of their sample-to-sample changes agree in MIN_AGREEMENT of the
+first COMPARED_SIGNS that both have. For normally distributed noise, this is a correlation of 0.7 (agreement = 1/2 +
+asin(rho) / pi). A gang with fewer than SMALL_GANG ranks must agree in SMALL_GANG_AGREEMENT, because among many series
 whose load sometimes varies together, two can agree in MIN_AGREEMENT by chance. If there is only one gang, series that
 report waiting for other ranks also belong to it.
 
 All other series form one pool: workers that do not wait for each other (parameter server), or series whose measurements
 are too coarse.
 
-Peers have one role: the same declared group, or about the same healthy level. Without declared groups, members are
+Peers have the same role: the same declared group, or about the same healthy level. Without declared groups, members are
 sorted by level, and a role ends where the next level is more than LEVEL_GAP times the previous one. Levels stand for
 stage and volume (FALCON, arXiv 2410.12588, compares groups of identical role and volume).
 
@@ -34,7 +33,7 @@ MIN_SIGNS = 48
 MIN_AGREEMENT = 0.75
 SMALL_GANG, SMALL_GANG_AGREEMENT = 4, 0.85
 LEVEL_GAP = 1.5
-MAX_GANGS = 256  # gangs compared with each series, so that 100,000 series take only seconds
+MAX_GANGS = 256  # maximum number of gangs compared with each series, so that 100,000 series take only seconds
 
 
 class Pool(NamedTuple):
@@ -77,10 +76,10 @@ def find_pools(series: Sequence[Series]) -> list[Pool]:
 def find_roles(
     series: Sequence[Series], members: Sequence[int], level: Callable[[int], float | None]
 ) -> list[tuple[int, ...]]:
-    """Return the members grouped by role; each member is in one group.
+    """Return the members grouped by role. Each member is in exactly one group.
 
     Args:
-        level: returns a member's healthy time, or None. A member without a level stays with the lowest.
+        level: function that returns a member's healthy time, or None. A member without a level joins the lowest role.
     """
     by_group: dict[str, list[int]] = defaultdict(list)
     for member in members:
@@ -118,7 +117,7 @@ class _Signs(NamedTuple):
 def _change_signs(series: Sequence[Series]) -> list[_Signs]:
     """Return the signs of the first COMPARED_SIGNS samples that all series can have.
 
-    Samples are aligned by index if the series share one, so that a gap shifts nothing. Otherwise they are aligned by
+    If the series share an index, samples are aligned by it, so that a gap shifts nothing. Otherwise they are aligned by
     position.
     """
     begin = max((item.index[0] for item in series if len(item.index)), default=0.0)

@@ -1,5 +1,4 @@
-"""The typical duration of an iteration, from the positions of iterations in a stream and the operations' times. Pure
-functions.
+"""Computes the typical duration of an iteration from the iterations' positions and the operations' times. Pure.
 
 It is the median of the durations, with two corrections:
 
@@ -9,8 +8,8 @@ It is the median of the durations, with two corrections:
   phase where consecutive durations differ most.
 - An iteration with a pause (a checkpoint) shows only the pause and does not count.
 
-The error estimate covers three things: missing iterations, which may all lie on one side of the median; the phases next
-to the chosen one; and the clock tick, because each duration may be wrong by one tick.
+The error estimate covers missing iterations (which may all be on one side of the median), the phases next to the chosen
+one, and the clock tick (each duration may be wrong by one tick).
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-PHASES = 32  # phases of a loop; a mixture of 1 and 31 parts is negligible
+PHASES = 32  # number of phases in a loop; a mixture of 1 and 31 parts is negligible
 FINE_PHASES = 16  # with this many phases or more, neighbours give about the same result
-PAUSE_RATIO = 2.0  # factor above or below the median
-TICK_SAMPLES = 100_000  # times from which the clock tick is estimated
+PAUSE_RATIO = 2.0  # maximum factor above or below the median
+TICK_SAMPLES = 100_000  # number of times from which the clock tick is estimated
 
 Position = float  # position in the stream; 2.5 is half-way between operations 2 and 3
 
 
 class Chain(NamedTuple):
-    """Consecutive iterations, from mark to mark. before, after: number of operations outside the chain that belong to
-    an iteration.
+    """Consecutive iterations, from mark to mark.
+
+    before, after: number of operations outside the chain that belong to an iteration.
     """
 
     marks: Sequence[Position]
@@ -40,7 +40,7 @@ class Chain(NamedTuple):
 
 
 class IterationTime(NamedTuple):
-    """seconds: duration of an iteration. relative_error: possible error as a share of seconds."""
+    """The duration of an iteration in seconds. relative_error: possible error as a share of `seconds`."""
 
     seconds: float
     relative_error: float
@@ -99,7 +99,7 @@ def _phase(times: Sequence[float], chains: Sequence[Chain], phase: float, operat
 
 
 def _mean_difference(phase: _Phase) -> float:
-    """Return the mean difference between consecutive durations, or -1 for fewer than two."""
+    """Return the mean difference between consecutive durations, or -1 if there are fewer than two."""
     steps = [abs(after - before) for before, after in pairwise(phase.seconds)]
     return statistics.fmean(steps) if steps else -1.0
 
@@ -107,8 +107,8 @@ def _mean_difference(phase: _Phase) -> float:
 def _relative_error(phase: _Phase, seconds: float, chains: int) -> float:
     """Return how far the true median may deviate, as a share of `seconds`.
 
-    Each chain has one incomplete iteration. Each missing iteration is below or above the median by chance, so many are
-    very unlikely to be all on one side.
+    Each chain has one incomplete iteration. By chance, a missing iteration is below or above the median, so it is very
+    unlikely that many are all on one side.
     """
     ascending, unseen = sorted(phase.seconds), chains + phase.paused
     middle, reach = (len(ascending) - 1) / 2, min(unseen / 2, math.sqrt(unseen))
@@ -117,7 +117,7 @@ def _relative_error(phase: _Phase, seconds: float, chains: int) -> float:
 
 
 def _durations(times: Sequence[float], chain: Chain, phase: float, operations: int) -> Iterator[float]:
-    """Yield the durations of the iterations that begin `phase` after each mark. `phase` is a share of an iteration."""
+    """Yield the durations of the iterations that begin `phase` (a share of an iteration) after each mark."""
     marks = chain.marks
     positions = [begin + phase * (end - begin) for begin, end in pairwise(marks)]
     if (1 - phase) * operations <= chain.before:

@@ -1,4 +1,4 @@
-"""The level of a healthy regime, learned from its first samples and then fixed.
+"""Learns the level of a healthy regime from its first samples, and then keeps it fixed.
 
 A level that followed its series would also follow slowness that develops gradually. FALCON misses such slowness (arXiv
 2410.12588, section 6: consecutive steps below 10 %). Samples are logarithms of times.
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-BATCH = 10  # samples that are accepted or set aside together
-MIN_SAMPLES = 20  # needed for a level
-MAX_SAMPLES = 200  # used for a level
-FIXED_AFTER = 2 * MAX_SAMPLES  # samples after which the level is fixed, even if fewer were accepted
-WARM_UP_SAMPLES = 60  # samples searched for a warm-up
+BATCH = 10  # number of samples that are accepted or set aside together
+MIN_SAMPLES = 20  # number of samples needed for a level
+MAX_SAMPLES = 200  # number of samples used for a level
+FIXED_AFTER = 2 * MAX_SAMPLES  # number of samples after which the level is fixed, even if fewer were accepted
+WARM_UP_SAMPLES = 60  # number of samples searched for a warm-up
 MAX_DISTANCE = math.log(1.6)  # distances are clipped here, so that a pause counts as one sample
 MIN_NOISE = 0.005
-MIN_BATCH_DISTANCE = 0.03  # distance from the others that a batch may always have
+MIN_BATCH_DISTANCE = 0.03  # distance from the other batches that a batch may always have
 
 
 @dataclass(slots=True)
 class Level:
-    """Level of a regime.
+    """A regime's level.
 
     mean: mean of the clipped samples. noise: their standard deviation. Both are valid only if `is_known`.
     samples_since: samples in the regime since the level became known.
@@ -83,9 +83,9 @@ class Level:
         return self.mean - before
 
     def _forget_warm_up(self) -> None:
-        """Drop the first batches if they are clearly above all that follow.
+        """Drop the first batches if they are clearly above all later ones.
 
-        First iterations compile, tune and fill caches.
+        The first iterations compile, tune and fill caches.
         """
         accepted = self._accepted
         if len(accepted) > WARM_UP_SAMPLES or self.samples_since > 2 * WARM_UP_SAMPLES:

@@ -1,4 +1,4 @@
-"""Data model of fail-slow detection: measurements, findings and suspects. Frozen values."""
+"""Data model for fail-slow detection: measurements, findings and suspects. All values are frozen."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from healthd.failslow.times import TimeStyle
 class Cause(enum.Enum):
     """Kind of slowness: from FALCON (arXiv 2410.12588, table 1 and section 2.2), or caused by the job itself."""
 
-    COMPUTE = "compute"  # on a worker; GPU or CPU is unknown
+    COMPUTE = "compute"  # on a worker; it is unknown whether the GPU or the CPU is the cause
     COMPUTE_GPU = "compute_gpu"
     COMPUTE_CPU = "compute_cpu"
-    COMMUNICATION = "communication"  # unknown whether within a node or between nodes
+    COMMUNICATION = "communication"  # it is unknown whether the cause is within a node or between nodes
     COMMUNICATION_INTRA_NODE = "communication_intra_node"
     COMMUNICATION_INTER_NODE = "communication_inter_node"
     IMBALANCE = "imbalance"  # in the job: a pipeline stage, longer sequences, data loading
@@ -29,29 +29,32 @@ class Confidence(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """Quantity that a series measures. Communication varies more than compute, so papers give thresholds by kind."""
+    """The quantity that a series measures.
+
+    Communication varies more than compute, so papers give thresholds by kind.
+    """
 
     ITERATION = "iteration"  # whole iterations, the default
     BUSY = "busy"  # a rank's own compute
-    TRANSFER = "transfer"  # communication of a rank or group, without waiting for others
+    TRANSFER = "transfer"  # communication of a rank or group, without the time spent waiting for others
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Samples of one worker, rank or job, oldest first and cleaned: every value is > 0 and finite.
+    """Samples from one worker, rank or job, oldest first and cleaned: every value is > 0 and finite.
 
     index: position of each sample in the index column (iterations, seconds), ascending within an attempt. Without an
     index column, it is 0, 1, 2, ... busy, wait, transfer: seconds (or the unit of value) for the same samples, None if
     not reported, NaN for a missing sample. regimes: a name for each sample (batch size, sequence length), None if not
     reported. Each name is a regime. starts: positions at which the job started, always including 0. A warm-up follows.
-    rows: position of each sample among the series's rows if rows without a value were left out, None if both are
-    equal. times: set if the index is seconds since 1970; the style in which the file writes them.
+    rows: if rows without a value were left out, the position of each sample among the series's rows, otherwise None.
+    times: if the index is seconds since 1970, the style in which the file writes times.
     """
 
     name: str  # "6"
     value: Sequence[float]
     index: Sequence[float]
-    label: str = ""  # name of the series columns: "worker", displayed as "worker 6"
+    label: str = ""  # name of the series columns, such as "worker", displayed as "worker 6"
     group: str = ""  # "" if not reported
     node: str = ""  # "" if not reported
     busy: Sequence[float] | None = None
@@ -81,7 +84,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A condition on a series's node, reported by root. begin, end: as Series.index."""
+    """A condition on a series's node, reported by root. begin, end: in the same form as Series.index."""
 
     node: str
     begin: float
@@ -92,7 +95,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The component that probably slows a job.
+    """The component that is probably slowing a job.
 
     subject: name of a series, group or node. subject_kind: its kind ("worker", "rank", "group", "node"). whole_stage:
     True if it runs all ranks of at least one role, so that no other rank can take over its work.
@@ -126,8 +129,8 @@ class SlowJob:
 class SlowThroughout:
     """A series that was slower than its peers from the first sample. Its onset is unknown.
 
-    measure: the compared time: "own" (the value without waiting), "busy" or "iteration". ratio: time / peers_time, both
-    in the unit of the values. group: "" if the peers are all ranks that wait for each other.
+    measure: the time that was compared: "own" (the value without waiting), "busy" or "iteration". ratio: time /
+    peers_time, both in the unit of the values. group: "" if the peers are all ranks that wait for each other.
     """
 
     series: str
@@ -143,10 +146,10 @@ class SlowThroughout:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Result of the analysis.
+    """The result of the analysis.
 
-    points: points of each series, in the given order. compared_count: number of series that had peers with the same
-    work. A series among them that was slow from its first sample would be in slow_throughout.
+    points: the points in each series, in the given order. compared_count: number of series that had peers with the same
+    work. If one of them was slow from its first sample, it is in slow_throughout.
     """
 
     points: tuple[tuple[Point, ...], ...]

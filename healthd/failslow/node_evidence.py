@@ -1,4 +1,4 @@
-"""Evidence from the nodes' own conditions, in addition to the times of their ranks. Pure functions."""
+"""Uses conditions on the nodes as evidence, in addition to the ranks' times. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FAMILIES = {
 def suspect_by_evidence(
     observed: Observed, step: Step, members: Sequence[int], changes: Mapping[int, Change]
 ) -> Suspect | None:
-    """Return the node as a suspect if it is the job's only node that reported a condition that can slow a job.
+    """Return the node as a suspect if only this node in the job reported a condition that can slow a job.
 
     Return None if its ranks' times contradict that.
     """
@@ -79,7 +79,7 @@ def agreeing_evidence(observed: Observed, step: Step, members: Iterable[int]) ->
 def _evidence_at(observed: Observed, step: Step, member: int) -> list[Evidence]:
     """Return the conditions on the node that were open at the onset or that began before the alarm.
 
-    Checks detect conditions late.
+    The latter count because checks detect conditions late.
     """
     series = observed.series[member]
     begin, _ = observed.window(step, member)
@@ -104,7 +104,7 @@ def _cause_by_code(code: str) -> Cause:
 
 
 def common_cause(causes: set[Cause]) -> Cause:
-    """Return what the causes have in common: compute, communication, or unknown."""
+    """Return the cause that these causes have in common: compute, communication, or unknown."""
     if len(causes) == 1:
         return next(iter(causes))
     kinds = {_FAMILIES.get(cause, "") for cause in causes}

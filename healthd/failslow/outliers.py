@@ -1,4 +1,4 @@
-"""Outliers among peers: ranks whose own time rose against its baseline and against the peers. Pure functions.
+"""Finds outliers among peers: ranks whose own time rose relative to its baseline and to the peers. Pure.
 
 peers.py describes the limits and their reasons.
 """
@@ -23,11 +23,14 @@ MIN_EXPLAINED_SHARE = 0.3
 PAUSE_EXCESS, MAX_FAST_SHARE = (
     1.3,
     0.2,
-)  # a higher rise with a larger share of samples as fast as before indicates frequent pauses
+)  # a higher rise, with a larger share of samples as fast as before, indicates frequent pauses
 
 
 class Outlier(NamedTuple):
-    """An outlier. excess: its change divided by its peers' change. standard_errors: size of the difference."""
+    """An outlier.
+
+    excess: its change divided by its peers' change. standard_errors: the difference in standard errors.
+    """
 
     member: int
     cause: Cause
@@ -52,7 +55,7 @@ def find_outliers(
     candidates: Iterable[int] = (),
     ranks: int = 0,
 ) -> list[Outlier]:
-    """Return the members whose change is more than `limit` times the median of their role.
+    """Return the members whose change is more than `limit` times the median change in their role.
 
     Args:
         lost: increase in the iteration time.
@@ -118,7 +121,7 @@ def find_host_outliers(
     candidates: Iterable[int] = (),
     ranks: int = 0,
 ) -> list[Outlier]:
-    """Return the members whose host takes a larger share of an iteration than before and than their peers' hosts.
+    """Return the members whose host time is a larger share of an iteration than before and than for their peers.
 
     The arguments are those of `find_outliers`.
     """
@@ -160,7 +163,7 @@ def _cause(observed: Observed, member: int, role: Sequence[int], kind: Kind) -> 
 
 
 def link_cause(observed: Observed, members: Iterable[int]) -> Cause:
-    """Return the kind of the links between these members."""
+    """Return the kind of link that connects these members."""
     nodes = {observed.series[member].node for member in members}
     if "" in nodes:
         return Cause.COMMUNICATION
@@ -199,11 +202,14 @@ def with_pause_note(found: Outlier) -> Outlier:
 
 
 def _peers_text(compared: int, ranks: int) -> str:
-    """Return "its 7 peers", or how many were compared, in a large role or if some do not report the time."""
+    """Return text like "its 7 peers".
+
+    It gives the number compared if the role is large or some do not report the time.
+    """
     peers = ranks - 1
     return f"its {peers} peers" if compared >= peers else f"the median of {compared} of its {peers} peers"
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in the unit of the series with three digits."""
+    """Format a duration in the unit of the series, with three digits."""
     return f"{seconds:,.0f}" if abs(seconds) >= 1000 else f"{seconds:.3g}"

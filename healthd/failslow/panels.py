@@ -1,7 +1,7 @@
-"""Contents of a fail-slow plot: which series get a panel, and the points of each line. Pure functions.
+"""Selects the contents of a fail-slow plot: which series get a panel, and the points on each line. Pure.
 
-A line has at most MAX_COLUMNS points, however many samples the series has. Each point has the smallest, the median and
-the largest of its samples, so a single spike among 100,000 samples remains visible.
+A line has at most MAX_COLUMNS points, regardless of the number of samples. Each point has the smallest, median and
+largest of its samples, so a single spike among 100,000 samples remains visible.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from healthd.failslow.model import Cause, Diagnosis, Point, Series, SlowJob, Sus
 
 MAX_PANELS = 24
 MAX_COLUMNS = 320
-MAX_PEERS = 60  # used for a band; if there are more, an even selection
+MAX_PEERS = 60  # maximum number of peers used for a band; from more peers, an even selection is used
 MIN_BAND_PEERS = 4  # this many peers or more get a median and a spread; fewer get a line each
-SPREAD = (0.1, 0.9)  # quantiles of the peers, for a band
-MAX_ONSET_DISTANCE = 10  # samples; onsets within this distance count as simultaneous
-MAX_SPAN_TEXTS = 3  # spans per panel that its caption describes
+SPREAD = (0.1, 0.9)  # quantiles of the peers that a band shows
+MAX_ONSET_DISTANCE = 10  # in samples; onsets within this distance count as simultaneous
+MAX_SPAN_TEXTS = 3  # maximum number of spans per panel that its caption describes
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Samples at x (as Series.index), or medians of the peers there. low <= middle <= high."""
+    """The samples at x (as Series.index), or the peers' medians there. low <= middle <= high."""
 
     x: float
     low: float
@@ -56,9 +56,9 @@ class DrawnSpan:
 class Panel:
     """One panel.
 
-    above: number of samples above `top`, which a pause of one sample does not raise. peers: the peers' band, or empty.
-    peer_lines: a line for each peer if there are too few for a band. Both are scaled to the level of the line before
-    its onset. times: style of x, None for plain numbers.
+    above: number of samples above `top`; a pause of one sample does not raise `top`. peers: the peers' band, or empty.
+    peer_lines: a line for each peer if there are too few for a band. Both are scaled to the line's level before its
+    onset. times: style of x, None for plain numbers.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class PanelRequest:
-    """Request for a panel: a series, the measure to draw ("" for the value itself) and the reason."""
+    """Request for a panel: a series, the measure to draw ("" for the value itself), and the reason."""
 
     series_index: int
     measure: str
@@ -87,7 +87,7 @@ class PanelRequest:
 
 
 def build_panels(series: Sequence[Series], diagnosis: Diagnosis) -> tuple[tuple[Panel, ...], int]:
-    """Return the panels, suspects first, and the number of panels left out."""
+    """Return the panels, suspects first, and the number of panels that were left out."""
     first: dict[tuple[int, str], PanelRequest] = {}
     for request in _panel_requests(series, diagnosis):
         first.setdefault((request.series_index, request.measure), request)
@@ -107,7 +107,7 @@ def series_label(series: Series) -> str:
 
 
 def span_text(series: Series, point: Point) -> str:
-    """Return the description of a point as the terminal shows it: "slow from 180 to 195, +65 %, recovered"."""
+    """Return a point's description as shown on the terminal: "slow from 180 to 195, +65 %, recovered"."""
     onset = index_text(series, point.onset_index)
     if point.relief_index is None:
         return f"slow from {onset} on, {format_percent(point.slowdown)}"
@@ -165,7 +165,7 @@ def _suspect_indices(indices_by_name: Mapping[str, Sequence[int]], diagnosis: Di
 
 
 def _began_together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
-    """Return True if all points began together with a suspect, as in a gang that waited.
+    """Return True if all points began together with a suspect's onset, as in a gang that waited.
 
     Such a series is among the suspect's peers.
     """
@@ -173,7 +173,8 @@ def _began_together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
 
 
 def _measure(series: Series, cause: Cause) -> str:
-    """Return the rank's own time to draw, which sets the rank apart from ranks that waited for it."""
+    """Return the measure to draw: the rank's own time, because it distinguishes the rank from those that waited for it.
+    """
     if series.busy is not None and cause in (Cause.COMPUTE, Cause.COMPUTE_GPU, Cause.COMPUTE_CPU):
         return "busy"
     communicates = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTRA_NODE, Cause.COMMUNICATION_INTER_NODE)
@@ -181,7 +182,7 @@ def _measure(series: Series, cause: Cause) -> str:
 
 
 def _measure_point(series: Series, measure: str, point: Point) -> Point:
-    """Return the same point with the slowdown of this measure.
+    """Return the point with the slowdown of this measure.
 
     A gang's iteration time rises by a smaller percentage.
     """
@@ -192,7 +193,7 @@ def _measure_point(series: Series, measure: str, point: Point) -> Point:
 
 
 def _healthy_requests(series: Sequence[Series]) -> list[PanelRequest]:
-    """Return a request for one series from each group, shown among its peers, if nothing became slow."""
+    """If nothing became slow, return a request for one series from each group, shown among its peers."""
     first: dict[str, int] = {}
     for at, item in enumerate(series):
         if len(item.value):

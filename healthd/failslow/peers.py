@@ -1,8 +1,8 @@
-"""Comparison with peers: finds which component causes slowness, and whether any component can be named. Pure functions.
+"""Compares series with their peers to find the component that causes slowness, if one can be named. Pure.
 
 A collective makes every rank of a gang equally slow. A step in all iteration times therefore shows only that the job is
-slow. Workers explain over half of the slowdown in 1.7 % of straggling jobs (Lin et al., OSDI 2025, arXiv
-2505.05713). A suspect is therefore a component whose own time rose
+slow. Workers explain over half of the slowdown in 1.7 % of straggling jobs (Lin et al., OSDI 2025, arXiv 2505.05713). A
+suspect is therefore a component whose own time rose
 
   against its own baseline   and   against its peers, by more than a limit times the median of the peers' changes.
 
@@ -10,12 +10,12 @@ The limit is 1.1 for compute and for whole iterations (FALCON, arXiv 2410.12588,
 which varies more (FALCON's table 2: a CoV of 0.29 between nodes against 0.01 for a copy within a GPU; its released
 detector uses 1.2). The rise must also exceed MIN_STANDARD_ERRORS standard errors, which include the series's own
 scatter and the spread of the peers. In a gang, the time that rose must also make up MIN_EXPLAINED_SHARE of what an
-iteration lost. The median is the upper one of all peers, including the suspect. Half of a role or more is not a
-minority, so no member is named, unless it is one of at least four nodes. The other nodes are then the peers
-(suspects.py).
+iteration lost. The median is the upper one of all peers, including the suspect. If half of a role or more is slow, it
+is not a minority, so no member is named. The exception is one of at least four nodes, where the other nodes are the
+peers (suspects.py).
 
-An iteration consists of busy (compute), transfer, wait, and the rest, which is host time. A rank that only waits
-is a victim. groups.py defines the peers of one role. No member is named in a role of fewer than MIN_PEERS, and no group
+An iteration consists of busy (compute), transfer, wait, and the rest, which is host time. A rank that only waits is a
+victim. groups.py defines the peers of one role. No member is named in a role of fewer than MIN_PEERS, and no group
 among fewer groups. Conditions on a node can name it without peers, if they cover the onset and the times of the node's
 ranks do not contradict this.
 
@@ -71,9 +71,9 @@ from healthd.failslow.suspects import (
 )
 from healthd.failslow.windows import Change, measure_change, position
 
-SLACK_LIMIT = 1.25  # for busy time alone
+SLACK_LIMIT = 1.25  # for busy time only
 WHOLE_SHARE = 0.9
-MAX_COMPARED = 64  # maximum number of peers from a large role, chosen evenly
+MAX_COMPARED = 64  # maximum number of peers used from a large role, chosen evenly
 
 
 def compare_peers(
@@ -82,7 +82,7 @@ def compare_peers(
     """Compare series with their peers. The order of the series affects only the order of Diagnosis.points.
 
     Args:
-        points: the points of each series.
+        points: the points in each series.
     """
     comparison = _PeerComparison(Observed(series, points, evidence))
     if not any(points) and not any(item.busy is not None for item in series):
@@ -191,9 +191,9 @@ class _PeerComparison:
     def _find_later(
         self, step: Step, members: Sequence[int], role_by_member: Mapping[int, tuple[int, ...]], suspects_before: int
     ) -> None:
-        """Find ranks that became slow or recovered while the step lasted, by each rank's own time.
+        """Find ranks that became slow or recovered during the step, using each rank's own time.
 
-        The iteration time does not show this, since it follows the slowest rank.
+        The iteration time does not show this, because it follows the slowest rank.
 
         Args:
             suspects_before: number of suspects before this step.
@@ -262,7 +262,7 @@ class _PeerComparison:
         host: Mapping[int, Change],
         lost: float,
     ) -> tuple[Cause, str]:
-        """Return the cause if a time rose in all or half of a role and there is no outlier."""
+        """Return the cause if one kind of time rose in half or all of a role and there is no outlier."""
         largest_increase, cause, reason = (
             MIN_EXPLAINED_SHARE * lost,
             Cause.UNKNOWN,
@@ -306,7 +306,9 @@ class _PeerComparison:
         return "all peers" if role_count == 1 else f"group {name}" if name else f"{len(role)} peers of one role"
 
     def _part_text(self, risen: Sequence[int], members: Sequence[int]) -> str:
-        """Return "on node gpu-0 (4 of 8 ranks)" if these are all ranks on that node, otherwise "in 4 of 8 ranks"."""
+        """Return text like "on node gpu-0 (4 of 8 ranks)" if these are all ranks on that node, otherwise "in 4 of 8
+        ranks".
+        """
         kind = self.observed.series[risen[0]].label
         count = f"{len(risen)} of {len(members)} {f'{kind}s' if kind and '/' not in kind else 'series'}"
         nodes = {self.observed.series[member].node for member in risen}
@@ -331,7 +333,7 @@ class _PeerComparison:
                 slower_count = max(slower_count, count)
         own = {member: point for member, point in role_points.items() if member not in common}
         if own:
-            # Members that were slow before their peers and are no longer outliers.
+            # Members that were already slow before their peers and are no longer outliers.
             count, joined = self._name_outliers(step, own, role, compared)
             slower_count = max(slower_count, count)
         else:
@@ -344,7 +346,8 @@ class _PeerComparison:
                 self.shared |= set(common.items())
 
     def _count_common(self, member: int, point: Point, compared: Sequence[int]) -> int:
-        """Return how many peers step, if at least half step with this member and it is not an outlier.
+        """Return how many peers have the step, if at least half have it with this member and the member is not an
+        outlier.
 
         Return 0 otherwise. Only samples up to the alarm are used.
         """
@@ -359,7 +362,7 @@ class _PeerComparison:
                 changes[peer] = change
         if member not in changes or sum(peer in changes for peer in compared) < MIN_PEERS:
             return 0
-        # A peer steps with the member if its change is half of the member's step, or would be slow by itself.
+        # A peer has the step too if its change is half of the member's step, or would count as slow by itself.
         middle = statistics.median_high(changes[peer].ratio for peer in compared if peer in changes)
         if middle <= max(SLOWER_RATIO, min(LIMIT, 1 + (changes[member].ratio - 1) / 2)):
             return 0
@@ -370,7 +373,10 @@ class _PeerComparison:
     def _name_outliers(
         self, step: Step, own: Mapping[int, Point], role: Sequence[int], compared: Sequence[int]
     ) -> tuple[int, dict[int, Point]]:
-        """Name the outliers. If half of the role steps, return how many members do and the points of the role."""
+        """Name the outliers.
+
+        If half of the role has the step, return how many members have it and the points in the role.
+        """
         found: list[Outlier] = []
         waiting: set[int] = set()
         for max_samples in windows.AFTER_SAMPLES:
@@ -453,7 +459,7 @@ class _PeerComparison:
         changes: Mapping[int, Change] | None = None,
         whole_stage: bool = False,
     ) -> None:
-        """Add the node with a matching condition as a suspect, or else a slow job without a suspect."""
+        """Add a suspect if a node has a matching condition, otherwise a slow job without a suspect."""
         node = suspect_by_evidence(self.observed, step, members, changes or {})
         if node is not None:
             self.suspects.append(replace(node, whole_stage=whole_stage))
@@ -510,7 +516,9 @@ def _block_medians(values: Sequence[float]) -> list[float]:
 
 
 def _risen_members(own: Mapping[int, Sequence[float]], limit: float) -> list[int]:
-    """Return the members to test: two consecutive blocks rose above the first by more than the peers' blocks."""
+    """Return the members to test, in which two consecutive blocks rose above the first by more than the peers' blocks
+    did.
+    """
     ratios: dict[int, list[float]] = {}
     for member, values in own.items():
         blocks = _block_medians(values)
@@ -531,7 +539,7 @@ def _risen_members(own: Mapping[int, Sequence[float]], limit: float) -> list[int
 
 
 def _own_times(series: Series) -> Sequence[float] | None:
-    """Return each sample without waiting time, or None if that is not reported for all samples."""
+    """Return each sample without waiting time, or None if waiting is not reported for all samples."""
     if series.wait is not None:
         own = [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     else:

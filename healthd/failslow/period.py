@@ -1,5 +1,4 @@
-"""Number of operations in an iteration and duration of each iteration, from a stream (operation, time) alone. Pure
-functions.
+"""Finds the number of operations in an iteration and each iteration's duration in a stream (operation, time). Pure.
 
 FALCON (arXiv 2410.12588, 2.2 step 2): the period is the smallest k >= 1 with ACF_k >= 0.95, the autocorrelation of the
 sequence of operations. The duration of an iteration is the time of an operation minus that of its occurrence one period
@@ -24,7 +23,7 @@ points:
 The choice is also doubtful if the deciding part took less than 10 % of the shorter loop, or if the longer loop contains
 16 loops or more that are not layers. The confidence is then below 0.5, and the other period is also reported.
 
-If the mark of an iteration was lost, the iteration begins at the position expected from its neighbours.
+If an iteration's mark was lost, the iteration begins at the position expected from its neighbours.
 """
 
 from __future__ import annotations
@@ -40,48 +39,48 @@ from healthd.common.errors import HealthdError
 from healthd.failslow.iteration_time import Chain, estimate_iteration_time, seconds_at
 
 MIN_PERIODS = 20
-MIN_REPEATS = 5  # repetitions of a loop that can make a choice doubtful
+MIN_REPEATS = 5  # number of repetitions from which a loop can make a choice doubtful
 SEARCHED_OPERATIONS = (
     40_000,
     400_000,
-)  # newest operations to use: twice the ring of FALCON's hook, then more for long iterations
-MARK_SIZES = (1, 2, 4, 8, 16)  # operations in a mark
-MAX_MARKS_PER_ITERATION = 8  # marks per iteration, for marks of one or two operations
-MIN_REGULAR_SHARE = 0.6  # of the stream, between marks at the usual distance
+)  # number of newest operations to use: twice the ring in FALCON's hook, then more for long iterations
+MARK_SIZES = (1, 2, 4, 8, 16)  # maximum number of operations in a mark
+MAX_MARKS_PER_ITERATION = 8  # maximum number of marks per iteration, for marks of one or two operations
+MIN_REGULAR_SHARE = 0.6  # share of the stream that must lie between marks at the usual distance
 LOSS_INTERVAL = 25  # one operation in this many may be lost from a loop, and one more from a long loop
-LONG_LOOP = 8  # operations
-MIN_SAME_CONTENT = 0.7  # of the runs of operations in consecutive loops
+LONG_LOOP = 8  # number of operations
+MIN_SAME_CONTENT = 0.7  # share of the runs of operations that consecutive loops must have in common
 CONTENT_RUN = 3
-MAX_COMPARED_LOOPS = 64  # loops whose contents are compared
-MIN_ADDED_TIME = 0.03  # of a loop's time; from this share, the additional part belongs to the iteration
+MAX_COMPARED_LOOPS = 64  # number of loops whose contents are compared
+MIN_ADDED_TIME = 0.03  # share of a loop's time from which on the additional part belongs to the iteration
 CLEAR_ADDED_TIME = 0.1
-MIN_STANDARD_ERRORS = 3.0  # standard errors
-NEIGHBOURS = 4  # loops on each side for the comparison
+MIN_STANDARD_ERRORS = 3.0  # number of standard errors
+NEIGHBOURS = 4  # number of loops on each side for the comparison
 MAX_LAYER = 24  # maximum number of operations
 RARE_LOOPS = (
-    10  # loops; a single operation that takes no time and occurs at most this often is not part of an iteration
+    10  # in loops; a single operation that takes no time and occurs at most this often is not part of an iteration
 )
 DOUBTFUL_LOOPS = 16  # loops in an iteration, if they are not layers
 MAX_LOOPS = 128
-PHASE_LOOPS = 1.0  # loops; a longer, rare part is an evaluation or a checkpoint
+PHASE_LOOPS = 1.0  # in loops; a longer, rare part is an evaluation or a checkpoint
 DOUBTFUL_CONFIDENCE = 0.45  # maximum confidence
-MAX_FILLED = 3  # consecutive iterations with lost marks; more are another phase
-SIMILAR_DURATION = 1.25  # factor above or below the neighbours' duration
-MAX_RELATIVE_ERROR = 0.012  # of an iteration's time: the maximum error of FALCON (2.2, step 2)
+MAX_FILLED = 3  # maximum number of consecutive iterations with lost marks; more are another phase
+SIMILAR_DURATION = 1.25  # maximum factor above or below the neighbours' duration
+MAX_RELATIVE_ERROR = 0.012  # share of an iteration's time: the maximum error in FALCON (2.2, step 2)
 
 
 class PeriodNotFound(HealthdError):
-    """A stream without a period. The message is the reason and follows the stream's name."""
+    """The stream has no period. The message is the reason; it is meant to follow the stream's name."""
 
 
 class Period(NamedTuple):
-    """Result for one stream.
+    """The result for one stream.
 
     operations: number in one iteration, as observed. iteration_seconds: typical duration (iteration_time.py).
     relative_error: possible error as a share. confidence: share of the stream in such iterations, 0 to 1; below 0.5 if
-    the alternative is about as good, or relative_error is above 0.012. begin_seconds: start of each iteration, by its
-    mark. seconds: duration of each; both have the same length. alternative: operations and seconds of the other
-    possible period.
+    the alternative is about as good, or relative_error is above 0.012. begin_seconds: start of each iteration, given by
+    its mark. seconds: duration of each iteration. Both lists have the same length. alternative: operations and seconds
+    in the other possible period.
     """
 
     operations: int
@@ -115,10 +114,10 @@ class _Step(NamedTuple):
 
 
 class _Added(NamedTuple):
-    """Additional part of a longer loop.
+    """The additional part of a longer loop.
 
-    seconds: median absolute difference from the usual duration, in loops. standard_error: of that median (for normal
-    values 1.2533 deviations divided by the square root of their number). operations: median number.
+    seconds: median absolute difference from the usual duration, in loops. standard_error: the standard error of that
+    median (for normal values, 1.2533 deviations divided by the square root of their number). operations: median number.
     """
 
     seconds: float
@@ -161,7 +160,7 @@ def find_period(operations: Sequence[str], times: Sequence[float]) -> Period:
 
 
 def _find_loops(operations: Sequence[str]) -> list[_Mark]:
-    """Return the best mark of each loop, shortest loop first."""
+    """Return the best mark for each loop. The shortest loop comes first."""
     marks = sorted(_find_marks(operations), key=lambda mark: mark.operations)
     groups: list[list[_Mark]] = []
     for mark in marks:
@@ -224,7 +223,7 @@ def _make_mark(positions: list[int], size: int, per_iteration: int, length: int)
 
 
 def _tolerance(operations: int) -> int:
-    """Return the number of lost operations by which the length of a loop may differ."""
+    """Return the number of lost operations by which a loop's length may differ."""
     return operations // LOSS_INTERVAL + (operations >= LONG_LOOP)
 
 
@@ -274,7 +273,7 @@ def _content(operations: Sequence[str], step: _Step) -> Counter[tuple[str, ...]]
 
 
 def _choose(loops: Sequence[_Mark], operations: Sequence[str], times: Sequence[float]) -> _Choice | None:
-    """Return the outermost loop that takes more time than the loops in it."""
+    """Return the outermost loop that takes more time than the loops inside it."""
     chosen: _Mark | None = None
     alternative: _Mark | None = None
     for loop in loops:
@@ -303,7 +302,7 @@ def _choose(loops: Sequence[_Mark], operations: Sequence[str], times: Sequence[f
 
 
 def _may_be_layer(operations: Sequence[str], mark: _Mark) -> bool:
-    """Return True for a short loop without repetition."""
+    """Return True if the loop may be a layer, because it is short and has no repetition."""
     if mark.operations > MAX_LAYER:
         return False
     steps = _steps(mark)
@@ -312,7 +311,7 @@ def _may_be_layer(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _added_time(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
-    """Return how loops that contain the mark of the longer loop differ from their neighbours."""
+    """Return how the loops with the longer loop's mark differ from their neighbours."""
     steps = _steps(loop)
     ends = sorted({position for step in steps for position in step})
     seconds, operations = list[float](), list[int]()
@@ -360,7 +359,7 @@ def _make_period(operations: Sequence[str], times: Sequence[float], choice: _Cho
 
 
 def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> Iterator[Chain]:
-    """Yield the consecutive iterations from mark to mark. Replace a lost mark by its expected position."""
+    """Yield the consecutive iterations from mark to mark. A lost mark is replaced by its expected position."""
     steps = _steps(mark)
     marks, first = list[float](), 0
     for nth, step in enumerate(steps):
@@ -378,9 +377,9 @@ def _fill_between(
 ) -> list[float]:
     """Return the starts of the iterations between two steps, including the end of the last iteration, or [].
 
-    The gap must have as many operations as a few loops, except for lost operations. It must contain the same operations
-    as before and take as long as its neighbours. An evaluation does not meet these conditions, although it may call the
-    same operations.
+    The gap must have as many operations as a small number of loops, apart from lost operations. It must contain the
+    same operations as before and take as long as its neighbours. An evaluation does not meet these conditions, although
+    it may call the same operations.
     """
     gap = after.begin - before.end
     count = round(gap / length)
@@ -402,8 +401,9 @@ def _fill_between(
 
 
 def _count_matching(operations: Sequence[str], step: _Step, direction: int) -> int:
-    """Return how many operations after a step (before it, if direction is -1) continue an iteration, up to one
-    iteration.
+    """Return how many operations after a step continue an iteration, at most one whole iteration.
+
+    If direction is -1, count the operations before the step.
     """
     position, reference = (step.end, step.begin) if direction == 1 else (step.begin - 1, step.end - 1)
     limit = min(step.end - step.begin, len(operations) - 1 - position if direction == 1 else step.begin)
@@ -414,7 +414,7 @@ def _count_matching(operations: Sequence[str], step: _Step, direction: int) -> i
 
 
 def _find_everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:
-    """Return the mark with its positions in the whole stream, for a mark that was found in the newest part."""
+    """Return a mark that was found in the newest part, with its positions in the whole stream."""
     if not offset:
         return mark
     begin = mark.positions[0] + offset

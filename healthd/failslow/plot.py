@@ -1,8 +1,8 @@
-"""`healthd failslow --plot FILE`: a chart of the series with onset, relief and peers, as SVG or as a page with a table.
+"""`healthd failslow --plot FILE`: draws the series with onset, relief and peers, as SVG or as a page with a table.
 
-Needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. The files contain no scripts
-and fetch nothing. The chart is written as Vega-Lite JSON (https://vega.github.io/vega-lite/docs/) because altair takes
-10 s to build 24 panels that render in 2 s.
+This needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. The files contain no
+scripts and fetch nothing. The chart is written as Vega-Lite JSON (https://vega.github.io/vega-lite/docs/) because
+altair takes 10 s to build 24 panels that render in 2 s.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from healthd.failslow.model import Diagnosis, Point, Series
 from healthd.failslow.panels import Column, Panel, build_panels, format_percent, index_text, series_label
 
 ENDINGS = (".svg", ".html")
-MAX_ROWS = 1000  # in the table on the page; --json lists all
+MAX_ROWS = 1000  # maximum rows of the table on the page; --json lists all
 
 
 class InvalidPlotPath(HealthdError):
-    """The file name has an unknown ending, or the existing file must not be replaced."""
+    """The file name has an unknown ending, or the file exists and must not be replaced."""
 
 
 class MissingExtra(HealthdError):
@@ -44,10 +44,10 @@ def file_ending(path: str) -> str:
 
 
 def check_plot(path: str, inputs: Sequence[str]) -> None:
-    """Check, before the analysis, whether a plot can be drawn and may replace the file at `path`. Raises MissingExtra,
-    InvalidPlotPath.
+    """Check, before the analysis, that a plot can be drawn and may replace the file at `path`.
 
-    A symbolic link is rejected, because the link would be replaced, not its target.
+    A symbolic link is rejected, because the link would be replaced, not its target. Raises MissingExtra,
+    InvalidPlotPath.
     """
     file_ending(path)
     if importlib.util.find_spec("vl_convert") is None:
@@ -100,8 +100,8 @@ PEERS_NOTE = (
 
 # --- the chart
 
-WIDTH, HEIGHT = 880, 150  # size of one plot in pixels
-MAX_LABELS = 12  # slowdowns written above one plot
+WIDTH, HEIGHT = 880, 150  # size of one panel in pixels
+MAX_LABELS = 12  # maximum number of slowdowns written above one panel
 FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a chart looks the same on every machine
 SERIES, PEERS, BEFORE, SLOW, JOB = "the series", "its peers", "before", "slow", "the job is slow"
 COLOURS = {SERIES: "#0b5cad", PEERS: "#6b7785", BEFORE: "#1b1f24", SLOW: "#c2410c", JOB: "#b08800"}
@@ -115,7 +115,7 @@ TIME = (
 
 
 def svg(panels: Sequence[Panel], title: str, note: str = "") -> str:
-    """Draw the panels one below the other. note: a sentence below the title."""
+    """Draw the panels below each other. note: a sentence below the title."""
     import vl_convert
 
     text: str = vl_convert.vegalite_to_svg(spec(panels, title, note))
@@ -219,7 +219,7 @@ def _layer(
 ) -> dict[str, Any]:
     """Return a layer with the colour of `kind`.
 
-    An encoding of None removes the panel's encoding, so the mark is as high as the plot.
+    If an encoding is None, the panel's encoding is removed, so the mark is as high as the plot.
     """
     return {"data": {"values": rows}, "mark": mark, "encoding": {"color": _scale_encoding(kind, COLOURS), **encoding}}
 

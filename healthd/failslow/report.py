@@ -1,4 +1,4 @@
-"""Output of `healthd failslow`: the document (docs/json.md) and its text. Pure functions."""
+"""Formats the output of `healthd failslow`: the document (docs/json.md) and its text. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from healthd.failslow.stream import FailStop
 
 Document = dict[str, Any]
 
-MAX_SHOWN = 20  # suspects, and other rows
+MAX_SHOWN = 20  # maximum number of suspects, and of other rows
 MAX_NOTES = 8
 MAX_NAMED = 8
-MAX_DETAILED = 3  # suspects with all details; further suspects have two lines each
+MAX_DETAILED = 3  # maximum number of suspects with all details; further suspects have two lines each
 MAX_NAME = 40
-UNLIMITED_WIDTH = 1 << 30  # columns; in a pipe, each sentence is one line
+UNLIMITED_WIDTH = 1 << 30  # maximum columns; in a pipe, each sentence is one line
 MAX_ONSET_DISTANCE = 20  # maximum distance between onsets that are reported together, as in peers.py
 MIN_COMBINED = 4  # this many series or more are reported together
 MAX_SUBJECT_WIDTH = 24
@@ -71,7 +71,7 @@ def build_document(
 
 
 def has_findings(document: Document) -> bool:
-    """Return True for a suspect, a slow job, a series that is slow throughout, or a rank that has stopped."""
+    """Return True if there is a suspect, a slow job, a series that is slow throughout, or a rank that has stopped."""
     return bool(document["suspects"] or document["job_slow"] or document["slow_throughout"] or document["fail_stop"])
 
 
@@ -100,7 +100,7 @@ def _point_document(point: Point, series: Series | None) -> Document:
 
 
 def row_number(series: Series | None, position: int) -> int:
-    """Return the position of a sample among its series's rows in the file."""
+    """Return a sample's position among its series's rows in the file."""
     return position if series is None or series.rows is None else int(series.rows[position])
 
 
@@ -155,7 +155,7 @@ def _slow_job_document(job: SlowJob, by_name: Mapping[str, Series]) -> Document:
 
 
 class _Slow(NamedTuple):
-    """A point and its series. kind: the label, such as "rank"."""
+    """A point and its series. kind: the series's label, such as "rank"."""
 
     kind: str
     series: str
@@ -173,7 +173,7 @@ class _Row(NamedTuple):
 
 
 def format_text(document: Document, page: Page) -> str:
-    """Return the document as text: suspects first (worst first), then slow jobs and other facts.
+    """Return the document as text: suspects (the worst first), then slow jobs and other facts.
 
     Series that only waited for a suspect share one line.
     """
@@ -206,7 +206,10 @@ def _limited_lines(sentences: Sequence[str], noun: str, page: Page) -> list[str]
 
 
 def _heading(document: Document) -> str:
-    """Return "job.csv: 10 series, 3,000 samples; 1 fail-slow". Suspects and slow jobs count once per onset."""
+    """Return text like "job.csv: 10 series, 3,000 samples; 1 fail-slow".
+
+    Suspects and slow jobs count once per onset.
+    """
     files = document["files"]
     name = files[0] if len(files) == 1 else f"{len(files):,} files"
     suspects = {(item["subject_kind"], item["subject"], _onset(item.get("point"))) for item in document["suspects"]}
@@ -230,10 +233,10 @@ def _heading(document: Document) -> str:
 
 
 def _suspect_rows(document: Document) -> list[_Row]:
-    """Return the rows of the suspects by onset.
+    """Return the suspects' rows, sorted by onset.
 
-    Each onset has its suspects, the worst first, then evidence that several suspects share, then other series that were
-    slow at the same time. If there are too many suspects, only the worst are included.
+    For each onset, the suspects come first (the worst first), then evidence that several suspects share, then other
+    series that were slow at the same time. If there are too many suspects, only the worst are included.
     """
     unassigned = _group_episodes(_remaining_points(document))
     sort_key = partial(
@@ -259,10 +262,10 @@ def _suspect_rows(document: Document) -> list[_Row]:
 
 
 def _suspect_sort_key(suspect: Mapping[str, Any], samples: Mapping[str, int]) -> tuple[int, float]:
-    """Return a sort key that puts the highest confidence first, then the largest loss (slowdown times duration).
+    """Return a sort key. The highest confidence comes first, then the largest loss (slowdown times duration).
 
     Args:
-        samples: number of samples of each series.
+        samples: number of samples in each series.
     """
     confidence_rank, point = _CONFIDENCE_ORDER.index(suspect["confidence"]), suspect.get("point")
     if point is None:
@@ -284,7 +287,7 @@ def _group_by_onset(suspects: Sequence[Mapping[str, Any]]) -> list[list[Mapping[
 
 
 def _shared_evidence(suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return each sentence that more than two suspects share, with these suspects."""
+    """Return each sentence that more than two suspects share, together with these suspects."""
     suspects_by_sentence: dict[str, list[Mapping[str, Any]]] = {}
     for suspect in suspects:
         for sentence in suspect["evidence"]:
@@ -406,7 +409,7 @@ def _slow_throughout_row(item: Mapping[str, Any]) -> _Row:
 
 def _remaining_points(document: Document) -> list[_Slow]:
     points_by_series: dict[str, list[Mapping[str, Any] | None]] = {}
-    suspect_onsets: dict[str, list[int]] = {}  # series that became suspects while they waited for another
+    suspect_onsets: dict[str, list[int]] = {}  # series that became suspects while they were waiting for another
     for item in document["suspects"]:
         for name in {item["subject"], *item["series"]}:
             points_by_series.setdefault(name, []).append(item.get("point"))
@@ -465,7 +468,7 @@ def _is_near(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) 
 
 
 def _subject_name(kind: str, name: str) -> str:
-    """Return "worker 6", or for several columns "gpu-1/3 (node/gpu)". A long name is truncated."""
+    """Return text like "worker 6", or for several columns "gpu-1/3 (node/gpu)". A long name is truncated."""
     name = plain(name)
     name = f"{name[: MAX_NAME - 3]}..." if len(name) > MAX_NAME else name
     return f"{name} ({plain(kind)})" if "/" in kind else f"{plain(kind)} {name}".strip()
@@ -478,7 +481,7 @@ def _kind_text(kinds: Iterable[str]) -> str:
 
 
 def _series_text(slow: Sequence[_Slow], adjective: str = "") -> str:
-    """Return "7 other ranks", or the name of a single series."""
+    """Return text like "7 other ranks", or the name of a single series."""
     if len(slow) == 1:
         return _subject_name(slow[0].kind, slow[0].series)
     return plain(f"{len({item.series for item in slow}):,} {adjective}{_kind_text(item.kind for item in slow)}")
@@ -495,13 +498,13 @@ def _span_text(point: Mapping[str, Any], slowdown: str = "") -> str:
 
 
 def _episode_text(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return the span of the middle point among several with about the same onset."""
+    """Return the span of the middle point among several points with about the same onset."""
     middle = sorted(points, key=_onset)[(len(points) - 1) // 2]
     return _span_text(middle, _slowdown_text(points))
 
 
 def _slowdown_text(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return "+65 %" or "+65 to +70 %"."""
+    """Return text like "+65 %" or "+65 to +70 %"."""
     lowest, highest = (f"+{select(point['slowdown'] for point in points) * 100:.0f}" for select in (min, max))
     return f"{lowest} %" if lowest == highest else f"{lowest} to {highest} %"
 

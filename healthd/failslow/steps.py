@@ -1,4 +1,4 @@
-"""Steps: simultaneous changes in several series, and the values of each series before and after. Pure functions."""
+"""Finds steps, which are simultaneous changes in several series, and each series's values before and after. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from healthd.failslow.groups import sort_key
 from healthd.failslow.model import Evidence, Point, Series
 from healthd.failslow.windows import Change, Channel, measure_change, position
 
-MAX_ONSET_DISTANCE = 20  # samples between two onsets in one step; each onset is accurate to 10
-MIN_LENGTH = 10  # samples; no suspect is named for a shorter step
-SLOWER_RATIO = 1.05  # a member that is slower by this factor takes part in a step
+MAX_ONSET_DISTANCE = 20  # maximum samples between two onsets in one step; each onset is accurate to 10
+MIN_LENGTH = 10  # in samples; no suspect is named for a shorter step
+SLOWER_RATIO = 1.05  # a member that is slower by this factor is part of a step
 
 
 @dataclass(slots=True)
 class Step:
-    """A simultaneous change. points: points by series index. max_samples: number of samples to evaluate after the
-    onset.
+    """A simultaneous change. points: points by series index.
+
+    max_samples: maximum number of samples to evaluate after the onset.
     """
 
     leader: int
@@ -29,7 +30,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Input of the comparison. points: the points of each series. In this module, a member is the index of a series."""
+    """The input for the comparison. points: the points in each series. In this module, a member is a series's index."""
 
     series: Sequence[Series]
     points: Sequence[Sequence[Point]]
@@ -40,8 +41,9 @@ class Observed:
         return series.busy is not None or series.wait is not None or series.transfer is not None
 
     def steps(self, members: Sequence[int]) -> Iterator[Step]:
-        """Yield the steps. Points whose onsets are at most MAX_ONSET_DISTANCE samples after the first form one
-        step.
+        """Yield the steps.
+
+        Points form one step if their onsets are at most MAX_ONSET_DISTANCE samples after the first.
         """
         remaining = sorted(
             ((self.series[member].index[point.onset_index], sort_key(self.series[member]), member, point))
@@ -68,7 +70,7 @@ class Observed:
             remaining = later
 
     def window(self, step: Step, member: int) -> tuple[int, int]:
-        """Return the begin and end of the step in this series."""
+        """Return the beginning and end of the step in this series."""
         point, series = step.points.get(member), self.series[member]
         leader, leader_point = self.series[step.leader], step.points[step.leader]
         onset = point.onset_index if point else position(leader, leader_point.onset_index, series)
@@ -76,7 +78,7 @@ class Observed:
             return onset, len(series.value) if point.relief_index is None else point.relief_index
         if leader_point.relief_index is None:
             return onset, len(series.value)
-        # Use the leader's duration, limited to the samples in this series.
+        # Use the leader's duration, limited to the samples that this series has.
         return onset, max(position(leader, leader_point.relief_index, series), onset)
 
     def changes(self, step: Step, members: Iterable[int], channel: Channel) -> dict[int, Change]:

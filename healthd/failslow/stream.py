@@ -1,12 +1,11 @@
-"""Ranks' operations: conversion of their streams to iteration times, and detection of ranks that have stopped. Pure
-functions.
+"""Converts ranks' streams of operations to iteration times, and detects ranks that have stopped. Pure.
 
 A hook between a job and NCCL records the type and time of each call (FALCON, arXiv 2410.12588, 2.2 step 1). A rank
 whose last operation stays the same between two observations is a fail-stop (FALCON's released detector, control_plane).
 
 The duration of a collective on a rank includes the wait for the last rank, so it is not the transfer time. If all ranks
-in a group reported the same collective, the smallest time belongs to the last rank, which did not wait. This
-is the transfer time. The rest of the other ranks' time is waiting.
+in a group reported the same collective, the smallest time belongs to the last rank, which did not wait. This is the
+transfer time. The rest of the other ranks' time is waiting.
 """
 
 from __future__ import annotations
@@ -27,21 +26,22 @@ from healthd.failslow.period import Period, PeriodNotFound, find_period
 
 MAX_NOTES = 3
 STOPPED_ITERATIONS = 10
-STOPPED_PAUSES = 3  # times the rank's longest pause so far
+STOPPED_PAUSES = 3  # multiple of the rank's longest pause so far
 STOPPED_SECONDS = 10.0
-STOPPED_SECONDS_DUMPED = 60.0  # for dumps, because not all ranks dump at the same time
+STOPPED_SECONDS_DUMPED = 60.0  # for dumps, because ranks do not all dump at the same time
 
 
 class StreamError(HealthdError):
-    """A record of operations that cannot be read or used. The message is one sentence with file and line."""
+    """A record of operations cannot be read or used. The message is one sentence that names the file and line."""
 
 
 class Operation(NamedTuple):
     """One operation.
 
-    time_seconds: since the epoch or any other time; NaN if not reported. size: size of the data, as text. sequence:
-    number of the operation, the same on all ranks in its group; -1 if not reported. duration_seconds: NaN if not
-    reported."""
+    time_seconds: seconds since the epoch or any other time; NaN if not reported. size: size of the data, as text.
+    sequence: number of the operation, the same on all ranks in its group; -1 if not reported. duration_seconds: NaN if
+    not reported.
+    """
 
     time_seconds: float
     name: str
@@ -53,10 +53,10 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Operations of one rank.
+    """One rank's operations.
 
-    operations: in order of their start. group_ranks: number of ranks in each group. dumped: True if written at one
-    time, not continuously. source: the file's name in messages.
+    operations: in order of their start. group_ranks: number of ranks in each group. dumped: True if all were written at
+    once, not continuously. source: the file's name in messages.
     """
 
     rank: str
@@ -76,7 +76,7 @@ class FailStop(NamedTuple):
 
 
 class StreamAnalysis(NamedTuple):
-    """Result for all of a job's streams. notes: sentences without a full stop."""
+    """The result for all of a job's streams. notes: sentences without a full stop."""
 
     series: tuple[Series, ...]
     fail_stops: tuple[FailStop, ...]
@@ -116,8 +116,8 @@ def analyse_streams(streams: Sequence[Stream]) -> StreamAnalysis:
 def find_stream_period(stream: Stream) -> Period:
     """Find the period of a stream. Raises StreamError.
 
-    Use the most detailed name of the operations that repeats: kind, group and size; kind and group; kind; then only the
-    operations of the busiest group, because the order between groups may change.
+    Use the most detailed names for which the operations repeat: kind, group and size; kind and group; only kind. If
+    none repeat, use only the busiest group's operations, because the order between groups may change.
     """
     timed = [operation for operation in stream.operations if not math.isnan(operation.time_seconds)]
     if stream.operations and not timed:
@@ -148,7 +148,8 @@ def find_stream_period(stream: Stream) -> Period:
 
 
 def _missing_text(stream: Stream) -> str:
-    """Return text on operations that are missing according to their sequence numbers, or ""."""
+    """Return text about operations that are missing, which gaps in the sequence numbers show, or "" if there are none.
+    """
     sequences: dict[tuple[str, str], list[int]] = defaultdict(list)
     for operation in stream.operations:
         if operation.sequence >= 0:
@@ -164,7 +165,7 @@ def _missing_text(stream: Stream) -> str:
 
 
 def _join(streams: Sequence[Stream]) -> Stream:
-    """Combine several files of one rank."""
+    """Combine several files from one rank."""
     if len(streams) == 1:
         return streams[0]
     operations = sorted({item for stream in streams for item in stream.operations}, key=lambda item: item.time_seconds)
@@ -213,7 +214,7 @@ def _stopped_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> I
 
 
 def _rank_series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[Series]:
-    """Yield a series for each rank with a period.
+    """Yield a series for each rank that has a period.
 
     The index is the iteration number, which is the same on all ranks for iterations that began at the same time.
     """
@@ -240,7 +241,7 @@ def _rank_series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iter
 
 
 def _iteration_numbers(begins: Sequence[float], clock: Sequence[float], iteration_seconds: float) -> list[float]:
-    """Return ascending iteration numbers, taken from the clock's nearest iteration if one is near."""
+    """Return ascending iteration numbers. Each is that of the clock's nearest iteration, if one is near."""
     numbers: list[float] = []
     for begin in begins:
         at = bisect_left(clock, begin - iteration_seconds / 2)
@@ -286,7 +287,7 @@ def _communication(
 
 
 def _group_series(ranks: Sequence[Stream]) -> list[Series]:
-    """Return series of operations without times: the duration without waiting, by group, kind and size.
+    """Return series for operations without times. They contain the duration without waiting, by group, kind and size.
 
     Peers are groups with the same number of ranks and the same operations.
     """

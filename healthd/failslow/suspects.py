@@ -1,5 +1,4 @@
-"""Selection of suspects for a slow step: outlying ranks or their node, groups, and nodes that alone are slow. Pure
-functions.
+"""Selects the suspects for a slow step: outlying ranks or their node, groups, and nodes that alone are slow. Pure.
 
 peers.py determines when each rule applies. It describes the limits and the confidence.
 
@@ -7,9 +6,9 @@ Nodes that alone are slow: ranks are compared with peers of one role. This canno
 stage (tensor times data parallel ranks = GPUs per node) or half of one, because the role has no healthy majority. The
 other nodes are then the peers, and each rank is compared with its own earlier time. More work for the job (a larger
 batch, longer sequences) would also have slowed the other stages. Work that moved between stages would have made another
-stage faster. Both rule out the node. A change in the work of one stage alone looks the same as a slow node.
-A node with a whole stage is therefore a suspect with low confidence. Only the busy time counts there, because only the
-first stage loads the data.
+stage faster. In both cases, the node is not the cause. A change in the work of only one stage looks the same as a slow
+node. A node with a whole stage is therefore a suspect with low confidence. Only the busy time counts there, because
+only the first stage loads the data.
 """
 
 from __future__ import annotations
@@ -40,13 +39,15 @@ from healthd.failslow.outliers import (
 from healthd.failslow.steps import SLOWER_RATIO, Observed, Step
 from healthd.failslow.windows import Change
 
-FASTER = 0.97  # a stage whose median change is below this has less work than before
+FASTER = 0.97  # a stage has less work than before if its median change is below this
 
 
 def name_suspects(
     observed: Observed, step: Step, members: Sequence[int], found: Sequence[Outlier], slack: bool = False
 ) -> list[Suspect]:
-    """Return the node as a suspect if all outliers are on one of several nodes, otherwise each outlier."""
+    """Return the node as a suspect if all outliers are on one node in a job with several, otherwise return each
+    outlier.
+    """
     found = [with_pause_note(with_final_change(observed, step, item)) for item in found]
     nodes = {observed.series[item.member].node for item in found}
     all_nodes = {observed.series[item].node for item in members}
@@ -111,7 +112,7 @@ def _outlier_confidence(
 
 
 def grade_confidence(*counts: bool) -> Confidence:
-    """Return the confidence from the facts listed in peers.py: high for three facts, medium for two, otherwise low."""
+    """Return the confidence from the facts listed in peers.py: high for three facts, medium for two, low for fewer."""
     count = sum(counts)
     return Confidence.HIGH if count >= 3 else Confidence.MEDIUM if count == 2 else Confidence.LOW
 
@@ -122,10 +123,10 @@ def grade_confidence(*counts: bool) -> Confidence:
 def find_slow_groups(
     observed: Observed, step: Step, members: Sequence[int], transfer: Mapping[int, Change], lost: float
 ) -> list[Suspect]:
-    """Return suspects for groups whose transfer time is long while other groups of the same role are normal.
+    """Return suspects for groups whose transfer time is long while other groups with the same role are normal.
 
-    Groups of one role have the same number of ranks and about the same healthy time (the same volume). If the slow
-    groups have exactly one member or node in common, that is the suspect. Otherwise each slow group is a suspect.
+    Groups with the same role have the same number of ranks and about the same healthy time (the same volume). If the
+    slow groups have exactly one member or node in common, that is the suspect. Otherwise each slow group is a suspect.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for member in members:
@@ -233,11 +234,12 @@ def _group_suspects(
 
 
 class SlowNode(NamedTuple):
-    """A node that alone is slow.
+    """A node that is the only slow one.
 
     members: its ranks. others: ranks on other nodes. roles: roles with a member on the node. whole: the node runs all
     members of these roles. node_count: number of nodes in the job. added_time: median added time of its ranks. excess:
-    change of its least slowed rank divided by the median of the other nodes. standard_errors: size of that difference.
+    change in its least slowed rank divided by the median of the other nodes. standard_errors: that difference in
+    standard errors.
     """
 
     node: str
@@ -265,7 +267,7 @@ def find_slow_node(
     """Return the only node whose ranks account for the slowdown, or None.
 
     Args:
-        busy, transfer, host, values: change of each rank's time.
+        busy, transfer, host, values: the change in each rank's time.
         lost: increase in the iteration time.
     """
     for measure, changes, limit in (
@@ -295,7 +297,7 @@ def node_suspect(observed: Observed, step: Step, found: SlowNode) -> Suspect:
 
 
 def too_few_nodes_text(observed: Observed, found: SlowNode) -> str:
-    """Return why the node is not named among so few nodes, as a sentence without a full stop."""
+    """Return why no node is named when there are so few nodes, as a sentence without a full stop."""
     return (
         f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of node {found.node}, "
         f"{_role_share_text(observed, found)}, and in no other rank, but {found.node_count} nodes are too few to name "
@@ -365,7 +367,7 @@ def _find_by_measure(
 def _role_medians(
     changes: Mapping[int, Change], role_by_member: Mapping[int, tuple[int, ...]], others: Collection[int]
 ) -> list[float]:
-    """Return each role's median change among its ranks on other nodes."""
+    """Return each role's median change over its ranks on other nodes."""
     roles = {role_by_member[member] for member in others}
     return [statistics.median(changes[member].ratio for member in role if member in others) for role in roles]
 
@@ -382,8 +384,9 @@ def slow_node_cause(observed: Observed, found: SlowNode) -> Cause:
 def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
     """Return the confidence.
 
-    It is low for a whole stage, or medium with conditions on the node. It is one grade higher for a clear part of a
-    stage."""
+    For a whole stage it is low, or medium if there are conditions on the node. For a clear part of a stage it is one
+    grade higher.
+    """
     clearly = (
         not found.whole
         and found.excess - 1 >= 2 * (found.limit - 1)
@@ -409,7 +412,7 @@ def _caution(observed: Observed, found: SlowNode) -> str:
 
 
 def _role_share_text(observed: Observed, found: SlowNode) -> str:
-    """Return "all of group g1" or "8 of 16 of group g1"."""
+    """Return text like "all of group g1" or "8 of 16 of group g1"."""
     shares = []
     for role in found.roles:
         on_node, group = sum(member in found.members for member in role), observed.series[role[0]].group

@@ -1,4 +1,4 @@
-"""Parsing and formatting of ISO 8601 times, with "T" or a space. Pure functions."""
+"""Parses and formats ISO 8601 times, with "T" or a space. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MICROSECONDS = 6  # precision of a float that holds seconds since 1970
 
 
 class TimeStyle(NamedTuple):
-    """Format of a time: "T" or " " before the hour, digits of the second's fraction, zone ("Z", "+01:00", "")."""
+    """The format of a time: "T" or " " before the hour, digits in the second's fraction, zone ("Z", "+01:00", "")."""
 
     separator: str
     digits: int
@@ -21,7 +21,7 @@ class TimeStyle(NamedTuple):
 
 
 def parse_seconds(text: str) -> float | None:
-    """Return an ISO 8601 date and time in seconds since 1970 (UTC without a zone), or None for other text."""
+    """Parse an ISO 8601 date and time to seconds since 1970 (UTC without a zone). Return None for other text."""
     parts = _ISO.fullmatch(text.strip())
     if parts is None:
         return None
@@ -40,7 +40,7 @@ def parse_seconds(text: str) -> float | None:
 def units_per_second(first: float, last: float) -> float | None:
     """Return the unit of times since 1970: 1 for seconds, 1000 for ms, and so on for us and ns.
 
-    Return None if they are not times. A time is between 2001 and 2286, so each magnitude has one unit.
+    Return None if the numbers are not times. A time is between 2001 and 2286, so its magnitude shows its unit.
     """
     return next((unit for unit in (1.0, 1e3, 1e6, 1e9) if 1e9 * unit <= first <= last < 1e10 * unit), None)
 
@@ -54,7 +54,7 @@ def detect_style(text: str) -> TimeStyle | None:
 
 
 def format_time(since: float, time_style: TimeStyle) -> str:
-    """Return a time in its column's format, with at most microseconds."""
+    """Format a time like its column, with at most microseconds."""
     digits = min(time_style.digits, _MICROSECONDS)
     try:
         micro = round(round(since + offset(time_style.zone), digits) * 1_000_000)
@@ -71,7 +71,7 @@ def format_time(since: float, time_style: TimeStyle) -> str:
 
 
 def offset(zone: str) -> int:
-    """Return the offset of a zone in seconds east of UTC."""
+    """Return a zone's offset in seconds east of UTC."""
     numbers = zone[1:].replace(":", "")
     if not numbers:
         return 0

@@ -1,9 +1,10 @@
-"""Times of a series before and after an onset, for each kind of time. Pure functions.
+"""Measures a series's times before and after an onset, for each kind of time. Pure.
 
-Before: the MAX_BASELINE samples before the onset in the same regime and outside slow spans, in blocks of BLOCK.
-The result is their lower quartile, so that a ramp or another slow span does not become the baseline. Peers are measured
-in the same way, so the bias cancels in a comparison. After: samples until the relief, at most AFTER_SAMPLES. Means are
-trimmed by a tenth at each end, because checkpoints and pauses are not a step, whereas a step that comes and goes is.
+Before: the MAX_BASELINE samples before the onset in the same regime and outside slow spans, in blocks of BLOCK. The
+result is their lower quartile, so that a ramp or another slow span does not become the baseline. Peers are measured in
+the same way, so the bias cancels in a comparison. After: samples until the relief, at most AFTER_SAMPLES. Means are
+trimmed by a tenth at each end, so that checkpoints and pauses do not count as a step, but a step that comes and goes
+does.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import NamedTuple
 from healthd.failslow.model import Point, Series
 
 MAX_BASELINE = 400
-AFTER_SAMPLES = (50, 200)  # samples; the longer window is used if the first names no component
-MIN_SAMPLES = 5  # samples
+AFTER_SAMPLES = (50, 200)  # number of samples; the longer window is used if the first names no component
+MIN_SAMPLES = 5  # number of samples
 BLOCK = 20
-MAX_LOOKBACK = 5000  # samples searched for the same regime
-GUARD = 3  # samples before an onset that may belong to it
+MAX_LOOKBACK = 5000  # number of samples searched for the same regime
+GUARD = 3  # number of samples before an onset that may belong to it
 
 Channel = Callable[[Series, int], float]  # time of a sample; NaN if missing
 
 
 class Change(NamedTuple):
-    """Change in a time, in the series's unit.
+    """The change in a time, in the series's unit.
 
     noise: standard error of after - before, from the scatter before. fast_share: share of the later samples that are
     nearly as fast as before (within a quarter of the change).
@@ -70,7 +71,10 @@ def transfer(series: Series, at: int) -> float:
 
 
 def residual(series: Series, at: int) -> float:
-    """Return the time that is neither busy, wait nor transfer. This is host time, for example CPUs and data loading."""
+    """Return the time that remains after busy, wait and transfer.
+
+    This is host time, for example for CPUs and data loading.
+    """
     if series.busy is None or series.wait is None:
         return math.nan
     accounted = series.busy[at] + series.wait[at] + (series.transfer[at] if series.transfer is not None else 0.0)
@@ -78,7 +82,7 @@ def residual(series: Series, at: int) -> float:
 
 
 def position(source: Series, at: int, target: Series) -> int:
-    """Return where `target` was when `source` was at sample `at`, by index within the same attempt.
+    """Return the position that `target` had reached when `source` was at sample `at`, by index within the same attempt.
 
     The result is len(target.value) if that is after its last sample.
     """
@@ -115,7 +119,7 @@ def measure_change(
     before, after_mean = _baseline(earlier), trimmed_mean(later)
     if channel is not residual and not (before > 0 and after_mean > 0):
         return None
-    # Standard error. It uses the scatter before, because slow samples have their own scatter. Samples are not
+    # The standard error uses the scatter before the onset, because slow samples have their own scatter. Samples are not
     # independent, so at most three blocks count.
     noise = 1.25 * robust_deviation(earlier) * math.sqrt(1 / min(len(earlier), 3 * BLOCK) + 1 / len(later))
     fast = before + (after_mean - before) / 4
@@ -134,9 +138,9 @@ def rest_level(series: Series, channel: Channel) -> float | None:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """Return the mean without a tenth at each end.
+    """Return the mean, trimmed by a tenth at each end.
 
-    With few values, trim a quarter instead, because a pause may be two of ten.
+    With few values, trim a quarter instead, because two of ten may be a pause.
     """
     cut = len(values) // (10 if len(values) >= BLOCK else 4)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])

@@ -26,8 +26,10 @@ REBOOT_SECONDS = 60.0  # an uptime this much lower than the previous one belongs
 
 @dataclass(slots=True)
 class Machine:
-    """State of one host in the log. `clock`: time of its last line. `offset`: epoch time of its boot, if one of its
-    lines had both an epoch time and an uptime.
+    """State of one host in the log.
+
+    `clock`: time of its last line. `offset`: epoch time of its boot, if one of its lines had both an epoch time and an
+    uptime.
     """
 
     clock: float = 0.0
@@ -112,8 +114,9 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[LogEve
 
 
 def merge_messages(parsed: Iterable[ParsedLine]) -> Iterator[LogEvent]:
-    """Yield the events in the order of their first lines. An event is yielded as soon as no more lines can be merged
-    into it.
+    """Yield the events in the order of their first lines.
+
+    An event is yielded as soon as no more lines can be merged into it.
 
     Lines about one fault become one event, as in the daemon (agent/kernel_log/coalesce.py). An identical line is only
     counted.

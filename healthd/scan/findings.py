@@ -103,7 +103,10 @@ def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
 
 
 def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, node: Inventory) -> Meaning:
-    """Return the meaning of one event, evaluated together with `others`. It does not depend on the process or the time."""
+    """Return the meaning of one event, evaluated together with `others`.
+
+    It does not depend on the process or the time.
+    """
     event = _normalised(message, 1)
     coupled = [_normalised(other, number) for number, other in enumerate(others, 2)] if others else []
     finding = _worst(correlate((*coupled, event), node), event)
@@ -137,7 +140,10 @@ def _repetition_meaning(
 
 
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
-    """Return the worst finding that is based on the event. A line that reports the end of a fault is INFO, not a fault."""
+    """Return the worst finding that is based on the event.
+
+    A line that reports the end of a fault is INFO, not a fault.
+    """
     resting = [
         replace(finding, severity=Severity.INFO) if finding.recovered else finding
         for finding in findings

@@ -104,8 +104,9 @@ def make_message(event: KernelEvent) -> Message:
 def _shared(
     kind: str, code: str, pci: str, fields: tuple[tuple[str, str], ...], observed: bool, device_kind: str
 ) -> tuple[str, str, str, frozenset[str], tuple[str, str] | None]:
-    """Return fault, part, judgement_key, slots and device for a Message. They are equal for messages that differ only
-    in text.
+    """Return fault, part, judgement_key, slots and device for a Message.
+
+    They are equal for messages that differ only in text.
     """
     event = KernelEvent(kind, code, pci, fields=fields)
     reporter = event.field("reporter")
@@ -267,8 +268,9 @@ def _parse_head(head: bytes, now: float) -> tuple[Stripped | None, str]:
 
 
 def _as_unproven(parsed: ParsedMessage, head: Stripped | None, kind: str) -> ParsedMessage:
-    """Return the content of a line that seems to continue `head`. It gets the time and host of `head` instead of its
-    own.
+    """Return the content of a line that seems to continue `head`.
+
+    It gets the time and host of `head` instead of its own.
 
     Lines with the same kind and fault may have the same time or be in one record.
     """
@@ -356,8 +358,9 @@ _HARMLESS = regex(
 
 
 def unrecognised_driver(text: str) -> str:
-    """Return the driver that wrote a line which no rule recognises but should, or "" for other lines. `text` has no
-    prefix.
+    """Return the driver that wrote a line which no rule recognises but should, or "" for other lines.
+
+    `text` has no prefix.
     """
     driver = next((name for name, begins in _DRIVERS if begins.match(text)), "")
     if not driver:

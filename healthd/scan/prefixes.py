@@ -24,7 +24,10 @@ _USUAL = re.compile(
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
-    """Strip the prefix as strip_prefix does, but faster if many lines have the same date. Also read journalctl -o json."""
+    """Strip the prefix as strip_prefix does, but faster if many lines have the same date.
+
+    Also read journalctl -o json.
+    """
     usual = _USUAL.match(line)
     if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
         minute, _, second, fraction, zone, host, uptime = usual.groups()

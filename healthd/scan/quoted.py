@@ -66,8 +66,10 @@ _BEGINS_IN_BYTES = re.compile(
 
 
 class Quoted(NamedTuple):
-    """The kernel message in a line. `uptime`, `host`: as quoted. `proven`: True if the line was posted as the kernel's
-    own and is not from another program's log.
+    """The kernel message in a line.
+
+    `uptime`, `host`: as quoted. `proven`: True if the line was posted as the kernel's own and is not from another
+    program's log.
     """
 
     text: str
@@ -77,8 +79,9 @@ class Quoted(NamedTuple):
 
 
 def begins_as_the_kernels(line: bytes) -> bool:
-    """Return True if a line begins as only a kernel line can. Such a line proves that a log without prefixes is a
-    kernel log.
+    """Return True if a line begins as only a kernel line can.
+
+    Such a line proves that a log without prefixes is a kernel log.
     """
     return _BEGINS_IN_BYTES.match(line) is not None
 

@@ -32,8 +32,9 @@ RowKey = tuple[str, str, bool]
 
 @dataclass(slots=True)
 class Row:
-    """One code on one part, proven or unproven (the `key`). `first`: the first event. `worst`: the event whose message
-    is displayed. `count`: number of lines.
+    """One code on one part, proven or unproven (the `key`).
+
+    `first`: the first event. `worst`: the event whose message is displayed. `count`: number of lines.
     """
 
     key: RowKey
@@ -76,8 +77,10 @@ def _local(epoch: float) -> datetime:
 
 @dataclass(slots=True, eq=False)
 class Incident:
-    """An incident on one host. `boot`: the host's boot. `last`: time of the last event on the host's clock.
-    `hidden_rows`: number of rows that are only counted. `repeats`: number of repetitions. `until`: the last event.
+    """An incident on one host.
+
+    `boot`: the host's boot. `last`: time of the last event on the host's clock. `hidden_rows`: number of rows that are
+    only counted. `repeats`: number of repetitions. `until`: the last event.
     """
 
     host: str
@@ -161,8 +164,9 @@ class OpenIncidents:
                 del self.by_part[part]
 
     def matching(self, judged: Judged) -> list[Incident]:
-        """Return the incidents that a new event belongs to (incidents.joins()). Those that name the event's parts come
-        first.
+        """Return the incidents that a new event belongs to (incidents.joins()).
+
+        Those that name the event's parts come first.
         """
         part_names, clock = judged.meaning.part_names, judged.log_event.clock
         candidates: Iterable[Incident]
@@ -284,8 +288,9 @@ def _leave_out(found: Summary) -> None:
 
 
 def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = False) -> str:
-    """Return the table. `unknown`: list the lines from known drivers that no rule recognises. Otherwise, only count
-    them.
+    """Return the table.
+
+    `unknown`: list the lines from known drivers that no rule recognises. Otherwise, only count them.
     """
     incidents = sorted(found.incidents.values(), key=_order(found))
     lines = [page.heading(_title(found, name, tally))]

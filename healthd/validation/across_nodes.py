@@ -200,8 +200,9 @@ def role_in_pass(text: str, node: str) -> Role | None:
 
 
 def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
-    """Take part in a pass of transfers. Return one transfer for each rail if this node is the sender, or [] if it is
-    the receiver.
+    """Take part in a pass of transfers.
+
+    Return one transfer for each rail if this node is the sender, or [] if it is the receiver.
 
     perftest's ib_write_bw runs on each active port in turn. The sender's first port is paired with the receiver's first
     port, and so on. The sender does not know when the receiver starts to listen, so it retries for a bounded time.

@@ -71,7 +71,10 @@ class Result(Struct, frozen=True):
 
 
 class Validation(Struct, frozen=True):
-    """A validation of one node. began, ended: epoch seconds. unmeasured: sentences about parts without a measurement."""
+    """A validation of one node.
+
+    began, ended: epoch seconds. unmeasured: sentences about parts without a measurement.
+    """
 
     node: Text
     boot_id: Text
@@ -88,8 +91,9 @@ class _Schema(Struct):
 
 
 def worst(validation: Validation) -> str:
-    """Return failed, slow or ok. Return not_measured if no test ran except the CPU test, which proves nothing about a
-    GPU.
+    """Return failed, slow or ok.
+
+    Return not_measured if no test ran except the CPU test, which proves nothing about a GPU.
     """
     verdicts = {result.verdict for result in validation.results}
     for verdict in ("failed", "slow"):

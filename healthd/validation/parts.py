@@ -15,8 +15,10 @@ _RATE = regex(r"([0-9]{1,5}(?:\.[0-9])?) Gb/sec")  # "400 Gb/sec (4X NDR)"
 
 
 class Parts(NamedTuple):
-    """A node's parts. `gpus` maps each PCI address to its NUMA node (-1 if unknown), sorted by address. `ports` maps
-    each ACTIVE port, such as "mlx5_0/1", to its rate in Gb/s (0 if unknown).
+    """A node's parts.
+
+    `gpus` maps each PCI address to its NUMA node (-1 if unknown), sorted by address. `ports` maps each ACTIVE port,
+    such as "mlx5_0/1", to its rate in Gb/s (0 if unknown).
     """
 
     gpus: dict[str, int]

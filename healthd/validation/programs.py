@@ -26,7 +26,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Command(NamedTuple):
-    """A command to run. port: start it when a TCP server on this machine listens on this port; 0: start it immediately."""
+    """A command to run.
+
+    port: start it when a TCP server on this machine listens on this port; 0: start it immediately.
+    """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = {}
@@ -167,8 +170,9 @@ class _RunningProgram:
                         break
 
     def has_ended(self) -> bool:
-        """Return True if the program has ended. The program is not reaped, so its pid and group number are not reused
-        yet.
+        """Return True if the program has ended.
+
+        The program is not reaped, so its pid and group number are not reused yet.
         """
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

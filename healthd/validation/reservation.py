@@ -66,7 +66,10 @@ class ReservationRequest(NamedTuple):
 
 
 class NodesResult(NamedTuple):
-    """Result. documents: from the nodes that reported one. transfers: from all passes. problems: errors that occurred."""
+    """Result.
+
+    documents: from the nodes that reported one. transfers: from all passes. problems: errors that occurred.
+    """
 
     documents: tuple[dict[str, Any], ...]
     transfers: tuple[Transfer, ...]
@@ -219,8 +222,9 @@ def _job(request: ReservationRequest, result: CommandResult) -> str:
 
 
 def json_documents(text: str) -> list[dict[str, Any]]:
-    """Return the JSON documents in `srun --label` output. The lines of each task are joined first; other output is
-    skipped.
+    """Return the JSON documents in `srun --label` output.
+
+    The lines of each task are joined first; other output is skipped.
     """
     lines_by_task: dict[str, list[str]] = {}
     for line in text.split("\n"):

@@ -107,7 +107,10 @@ class Step(NamedTuple):
 
 
 def jobs_on_node(root: str) -> tuple[str, ...]:
-    """Return the jobs that have processes on this node, according to their cgroups. Without Slurm cgroups, return ()."""
+    """Return the jobs that have processes on this node, according to their cgroups.
+
+    Without Slurm cgroups, return ().
+    """
     return tuple(sorted(job_processes.local_jobs(root)))
 
 
@@ -155,8 +158,9 @@ def has_waiter(path: str) -> bool:
 
 
 def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
-    """Return True if a job stopped us. The prolog sends its signal first and begins to wait for the lock a moment
-    later.
+    """Return True if a job stopped us.
+
+    The prolog sends its signal first and begins to wait for the lock a moment later.
     """
     until = time.monotonic() + WAITER_SECONDS
     while not has_waiter(lock):

@@ -29,8 +29,9 @@ MAX_PYTHONS = 6
 
 
 class Tools(dict[str, str]):
-    """Maps each tool to its program's path. `pythons`: interpreters that may have torch, best first. `refused`: maps
-    each refused tool to the reason.
+    """Maps each tool to its program's path.
+
+    `pythons`: interpreters that may have torch, best first. `refused`: maps each refused tool to the reason.
     """
 
     pythons: tuple[str, ...] = ()

@@ -21,7 +21,10 @@ MAX_CHARACTERS = 300
 
 
 class Transfer(NamedTuple):
-    """A sender's report about one rail in a pair. `rail`: its port, such as "mlx5_0/1", or "". `state`: one of STATES."""
+    """A sender's report about one rail in a pair.
+
+    `rail`: its port, such as "mlx5_0/1", or "". `state`: one of STATES.
+    """
 
     sender: str
     receiver: str
@@ -32,8 +35,9 @@ class Transfer(NamedTuple):
 
 
 class AssessedTransfer(NamedTuple):
-    """A transfer with its verdict. `verdict`: ok, slow, failed or not_measured. `expected`: the median in Gb/s, or None
-    without a comparison.
+    """A transfer with its verdict.
+
+    `verdict`: ok, slow, failed or not_measured. `expected`: the median in Gb/s, or None without a comparison.
     """
 
     transfer: Transfer

@@ -160,8 +160,9 @@ def _check_plot(path: str | None, files: Sequence[str]) -> None:
 
 
 def _draw(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> None:
-    """Draw the plot. Call this after the answer is printed, so that a failure does not suppress the answer. Raises
-    Stop.
+    """Draw the plot.
+
+    Call this after the answer is printed, so that a failure does not suppress the answer. Raises Stop.
     """
     from healthd.failslow import plot
 

@@ -135,8 +135,9 @@ def slurm_output(argv: Argv, command_timeout_seconds: float) -> str:
 
 
 def drain_lemons(nodes: Sequence[Mapping[str, Any]], max_drained: int, settings: Settings) -> list[dict[str, Any]]:
-    """Drain the nodes and return [{node, drained, words}]. max_drained: maximum number of drained lemons in the
-    cluster.
+    """Drain the nodes and return [{node, drained, words}].
+
+    max_drained: maximum number of drained lemons in the cluster.
 
     The first Slurm error ends the command with a message that lists the nodes drained so far.
     """

@@ -1,10 +1,10 @@
-"""Advice to the jobs on this node: RUNTIME_DIR/advice/JOB.json, written by root and readable only by the job's user.
+"""Writes advice for the jobs on this node to RUNTIME_DIR/advice/JOB.json. Only the job's user can read the file.
 
 A node sees only its own ranks, not the whole gang. All ranks wait for the slowest, so the gang loses as many seconds as
 each of its ranks. The cost of a remedy is also given in seconds for the gang. Loss and cost are therefore compared in
 seconds, and the number of GPUs cancels out.
 
-The file belongs to root, because users could fill the node's /run through a file of their own. The user gets an entry
+The file belongs to root, because users could fill the node's /run through a file that they own. The user gets an entry
 in the file's access list (acl(5)), which needs neither chown nor a capability. If the file system does not support
 access lists, there is no advice, and healthd reports the problem.
 """
@@ -37,7 +37,7 @@ FOLDER = "advice"
 FOLDER_MODE = 0o711  # files can be opened only by name, which contains the job number
 _JOB = regex(r"\d{1,12}")
 
-# linux/posix_acl_xattr.h: a version, then entries with tag, permissions and id. The mask limits all named entries.
+# See linux/posix_acl_xattr.h: a version, then entries with tag, permissions and id. The mask limits all named entries.
 _ACL = "system.posix_acl_access"
 _HEAD, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 _VERSION, _NOBODY = 2, 0xFFFFFFFF
@@ -57,7 +57,7 @@ ACTION_TEXTS = {
 
 
 class FollowedJob(NamedTuple):
-    """State of a job between two steps. advice_number: number of times the advice changed; 0 if there was none yet."""
+    """A job's state between two steps. advice_number: number of times the advice changed; 0 if there was none yet."""
 
     state: State = HEALTHY
     live_job: LiveJob = LiveJob("", 1, CLIENT)
@@ -68,7 +68,7 @@ class FollowedJob(NamedTuple):
 def follow(before: FollowedJob, live_job: LiveJob, overheads: Overheads) -> FollowedJob:
     """Return the state one step later.
 
-    A job that was never slow has no advice. A job that recovered gets advice that reports this.
+    A job that was never slow gets no advice. For a job that recovered, the advice reports the recovery.
     """
     lost = max(0.0, live_job.lost_seconds - before.live_job.lost_seconds) / max(1, live_job.ranks)
     state, action = advance(
@@ -81,7 +81,7 @@ def follow(before: FollowedJob, live_job: LiveJob, overheads: Overheads) -> Foll
 
 
 def _advice_content(live_job: LiveJob, action: Action) -> tuple[object, ...]:
-    """Return the parts of the advice that require a new file if they change."""
+    """Return the parts of the advice that need a new file if they change."""
     return (True, action, live_job.rank) if live_job.slow else (False,)
 
 
@@ -118,7 +118,7 @@ def _cause(live_job: LiveJob) -> Cause:
 
 
 class AdviceWriter:
-    """Writer of the advice files.
+    """Writes the advice files.
 
     `find_user(job)` returns the user of a job's ranks, or None if unknown. The constructor raises OSError.
     """
@@ -133,7 +133,7 @@ class AdviceWriter:
         self._remove_all()
 
     def step(self, live_jobs: Sequence[LiveJob], now: float) -> OSError | None:
-        """Write new advice and remove the advice of jobs that ended. Return the error if a file could not be written.
+        """Write new advice, and remove the advice for jobs that ended. Return the error if a file could not be written.
 
         Args:
             now: epoch seconds.
@@ -161,7 +161,7 @@ class AdviceWriter:
         return problem
 
     def close(self) -> None:
-        """Remove all advice, which is out of date once jobs are no longer monitored."""
+        """Remove all advice, because it is out of date when jobs are no longer monitored."""
         with suppress(OSError):
             self._remove_all()
 
@@ -184,7 +184,7 @@ class AdviceWriter:
 
 
 def access_list(uid: int) -> bytes:
-    """Return an access list by which the owner may read and write, user `uid` may read, and no one else has access."""
+    """Return an access list: the owner may read and write, user `uid` may read, and no one else has access."""
     entries = (
         (_OWNER, _READ | _WRITE, _NOBODY),
         (_USER, _READ, uid),

@@ -1,5 +1,4 @@
-"""Node counters while a job runs: bytes on its InfiniBand ports, bytes on its GPUs' NVLinks and PCIe links, and
-energy.
+"""Reads node counters while a job runs: bytes on InfiniBand ports, NVLinks and PCIe links, and energy.
 
 - ib: port_rcv_data and port_xmit_data, in units of four bytes (Linux, sysfs-class-infiniband). The descriptors stay
   open: a read at offset 0 queries the driver again, and opening costs more than reading. mlx5 queries the adapter's
@@ -10,7 +9,7 @@ energy.
 - power: the driver's mean over the last second, accumulated here, if the driver reports one. Otherwise the
   driver's energy counter. On an H100 (driver 580), that costs 4.1 ms of a core per GPU; the mean costs 0.006 ms.
 
-Each source is read as a whole, as counts by name and part. A part that cannot be read is missing.
+Each source is read as a whole. The result contains counts by name and part; a part that cannot be read is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ IB, POWER = "ib", "power"
 GPU_SOURCES = ("nvlink", "pcie", POWER)
 SOURCES = (*GPU_SOURCES, IB)
 COUNTERS = ("port_rcv_data", "port_xmit_data")
-MAX_COUNT_BYTES = 24  # of a counter's text; 2**64 has 20 digits
+MAX_COUNT_BYTES = 24  # maximum bytes of a counter's text; 2**64 has 20 digits
 MAX_PORTS = 64
 WIDTHS = (64, 32)
 
@@ -47,8 +46,8 @@ class NoCounters(HealthdError):
 class Source(Protocol):
     """A source of counters.
 
-    open: Return a sentence about missing counters, or "". Raises OSError or HealthdError if the source is not
-    available. narrow: Leave out half of the parts. Returns False if there is only one part.
+    open: returns a sentence about missing counters, or "". Raises OSError or HealthdError if the source is not
+    available. narrow: leaves out half of the parts. Returns False if there is only one part.
     """
 
     def open(self) -> str: ...
@@ -58,7 +57,7 @@ class Source(Protocol):
 
 
 class IbPorts:
-    """InfiniBand ports of the node whose tree is below `host.root`."""
+    """InfiniBand ports on the node whose tree is below `host.root`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -111,7 +110,7 @@ class IbPorts:
 
 
 class GpuCounters:
-    """Counters of all GPUs that respond. NVML is open between `open` and `close`. clock: monotonic seconds."""
+    """Counters for all GPUs that respond. NVML is open between `open` and `close`. clock: monotonic seconds."""
 
     def __init__(self, host: Host, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -123,7 +122,7 @@ class GpuCounters:
     def open(self) -> str:
         """Open the source.
 
-        Counters that no GPU reports are not read again, since two unsupported PCIe counters cost 0.3 ms on an H100.
+        If no GPU reports a counter, it is not read again, because two unsupported PCIe counters cost 0.3 ms on an H100.
         """
         if not self._host.gpus():
             raise NoCounters("no GPU responds to NVML")
@@ -181,7 +180,7 @@ def parse_count(text: bytes) -> int:
 
 
 class CounterTotal:
-    """Sum of the growth of all parts of a source since the first reading.
+    """The total growth of a source's counts since the first reading, over all parts.
 
     A part counts from its second reading. After a counter reset, its growth is 0 once.
     """
@@ -191,7 +190,7 @@ class CounterTotal:
         self._total = 0
 
     def add(self, counts: Mapping[str, int]) -> int | None:
-        """Return the total, or None if no part was in the previous reading, so that the growth is unknown."""
+        """Return the total. Return None if no part was in the previous reading, because the growth is then unknown."""
         last, self._last = self._last, counts
         pairs = [(last[part], count) for part, count in counts.items() if part in last]
         if not pairs:
@@ -201,7 +200,10 @@ class CounterTotal:
 
 
 def growth(before: int, now: int) -> int:
-    """Return the growth between two readings, allowing for overflow at the counter's width. It is 0 after a reset."""
+    """Return the growth between two readings.
+
+    Overflow at the counter's width is handled; after a reset, the growth is 0.
+    """
     if now >= before:
         return now - before
     for bits in WIDTHS:

@@ -1,6 +1,6 @@
-"""Parser for messages from ranks. Pure functions that take untrusted bytes and return a value or None.
+"""Parses messages from ranks. These functions are pure: they take untrusted bytes and return a value or None.
 
-The format is defined in healthd/client.py, which has no imports from healthd so that it can be copied. A test packs
+The format is defined in healthd/client.py, which imports nothing from healthd so that it can be copied. A test packs
 messages there and parses them here.
 """
 

@@ -1,7 +1,7 @@
-"""Document from the live process for the daemon's check: RUNTIME_DIR/failslow.json (see docs/json.md). Pure
-functions.
+"""Defines the document that the live process writes for the daemon's check, RUNTIME_DIR/failslow.json. Pure.
 
-The check treats it like any other file on the machine: unexpected content raises a DecodeError.
+docs/json.md describes it. The check treats it like any other file on the machine: unexpected content raises a
+DecodeError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from healthd.common.values import DecodeError, decode
 
 FILE = "failslow.json"
 SCHEMA = 1
-MAX_RECENT = 32  # ended jobs to keep
+MAX_RECENT = 32  # maximum number of ended jobs to keep
 MAX_BYTES = 1 << 20
 MAX_SENTENCE = 200  # characters of a sentence
 
@@ -29,10 +29,10 @@ class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
     slowdown      0.26 means 26 % slower than before, for the slowest rank
     lost_seconds  time lost in slow iterations, summed over this node's ranks
     suspect       PCI address of the GPU used by the only rank that works longer, "" if no rank is named
-    rank          that rank, as named by the job, "" if no rank is named
+    rank          the job's name for that rank, "" if no rank is named
     cause         a failslow.model.Cause, "" if not slow
     evidence      sentences without a full stop
-    node_changed  True if the evidence, read by root, includes a hardware fault on this node from that time
+    node_changed  True if the evidence (read by root) includes a hardware fault on this node at that time
     ended         when the job ended, None while it runs
     """
 
@@ -52,7 +52,7 @@ class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
-    """Input dropped since the process started.
+    """Input that was dropped since the process started.
 
     oversized, malformed: messages. strangers: connections from processes outside any job. series, jobs: connections
     beyond the limits. flood: number of times a connection had to wait because its messages exceeded the budget.
@@ -79,10 +79,10 @@ class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LiveDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    """Contents of the document.
+    """The contents of the document.
 
-    paused_until: time until which detection is paused, 0 if it is not. problems: why a source provides no data.
-    sampling: the sampler's share of a core, None if sampling is off.
+    paused_until: time until which detection is paused, or 0 if it is not paused. problems: why a source provides no
+    data. sampling: the sampler's share of a core, None if sampling is off.
     """
 
     written: float

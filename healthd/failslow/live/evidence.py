@@ -1,9 +1,9 @@
-"""Changes on this node when a job became slow: compares readings before the onset with readings since. Pure functions.
+"""Finds changes on this node when a job became slow, by comparing readings before the onset with those since. Pure.
 
 Each comparison compares one value with its earlier value on the same node and reports both. A change is not a verdict:
-the slowness was measured elsewhere, and these are the places to check next, with the most likely explanation first. A
-value that was the same before explains nothing and is not reported. The limits are simple (twice as much as before, and
-enough to matter), so a healthy node reports nothing.
+the slowness was measured elsewhere, and the changes only show where to look next, with the most likely explanation
+first. A value that has not changed explains nothing and is not reported. The limits are simple (twice as much as
+before, and enough to matter), so a healthy node reports nothing.
 
 If the ranks' times gave a cause, changes of that kind come first.
 """
@@ -20,8 +20,8 @@ from healthd.failslow.model import Cause
 MAX_CHANGES = 6
 CHANGE_RATIO = 2.0  # relative to the earlier value
 FAULT_WEIGHT = 0.6
-FAMILY_BONUS = 1.0  # added to the weight of a change that fits the cause
-CLOCK_LIMIT_REASONS = {  # bits of NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
+FAMILY_BONUS = 1.0  # added to the weight of a change that matches the cause
+CLOCK_LIMIT_REASONS = {  # bits in NVML_CLOCKS_EVENT_REASON_* that no busy GPU should have
     0x08: "hardware slowdown",
     0x20: "thermal slowdown by the driver",
     0x40: "thermal slowdown by the hardware",
@@ -35,7 +35,7 @@ STEAL_SHARE = 0.02
 SLOW_MILLISECONDS, SLOW_RATIO, MIN_OPERATIONS_PER_SECOND = 20.0, 3.0, 1.0
 SWAPPED_PAGES_PER_SECOND = 100.0
 CORRECTED_ERRORS_PER_MINUTE = 10.0
-CROWDED_PROCESSES = 4  # processes pinned to the same CPU
+CROWDED_PROCESSES = 4  # number of processes pinned to the same CPU
 
 GPU, CPU, LINK, FABRIC, STORAGE = "gpu", "cpu", "link", "fabric", "storage"
 FAMILIES: Mapping[Cause, frozenset[str]] = {
@@ -70,8 +70,8 @@ PORT_COUNTERS: Mapping[str, tuple[float, float, str]] = {
 class NodeChange(NamedTuple):
     """A change on the node.
 
-    weight: how much of the slowness it could explain, 0 to 1; from FAULT_WEIGHT, it is a fault in the part. sentence:
-    without a full stop. part: PCI address or name of the part, "" if there is none.
+    weight: how much of the slowness it could explain, 0 to 1; from FAULT_WEIGHT on, it is a fault in the part.
+    sentence: without a full stop. part: PCI address or name of the part, "" if there is none.
     """
 
     weight: float
@@ -81,7 +81,7 @@ class NodeChange(NamedTuple):
 
 
 class BeforeAfter(NamedTuple):
-    """The first and last readings before the onset, and the first and last since. A single reading has no rates."""
+    """The first and last readings before the onset, and the first and last since. A single reading gives no rates."""
 
     first_before: Reading
     last_before: Reading
@@ -89,9 +89,9 @@ class BeforeAfter(NamedTuple):
     last_after: Reading
 
     def rates(self, select: Callable[[Reading], Mapping[str, int]]) -> Iterator[tuple[str, float, float]]:
-        """Yield (name, rate per second before, rate per second since) for counters that are in all four readings.
+        """Yield (name, rate per second before, rate per second since) for each counter that is in all four readings.
 
-        A counter that was reset has no rate. There are no rates if only one reading precedes the onset.
+        A counter that was reset has no rate. If only one reading precedes the onset, there are no rates.
         """
         first, last, begin, now = (select(reading) for reading in self)
         before, since = self.last_before.time - self.first_before.time, self.last_after.time - self.first_after.time
@@ -107,14 +107,14 @@ Comparison = Callable[[BeforeAfter], Iterator[NodeChange]]
 
 
 def is_hardware_fault(change: NodeChange) -> bool:
-    """Return True for a fault in the node's own hardware, which a job cannot cause by load or congestion."""
+    """Return True if the change is a fault in the node's own hardware, which load or congestion cannot cause."""
     return change.family in (GPU, LINK, FABRIC) and change.weight >= FAULT_WEIGHT
 
 
 def find_changes(
     before: Sequence[Reading], since: Sequence[Reading], cause: Cause = Cause.UNKNOWN, gpu: str = ""
 ) -> tuple[NodeChange, ...]:
-    """Return at most MAX_CHANGES changes, the most likely explanation first.
+    """Return at most MAX_CHANGES changes. The most likely explanation comes first.
 
     Args:
         before, since: readings, oldest first. The last one before the onset also begins `since`.
@@ -267,7 +267,7 @@ COMPARISONS: Sequence[Comparison] = (
 
 
 def _counter_selector(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
-    """Return a function that selects the counter `name` of each part. parts: "ports" or "errors"."""
+    """Return a function that returns the counter `name` for each part. parts: "ports" or "errors"."""
 
     def select(reading: Reading) -> Mapping[str, int]:
         counters_by_part: Mapping[str, Mapping[str, int]] = getattr(reading, parts)

@@ -1,11 +1,11 @@
-"""Duration of a job's iterations from readings of a counter, for a job that reports nothing. Pure functions.
+"""Measures a job's iterations from readings of a counter, for a job that reports nothing itself. Pure.
 
 A training job computes, then communicates: the bytes that a link counts every 0.1 s rise and fall once per iteration.
 `find_rhythm` finds the period in a window of rates. If the rates agree with the rates k samples later, k is a period:
 
     ACF_k = 1/(L-k) sum_{t=1..L-k} (x_t - mean)(x_{t+k} - mean)  /  1/L sum_{t=1..L} (x_t - mean)^2
 
-This is FALCON's rule (arXiv 2410.12588, 2.2 step 2) with one change. FALCON divides both sums by the same number. Its
+This is FALCON's rule (arXiv 2410.12588, 2.2 step 2), with one change. FALCON divides both sums by the same number. Its
 value therefore shrinks as (L-k)/L, and a period of a fifth of the window cannot exceed 0.8. Its threshold of 0.95 is
 meant for names of operations, which either agree or differ. A rate has noise, and ACF_k is the share of its variance
 that the period explains. The rules are therefore:
@@ -21,7 +21,7 @@ that the period explains. The rules are therefore:
   kept if it still qualifies.
 - The period has at least MIN_PERIOD samples: a shorter period is not measured well enough to show 10 %.
 
-If a condition fails, there is no period, and the result is None, never a guess.
+If any condition fails, there is no period: the result is None, never a guess.
 
 `Iterations` computes the rates on a grid. The count between two readings is spread evenly over the time between them,
 so that a late or missing reading changes little. Each octave halves the rate of the one before it. A period of 20 to 44
@@ -43,13 +43,13 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import NamedTuple
 
-WINDOW = 160  # samples
-MIN_PERIOD, MAX_PERIOD = 20, 44  # samples per period; the window has three or more periods
+WINDOW = 160  # number of samples
+MIN_PERIOD, MAX_PERIOD = 20, 44  # in samples; the window has three or more periods
 THRESHOLD = 0.5
-PEAK_MARGIN = 0.12  # below the highest peak; two lags of one rhythm differ by this much by chance
-PREVIOUS_MARGIN = 0.25  # the same for the previous period
+PEAK_MARGIN = 0.12  # distance below the highest peak; two lags of one rhythm differ by this much by chance
+PREVIOUS_MARGIN = 0.25  # the same distance for the previous period
 VALLEY = 0.35  # depth of the valley below the peak, as a share of the peak's height
-MIN_VARIATION = 0.1  # of the mean; a rate that varies less is constant, or the beat of a shorter period
+MIN_VARIATION = 0.1  # as a share of the mean; a rate that varies less is constant, or the beat of a shorter period
 MULTIPLE_SHARE = 0.6  # minimum height of the peaks at multiples, as a share of the first peak's height
 
 
@@ -61,7 +61,7 @@ class Rhythm(NamedTuple):
 
 
 def find_rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | None:
-    """Return the period of the last WINDOW rates, which are equally spaced.
+    """Return the period in the last WINDOW rates, which are equally spaced.
 
     Return None if there are too few rates or no period between MIN_PERIOD and MAX_PERIOD samples.
 
@@ -93,7 +93,7 @@ def find_rhythm(rates: Sequence[float], near: float | None = None) -> Rhythm | N
 
 
 def autocorrelation(rates: Sequence[float], max_lag: int) -> list[float] | None:
-    """Return the unbiased autocorrelation at lags 0 to `max_lag`, or None for constant or non-finite rates."""
+    """Return the unbiased autocorrelation at lags 0 to `max_lag`, or None if the rates are constant or not finite."""
     count, unit = len(rates), max(map(abs, rates))
     if not 0 < unit < math.inf or not all(map(math.isfinite, rates)):
         return None
@@ -124,7 +124,7 @@ def _is_peak(correlation: Sequence[float], lag: int, period: int) -> bool:
 
 
 def _peak_height(correlation: Sequence[float], lag: int, period: int) -> float:
-    """Return the highest value near a lag. Durations vary, so the range grows with the number of periods."""
+    """Return the highest value near a lag. Because durations vary, the range grows with the number of periods."""
     reach = max(1, period // 8)
     return max(correlation[max(1, lag - reach) : lag + reach + 1])
 
@@ -162,15 +162,15 @@ def _parabola_top(correlation: Sequence[float], lag: int) -> float:
 
 OCTAVES = 6
 STRIDE = WINDOW // 4
-MAX_MISSED = 4.0  # consecutive samples that may be missing
+MAX_MISSED = 4.0  # maximum number of consecutive samples that may be missing
 SAME_PERIOD_RATIO = 1.15  # two windows have the same period if they differ by no more than this
 
 
 class Iteration(NamedTuple):
     """The mean duration of the iterations in a window.
 
-    time: of the newest reading, on the readings' clock. strength: as in Rhythm. step: seconds between the samples in
-    which the period was found.
+    time: time of the newest reading, on the readings' clock. strength: as in Rhythm. step: seconds between the samples
+    in which the period was found.
     """
 
     time: float
@@ -183,15 +183,16 @@ class Iteration(NamedTuple):
 class _Octave:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     new_samples: int = 0  # since the last evaluation
-    pending_rate: float | None = None  # a rate that waits for the next
+    pending_rate: float | None = None  # a rate that waits to be combined with the next one
     period: float | None = None  # in samples, in the last window with a period
     is_confirmed: bool = False  # the previous window had the same period
 
 
 @dataclass(slots=True)
 class Iterations:
-    """Iteration times from one counter. seconds: time between readings. reporting_octave: octave of the last result, or
-    None.
+    """Computes iteration times from one counter.
+
+    seconds: time between readings. reporting_octave: octave of the last result, or None.
     """
 
     seconds: float
@@ -203,10 +204,10 @@ class Iterations:
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """Add a reading, which is the count at a time. Yield the durations that it completes.
+        """Add a reading: the count at a time. Yield the durations that this completes.
 
-        A time or count that decreases, or a gap of more than MAX_MISSED readings, resets the state. Non-finite values
-        are ignored.
+        If the time or the count decreases, or if more than MAX_MISSED readings are missing, the state is reset.
+        Non-finite values are ignored.
         """
         if not (math.isfinite(time) and math.isfinite(count)):
             return
@@ -269,5 +270,5 @@ class Iterations:
 
 
 def detectable_periods(seconds: float) -> tuple[float, float]:
-    """Return the shortest and longest periods, in seconds, that readings `seconds` apart can show."""
+    """Return the shortest and the longest period, in seconds, that can be detected with readings `seconds` apart."""
     return MIN_PERIOD * seconds, MAX_PERIOD * seconds * 2 ** (OCTAVES - 1)

@@ -1,7 +1,7 @@
-"""Jobs on this node, identified by their processes' cgroups, and the GPUs that these processes have open.
+"""Finds the jobs on this node by their processes' cgroups, and the GPUs that these processes have open.
 
-CUDA opens the device file of each GPU that a process may use. For a process with several open GPUs, the local rank,
-which the job reports, selects one of them. The minor numbers of the device files are in
+CUDA opens the device file of each GPU that a process may use. If a process has several GPUs open, the local rank that
+the job reports selects one of them. The minor numbers of the device files are in
 /proc/driver/nvidia/gpus/PCI/information as "Device Minor".
 """
 
@@ -19,7 +19,10 @@ _MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
 
 
 class RunningJobs(NamedTuple):
-    """jobs: all jobs with a process on this node. gpu_process: a process with an open GPU, or 0 if none was found."""
+    """The running jobs.
+
+    jobs: all with a process on this node. gpu_process: a process with an open GPU, or 0 if none was found.
+    """
 
     jobs: frozenset[str]
     gpu_process: int = 0
@@ -45,7 +48,7 @@ def _has_open_gpu(processes: Mapping[int, str], root: str) -> bool:
 
 
 def gpus_by_minor(host: Host) -> dict[int, str]:
-    """Return a map from N in /dev/nvidiaN to the PCI address. It is empty without the driver."""
+    """Return a map from N in /dev/nvidiaN to the GPU's PCI address. Without the driver, it is empty."""
     found = {}
     try:
         names = host.list(DRIVER)

@@ -1,12 +1,12 @@
-"""The monitored jobs on this node: their series, their slowness, and the rank that causes it. No sockets and no clock.
+"""Keeps the monitored jobs on this node: their series, their slowness, and the rank that causes it.
 
-A job exists while one of its ranks is connected, or while its counters are sampled.
+It uses no sockets and no clock. A job exists while one of its ranks is connected or its counters are sampled.
 
-The rule for naming a rank is that of healthd/failslow/peers.py, for the ranks on one node. A collective makes every
-rank equally slow, so a rank is named only by its own time. Its busy time must have risen against its own baseline, and
-by more than LIMIT times the median of the other ranks (FALCON, arXiv 2410.12588, step 5). There must be at least
-MIN_PEERS ranks. The rise must make up MIN_EXPLAINED_SHARE of the lost time, and the outlying ranks must be a minority.
-If no rank reports a busy time, the iterations of workers that do not wait for each other are compared.
+The rule for naming a rank is the one in healthd/failslow/peers.py, applied to the ranks on one node. A collective makes
+every rank equally slow, so a rank is named only by its own time. Its busy time must have risen against its own
+baseline, and by more than LIMIT times the median of the other ranks (FALCON, arXiv 2410.12588, step 5). There must be
+at least MIN_PEERS ranks. The rise must make up MIN_EXPLAINED_SHARE of the lost time, and the outlying ranks must be a
+minority. If no rank reports a busy time, the iterations of workers that do not wait for each other are compared.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ CLIENT, COUNTERS = "client", "counters"
 FORGET_SECONDS = 120.0  # a job known only from counters ends QUIET_SAMPLES plus this time after its last sample
 MAX_GPU_LOOKUPS = 5  # users control how many files a rank has open, so the search for its GPU is limited
 GRACE_SECONDS = 60.0  # a message may include steps before the connection
-QUIET_SAMPLES = 50.0  # times the duration of a sample; a rhythm that changed is found again within this time
+QUIET_SAMPLES = 50.0  # multiple of a sample's duration; a rhythm that changed is found again within this time
 
-# (PCI address of the suspect GPU or "", cause from the ranks' times, onset) -> changes on the node
+# maps (PCI address of the suspect GPU or "", cause from the ranks' times, onset) to changes on the node
 FindChanges = Callable[[str, Cause, float | None], tuple[NodeChange, ...]]
 
 
 @dataclass(slots=True)
 class Rank:
-    """One process that reports its steps.
+    """A process that reports its steps.
 
     number, local_rank: as reported by the process, -1 if not reported. started_at: time of the first message.
     reported_seconds: total duration of the steps since then. gpu_lookups: number of searches for its GPU.
@@ -69,10 +69,10 @@ class Rank:
 
 @dataclass(slots=True)
 class Job:
-    """One job as seen by one source.
+    """A job as seen by one source.
 
-    ranks: by connection. counters: by counter name. ended_ranks_seconds: time lost by ranks that ended.
-    sample_seconds: time that one sample of the counters covers.
+    ranks: by connection. counters: by counter name. ended_ranks_seconds: time lost by ranks that ended. sample_seconds:
+    time that one sample of the counters covers.
     """
 
     name: str
@@ -87,8 +87,9 @@ class Job:
 
 
 class Jobs:
-    """All monitored jobs. `find_gpu(pid, job, local rank)` returns the PCI address of a process's GPU, or "" if
-    unknown.
+    """All monitored jobs.
+
+    `find_gpu(pid, job, local rank)` returns the PCI address of a process's GPU, or "" if it is unknown.
     """
 
     def __init__(
@@ -102,11 +103,11 @@ class Jobs:
         self._find_gpu = find_gpu
         self._find_changes = find_changes
         self._jobs: dict[tuple[str, str], Job] = {}
-        self._reported: list[tuple[object, ...]] = []  # contents of the last evaluation, to detect changes
+        self._reported: list[tuple[object, ...]] = []  # contents of the last evaluation, for detecting changes
         self._ended_lost = {CLIENT: 0.0, COUNTERS: 0.0}  # seconds
 
     def reconfigure(self, settings: LiveSettings) -> None:
-        """Apply new thresholds. The data on running jobs is kept."""
+        """Apply new thresholds. Data about running jobs is kept."""
         self.settings = settings
         for job in self._jobs.values():
             percent = self._slow_percent(job.source)
@@ -140,7 +141,7 @@ class Jobs:
         return changed or is_new
 
     def add_sample(self, sample: Sample) -> bool:
-        """Add an iteration time from sampled counters. Return True as in `add_step`."""
+        """Add an iteration time from sampled counters. The result is the same as for `add_step`."""
         is_new = (sample.job, COUNTERS) not in self._jobs
         job = self._job(sample.job, COUNTERS)
         job.last_time, job.sample_seconds = sample.time, sample.value * sample.steps
@@ -166,8 +167,8 @@ class Jobs:
     def end_quiet_jobs(self, now: float, sampled_job: str) -> bool:
         """End jobs that are known only from counters and have no new samples. Return True if there was such a job.
 
-        Such a job ends if its counters are no longer sampled (`sampled_job` is the sampled job), or if no sample came
-        for longer than expected.
+        Such a job ends if its counters are no longer sampled (`sampled_job` is the job that is), or if the next sample
+        is overdue.
         """
         by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
         quiet = [
@@ -183,7 +184,7 @@ class Jobs:
         """Evaluate all jobs again. Return True if the reported contents changed.
 
         Args:
-            is_paused: True to not report jobs that become slow now.
+            is_paused: True if jobs that become slow now are not to be reported.
         """
         before = self._reported
         for job in self._jobs.values():
@@ -209,7 +210,7 @@ class Jobs:
         lost = job.ended_ranks_seconds + (
             sum(lost_by_series) if job.source == CLIENT else max(lost_by_series, default=0.0)
         )
-        count = len(ranks) if job.source == CLIENT else 1  # counters show the job as a whole
+        count = len(ranks) if job.source == CLIENT else 1  # counters show only the job as a whole
         record = LiveJob(job.name, count, job.source, lost_seconds=round(lost, 3))
         was_slow = job.record is not None and job.record.slow
         if not found.slow or (is_paused and not was_slow):
@@ -223,8 +224,8 @@ class Jobs:
             gpu, name = rank.gpu, rank.name
         cause = Cause.COMPUTE_GPU if gpu and found.cause is Cause.COMPUTE else found.cause
         before = job.record if was_slow else None
-        # The changes on the node belong to the onset, so they are computed once, and again only if another rank is
-        # named.
+        # The changes on the node belong to the onset, so they are computed only once, unless another rank is named
+        # later.
         if before is None or (before.suspect, before.rank) != (gpu, name):
             job.node_changes = self._find_changes(gpu, cause, found.since)
         return replace(
@@ -276,7 +277,7 @@ def evaluate_counters(counters: dict[str, Series]) -> Evaluation:
 
 
 class Evaluation(NamedTuple):
-    """Values for document.LiveJob. rank: index of the named rank, or None."""
+    """The values for document.LiveJob. rank: index of the named rank, or None."""
 
     slow: bool
     since: float | None = None
@@ -287,7 +288,7 @@ class Evaluation(NamedTuple):
 
 
 def evaluate_ranks(ranks: Sequence[Rank]) -> Evaluation:
-    """Evaluate the ranks that are connected now."""
+    """Evaluate the ranks that are currently connected."""
     slow = [item.iteration for item in ranks if item.iteration.slow is not None]
     if not slow:
         return Evaluation(False)
@@ -344,7 +345,7 @@ def _blame_by_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tupl
 
 
 def _rise(channel: Series) -> float:
-    """Return the increase in an iteration or its busy part, in seconds."""
+    """Return by how many seconds an iteration, or its busy part, increased."""
     return channel.healthy * max((channel.ratio or 1.0) - 1, 0.0)
 
 
@@ -376,5 +377,5 @@ def _all_series(job: Job) -> Iterator[Series]:
 
 
 def _reported_content(records: Iterable[LiveJob]) -> list[tuple[object, ...]]:
-    """Return the contents whose changes must be reported. Jobs that start or end without being slow do not count."""
+    """Return the contents whose changes must be reported. Jobs that start or end without being slow are left out."""
     return [(record.job, record.source, record.suspect, record.rank, record.cause) for record in records if record.slow]

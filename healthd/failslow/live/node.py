@@ -1,8 +1,8 @@
-"""Readings of this node from /proc and sysfs, with one hour of history, to compare before and after a job became slow.
+"""Reads this node's state from /proc and sysfs, and keeps an hour of it to compare with when a job becomes slow.
 
-Only /proc and sysfs are read, not NVML: `gpus` contains the NVML values from the sampling process. A
-port's counters come from the adapter's firmware, which can block for a minute if it is dead. After READ_SECONDS, no
-further port is read.
+Only /proc and sysfs are read, not NVML: `gpus` contains the NVML values from the sampling process. A port's counters
+come from the adapter's firmware, which can block for a minute if the adapter is dead. After READ_SECONDS, no further
+port is read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ALLOWED = regex(r"(?m)^Cpus_allowed_list:\s*([0-9,-]{1,200})$")
 def read_node(
     host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic
 ) -> Reading:
-    """Return the node's current state. Never raises. Values that cannot be read are missing."""
+    """Return the node's current state. This never raises; values that cannot be read are missing."""
     deadline = monotonic() + READ_SECONDS
     devices = list(_devices(host))
     ports = dict(_ports(host, deadline, monotonic))
@@ -132,16 +132,17 @@ def _pinned(host: Host) -> dict[str, int]:
 
 INTERVAL_SECONDS = 60.0
 MAX_READINGS = 60
-BASELINE_READINGS = 10  # readings before the onset with which later ones are compared
+BASELINE_READINGS = 10  # number of readings before the onset with which later ones are compared
 FRESH_SECONDS = 10.0  # a reading up to this age still counts as current
 
 
 @dataclass(slots=True)
 class Readings:
-    """Readings of the last hour, one per minute while a job is monitored. Jobs that start or end cause no extra
-    readings.
+    """The last hour's readings, one per minute while a job is monitored.
 
-    read: returns the node's current state. deadline: time of the next reading (monotonic), or FOREVER.
+    Jobs that start or end cause no extra readings.
+
+    read: function that returns the node's current state. deadline: time of the next reading (monotonic), or FOREVER.
     """
 
     read: Callable[[], Reading]

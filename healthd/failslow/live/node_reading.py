@@ -1,7 +1,7 @@
-"""The state of this node at one time, and parsers for text from /proc and /sys. Pure functions.
+"""Describes this node's state at one time, and parses text from /proc and /sys. Pure.
 
-Root reads all values; none is reported by a job. A line in an unexpected format is skipped, since these values are only
-evidence for a slowness that was measured elsewhere.
+Root reads all values; no job reports them. A line in an unexpected format is skipped, because these values are only
+evidence for slowness that was measured elsewhere.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 from healthd.common.text import is_decimal, regex
 from healthd.host.disks import NO_DISKS, whole_disk
 
-MAX_PARTS = 256  # disks and mounts; a node has dozens
-MAX_NAME = 60  # characters in a name within a sentence
+MAX_PARTS = 256  # maximum number of disks and mounts; a node has dozens
+MAX_NAME = 60  # maximum characters of a name within a sentence
 
 _PRESSURE = regex(r"(?m)^(some|full) avg10=[0-9.]+ avg60=[0-9.]+ avg300=[0-9.]+ total=([0-9]{1,19})$")
 _MOUNT = regex(r"device .{1,4096} mounted on (.{1,4096}) with fstype nfs4? statvers=.*")
@@ -25,7 +25,7 @@ _RATE = regex(
 
 
 class Gpu(NamedTuple):
-    """A GPU's values, None if NVML does not report them. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
+    """A GPU's values, or None if NVML does not report them. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
 
     celsius: int | None
     sm_mhz: int | None
@@ -33,14 +33,14 @@ class Gpu(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A PCIe link. gt_per_s: 32.0 is PCIe 5.0. width: lanes."""
+    """A PCIe link. gt_per_s: speed; 32.0 means PCIe 5.0. width: number of lanes."""
 
     gt_per_s: float
     width: int
 
 
 class OperationTimes(NamedTuple):
-    """Operations on a disk or mount since boot, and their total duration."""
+    """The number of operations on a disk or mount since boot, and their total duration."""
 
     operations: int
     milliseconds: int
@@ -48,7 +48,7 @@ class OperationTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """State of the node. time: epoch seconds. Values that could not be read are missing.
+    """The node's state. time: epoch seconds. Values that could not be read are missing.
 
     gpus     PCI address -> NVML values      links    PCI address -> the link of a GPU or network adapter
     errors   PCI address -> AER counters: "correctable", "nonfatal"
@@ -108,7 +108,8 @@ def nfs_times(text: str) -> dict[str, OperationTimes]:
     """Parse /proc/self/mountstats (nfs-utils, mountstats(8)): operations on each NFS mount, and their milliseconds.
 
     The columns are operations, transmissions, timeouts, bytes sent, bytes received, and the times in the queue, until
-    the reply, and in total. The last time is used. The kernel lets numbers fall below 0; such an operation is skipped.
+    the reply, and in total. The last of these times is used. In the kernel, numbers can fall below 0; such an operation
+    is skipped.
     """
     found: dict[str, OperationTimes] = {}
     mount_point = ""
@@ -135,7 +136,7 @@ def memory_events(text: str) -> dict[str, int]:
 
 
 def gbit_per_s(text: str) -> float | None:
-    """Parse a port's `rate`: "400 Gb/sec (4X NDR)"."""
+    """Parse a port's `rate`, such as "400 Gb/sec (4X NDR)"."""
     match = _RATE.fullmatch(text)
     return float(match[1]) if match else None
 

@@ -1,13 +1,12 @@
-"""The live process: receives steps from ranks, samples counters, evaluates jobs, and reports to the daemon's check in
-one file.
+"""The live process: receives ranks' steps, samples counters, evaluates jobs, and reports to the daemon's check.
 
     python -m healthd.failslow.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"locations": ...,
     "settings": ...}
 
 After a reload, the daemon sends a line {"settings": ...}. The process ends when the stream is closed. It sends single
 bytes to the daemon: ALIVE each minute, and CHANGED when the contents of the file changed. It has a low priority and
-limited memory, and the daemon monitors both (agent/scheduler/failslow_process.py). It never opens the driver, so it can
-be killed at any time. A separate process queries NVML (sampling.py, docs/adr/0030).
+limited memory, and the daemon monitors both (agent/scheduler/failslow_process.py). The report is one file. The process
+never opens the driver, so it can be killed at any time. A separate process queries NVML (sampling.py, docs/adr/0030).
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ if TYPE_CHECKING:
 
 ALIVE, CHANGED = b".", b"c"
 ALIVE_SECONDS = 60.0
-REPORT_SECONDS = 30.0  # interval for updates of the lost time
+REPORT_SECONDS = 30.0  # interval between updates of the lost time
 EVALUATION_SECONDS = 1.0  # minimum interval between evaluations
-NOTIFY_SECONDS = 10.0  # minimum interval between runs of the daemon's check, whatever jobs report
+NOTIFY_SECONDS = 10.0  # minimum interval between runs of the daemon's check, even if jobs report more often
 MAX_DATA_BYTES = 512 << 20
 NICE = 10
 MAX_LINE_BYTES = 1 << 16
@@ -76,7 +75,7 @@ def main() -> None:
 def limit_resources() -> None:
     """Lower the priority and limit the memory, so that jobs come first.
 
-    If the unit forbids both calls (@resources in its SystemCallFilter), only the daemon's own memory limit applies.
+    If the unit forbids both calls (@resources in its SystemCallFilter=), only the daemon's own memory limit applies.
     """
     with suppress(OSError):
         os.nice(NICE)
@@ -140,7 +139,7 @@ class LiveProcess:
         return True
 
     def _notify(self, byte: bytes) -> None:
-        """Send a byte to the daemon. If the channel is full, it already contains the same byte."""
+        """Send a byte to the daemon. If the channel is full, it already contains this byte."""
         with suppress(BlockingIOError, ConnectionError):
             self.channel.send(byte)
 
@@ -224,7 +223,7 @@ class LiveProcess:
     # --- settings
 
     def reconfigure(self, settings: LiveSettings) -> None:
-        """Apply settings at the start and after a reload. The data on running jobs is kept."""
+        """Apply settings at the start and after a reload. Data about running jobs is kept."""
         previous = self.jobs.settings
         self.jobs.reconfigure(settings)
         if self.receiver is not None and not settings.client:
@@ -277,7 +276,7 @@ class LiveProcess:
     def _find_changes(self, gpu: str, cause: Cause, since: float | None) -> tuple[NodeChange, ...]:
         try:
             return self.readings.find_changes(since, cause, gpu, time.monotonic())
-        except Exception as error:  # as above; the slow job is reported in any case
+        except Exception as error:  # as above; the slow job is still reported
             self._log_problem("evidence", error)
             return ()
 

@@ -1,10 +1,10 @@
-"""Socket to which jobs' ranks connect. It bounds the work for any input and shares it fairly between jobs.
+"""Provides the socket to which jobs' ranks connect. It limits the work for any input and shares it fairly between jobs.
 
 It uses connections (SOCK_SEQPACKET), not datagrams to one socket (docs/adr/0031). A datagram socket has one queue for
-all senders, so a flood from one job fills it for the ranks of all other jobs. A connection has its own queue, its end
-is the end of the rank, and the kernel states once and reliably which process connected (SO_PEERCRED, unix(7)). This
-also works from another pid namespace and gives the pid in this namespace. The pid's cgroup identifies the job. A
-process outside any job is rejected.
+all senders, so a flood from one job fills it for the ranks of all other jobs. A connection has its own queue and ends
+with its rank, and the kernel reliably reports which process connected (SO_PEERCRED, unix(7)). This also works from
+another pid namespace and gives the pid in this namespace. The pid's cgroup identifies the job. A process outside any
+job is rejected.
 
 Each poll has a budget: a number of messages, a share for each job, and POLL_SECONDS until the next poll. Messages that
 are not read wait in the sender's own queue. When that queue is full, `healthd.client.step` adds the next steps to one
@@ -35,17 +35,17 @@ POLL_SECONDS = 0.2
 MESSAGES_PER_POLL = 100  # 500 per second; each takes 0.1 ms including its evaluation
 MESSAGES_PER_CONNECTION = 2
 ACCEPTS_PER_POLL = 32
-MAX_MALFORMED = 50  # malformed messages after which the connection is closed
-BACKLOG = 128  # connections waiting for accept(2)
-MAX_CONNECTIONS = 2048  # for all jobs; the series of one rank take 85 KiB (bench/live_flood.py)
+MAX_MALFORMED = 50  # number of malformed messages after which the connection is closed
+BACKLOG = 128  # maximum number of connections waiting for accept(2)
+MAX_CONNECTIONS = 2048  # maximum for all jobs; the series for one rank take 85 KiB (bench/live_flood.py)
 DEFAULT_FILES = 1024  # systemd's default for a service
-RESERVED_FILES = 64  # descriptors for other uses of this process
-SOCKET_CHECK_SECONDS = 10.0  # between two checks whether the socket file still exists
+RESERVED_FILES = 64  # number of descriptors for other uses by this process
+SOCKET_CHECK_SECONDS = 10.0  # interval between checks that the socket file still exists
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Received(NamedTuple):
-    """A message from a rank. connection: the connection's number, never reused."""
+    """A message from a rank. connection: the connection's number, which is never reused."""
 
     connection: int
     pid: int
@@ -54,14 +54,14 @@ class Received(NamedTuple):
 
 
 class Disconnected(NamedTuple):
-    """A connection that ended because the rank's process ended or its healthd.client reconnected."""
+    """A connection that ended, because the rank's process ended or its healthd.client reconnected."""
 
     connection: int
     job: str
 
 
 class _Malformed(NamedTuple):
-    """A malformed message. The connection may have more messages."""
+    """A malformed message. The connection may have further messages."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _Connection:
 
 
 class Receiver:
-    """Receiver of messages. The constructor raises OSError if it cannot listen at `path`."""
+    """Receives messages. The constructor raises OSError if it cannot listen at `path`."""
 
     def __init__(self, path: str, root: str, max_jobs: int, max_ranks: int) -> None:
         self.path, self.root = path, root
@@ -91,7 +91,7 @@ class Receiver:
         self._listener = self._listen()
 
     def fileno(self) -> int:
-        """Return an epoll descriptor that is readable if there is input."""
+        """Return an epoll descriptor that becomes readable when there is input."""
         return self._ready.fileno()
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Receiver:
         return Dropped(**self.dropped)
 
     def step(self, now: float) -> Iterator[Received | Disconnected]:
-        """Yield the new messages and ended connections, within the budget. now: monotonic."""
+        """Yield the new messages and ended connections that fit in the budget. now: monotonic seconds."""
         with self._brief():
             yield from self._poll(now)
 
@@ -177,7 +177,7 @@ class Receiver:
     # --- connections
 
     def find_user(self, job: str) -> int | None:
-        """Return the user whose process connected first for this job, or None if there is no connection."""
+        """Return the user whose process was the first to connect for this job, or None if there is no connection."""
         return next((connection.uid for connection in self._connections.values() if connection.job == job), None)
 
     def _accept(self) -> None:
@@ -208,7 +208,7 @@ class Receiver:
             self._ready.register(stream, select.EPOLLIN)
 
     def _refusal(self, job: str) -> str:
-        """Return the limit that forbids another connection from this job, or ""."""
+        """Return the limit that forbids another connection from this job, or "" if there is none."""
         if not job:
             return "strangers"
         if job not in self._connections_by_job and len(self._connections_by_job) >= self.max_jobs:

@@ -1,7 +1,7 @@
-"""Samples of this node's counters, from a separate process (sampling.py).
+"""Receives samples of this node's counters from a separate process (sampling.py).
 
-This module never blocks and never kills. A process that hangs in NVML is abandoned with closed pipes, and no other
-is started as long as it exists (docs/adr/0005).
+This module never blocks and never kills. A process that hangs in NVML is abandoned and its pipes are closed. While it
+exists, no other is started (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from healthd.host.wakeup import FOREVER
 
 STEP_SECONDS = 2.0
 SILENT_SECONDS = 5 * ALIVE_SECONDS
-RESTART_SECONDS = 60.0  # after the process ends; doubled after each failure
+RESTART_SECONDS = 60.0  # delay after the process ends; doubled after each failure
 MAX_RESTART_SECONDS = 3600.0
-MAX_PARTIAL_LINE = 1 << 18  # bytes of an incomplete line
+MAX_PARTIAL_LINE = 1 << 18  # maximum bytes of an incomplete line
 READ_BYTES = 1 << 16
 MAX_SENTENCE = 300
 
@@ -35,7 +35,7 @@ _closing: list[subprocess.Popen[bytes]] = []  # not waited for
 
 
 class Sampler:
-    """Client of the sampling process.
+    """The sampling process's client.
 
     deadline: time of the next step (monotonic). problems: why a source provides no data. job: the only job on this
     node, or "". share: share of a core in the last minute. gpus: latest NVML values of each GPU, by PCI address:
@@ -77,7 +77,7 @@ class Sampler:
             self._abandon()
 
     def close(self) -> None:
-        """Close the pipes, so that the process ends between two samples."""
+        """Close the pipes. The process then ends between two samples."""
         self._close_pipes()
         _closing.extend(process for process in (self._process, self._hung) if process is not None)
         self._process = self._hung = None
@@ -140,8 +140,9 @@ class Sampler:
                 self._problems[source] = printable(sentence)[:MAX_SENTENCE]
 
     def _handle_end(self, now: float) -> None:
-        """Handle the end of the process. It stopped because of its cost and reported this, or it failed and is
-        restarted.
+        """Handle the end of the process.
+
+        Either it stopped because of its cost and reported this, or it failed and is restarted.
         """
         assert self._process is not None
         process, self.job, self.gpus = self._process, "", {}

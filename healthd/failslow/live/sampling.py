@@ -1,4 +1,4 @@
-"""Process that samples counters, detects a rhythm and reports how long iterations took.
+"""A process that samples counters, detects a rhythm and reports how long iterations took.
 
     python -m healthd.failslow.live.sampling SETUP        SETUP: JSON, see Setup
 
@@ -6,18 +6,17 @@ It is a separate process because NVML can hang (docs/adr/0005). The parent (samp
 it. It ends when its standard input is closed, which it checks between two samples. Its output is JSON lines on standard
 output, a few per minute.
 
-It samples only while exactly one job has been on this node for at least a minute. With several jobs, the
-counters could not be attributed, and a shorter job has too few iterations. NVML is open only during that time, and only
+It samples only while exactly one job has been on this node for at least a minute. With several jobs, the counters could
+not be attributed to one of them, and a shorter job has too few iterations. NVML is open only during that time, and only
 while the job itself has a GPU open. A driver without other users takes seconds to open, and loses its error counts when
 it is closed.
 
 Budget: sampling may take 0.1 % of a core. The cost of a sample depends on the driver, the adapters' firmware and the
 number of GPUs and ports. It is therefore measured over each minute. If it is too high:
 
-1. take half as many samples, if the detected rhythm remains visible;
-2. sample half of the GPUs or ports, since those of one job have the same rhythm;
-3. take half as many samples, even if the rhythm is no longer visible;
-4. take no samples.
+1. take half as many samples, if the detected rhythm remains visible; 2. sample half of the GPUs or ports, since those
+of one job have the same rhythm; 3. take half as many samples, even if the rhythm is no longer visible; 4. take no
+samples.
 """
 
 from __future__ import annotations
@@ -43,27 +42,28 @@ from healthd.host.host import Host, fake_nvml_opener
 from healthd.host.oom import raise_score
 from healthd.host.wakeup import FOREVER, poll
 
-JOBS_SECONDS = 10.0  # between two queries for jobs
+JOBS_SECONDS = 10.0  # interval between queries for jobs
 SETTLED_SECONDS = 60.0
 GPUS_SECONDS = 30.0
 ALIVE_SECONDS = 60.0
-RETRY_SECONDS = 60.0  # after a source could not be opened
-WAIT_SECONDS, QUIET_WAITS = 1.0, 5  # for the previous process
+RETRY_SECONDS = 60.0  # delay after a source could not be opened
+WAIT_SECONDS, QUIET_WAITS = 1.0, 5  # time to wait for the previous process
 
-MAX_SHARE = 0.001  # of a core
+MAX_SHARE = 0.001  # share of a core
 BUDGET_SECONDS = 60.0
-MAX_INTERVAL_SECONDS = 5.0  # between two samples; iterations below 100 s are then not visible
+MAX_INTERVAL_SECONDS = 5.0  # interval between samples; iterations below 100 s are then not visible
 
 Send = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Configuration of the process.
+    """The process's configuration.
 
     sources: names from counters.SOURCES. seconds: interval between two samples. fake_nvml: the daemon's setting. lock:
-    a file that only one such process locks at a time, "" for none. settled_seconds: minimum time that a job must have
-    been here."""
+    a file that only one such process locks at a time, "" for none. settled_seconds: minimum time for which a job must
+    have been on this node.
+    """
 
     sources: tuple[str, ...]
     seconds: float
@@ -81,13 +81,13 @@ class Reduction(enum.Enum):
 
 @dataclass(slots=True)
 class Budget:
-    """CPU budget. started: monotonic time and this process's CPU seconds at the start of the measurement."""
+    """The CPU budget. started: monotonic time and this process's CPU seconds when the measurement started."""
 
     started: tuple[float, float]
     shares: list[float] = field(default_factory=list)  # shares in the last minutes
 
     def share(self, now: float, cpu: float) -> float | None:
-        """Return the share of a core in the last minute, or None while the minute is not over."""
+        """Return the share of a core used in the last minute, or None if the minute is not over."""
         since, before = self.started
         if now - since < BUDGET_SECONDS:
             return None
@@ -106,7 +106,7 @@ def choose_reduction(seconds: float, period: float | None, can_narrow: bool) -> 
 
 
 class Sampling:
-    """Sampler.
+    """Samples the counters.
 
     `find_jobs` returns the jobs on this node, `cpu` returns this process's CPU seconds, and `send_line` takes one line.
     """
@@ -323,7 +323,7 @@ def main() -> None:
 def send(line: Mapping[str, Any]) -> None:
     """Write a line.
 
-    A line is shorter than PIPE_BUF except with many GPUs, and the parent reads within seconds, so this does not block
+    Unless there are many GPUs, a line is shorter than PIPE_BUF. The parent reads within seconds, so this does not block
     for long.
     """
     os.write(1, json.dumps(line).encode() + b"\n")
@@ -332,7 +332,7 @@ def send(line: Mapping[str, Any]) -> None:
 def _wait_for_lock(path: str) -> bool:
     """Wait until no other process samples here. Return False if standard input is closed.
 
-    A process that was asked to end does so immediately, unless it hangs in the driver.
+    The other process ends as soon as it is asked to, unless it hangs in the driver.
     """
     waits = 0
     while not _try_lock(path):
@@ -347,7 +347,7 @@ def _wait_for_lock(path: str) -> bool:
 
 
 def _try_lock(path: str) -> bool:
-    """Return True if no other process samples here. The lock is then held until this process ends."""
+    """Return True if no other process samples here. This process then holds the lock until it ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A series of iteration times from a running job: its samples, the start of its slowness, and the lost time."""
+"""A running job's iteration times as a series: its samples, the start of its slowness, and the lost time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from healthd.failslow.model import Kind, Point
 
 
 class Sample(NamedTuple):
-    """Duration of one of a job's iterations, as measured by one source.
+    """The duration of one of a job's iterations, as measured by one source.
 
     job     the job's number in Slurm ("4711")
     series  the series within the job and the source: a rank's connection or a kind of counter ("ib")
     time    when the iteration ended, epoch seconds
     value   seconds, more than 0
     kind    ITERATION, or BUSY for a rank's own work in it
-    steps   number of iterations over which `value` is the mean
+    steps   number of iterations of which `value` is the mean
     """
 
     job: str
@@ -30,7 +30,7 @@ class Sample(NamedTuple):
     steps: int = 1
 
 
-MAX_POINTS = 4  # only the last points of a job that becomes slow repeatedly are kept
+MAX_POINTS = 4  # if a job becomes slow repeatedly, only its last points are kept
 CERTAIN_SHARE = 0.7  # share of slow_percent that must be exceeded with certainty (detect.LIMITS: 7 % of 10 %)
 
 
@@ -72,7 +72,7 @@ class Series:
 
     @property
     def ratio(self) -> float | None:
-        """The last samples as a multiple of the healthy time, or None if there are too few."""
+        """The last samples as a multiple of the healthy time, or None if there are too few samples."""
         return self.detector.recent_ratio()
 
     def add(self, value: float, time: float, steps: float = 1.0) -> bool:

@@ -1,1 +1,1 @@
-"""Remedies for a slow job: which one pays off, when, and how to apply it."""
+"""Remedies for a slow job: which one is worth its cost, when to apply it, and how."""

@@ -1,8 +1,8 @@
-"""S2: division of micro-batches so that the slowest data-parallel group finishes as early as possible. Pure functions.
+"""S2: divides micro-batches so that the slowest data-parallel group finishes as early as possible. Pure.
 
-FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. This alone misses the best makespan,
-max(m_i t_i), in about 2 % of random cases, but the makespan is the duration of an iteration. This module therefore
-minimises the makespan first, then the variance among all divisions with that makespan. Both steps are exact:
+FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. In about 2 % of random cases, this
+misses the best makespan, max(m_i t_i), although the makespan is the duration of an iteration. This module therefore
+minimises the makespan first, and then the variance among all divisions with that makespan. Both steps are exact:
 
 - Makespan: each micro-batch goes to the group that finishes it first. All micro-batches that finish by the time T with
   sum(T / t_i) = M precede any other. The search starts there, with fewer than one micro-batch per group left.
@@ -24,9 +24,9 @@ from healthd.common.errors import HealthdError
 
 MAX_GROUPS = 10_000
 MAX_MICRO_BATCHES = 1_000_000
-MAX_TIME_RATIO = 1e6  # between the longest and shortest times; more indicates a wrong time
-ROUNDING = 1e-14  # relative error of a sum of squares
-TOLERANCE = 1e-9  # relative difference of makespans that count as equal, because times are measured
+MAX_TIME_RATIO = 1e6  # maximum ratio of the longest to the shortest time; a larger one indicates a wrong time
+ROUNDING = 1e-14  # relative error in a sum of squares
+TOLERANCE = 1e-9  # relative difference up to which makespans count as equal, because times are measured
 
 
 class InvalidSplit(HealthdError):
@@ -58,7 +58,7 @@ def split(times: Sequence[float], micro_batches: int) -> Split:
     makespan = max(map(_product, shares, relative))
     shares = _minimize_variance(relative, shares, makespan)
     each, more = divmod(micro_batches, len(times))
-    # If the division leaves a remainder, the first groups get one more, as in frameworks that allow this.
+    # If there is a remainder, the first groups get one more, as in frameworks that allow this.
     even = max(time * (each + (at < more)) for at, time in enumerate(times))
     return Split(tuple(shares), max(map(_product, shares, times)), even)
 
@@ -125,8 +125,9 @@ def _minimize_makespan(times: Sequence[float], micro_batches: int) -> list[int]:
 
 
 class _Corner(NamedTuple):
-    """A corner of the convex hull. center: the c for which the corner is optimal. total, squares: B and A, relative to
-    `origin`.
+    """A corner of the convex hull. center: the c for which the corner is optimal.
+
+    total, squares: B and A, relative to `origin`.
     """
 
     center: float
@@ -143,7 +144,7 @@ def _minimize_variance(times: Sequence[float], shares: list[int], makespan: floa
     ]
     if sum(max_shares) == sum(shares):  # no alternative, as in nearly all cases
         return shares
-    origin = math.fsum(map(_product, shares, times)) / groups  # smaller numbers reduce rounding errors
+    origin = math.fsum(map(_product, shares, times)) / groups  # smaller numbers have smaller rounding errors
 
     def corner(c: float, near: Sequence[int]) -> _Corner:
         found = _nearest_shares(c + origin, times, near, max_shares)
@@ -182,7 +183,8 @@ def _minimize_variance(times: Sequence[float], shares: list[int], makespan: floa
 def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max_shares: Sequence[int]) -> list[int]:
     """Return the shares with the smallest sum((m_i t_i - c)^2) and 1 <= m_i <= max_shares.
 
-    Move one micro-batch from where that saves the most to where it costs the least, until no move saves anything.
+    Micro-batches are moved one at a time from where this saves the most to where it costs the least, until no move
+    saves anything.
     """
     found = list(shares)
 

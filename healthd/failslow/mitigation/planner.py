@@ -1,8 +1,9 @@
-"""Choice of a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure functions.
+"""Chooses a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure.
 
-It is unknown how long slowness will last. Acting at once is expensive if it ends by itself; waiting is expensive if
-it does not. The planner compares the loss so far with the cost of each remedy, cheapest first. It applies a remedy when
-the loss has reached its cost, then continues with the next. After a relief, it starts again.
+It is unknown how long slowness will last. Acting immediately is expensive if the slowness ends by itself; waiting is
+expensive if it does not. The planner compares the loss so far with the cost of each remedy, cheapest first. It applies
+a remedy when the loss has reached the remedy's cost, and then continues with the next one. After a relief, it starts
+again.
 
 Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and none of a job's GPUs work while it
 moves micro-batches or restarts.
@@ -15,8 +16,8 @@ the loss in the iteration in which the loss reached a cost:
   remedies were applied, the loss had reached the cost of each, so they cost at most k times the loss. The loss before
   the remedy of the best plan is at most its cost and one iteration, and after it no more than that of the best plan.
 
-If `settles` is more than 0, healthd waits that many iterations after a remedy to see its effect. "One iteration" then
-means that many.
+If `settles` is more than 0, healthd waits for that many iterations after a remedy to see its effect. "One iteration"
+then stands for this number of iterations.
 
 `replay` finds when the planner would have acted on a job with known times, and how much that would have saved. The
 points are the detector's, which uses no sample after its alarm. The causes are those found in the whole file, and a
@@ -37,7 +38,7 @@ from healthd.failslow.model import Cause, Diagnosis, Point, Series
 
 
 class Action(enum.Enum):
-    """FALCON's strategies, S1 to S4."""
+    """The strategies in FALCON, S1 to S4."""
 
     IGNORE = "s1"
     MICRO_BATCHES = "s2"
@@ -46,7 +47,7 @@ class Action(enum.Enum):
 
 
 class Overheads(NamedTuple):
-    """Seconds for which the whole gang does not train while the remedy is applied.
+    """The time in seconds that each remedy costs the gang, because no rank trains while it is applied.
 
     The paper gives "low", "about a minute" and "high". Values measured at the site are better.
     """
@@ -59,9 +60,10 @@ class Overheads(NamedTuple):
 class Observation(NamedTuple):
     """One iteration of the gang.
 
-    lost_seconds: its time minus a healthy iteration's, summed over the iterations not yet reported (slowness is
-    detected some iterations after its onset). gpus: number in the whole gang. whole_stage: the slow node runs a whole
-    pipeline stage."""
+    lost_seconds: its time minus the time of a healthy iteration, summed over the iterations not yet reported (slowness
+    is detected some iterations after its onset). gpus: number of GPUs in the whole gang. whole_stage: True if the slow
+    node runs a whole pipeline stage.
+    """
 
     slow: bool
     lost_seconds: float = 0.0
@@ -71,10 +73,10 @@ class Observation(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of the ongoing slowness.
+    """The state of the ongoing slowness.
 
-    lost: GPU-seconds since the onset. actions: in the order applied. since: iterations since the last action.
-    whole_stage: as in Observation.
+    lost: GPU-seconds since the onset. actions: in the order in which they were applied. since: iterations since the
+    last action. whole_stage: as in Observation.
     """
 
     cause: Cause = Cause.UNKNOWN
@@ -94,7 +96,7 @@ class NextAction(NamedTuple):
 HEALTHY = State()
 
 # From the paper's table: S2 mitigates only slow compute, S3 mitigates slow compute and communication, and S4 removes
-# both. For an unknown cause, it is also unknown which part to relieve, so only a restart remains. Slowness caused by
+# both. If the cause is unknown, it is also unknown which part to relieve, so only a restart remains. Slowness caused by
 # the job itself (longer sequences, an unequal pipeline) returns after a restart.
 _COMPUTE = (Action.MICRO_BATCHES, Action.TOPOLOGY, Action.RESTART)
 _COMMUNICATION = (Action.TOPOLOGY, Action.RESTART)
@@ -110,8 +112,8 @@ CANDIDATES = {
 }
 
 
-# Every data-parallel group passes through each stage. No other group is faster, and the stragglers are already in the
-# smallest number of stages.
+# Every data-parallel group passes through each stage. So no other group is faster, and the stragglers are already in
+# the smallest number of stages.
 USELESS_FOR_WHOLE_STAGE = (Action.MICRO_BATCHES, Action.TOPOLOGY)
 
 
@@ -121,7 +123,8 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 
 def find_next_action(state: State, gpus: int, overheads: Overheads) -> NextAction | None:
-    """Return the next remedy for this cause and the loss it requires, or None if only ignoring (S1) remains."""
+    """Return the next remedy for this cause and the loss it requires, or None if the only choice is to ignore it (S1).
+    """
     useless = USELESS_FOR_WHOLE_STAGE if state.whole_stage else ()
     candidates = [
         candidate for candidate in CANDIDATES[state.cause] if candidate not in (Action.IGNORE, *useless, *state.actions)
@@ -146,7 +149,7 @@ def advance(
         if math.isfinite(observation.lost_seconds)
         else state.lost
     )
-    # A cause that becomes known later replaces "unknown" and is kept.
+    # A cause that becomes known later replaces "unknown" and is then kept.
     cause = state.cause if observation.cause is Cause.UNKNOWN else observation.cause
     state = State(cause, max(lost, 0.0), state.actions, state.since + 1, observation.whole_stage)
     following = find_next_action(state, observation.gpus, overheads)
@@ -158,12 +161,12 @@ def advance(
 
 # --- replay of a job's times
 
-HEALTHY_SAMPLES = 400  # healthy samples
+HEALTHY_SAMPLES = 400  # number of healthy samples
 PAUSE_RATIO = 10.0  # times a healthy iteration; this is a checkpoint or an evaluation and counts as a normal iteration
 
 
 class AppliedAction(NamedTuple):
-    """An applied remedy. position: in the span's series. lost, overhead, saved: GPU-seconds."""
+    """A remedy that was applied. position: in the span's series. lost, overhead, saved: GPU-seconds."""
 
     action: Action
     position: int
@@ -173,7 +176,7 @@ class AppliedAction(NamedTuple):
 
 
 class SlowSpan(NamedTuple):
-    """A time in which the job or one of its parts was slow.
+    """A period in which the job or one of its parts was slow.
 
     onset, relief: positions in `series`; relief is None while it lasts. suspects: names of the suspects, "" for the job
     as a whole. state, next_action: at the end of the series.
@@ -191,8 +194,9 @@ class SlowSpan(NamedTuple):
 
 
 class _SlowSeries(NamedTuple):
-    """A suspect or a slow job. begin, alarm, end: positions in the clock's series. losses: seconds lost at each
-    position.
+    """A suspect or a slow job.
+
+    begin, alarm, end: positions in the clock's series. losses: seconds lost at each position.
     """
 
     suspect: str
@@ -213,7 +217,7 @@ def replay(
     seconds: float = 1.0,
     settles: int = 0,
 ) -> tuple[SlowSpan, ...]:
-    """Replay the slow spans of a job.
+    """Replay a job's slow spans.
 
     Args:
         gpus: number in the whole gang.
@@ -235,9 +239,9 @@ def replay(
 def _find_slow_series(
     series: Sequence[Series], diagnosis: Diagnosis
 ) -> Iterable[tuple[Series, Sequence[Point], Point, str, Cause, bool]]:
-    """Yield each suspect and slow job with the series from which its loss is computed.
+    """Yield each suspect and each slow job with the series from which its loss is computed.
 
-    That is its own series if that has the point, otherwise a series that has it.
+    This is its own series if the point is in it, otherwise another series with the point.
     """
     owners = list(zip(series, diagnosis.points, strict=True))
     named = [(item.point, item.series, item.subject, item.cause, item.whole_stage) for item in diagnosis.suspects]

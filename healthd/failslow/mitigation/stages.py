@@ -1,17 +1,17 @@
-"""S3: an exchange of ranks' positions by which a slow GPU or link costs the job as little as possible. Pure functions.
+"""S3: exchanges ranks' positions so that a slow GPU or link costs the job as little as possible. Pure.
 
 FALCON (arXiv 2410.12588, S3): a pipeline is as fast as its slowest stage. Stragglers are therefore packed into as few
-stages as possible, ceil(stragglers / GPUs per stage). Interior stages are preferred, because the first and last
-stages have more work (embedding, loss). A slow link should carry only what two neighbouring stages send each other, or
+stages as possible, ceil(stragglers / GPUs per stage). Interior stages are preferred, because the first and last stages
+have more work (embedding, loss). A slow link should carry only what two neighbouring stages send each other, or
 nothing, rather than the gradients of a data-parallel group, which are many times larger.
 
-Whole tensor-parallel groups move: their ranks communicate in each layer, so they are on one node and stay together. A
-straggler counts as its whole group, so there are ceil(slow groups / groups per stage) stages. This is the paper's
-number if a group is one GPU or is entirely slow. Two groups that exchange positions exchange their weights and the
-positions of all their ranks. At no time is a rank without a position.
+Only whole tensor-parallel groups move: their ranks communicate in each layer, so they are on one node and stay
+together. A straggler counts as its whole group, so there are ceil(slow groups / groups per stage) stages. This is the
+paper's number if a group is one GPU or is entirely slow. Two groups that exchange positions exchange their weights and
+the positions of all their ranks. At no time is a rank without a position.
 
 For stragglers, the number of moves is minimal. For links, a single move is found if one is enough. If several are
-needed, each is the most effective next move, which is not necessarily minimal.
+needed, each is the most effective next move; their number is not necessarily minimal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class InvalidTopology(HealthdError):
 
 
 class RankPosition(NamedTuple):
-    """Position of a rank in the job: pipeline stage, data-parallel group, tensor-parallel rank, all from 0."""
+    """A rank's position in the job: pipeline stage, data-parallel group and tensor-parallel rank, each counted from 0.
+    """
 
     stage: int
     dp: int
@@ -47,10 +48,10 @@ class Swap(NamedTuple):
 
 
 class Topology(NamedTuple):
-    """Result of the rearrangement.
+    """The result of the rearrangement.
 
     stages: stages that now contain all stragglers, ascending. positions: each rank's position after the swaps, which
-    apply in order. limitations: sentences, without a full stop, on problems that no move solves.
+    apply in order. limitations: sentences without a full stop about problems that no move solves.
     """
 
     stages: tuple[int, ...]
@@ -59,7 +60,7 @@ class Topology(NamedTuple):
     limitations: tuple[str, ...]
 
 
-Cell = tuple[int, int]  # (stage, dp) of a tensor-parallel group
+Cell = tuple[int, int]  # (stage, dp) for a tensor-parallel group
 Link = tuple[int, int]  # two tensor-parallel groups, by number
 
 
@@ -78,7 +79,7 @@ def rearrange(
     for rank, position in positions.items():
         groups[position.stage, position.dp][position.tp] = rank
     cells = sorted(groups)
-    ranks = [groups[cell] for cell in cells]  # ranks of each group; from here on, a group is identified by its number
+    ranks = [groups[cell] for cell in cells]  # ranks in each group; from here on, a group is identified by its number
     group_by_rank = {rank: group for group, group_ranks in enumerate(ranks) for rank in group_ranks}
     _check_ranks(group_by_rank, stragglers, slow_links)
     slow = {group_by_rank[rank] for rank in stragglers}
@@ -140,7 +141,7 @@ def _check_ranks(
 def _group_links(
     slow: Collection[tuple[int, int]], group_by_rank: Mapping[int, int]
 ) -> tuple[list[Link], list[tuple[int, int]]]:
-    """Return the links between groups, each once, and the links within one group, which no move improves."""
+    """Return the links between groups, each once, and the links within one group, which no move can improve."""
     links, within = set(), []
     for first, second in sorted(slow):
         a, b = sorted((group_by_rank[first], group_by_rank[second]))
@@ -152,7 +153,10 @@ def _group_links(
 
 
 def _choose_stages(cell_by_group: Sequence[Cell], slow: Collection[int], stages: int, width: int) -> set[int]:
-    """Return the stages for the slow groups: as few as possible, interior first, then those with most slow groups."""
+    """Return the stages for the slow groups.
+
+    There are as few as possible. Interior stages come first, then those with the most slow groups.
+    """
     slow_counts = [0] * stages
     for group in slow:
         slow_counts[cell_by_group[group][0]] += 1
@@ -189,8 +193,9 @@ def _pack_stragglers(
 
 
 def _link_change(cell_by_group: Sequence[Cell], a: int, b: int, links: Sequence[Link]) -> tuple[int, int]:
-    """Return the increase of slow links that carry gradients, and of slow links between neighbouring stages, after a
-    swap.
+    """Return the change that a swap makes in two numbers of slow links.
+
+    These are the slow links that carry gradients, and the slow links between neighbouring stages.
     """
     if not links:
         return 0, 0
@@ -213,7 +218,7 @@ def _link_traffic(first: Cell, second: Cell) -> str:
 def _best_link_move(
     cell_by_group: Sequence[Cell], slow: Collection[int], chosen: Collection[int], links: Sequence[Link]
 ) -> tuple[int, int] | None:
-    """Return the move that frees the most slow links from gradients, or None. The stragglers stay packed."""
+    """Return the move that frees the most slow links from carrying gradients, or None. The stragglers stay packed."""
     gradient_groups = sorted(
         {
             group

@@ -1,1 +1,1 @@
-"""Readers for files with iteration times or operations."""
+"""Readers for files that contain iteration times or operations."""

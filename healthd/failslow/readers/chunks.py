@@ -1,6 +1,7 @@
-"""Reader for tables as columns, a chunk of rows at a time: CSV and JSON lines (also compressed with gzip), and Parquet.
+"""Reads tables as columns, a chunk of rows at a time: CSV and JSON lines (also gzip-compressed), and Parquet.
 
-The standard library reads text, so that each error names its line. DuckDB reads Parquet (extra healthd[failslow]).
+Text is read with the standard library, so that each error names its line. DuckDB reads Parquet (extra
+healthd[failslow]).
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Table(NamedTuple):
     """An open table.
 
     names: names of the columns. first: first rows of all columns. chunks(selected): all rows of the columns with these
-    indices; may be called only once. notes: sentences without a full stop on reading, complete after the last chunk.
+    indices; may be called only once. notes: sentences without a full stop about reading the table; they are complete
+    after the last chunk.
     """
 
     names: tuple[str, ...]
@@ -89,7 +91,7 @@ def open_table(path: str, name: str, standard_input: BinaryIO | None = None) -> 
 
 
 def _open_regular(path: str, name: str) -> BinaryIO:
-    """Open the file without waiting for the other end of a pipe. Raises OSError, Unreadable."""
+    """Open the file. Do not wait for the other end if it is a pipe. Raises OSError, Unreadable."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     kind = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(kind):
@@ -184,9 +186,9 @@ def _csv_table(blocks: Iterator[str], head: str, name: str) -> Table:
 
 
 def _csv_parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[int, str | list[list[str]]]]:
-    """Yield the previous line number with a block of whole records as text.
+    """Yield the number of the line before a block, with the block's whole records as text.
 
-    Once quoted newlines may occur, the blocks are rows.
+    As soon as newlines may be quoted, the blocks are rows instead of text.
     """
     line = 0
     for block in blocks:
@@ -245,7 +247,7 @@ def _line(start: int, row: int) -> str:
 def _check_widths(
     rows: Sequence[list[str]], start: int, width: int, name: str
 ) -> tuple[list[list[str]], list[str], str]:
-    """Return the rows with the right width, without blank lines; their lines; and any problem with the last row.
+    """Return the rows that have the right width, their locations, and any problem with the last row. Skip blank lines.
 
     Raises Unreadable if another row has a wrong width.
 

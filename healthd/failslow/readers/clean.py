@@ -1,8 +1,7 @@
-"""Cleaning of one series: rows from a file become ordered, unique and positive samples, with the job's starts.
-Pure functions.
+"""Cleans a series: makes a file's rows into ordered, unique, positive samples, and finds the job's starts. Pure.
 
-A job restart is distinguished from rows that are only late. The decision on a row depends only on the rows
-before it and the RESTART_RUN rows after it. Appended rows therefore never change an earlier decision.
+A job restart is distinguished from rows that are only late. The decision about a row depends only on the rows before it
+and the RESTART_RUN rows after it. Appended rows therefore never change an earlier decision.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from itertools import compress, islice
 from math import isfinite, nan
 from operator import lt, sub
 
-RESTART_RUN = 8  # consecutive ascending rows that begin another attempt; fewer are late rows
+RESTART_RUN = 8  # number of consecutive ascending rows that begin another attempt; fewer are late rows
 MIN_RESTART_RUN = 3
 GAP_INTERVALS = 60  # a restart takes this many usual intervals, and twice as long as any earlier gap
 INTERVALS = 64  # the usual interval is the median of this many previous intervals
 MIN_INTERVALS = 8
 MIN_VALUE, MAX_VALUE = 1e-18, 1e18  # limits for an iteration's time in any unit; other values are errors in the file
-SAME_STEP = 0.8  # of the intervals; from this share, the index counts iterations, and a gap means missing rows
+SAME_STEP = 0.8  # share of equal intervals from which on the index counts iterations, so that a gap means missing rows
 
 # Counters for all series of a file, as displayed.
 MISSING, INFINITE, NOT_POSITIVE = "without a value", "with an infinite value", "with a value of zero or less"
@@ -52,8 +51,8 @@ class RawSeries:
 class CleanSeries:
     """Like RawSeries, but ordered and with values only from MIN_VALUE to MAX_VALUE.
 
-    rows: position of each sample among the ordered rows of the series, including rows without a value, or None if equal
-    to the sample's position. starts: as Series.starts.
+    rows: position of each sample among the series's ordered rows, including rows without a value, or None if it equals
+    the sample's position. starts: as in Series.
     """
 
     value: Floats
@@ -65,7 +64,7 @@ class CleanSeries:
 
 
 def clean_series(raw: RawSeries, counts: Counter[str]) -> CleanSeries:
-    """Clean a series and count the problems under the names above."""
+    """Clean a series, and count its problems under the names above."""
     value, index, parts, regimes = raw.value, raw.index, raw.parts, raw.regimes
     starts: tuple[int, ...] = (0,)
     if index is not None:
@@ -113,7 +112,7 @@ def _is_valid(value: float, counts: Counter[str]) -> bool:
 
 
 def _mask_invalid(part: array[float], counts: Counter[str]) -> array[float]:
-    """Replace negative or impossible parts by NaN."""
+    """Replace negative or impossible parts with NaN."""
     if not part or (min(part) >= MIN_VALUE and sum(part) <= MAX_VALUE):
         return part
     invalid_count = sum(sample != 0 and (sample < MIN_VALUE or sample > MAX_VALUE) for sample in part)
@@ -184,9 +183,9 @@ def _has_value(value: float, earlier: Sequence[float]) -> bool:
 
 
 def _add_gap_starts(index: Floats, starts: tuple[int, ...], is_time: bool) -> tuple[int, ...]:
-    """Add starts after times without a sample that are longer than earlier pauses.
+    """Add starts after gaps that are longer than earlier pauses.
 
-    An index that counts iterations (most of its intervals are the same) has no such gaps; there, rows are missing.
+    If the index counts iterations (most of its intervals are equal), it has no such gaps; there, rows are missing.
     """
     if len(index) <= MIN_INTERVALS:
         return starts
@@ -221,7 +220,7 @@ FAR_ABOVE, FAR_BELOW = (
 def unit_mismatch(value: Floats, parts: Sequence[Floats], is_complete: bool) -> str:
     """Return "above" or "below" if the sum of the parts is far from the value in most samples, otherwise "".
 
-    The columns then have different units, since no time can be spent ten times.
+    The columns then have different units, because no time can be spent ten times.
 
     Args:
         is_complete: True if the parts should add up to the value.

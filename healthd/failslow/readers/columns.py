@@ -1,4 +1,4 @@
-"""Meaning of a table's columns: as requested, or from well-known names. Pure functions."""
+"""Determines the meaning of a table's columns, as requested or from well-known names. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 from healthd.common.text import printable, regex
 
-# Names used by training loops and their loggers, without units.
+# Names that training loops and their loggers use, without units.
 _VALUES = (
     *("iteration_time", "iter_time", "iteration_duration", "step_time", "step_duration", "batch_time"),
     *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
 )
-# Names of times only if no column has a name above, since such a column may also count the time since the start.
+# Names for times, used only if no column has a name above, because such a column may also count the time since the
+# start.
 _PLAIN_VALUES = ("seconds", "secs", "sec", "milliseconds", "millis", "ms")
 _COUNTERS = ("step", "iteration", "iter", "batch")  # times if they have a unit: step_ms
 _UNIT = regex(
@@ -45,7 +46,7 @@ _MAX_NAMED = 12
 class Columns:
     """Names of a table's columns, "" or () if there are none.
 
-    Several columns of series, group or regime are combined.
+    Several columns for the series, group or regime are combined.
     """
 
     series: tuple[str, ...] = ()
@@ -59,11 +60,11 @@ class Columns:
     transfer: str = ""
 
     def parts(self) -> dict[str, str]:
-        """Return the names of busy, wait and transfer, as far as they exist."""
+        """Return the names of the columns busy, wait and transfer, as far as they exist."""
         return {part: name for part in _PARTS if (name := getattr(self, part))}
 
     def used(self) -> tuple[str, ...]:
-        """Return each column once."""
+        """Return the columns in use, each once."""
         single = (self.value, self.index, self.node, self.busy, self.wait, self.transfer)
         return tuple(dict.fromkeys(name for name in (*self.series, *self.group, *self.regime, *single) if name))
 
@@ -135,7 +136,7 @@ def _with_part(columns: Columns, part: str, name: str) -> Columns:
 
 
 def _series_columns(free: Sequence[str]) -> tuple[str, ...]:
-    """Return the column of a rank or worker, or else of a GPU with its node, or else of a node."""
+    """Return the column that names a rank or worker, otherwise a GPU with its node, otherwise a node."""
     by_name = {name.lower(): name for name in free}
     for name in (*_SERIES,):
         if name in by_name:
@@ -146,7 +147,7 @@ def _series_columns(free: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_time(name: str) -> bool:
-    """Return True if the name stands for an iteration's time. A counter such as "iteration" must have a unit."""
+    """Return True if the name means an iteration's time. A counter such as "iteration" must have a unit."""
     bare = _bare_name(name)
     if bare in _COUNTERS:
         return _UNIT.search(name.strip()) is not None
@@ -154,7 +155,7 @@ def _is_time(name: str) -> bool:
 
 
 def _has_other_role(name: str) -> bool:
-    """Return True for the name of a series, a node, a part or an index, which cannot be the value."""
+    """Return True if the name means a series, a node, a part or an index, which cannot be the value."""
     index_names = ("step", "iteration", "iter", "epoch", "time", "timestamp", "index", "batch", "id")
     known_names = (
         *_SERIES,

@@ -1,4 +1,4 @@
-"""Reader for files and folders with one file per rank. Returns series, and the files that could not be read."""
+"""Reads files, and folders with one file per rank. Returns the series, and the files that could not be read."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from healthd.failslow.readers.columns import Columns
 from healthd.failslow.stream import FailStop, Stream, StreamAnalysis, analyse_streams
 
 MAX_FILES = 200_000
-MAX_BYTES = 64 << 30  # of all files in a folder
-MAX_DEPTH = 4  # levels of folders below the given one: some sites have one folder per host
+MAX_BYTES = 64 << 30  # maximum bytes of all files in a folder
+MAX_DEPTH = 4  # maximum levels of folders below the given one; some sites have one folder per host
 
 
 class ReadFiles(NamedTuple):
-    """Contents of all files.
+    """The contents of all files.
 
     series: by name. notes: sentences. unread: {file, why} for files in folders. fail_stops: ranks whose operations have
     stopped.
@@ -37,8 +37,8 @@ class ReadFiles(NamedTuple):
 def read_files(paths: Sequence[str], columns: Columns) -> ReadFiles:
     """Return all series in the paths. Raises Unreadable.
 
-    A given file that cannot be read raises. An unreadable file in a folder is listed in `unread` and raises only if no
-    file there can be read.
+    If a file that was given cannot be read, Unreadable is raised. An unreadable file in a folder is listed in `unread`;
+    Unreadable is raised only if no file in the folder can be read.
     """
     tables: list[tuple[str, table.ReadTable]] = []
     ranks: list[Stream] = []  # from all files, since other ranks' files show what a rank waited for
@@ -74,7 +74,7 @@ def read_files(paths: Sequence[str], columns: Columns) -> ReadFiles:
 
 
 def _combine_notes(noted: Sequence[tuple[str, str]], files: int) -> list[str]:
-    """Return the notes with their files. A note on several files appears once, with the number of files."""
+    """Return the notes with their files. A note about several files appears once, with the number of files."""
     names: dict[str, list[str]] = {}
     for name, note in noted:
         names.setdefault(note, []).append(name)
@@ -87,14 +87,14 @@ def _combine_notes(noted: Sequence[tuple[str, str]], files: int) -> list[str]:
 
 
 def read_file(path: str, columns: Columns, name: str) -> table.ReadTable:
-    """Return the series of one file. Raises HealthdError with a sentence that begins with the name."""
+    """Return the series in one file. Raises HealthdError; its message is a sentence that begins with the name."""
     if path == "-":
         return table.read_table(path, columns, "standard input", sys.stdin.buffer)
     return table.read_table(path, columns, name)
 
 
 def _merge(tables: Sequence[tuple[str, table.ReadTable]], notes: list[str]) -> list[Series]:
-    """Return the series of all files, each with a unique name.
+    """Return the series from all files, each with a unique name.
 
     If several files have a series with the same name and group, the file is added to the name. Copies are left out with
     a note, because they look like a gang.
@@ -139,9 +139,9 @@ def _distinct_labels(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _drop_copies(labelled: Sequence[tuple[str, Series]], notes: list[str]) -> list[Series]:
-    """Return the series without copies, which have the same samples as a series in another file.
+    """Return the series without copies. A copy has the same samples as a series in another file.
 
-    Constant series are not copies.
+    Constant series do not count as copies.
     """
     unique: list[Series] = []
     first: dict[int, list[tuple[str, Series]]] = {}

@@ -1,4 +1,4 @@
-"""Readers for records of operations from NCCL Inspector, PyTorch's flight recorder and a site's own hook.
+"""Reads records of operations from NCCL Inspector, PyTorch's flight recorder and a site's own hook.
 
 NCCL Inspector writes one JSON object per line and one file per process (NVIDIA/nccl, ext-profiler/inspector:
 inspector.cc, README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
@@ -18,8 +18,8 @@ A hook writes a line for each call, with the time, the operation and optionally 
     1758610505.592849 all_reduce 0x7f01
     1758610505.611203 all_gather
 
-The first line is optional; without it, the rank is in the file name. JSON lines have the same contents: {"time":
-..., "operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in seconds or,
+The first line is optional; without it, the rank is in the file name. JSON lines have the same contents: {"time": ...,
+"operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in seconds or,
 depending on its size, in ms, us or ns since 1970. A library that LD_PRELOAD puts before NCCL can write such a log
 (FALCON, arXiv 2410.12588, 2.2).
 """
@@ -63,7 +63,7 @@ def is_record(path: str) -> bool:
 
 
 def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
-    """Return the streams of a record file, and append notes. Raises StreamError with one sentence.
+    """Return the streams in a record file, and append notes. Raises StreamError; its message is one sentence.
 
     Args:
         name: the file's name in messages.
@@ -96,7 +96,7 @@ def read_table_streams(
 ) -> list[Stream]:
     """Return the streams in a table (CSV, JSON lines, Parquet) that has columns with operations and times.
 
-    Raises HealthdError with one sentence.
+    Raises HealthdError; its message is one sentence.
     """
     found: dict[str, list[Operation]] = {}
     with open_table(path, name) as table:
@@ -283,8 +283,9 @@ def _hook_json_operation(record: Any) -> Operation:
 
 
 def to_seconds(value: str | float) -> float:
-    """Return a time in seconds. A time since 1970 may be in ms, us or ns (10^11 s are 3,169 years). Raises TypeError,
-    ValueError.
+    """Return a time in seconds. A time since 1970 may be in ms, us or ns (10^11 s are 3,169 years).
+
+    Raises TypeError, ValueError.
     """
     time = float(value)
     if not 0 <= time < math.inf:
@@ -293,7 +294,7 @@ def to_seconds(value: str | float) -> float:
 
 
 def _is_hook_line(keys: set[str]) -> bool:
-    """Return True for the keys of a line in a hook's log. A row of a table has more keys."""
+    """Return True if these are the keys of a line in a hook's log. A table row has more keys."""
     required = keys - _OPTIONAL_KEYS
     return len(required) == 2 and bool(required & set(TIMES)) and bool(required & set(OPERATIONS))
 
@@ -421,7 +422,7 @@ def _recorder_operation(entry: Any) -> Operation:
 
 
 def _group_sizes(config: Any) -> dict[str, int]:
-    """Return the number of ranks in each group. A group with unexpected contents is missing."""
+    """Return the number of ranks in each group. A group with unexpected contents is left out."""
     found = {}
     for group in config.values() if isinstance(config, Mapping) else ():
         if isinstance(group, Mapping) and isinstance(group.get("ranks"), str):

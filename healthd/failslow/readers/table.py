@@ -1,4 +1,4 @@
-"""Conversion of a table of samples (CSV, JSON lines, Parquet) to series: one per worker or rank."""
+"""Converts a table of samples (CSV, JSON lines, Parquet) to series: one for each worker or rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from healthd.failslow.readers import clean
 from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, open_table
 from healthd.failslow.readers.columns import Columns, choose_columns, join_names, missing_column
 
-MIN_SAMPLES = 20  # samples in a series; with fewer, there is no useful baseline
+MIN_SAMPLES = 20  # minimum samples in a series; with fewer, there is no useful baseline
 MAX_INDEX = 1e19  # larger than any iteration number or time
 _NO_VALUE = frozenset(("", "nan", "na", "n/a", "none", "null", "nat", "-", "<na>"))
 _INFINITE = frozenset(("inf", "+inf", "infinity", "+infinity"))
@@ -27,7 +27,7 @@ _ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz)){1,8}$"
 
 
 class ReadTable(NamedTuple):
-    """Contents of a table.
+    """The contents of a table.
 
     series: by name in natural order. notes: sentences without a full stop and without the file's name.
     """
@@ -37,7 +37,7 @@ class ReadTable(NamedTuple):
 
 
 def read_table(path: str, requested: Columns, name: str = "", standard_input: BinaryIO | None = None) -> ReadTable:
-    """Return all series of a file. Raises Unreadable with one sentence.
+    """Return all series in a file. Raises Unreadable; its message is one sentence.
 
     Args:
         name: the file's name in messages.
@@ -79,7 +79,7 @@ def read_table(path: str, requested: Columns, name: str = "", standard_input: Bi
     return _make_series(rows, path, name, notes)
 
 
-MAX_RUNS = 10_000  # consecutive series; a column with more changes does not identify a series
+MAX_RUNS = 10_000  # maximum number of consecutive series; a column with more changes does not identify a series
 INDEX_NAMES = ("step", "iteration", "iter", "global_step", "iteration_number", "batch_idx")
 
 
@@ -120,7 +120,7 @@ def _series_question(index: str, likely: Sequence[str]) -> str:
 
 
 class _Runs:
-    """Value changes in columns without a role: each new value, with the index at which it begins."""
+    """Records value changes in columns without a role: each new value, and the index at which it begins."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.runs: dict[str, list[tuple[str, str]]] = {column: [] for column in columns}
@@ -141,8 +141,8 @@ class _Runs:
     def series_columns(self) -> list[str]:
         """Return the columns that identify consecutive series.
 
-        Such a column has three or more values, each once, and all begin at the same index. A job that restarts begins
-        from a checkpoint, and usually restarts less often.
+        Such a column has three or more values. Each occurs in one run, and all runs begin at the same index. A job that
+        restarts begins from a checkpoint, and usually restarts less often.
         """
         return [
             column
@@ -168,7 +168,7 @@ def _make_array(kind: str, cells: Iterable[float] = ()) -> array[float]:
 
 
 class _Rows:
-    """The rows read so far. by_key: the samples of each (group, series, node)."""
+    """The rows read so far. by_key: the samples for each (group, series, node)."""
 
     def __init__(self, columns: Columns, names: Sequence[str], file: str) -> None:
         self.columns, self.file = columns, file
@@ -178,7 +178,7 @@ class _Rows:
         self.numeric = [columns.value, *([columns.index] if columns.index else []), *columns.parts().values()]
         self.kinds = ["d"] * len(self.numeric)
         if columns.index:
-            self.kinds[1] = "q"  # until an index is not a whole number
+            self.kinds[1] = "q"  # as long as every index is a whole number
         self.by_key: dict[Any, _CollectedSeries] = {}
         self.style: times.TimeStyle | None = None
         self.counts: Counter[str] = Counter()
@@ -215,7 +215,7 @@ class _Rows:
         self._append(keys, cells, regimes or ())
 
     def _append(self, keys: Sequence[Any], cells: Sequence[Sequence[float]], regimes: Sequence[str]) -> None:
-        """Append the rows column by column, which is faster. regimes: () if none are reported."""
+        """Append the rows column by column, which is faster than row by row. regimes: () if none are reported."""
         by_key = self.by_key
         for key in set(keys) - by_key.keys():
             by_key[key] = _CollectedSeries(self.kinds)
@@ -231,7 +231,7 @@ class _Rows:
     def _keys(
         self, cells_by_column: dict[str, Sequence[Any]], count: int, where: Callable[[int], str]
     ) -> tuple[Sequence[Any], bool]:
-        """Return (group, series, node) of each row as text, and True if each row names its series."""
+        """Return (group, series, node) for each row as text, and True if each row names its series."""
         columns = self.columns
         subjects: Sequence[str] = [""] * count
         are_named = True
@@ -248,7 +248,7 @@ class _Rows:
     def _joined(
         self, cells: Sequence[Sequence[Any]], where: Callable[[int], str], names: Sequence[str]
     ) -> Sequence[str]:
-        """Return the names in several columns as one, such as "gpu-1/3", or "" if one is missing."""
+        """Return the names from several columns as one name, such as "gpu-1/3", or "" if one is missing."""
         texts = [_texts(values, where, name, self.file) for values, name in zip(cells, names, strict=True)]
         if len(texts) <= 1:
             return texts[0] if texts else []
@@ -262,10 +262,10 @@ class _Rows:
     def _parse_index(
         self, cells: Sequence[Any], where: Callable[[int], str]
     ) -> tuple[Sequence[float], list[bool] | None]:
-        """Return the index of each row, and which rows have an index (None if all do).
+        """Return the index of each row, and a flag for each row that is True if the row has an index (None if all have
+        one).
 
-        The index consists of whole numbers if all are whole, otherwise of floats. Times become seconds since
-        1970.
+        The index consists of whole numbers if all are whole, otherwise of floats. Times become seconds since 1970.
         """
         if self.style is None and (whole := _whole_numbers(cells)) is not None:
             return whole if self.kinds[1] == "q" else array("d", whole), None
@@ -342,7 +342,7 @@ def _numbers(cells: Sequence[Any], where: Callable[[int], str], column: str, fil
         if joined.isascii() and "_" not in joined:
             return array("d", map(float, cells))
     except (TypeError, ValueError, OverflowError):
-        pass  # convert one by one to find the wrong cell
+        pass  # convert the cells one by one to find the wrong one
     found = array("d")
     for row, cell in enumerate(cells):
         number = _number(cell)
@@ -467,7 +467,7 @@ def _thin_regimes(series: Sequence[Series]) -> str:
 
 
 def stem(path: str) -> str:
-    """Return "rank3" for "/tmp/rank3.csv.gz"."""
+    """Return the file name without endings, such as "rank3" for "/tmp/rank3.csv.gz"."""
     base = os.path.basename(os.path.normpath(path))
     return _ENDINGS.sub("", base) or base
 
@@ -480,14 +480,14 @@ _PIECES = regex(r"\d+|\D+")
 
 
 def natural_key(name: str) -> list[tuple[bool, int, str]]:
-    """Return a sort key with "worker 2" before "worker 10"."""
+    """Return a sort key that puts "worker 2" before "worker 10"."""
     return [
         (not _WHOLE.fullmatch(part), int(part) if _WHOLE.fullmatch(part) else 0, part) for part in _PIECES.findall(name)
     ]
 
 
 def _problem_notes(counts: Counter[str], unnamed_count: int, short_count: int, columns: Columns) -> list[str]:
-    """Return notes on the problems in the file, each once."""
+    """Return notes about the problems in the file, without repetition."""
     without = " or ".join([*(["a series"] if columns.series else []), *(["an index"] if columns.index else [])])
     problems = [
         (unnamed_count, f"without {without}", "left out"),

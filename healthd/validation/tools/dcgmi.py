@@ -96,8 +96,9 @@ def _measurement(category: str, test: str, result: dict[str, Any], source: str) 
 
 
 def _part(result: dict[str, Any]) -> str:
-    """Return DCGM's own number for the GPU, because DCGM does not report PCI addresses. Return "" for several GPUs or
-    the node.
+    """Return DCGM's own number for the GPU, because DCGM does not report PCI addresses.
+
+    Return "" for several GPUs or the node.
     """
     for key in ("gpu_id", "gpu_ids"):
         if key in result:

@@ -32,8 +32,9 @@ _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def command(program: str, families: Sequence[str]) -> tuple[str, ...]:
-    """Return the command. It requests text output, which every version supports and which keeps the lines before an
-    error.
+    """Return the command.
+
+    It requests text output, which every version supports and which keeps the lines before an error.
     """
     cases = [case for family in families if family in CASES for case in CASES[family]]
     return (program, *(word for case in cases for word in ("-t", case)))

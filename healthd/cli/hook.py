@@ -34,7 +34,7 @@ USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # exit statuses of healthcheck
 
 
 def end_after(seconds: float) -> None:
-    """End this process with status 0 after `seconds`, even if it is blocked, so that a slow hook does not fail a node."""
+    """End this process with status 0 after `seconds`, even if it hangs, so that a slow hook does not fail a node."""
 
     def end(_number: int, _frame: object) -> NoReturn:
         os._exit(0)

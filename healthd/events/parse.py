@@ -89,7 +89,7 @@ def seconds(text: object) -> float | None:
 
 
 def dropped_range(event: StreamEvent) -> tuple[int, int] | None:
-    """Return the first and last number of the lines that the node reports as dropped, or None if no lines were dropped."""
+    """Return the first and last number of the lines that the node reports as dropped, or None if there are none."""
     if event.unknown or event.fields["event"] != "dropped":
         return None
     first, last = _seq(event.fields.get("from_seq")), _seq(event.fields.get("to_seq"))

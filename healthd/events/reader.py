@@ -301,7 +301,7 @@ def _first_event(path: str, file: io.BufferedReader | None) -> StreamEvent | Non
     try:
         with ExitStack() as files:
             head = (file or _open(path, files)).peek(BLOCK)
-    except (OSError, EOFError, zlib.error):  # reported when the file is read
+    except (OSError, EOFError, zlib.error):  # the error is reported when the file is read
         return None
     found = map(parse, head.split(b"\n", _FIRST_LINES)[:_FIRST_LINES])
     return next((event for event in found if isinstance(event, StreamEvent)), None)

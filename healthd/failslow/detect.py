@@ -437,7 +437,7 @@ class Slowness:
         """Return the slowdown. 0.65 is 65 % slower.
 
         Args:
-            without: number of trailing samples to exclude, at most HISTORY_SAMPLES. Ignored if that would exclude all
+            without: number of trailing samples to exclude, at most HISTORY_SAMPLES. It is ignored if it would exclude all
             samples.
         """
         count = self._count - without

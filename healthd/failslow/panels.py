@@ -173,8 +173,7 @@ def _began_together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
 
 
 def _measure(series: Series, cause: Cause) -> str:
-    """Return the measure to draw: the rank's own time, because it distinguishes the rank from those that waited for it.
-    """
+    """Return the measure to draw, which is the rank's own time: it distinguishes the rank from those that waited."""
     if series.busy is not None and cause in (Cause.COMPUTE, Cause.COMPUTE_GPU, Cause.COMPUTE_CPU):
         return "busy"
     communicates = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTRA_NODE, Cause.COMMUNICATION_INTER_NODE)

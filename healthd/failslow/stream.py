@@ -148,8 +148,7 @@ def find_stream_period(stream: Stream) -> Period:
 
 
 def _missing_text(stream: Stream) -> str:
-    """Return text about operations that are missing, which gaps in the sequence numbers show, or "" if there are none.
-    """
+    """Return text about gaps in the sequence numbers, which show missing operations, or "" if there are none."""
     sequences: dict[tuple[str, str], list[int]] = defaultdict(list)
     for operation in stream.operations:
         if operation.sequence >= 0:

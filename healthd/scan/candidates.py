@@ -137,7 +137,7 @@ def _is_kernels(line: bytes) -> bool:
     return found is not None and (found.uptime is not None or found.epoch is not None or found.host != "")
 
 
-# A line and the following lines that differ only in the microseconds of their time, or equal lines without an uptime.
+# Matches a line and the following lines that differ only in the microseconds, or equal lines without an uptime.
 # Syslog daemons and dmesg write such lines. In other formats each line is examined.
 _SECOND = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"
 _ZONE = rb"(?:Z|[+-]\d\d:\d\d)"

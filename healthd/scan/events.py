@@ -189,7 +189,7 @@ def _merge(old: Message, new: Message) -> Message | None:
 
 
 def _distance(log_event: LogEvent, other: LogEvent) -> float:
-    """Return the seconds from one event to the other: negative if `other` ended first, 0.0 if they overlap."""
+    """Return the seconds from one event to the other. This is negative if `other` ended first, 0.0 if they overlap."""
     if other.last_clock < log_event.clock:
         return other.last_clock - log_event.clock
     return max(0.0, other.clock - log_event.last_clock)

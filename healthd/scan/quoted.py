@@ -87,7 +87,7 @@ def begins_as_the_kernels(line: bytes) -> bool:
 
 
 def restore_host(line: str) -> str | None:
-    """Return a dated line with "<host> kernel: " replaced by "host kernel: ", or None if it does not contain such text."""
+    """Return a dated line with "<host> kernel: " replaced by "host kernel: ", or None if it contains no such text."""
     named = _MASKED_HOST.search(line, 0, MAX_PREFIX_LENGTH)
     return f"{line[: named.start()]}{named[1]} {line[named.end() :]}" if named else None
 

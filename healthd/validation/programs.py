@@ -53,7 +53,7 @@ class FinishedProgram(NamedTuple):
 
 
 def end_on_signals() -> int:
-    """Return a descriptor that becomes readable when SIGTERM, SIGINT, SIGHUP or SIGUSR1 arrives (one byte per signal)."""
+    """Return a descriptor that becomes readable on SIGTERM, SIGINT, SIGHUP or SIGUSR1 (one byte per signal)."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):

@@ -355,7 +355,7 @@ def _server_and_client(program: str, port: str) -> Callable[[Sequence[str]], tup
 def _never_met(ended: Sequence[FinishedProgram]) -> bool:
     """Return True if the server ended before its client could be started, or if its port was already in use.
 
-    In the second case the client may have connected to another server.
+    In the second case, the client may have connected to another server.
     """
     if len(ended) < 2 or ended[0].ending != "ended":
         return False
@@ -381,7 +381,7 @@ def _with_pci_addresses(found: Sequence[Measurement], node_parts: parts.Parts) -
 
 
 def _unseen_gpus(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
-    """Return not_measured results for GPUs that a test left out although it measured others: the tool cannot see them."""
+    """Return not_measured results for GPUs that a test did not see although it measured others."""
     missing = []
     for test in (test for family in PER_GPU_FAMILIES for test in FAMILIES[family]):
         seen = {measurement.part: measurement for measurement in found if measurement.test == test and measurement.part}

@@ -65,7 +65,7 @@ def _period(args: argparse.Namespace) -> int:
 
 
 def _doubt_notes(periods: dict[str, Period]) -> Iterator[str]:
-    """Yield a sentence for each pair of periods that fit about equally well, and one if iteration times are uncertain."""
+    """Yield a sentence for each pair of periods that fit about equally well, and one for uncertain iteration times."""
     from healthd.failslow.period import MAX_RELATIVE_ERROR
 
     def rank_suffix(rank_names: list[str]) -> str:

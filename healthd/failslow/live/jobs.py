@@ -327,7 +327,7 @@ def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
 
 
 def _blame_by_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
-    """Find the cause by whole iterations, because no rank reports its own work."""
+    """Find the cause from whole iterations, because no rank reports its own work."""
     measured = {number: rank.iteration for number, rank in enumerate(ranks) if rank.iteration.ratio is not None}
     slow = [number for number, channel in measured.items() if channel.slow is not None]
     if len(measured) < MIN_PEERS or len(slow) * 2 >= len(measured):

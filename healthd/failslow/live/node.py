@@ -169,7 +169,7 @@ class Readings:
     def find_changes(self, onset: float | None, cause: Cause, gpu: str, now: float) -> tuple[NodeChange, ...]:
         """Return the changes since the onset (epoch seconds).
 
-        Readings newer than the last one are ignored, because the clock was set back.
+        If the clock was set back, readings with a later time than the last one are ignored.
         """
         if now >= self._fresh_until:
             self._take(now)

@@ -123,8 +123,7 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 
 def find_next_action(state: State, gpus: int, overheads: Overheads) -> NextAction | None:
-    """Return the next remedy for this cause and the loss it requires, or None if the only choice is to ignore it (S1).
-    """
+    """Return the next remedy for this cause and the loss it requires, or None if only ignoring it (S1) remains."""
     useless = USELESS_FOR_WHOLE_STAGE if state.whole_stage else ()
     candidates = [
         candidate for candidate in CANDIDATES[state.cause] if candidate not in (Action.IGNORE, *useless, *state.actions)

@@ -31,8 +31,7 @@ class InvalidTopology(HealthdError):
 
 
 class RankPosition(NamedTuple):
-    """A rank's position in the job: pipeline stage, data-parallel group and tensor-parallel rank, each counted from 0.
-    """
+    """A rank's position in the job: pipeline stage, data-parallel group and tensor-parallel rank, all from 0."""
 
     stage: int
     dp: int

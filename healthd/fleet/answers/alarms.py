@@ -117,8 +117,8 @@ def counts_row(row: AlarmCounts, completed: int) -> Row:
 def by_check(checks: list[AlarmCounts], codes: list[AlarmCounts], completed: int, limit: float) -> list[Row]:
     """Return the checks with their codes. The check with the most jobs comes first. Pure.
 
-      above   True if the share is more than `limit`
-      surely  True if the whole interval is above `limit`
+    above   True if the share is more than `limit`
+    surely  True if the whole interval is above `limit`
     """
     found = []
     for row in checks:

@@ -226,7 +226,7 @@ class Attribution:
 def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
     """Return True if this condition may have ended this job.
 
-    It isolates the node (degraded or critical, by its code or as reported), or it is a fault in the program itself.
+    It isolates the node (its code or its report says degraded or critical), or it is a fault in the program itself.
     Unlikely combinations are excluded:
     - a fault of one GPU that names other jobs, for a job that FAILED (if the node died, all its jobs ended);
     - a fault in the program, for a NODE_FAIL (a program does not end slurmd), or from before the job began.

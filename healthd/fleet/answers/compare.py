@@ -403,7 +403,7 @@ def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Meas
 
 
 def _zero_measure(template: Measure | None, side: Sequence[Measure]) -> Measure | None:
-    """Return the measure for a code that a side lacks: amount 0, with the exposure of all codes."""
+    """Return the measure for a code that is missing on one side: amount 0, with the exposure of all codes."""
     total = next((measure for measure in side if measure.name == "all_codes"), None)
     if template is None or total is None:
         return None

@@ -1,5 +1,4 @@
-"""Computes the work lost to node failures: by jobs that nodes ended, and by jobs that those jobs' requeues pre-empted.
-"""
+"""Computes the work lost to node failures, including work lost by jobs that the failed jobs' requeues pre-empted."""
 
 from __future__ import annotations
 

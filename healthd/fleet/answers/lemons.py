@@ -357,8 +357,7 @@ def has_high_signal(
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Return the smallest value that at least a share `fraction` of the values does not exceed, or 0 if there are none.
-    """
+    """Return the smallest value that a share `fraction` of the values does not exceed, or 0 if there are none."""
     sorted_values = sorted(values)
     return (
         sorted_values[min(len(sorted_values) - 1, math.ceil(fraction * len(sorted_values)) - 1)]

@@ -627,8 +627,7 @@ def _describe_operation(operation: Operation, typed: bool) -> str:
 
 
 def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
-    """Return whether the input and the output have the same size on all ranks, as in torch/distributed/flight_recorder.
-    """
+    """Return whether input and output have the same size on all ranks, as in torch/distributed/flight_recorder."""
     plain = name.lower().strip("_")
     if any(word in plain for word in ("coalesced", "_v", "to_all", "toall")):
         return False, False

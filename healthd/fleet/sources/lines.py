@@ -100,7 +100,7 @@ def _text(line: bytes, number: int, reading: Reading) -> str | None:
 
 
 def _skip_line(file: BinaryIO) -> tuple[int, bool]:
-    """Skip the rest of a line. Return the number of bytes and whether a line end was found."""
+    """Skip the rest of a line. Return the number of bytes, and True if a line end was found."""
     size = 0
     while piece := file.readline(_PIECE):
         size += len(piece)

@@ -201,8 +201,7 @@ def share_named(
 
 
 def _events_needed(days: float, fleet: FleetPrior, times: float, min_probability: float) -> int:
-    """Return the smallest number of events with which a node exceeds `times` with a probability of `min_probability`.
-    """
+    """Return the fewest events with which a node exceeds `times` with a probability of `min_probability`."""
 
     def enough(events: int) -> bool:
         return probability(DiscountedCounts(float(events), days), fleet, times) >= min_probability

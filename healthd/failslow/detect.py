@@ -31,14 +31,14 @@ from healthd.failslow.bocd import RunLengths
 from healthd.failslow.level import MAX_DISTANCE, MIN_NOISE, Level, clip, standard_deviation
 from healthd.failslow.model import Kind, Point
 
-MIN_SLOW_SAMPLES = 10  # number of samples
+MIN_SLOW_SAMPLES = 10  # minimum number of samples
 LAST_SAMPLES = 3  # number of last samples that must also be slow
 SMOOTHING_RADIUS = 3  # number of samples on each side, used to locate the onset
 FOLLOWED_SAMPLES = 40  # number of samples for which a change point is followed
 HISTORY_SAMPLES = 160  # samples
 WINDOWS = (20, 28, 40, 56, 80, 112, HISTORY_SAMPLES)
 SIGMAS = 3.0  # standard errors by which a mean must exceed the tolerated limit
-RARE_SIGMAS = 6.0  # depends on the level too, because each sample of each series can cause a false alarm
+RARE_SIGMAS = 6.0  # ... and the level, because each sample of each series can cause a false alarm
 ONSET_SHARE = 0.95  # the level measured at an onset is below the limit as often as above it
 WARM_UP = 60  # maximum number of samples after a start during which times may still fall
 WARM_UP_DROP = 0.02
@@ -46,7 +46,7 @@ BLOCK, BLOCKS = 20, 24  # samples per block; number of blocks used to estimate t
 BLOCK_TRIM = 2  # number of longest and of shortest samples in a block that do not count as drift
 MIN_DRIFT, MAX_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; the mean of more samples drifts less
 DRIFT_PER_BLOCK = 0.002  # maximum, because a few blocks give a poor estimate
-MAX_LOG_RATIO = 50.0  # of the logarithm; higher values are clipped so that no sum overflows
+MAX_LOG_RATIO = 50.0  # maximum logarithm; higher values are clipped so that no sum overflows
 ESTABLISHED_SAMPLES = 200  # number of samples after which a level counts as established
 SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slow period that may be normal for the job
 EXCEEDS_USUAL = 1.5  # factor by which a slow period must exceed earlier ones in length or height
@@ -207,10 +207,9 @@ class Detector:
         return math.exp(level.mean) if level is not None and level.is_known else 0.0
 
     def recent_ratio(self) -> float | None:
-        """Return the mean of the last MIN_SLOW_SAMPLES samples divided by the healthy time, or None if there are fewer
-        samples.
+        """Return the mean of the last MIN_SLOW_SAMPLES samples divided by the healthy time. 1.3 means 30 % slower.
 
-        1.3 means 30 % slower.
+        Return None if there are fewer samples.
         """
         if len(self._off) < MIN_SLOW_SAMPLES:
             return None
@@ -437,8 +436,8 @@ class Slowness:
         """Return the slowdown. 0.65 is 65 % slower.
 
         Args:
-            without: number of trailing samples to exclude, at most HISTORY_SAMPLES. It is ignored if it would exclude all
-            samples.
+            without: number of trailing samples to exclude, at most HISTORY_SAMPLES. It is ignored if it would
+                exclude all samples.
         """
         count = self._count - without
         if count <= 0 or without > len(self._last):

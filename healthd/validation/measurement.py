@@ -3,7 +3,7 @@
 - A floor is the minimum that the site, or the machine type's profile, requires of such a part.
 - Peers are results from the same test and tool on other parts of this node with the same relation. A part is slow
   below 0.9 of their median, because FALCON (arXiv 2410.12588, section 4.2) considers less than 10 % to be jitter. A
-  transfer is slow if it takes longer than 1.1 x the median (section 4.3), that is, if its rate is below the median / 1.1.
+  transfer is slow if it takes longer than 1.1 x the median (section 4.3), so if its rate is below the median / 1.1.
 - History is the same comparison with the median of the last good values, if there are at least three.
 
 The floor is applied first, then the peers, then the history, because an absolute number is stronger than a comparison.

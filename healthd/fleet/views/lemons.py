@@ -1,4 +1,4 @@
-"""Describes nodes that keep failing: a list, their cost to large jobs, and how the signals are distributed (figure 11)."""
+"""Describes nodes that keep failing: a list, their cost to large jobs, and the spread of the signals (figure 11)."""
 
 from __future__ import annotations
 

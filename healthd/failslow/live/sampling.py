@@ -14,9 +14,10 @@ it is closed.
 Budget: sampling may take 0.1 % of a core. The cost of a sample depends on the driver, the adapters' firmware and the
 number of GPUs and ports. It is therefore measured over each minute. If it is too high:
 
-1. take half as many samples, if the detected rhythm remains visible; 2. sample half of the GPUs or ports, since those
-of one job have the same rhythm; 3. take half as many samples, even if the rhythm is no longer visible; 4. take no
-samples.
+1. take half as many samples, if the detected rhythm remains visible;
+2. sample half of the GPUs or ports, because those of one job have the same rhythm;
+3. take half as many samples, even if the rhythm is no longer visible;
+4. take no samples.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class JobOnNode(NamedTuple):
 
 
 class SlowCondition(NamedTuple):
-    """A slow condition, from its onset to its end. Columns of failslow_conditions.sql."""
+    """A slow condition, from its onset to its end, as failslow_conditions.sql returns it."""
 
     cluster: str
     node: str

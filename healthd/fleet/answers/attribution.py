@@ -466,8 +466,8 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
     """Return the GPU replacements that the store shows, as [{cluster, node, time, subject, why}], sorted by time. Pure.
 
-      flags    cleared flags that a GPU normally keeps for life
-      tickets  tickets, whose text may name a GPU and a replacement
+    flags    cleared flags that a GPU keeps for life
+    tickets  tickets, whose text may name a GPU and a replacement
 
     A flag belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was
     closed.

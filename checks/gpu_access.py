@@ -7,10 +7,11 @@ new ones fail. A call that does not return warns at first, because NVML can hang
 that from the kernel log. It runs in the daemon, so a hung worker does not delay it. This check does not report those
 Xids itself, so that an Xid from hours ago never turns a new hang into a requeue.
 
-A lost GPU counts after a minute, because a reset by an epilog looks the same. It counts at once if slurmd has not
-started yet or if the kernel has lost the GPU too. If a GPU that had to be reset responds again, that does not prove a
-reset; the driver's report that no action is needed does. A driver that is still loading, or whose device files do not
-exist yet, does not count as "not loaded". NVML cannot be queried in this state, but that is not a fault.
+A lost GPU is reported only after a minute, because an epilog that resets the GPU looks the same. It is reported at
+once if slurmd has not started yet or if the kernel has lost the GPU too. If a GPU that had to be reset responds again,
+that does not prove a reset; the driver's report that no action is needed does. A driver that is still loading, or
+whose device files do not exist yet, does not count as "not loaded". NVML cannot be queried in this state, but that is
+not a fault.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ reading proves nothing.
 Heat and the power brake can affect many nodes: one event in a power feed or a cooling loop slows racks of nodes at
 once. For these causes a drain waits for the fleet limit, as for all shared causes. It ends by itself once the hardware
 has not reduced the clocks for `within_seconds`, even on a drained, idle node, since no operator could run `healthd
-repaired` on racks of nodes. The brake is visible without load. If heat returns with the load, drains are limited as for
-all intermittent shared causes (docs/slurm.md). A slowdown without a reported reason is attributed to the GPU itself.
+repaired` on racks of nodes. The brake is visible without load. If the GPU overheats again under load, the limits for
+intermittent shared causes apply to the new drain (docs/slurm.md). A slowdown without a reported reason is attributed
+to the GPU itself.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ EXPLAIN = {
         Severity.INFO,
         Clears.PASS,
         "The GPU had uncorrected errors at some time in its life.",
-        "None for current jobs: a reset has dealt with the past errors.",
+        "Current jobs are not affected, because a reset has cleared the past errors.",
         "No action needed. This is useful information if the same GPU fails again.",
     ),
 }

@@ -28,7 +28,7 @@ MAX_SPAN_TEXTS = 3  # maximum number of spans per panel that its caption describ
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The samples at x (as Series.index), or the peers' medians there. low <= middle <= high."""
+    """Range of the samples at one index `x` of a series, or of its peers' medians. low <= middle <= high."""
 
     x: float
     low: float

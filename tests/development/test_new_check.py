@@ -48,11 +48,11 @@ def modification_times(tree: Path) -> dict[str, float]:
     [
         (
             ["Fan"],
-            '"Fan" is no name for a check: write small letters, digits and "_", as in "disk_space"',
+            '"Fan" is not a valid name for a check: use lower-case letters, digits and "_", as in "disk_space"',
         ),
-        (["fan-speed"], '"fan-speed" is no name for a check'),
-        (["../fan"], '"../fan" is no name for a check'),
-        (["class"], '"class" is no name for a check'),
+        (["fan-speed"], '"fan-speed" is not a valid name for a check'),
+        (["../fan"], '"../fan" is not a valid name for a check'),
+        (["class"], '"class" is not a valid name for a check'),
         (["f" * 25], "is too long for a check: 24 characters at most"),
         (["mount"], 'the name "mount" is taken: there is checks/mount.py'),
         ([NAME, "--under", "fans"], 'conf/healthd.toml has no heading "fans": there are GPU, PCI Express, network, '),

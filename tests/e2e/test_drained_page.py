@@ -113,7 +113,7 @@ def test_page_acknowledges_fault_and_node_is_resumed(cluster: SlurmCluster, tmp_
         assert node.types(the("healthd unpause")).returncode == 0
         cluster.run("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=broken fan, ticket 12")
         explanation = node.types(the("healthd explain")).stdout
-        assert "Either a Reason by a person or a script, or a kernel line that no rule recognises" in explanation
+        assert "Either a Reason set by a person or a script, or a kernel line that no rule recognises" in explanation
         assert node.types(the("scontrol update NodeName=")).returncode == 0
         cluster.wait_state("n2", "IDLE", without=("DRAIN",))
 

@@ -110,7 +110,7 @@ def test_apply_respects_limit_0_and_refuses_other_cluster(clean_cluster: SlurmCl
     config = tmp_path / "healthd.toml"
     config.write_text("[fleet]\nlimit_percent = 0.0\nlimit_min_nodes = 0\n")
     result = run_fleet(clean_cluster, "lemons", "--db", str(db), "--apply", "--config", str(config))
-    assert "n1: left: fleet limit: healthd keeps " in " ".join(result.stdout.split())
+    assert "n1: skipped: fleet limit: healthd keeps " in " ".join(result.stdout.split())
     other = tmp_path / "other"
     other.mkdir()
     db = make_store(clean_cluster, other, {"n1": 8})
@@ -233,4 +233,4 @@ def test_apply_skips_lemon_unknown_to_slurm(clean_cluster: SlurmCluster, tmp_pat
     db = make_store(clean_cluster, tmp_path, {"gone": 9, "n2": 8})
     applied = json.loads(run_lemons(clean_cluster, db, "--apply", "--json").stdout)["applied"]
     assert [(entry["node"], entry["drained"]) for entry in applied] == [("gone", False), ("n2", True)]
-    assert applied[0]["text"] == 'left: Slurm has no node "gone" in any partition'
+    assert applied[0]["text"] == 'skipped: Slurm has no node "gone" in any partition'

@@ -76,7 +76,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec.loader.exec_module(excerpts)
     folder = tmp_path_factory.mktemp("report")
     excerpts.make_store(folder)
-    output = excerpts.save_pdf("healthd fleet report --out shown --price 2 --sla 99.5 && echo done", folder)
+    output = excerpts.command_output("healthd fleet report --out shown --price 2 --sla 99.5 && echo done", folder)
     assert output.endswith("done\n"), output
     PICTURES.mkdir(parents=True, exist_ok=True)
     return folder / "shown/report.html"

@@ -432,7 +432,7 @@ def _require_link(gpu: Gpu, link: int) -> None:
         _fail("NotSupported")
     if not 0 <= link < gpu.nvlinks:
         _fail("InvalidArgument")
-    if link in gpu.nvlink_untold:
+    if link in gpu.nvlink_unreported:
         _fail("NotSupported")
 
 
@@ -502,7 +502,7 @@ def _activity_count(iteration_seconds: float, now: float) -> int:
 
 def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
     counters = LINK_FIELDS.get(gpu.nvlink_counters)
-    if counters is None or link in gpu.nvlink_untold:
+    if counters is None or link in gpu.nvlink_unreported:
         return None
     if field == FIELD_LINK_STATE:
         return int(link not in gpu.nvlink_inactive)

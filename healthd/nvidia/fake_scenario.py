@@ -82,7 +82,7 @@ LIMITS = {
 SIGNED = ("temperature_margin", "temperature_slowdown_margin")
 LINK_SETTINGS = (
     "nvlink_inactive",
-    "nvlink_untold",
+    "nvlink_unreported",
     "nvlink_replay",
     "nvlink_recovery",
     "nvlink_recovery_failed",
@@ -132,7 +132,7 @@ class Gpu(Value, frozen=True):
     inforom     false if its checksums are wrong
     processes   ids of the processes with a context
     mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (if not set, as now); number of devices
-    nvlink_untold   links for which no call reports anything
+    nvlink_unreported   links for which no call reports anything
     nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   counts by link: {4 = 7}
     nvlink_recovery_failed   count by link; on Blackwell nvlink_recovery counts successful recoveries
     nvlink_ber, nvlink_symbol_ber   effective and symbol bit error rates by link: {4 = 1e-5}
@@ -201,7 +201,7 @@ class Gpu(Value, frozen=True):
     fabric_summary: int | None = None
     nvlinks: int = 0
     nvlink_inactive: tuple[int, ...] = ()
-    nvlink_untold: tuple[int, ...] = ()
+    nvlink_unreported: tuple[int, ...] = ()
     nvlink_counters: LinkCounters = LinkCounters.NONE
     nvlink_replay: dict[str, int] = field(default_factory=dict)
     nvlink_recovery: dict[str, int] = field(default_factory=dict)

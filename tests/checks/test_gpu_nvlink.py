@@ -48,7 +48,7 @@ def test_links_not_reported_by_driver_are_down(host):
 
 
 def test_unreported_link_does_not_hide_later_links(host):
-    text = "[gpu.3]\nnvlink_untold = [7]\nnvlink_inactive = [17]\nnvlink_crc = {16 = 5}\n"
+    text = "[gpu.3]\nnvlink_unreported = [7]\nnvlink_inactive = [17]\nnvlink_crc = {16 = 5}\n"
     results = run_check(gpu_nvlink, host(text))
     assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [
         18,
@@ -65,7 +65,7 @@ def test_unreported_link_does_not_hide_later_links(host):
 
 
 def test_unreported_links_at_the_end_of_all_gpus_do_not_exist(host):
-    text = "".join(f"[gpu.{n}]\nnvlink_untold = [16, 17]\n" for n in range(8))
+    text = "".join(f"[gpu.{n}]\nnvlink_unreported = [16, 17]\n" for n in range(8))
     results = run_check(gpu_nvlink, host(text))
     assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [16] * 8
     assert [item for item in results if isinstance(item, Finding)] == []

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/healthd/failslow.sock"
 SEND_SECONDS = 0.2
-RETRY_SECONDS = 5.0  # between two attempts to connect, regardless of the reason
+RETRY_SECONDS = 5.0  # between two attempts to connect, whatever the reason for the second one
 
 # magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
 # seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.
@@ -49,7 +49,7 @@ _step = 0
 _last: float | None = None  # end of the last step; None before the first
 _sent_at = 0.0
 _steps, _seconds = 0, 0.0  # totals since the last message
-_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps with it
+_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps that passed `busy`
 _wait, _wait_steps = 0.0, 0
 
 

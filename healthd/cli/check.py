@@ -25,8 +25,8 @@ Document = Mapping[str, Any]
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to exit
 WORKER_OUTPUT_BYTES = 64 << 10
-SLURM_SECONDS = 10.0  # for Slurm's record of this node
-DAEMON_SECONDS = 2.0  # for an answer from the daemon, or from a file server that has the kernel log
+SLURM_SECONDS = 10.0  # maximum wait for Slurm's record of this node
+DAEMON_SECONDS = 2.0  # maximum wait for the daemon, or for a file server that has the kernel log
 HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best to worst
 
 
@@ -226,11 +226,11 @@ def _select_checks(
 
     for name in names:
         if name not in checks:
-            hint = spelling_hint(name.partition("/")[0], checks)  # a code begins with its check
+            hint = spelling_hint(name.partition("/")[0], checks)  # a code begins with its check's name
             raise Stop(f'healthd {command}: no check is called "{name}"{hint}')
         if not any(check == name for check, _ in loaded.checks):
             raise Stop(f"healthd {command}: {name}: {_not_run_reason(checks[name])}")
-    # The other checks run only if they are named, here or when they were recorded.
+    # A check with `when` runs only if it is named on the command line or is in the recording.
     selected = names or [name for name, check in checks.items() if not check.when or name in recorded]
     configs = {key: config for key, config in loaded.checks.items() if key[0] in selected}
     chosen = replace(loaded, checks=configs)
@@ -252,7 +252,7 @@ def _not_run_reason(check: Check) -> str:
 def query_daemon(names: Sequence[str], runtime_dir: str) -> Document:
     """Return the daemon's open conditions for these checks.
 
-    If there are none, `problem` is a sentence with the reason.
+    If the daemon cannot report them, `problem` is a sentence with the reason.
     """
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request

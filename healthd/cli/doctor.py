@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from healthd.agent.settings.config import Loaded
     from healthd.agent.settings.registry import Check
 
-SECONDS = 15.0  # for the queries about one area
-SLURM_SECONDS = 60.0  # ... and for Slurm's commands, one after another
+SECONDS = 15.0  # maximum time for the queries about one area
+SLURM_SECONDS = 60.0  # maximum time for all of Slurm's commands, which run one after another
 PATIENCE_SECONDS = 5.0
 
 

@@ -149,9 +149,9 @@ def _unknown_query(words: str, near: Sequence[str], problem: str) -> str:
 def _correlate(
     loaded: Loaded | None, checks: Mapping[str, Check]
 ) -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """Return a function that returns all checks' findings for kernel events, before the site's overrides are applied.
+    """Return a function that returns all checks' findings for kernel events.
 
-    It uses this node's settings.
+    The function uses this node's settings, but not the site's overrides.
     """
 
     def config_of(check: Check) -> CheckConfig:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 
-# For scipy, the drawing program and all documents. Without this reserve, a report on 4 million jobs took 1,185 MiB with
-# a limit of 1,024.
+# Memory for scipy, the drawing program and all documents. Without this reserve, a report on 4 million jobs took 1,185
+# MiB although the limit was 1,024 MiB.
 OTHER_MIB = 320
 
 

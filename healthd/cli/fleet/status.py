@@ -10,7 +10,7 @@ from healthd.cli.fleet.ingest import fleet_errors
 from healthd.cli.terminal import Stop, json_pieces, page, write_output, write_stream
 
 VARIABLE, DEFAULT = "HEALTHD_PROMETHEUS", "http://localhost:9090"
-SECONDS = 30.0  # per query: a person is waiting
+SECONDS = 30.0  # timeout for a query, short because a person is waiting
 
 
 def _arguments(parser: Parser) -> None:

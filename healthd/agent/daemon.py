@@ -89,7 +89,7 @@ log = logging.getLogger("healthd")
 
 FINAL_WRITE_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
 STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy one exits on its own
-SETTINGS_FILE = "/etc/healthd/healthd.toml"  # for messages; `load_settings` reads it
+SETTINGS_FILE = "/etc/healthd/healthd.toml"  # only for messages; `load_settings` reads the file
 READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
 # Reads the settings and finds the checks. The argument overrides the directory with the site's checks.
@@ -220,7 +220,7 @@ class Daemon:
         settings, store = self.settings, self.store
         last_alive = newest_mtime(
             settings.runtime_dir, (VERDICT_FILE, *NAMES)
-        )  # the verdict file is written each round
+        )  # because the verdict file is written in each round
         store.load(self.read_copy, self.boot_id, settings.mode, last_alive)
         store.stream.emit_checks(self.configured.versions(healthd.__version__))
         store.clear_unconfigured(self.configured.runs)
@@ -449,7 +449,7 @@ class Daemon:
     def after_reconciliation(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
-            if report.node is not None:  # it was read just now; an older answer may miss current jobs
+            if report.node is not None:  # the node was read just now; an older answer may miss current jobs
                 self.replies.drop_unless_idle()
             self.judge()
             self.note_drained()
@@ -496,8 +496,10 @@ class Daemon:
             self.publisher.serve_metrics()
 
     def emit_alive(self) -> None:
-        """Emit "alive" after the first round and then once a day, so that "no failure" can be told from "not
-        observed"."""
+        """Emit "alive" after the first round and then once a day.
+
+        Readers of the stream can then distinguish "no failure" from "not observed".
+        """
         if self.alive_sent and not events.is_alive_due(self.store.ledger.emitted, self.now()):
             return
         event_checks = self.configured.event_checks if self.kernel_events.listener.status.alive else ()
@@ -523,7 +525,7 @@ class Daemon:
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def notify_ready(self) -> None:
-        """Notify systemd at the first verdict. If a drain is due, wait until it is in force. slurmd then starts."""
+        """Notify systemd at the first verdict, or, if a drain is due, once it is in force. Then slurmd starts."""
         if self.ready_sent or self.ready_by == FOREVER:
             return
         if self.controller.is_drain_undecided(self.verdict) and self.monotonic() < self.ready_by:

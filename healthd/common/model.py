@@ -200,8 +200,9 @@ class Finding(Value, frozen=True):
     subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" for the
               node
     confirm_seconds   how long the problem must last before it counts
-    confirmed_by      codes of conditions from the kernel log: if one has been open on the same part ("" = on any part)
-                      for a few minutes, and was not known before, this finding counts at once
+    confirmed_by      codes of conditions from the kernel log. If the kernel log reported one of them in the last ten
+                      minutes, on the same part ("" = on any part), and no operator has acknowledged it since, this
+                      finding counts at once
     window_seconds    for WINDOW: the time without a repeat. With GPU_RESET, REBOOT or OPERATOR it is an alternative
                       ending ("reset, or 24 h without a repeat"); 0 = no such ending
     evidence  the observed state ("failure flag 1"): an acknowledged fault stays acknowledged until this text changes.
@@ -213,7 +214,7 @@ class Finding(Value, frozen=True):
     relapse_seconds   if the finding returns within this time after it cleared, only an operator clears it; 0 = never,
                       except for REBOOT
     recovered   the newest event reports the end of the problem ("nfs: server X OK"). This ends a condition that needs
-                no reset, reboot or operator, and never opens one (correlate only)
+                no reset, reboot or operator. It never opens a condition (correlate only)
     log_sets_severity   the kernel logs each occurrence with more detail than this count. If such lines have arrived
                         since the last run that reported the finding, their severity is used
     found_severity   the severity before the site's settings changed it (absorb.as_configured)
@@ -405,8 +406,8 @@ class Ack(Value, frozen=True):
     requested_at: Moment = 0.0
 
 
-# Kernel events for which a check raised an exception, with that exception. None if it only raised for several events
-# together.
+# Kernel events for which a check raised an exception, with that exception. The event is None if the check only raised
+# the exception for several events together.
 Failures = tuple[tuple[KernelEvent | None, Exception], ...]
 
 

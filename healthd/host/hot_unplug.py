@@ -46,7 +46,7 @@ class Uevents:
     def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, KOBJECT_UEVENT)
         try:
-            for option in (socket.SO_RCVBUF, SO_RCVBUFFORCE):  # the second needs root
+            for option in (socket.SO_RCVBUF, SO_RCVBUFFORCE):  # SO_RCVBUFFORCE needs root
                 with suppress(OSError):
                     self._socket.setsockopt(socket.SOL_SOCKET, option, receive_buffer_bytes)
             self._socket.bind((0, KERNEL_GROUP))

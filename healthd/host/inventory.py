@@ -135,8 +135,10 @@ def _device_name(host: Host, mount: mountinfo.Mount) -> str:
 
 
 def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
-    """Return a dict of the disks below a device. A disk's value is True if other disks have copies of all its data that
-    the device needs."""
+    """Return a dict of the disks below a device.
+
+    A disk's value is True if the device does not depend on that disk, because other disks have copies of its data.
+    """
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
     if not below:
         return {whole_disk(device): False}

@@ -138,7 +138,8 @@ def gpus_open_by_job(
     processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> tuple[dict[str, frozenset[int]], bool]:
     """Return a dict that maps each job to the N of each /dev/nvidiaN that it has open, and whether all processes were
-    inspected. `processes` maps pids to jobs. Time or permissions may not suffice for all."""
+    inspected. `processes` maps pids to jobs. There may be too little time, or no permission, to inspect some of
+    them."""
     found: dict[str, set[int]] = {}
     until, is_complete = now() + SCAN_SECONDS, True
     for pid, job in processes.items():

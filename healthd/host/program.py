@@ -44,7 +44,7 @@ def find_program(name: str) -> str:
         try:
             file_stat = ownership.stat_program(path)
         except ownership.Untrusted as error:
-            if os.path.lexists(path):  # otherwise there is no program to refuse
+            if os.path.lexists(path):  # without the file, there is no program to refuse
                 refused = refused or error
         except (FileNotFoundError, NotADirectoryError):
             continue

@@ -40,9 +40,9 @@ from healthd.common.text import printable
 # If a REBOOT fault opens again this soon after a boot or `healthd repaired`, it waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
 RELAPSE_ENDINGS = frozenset({Ending.REBOOT, Ending.REPAIRED})
-UNREADABLE_LINE_WINDOW_SECONDS = 3600.0  # as in the check "kernel"
+UNREADABLE_LINE_WINDOW_SECONDS = 3600.0  # the same as in the check "kernel"
 CONFIRMATION_WINDOW_SECONDS = (
-    600.0  # two rounds: how long a kernel line replaces the confirm time of a finding about the same part
+    600.0  # two rounds; for this time after a kernel line, a finding about the same part needs no confirm time
 )
 
 
@@ -80,13 +80,13 @@ def absorb_result(
     now = result.started + result.duration_seconds
     new = dict(conditions)
     reported_keys = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # the worse of two counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two equal keys, the worse counts
         finding, key = _confirm_by_kernel_log(finding, conditions, now), finding.key
         reported_keys.add(key)
         old = new.get(key)
         if old is None or old.observed:
             old = _new_condition(result.check, result.instance, finding, now, boot_id, cleared)
-        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # was adopted; now the check reports it
+        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # it was adopted, and now the check reports it
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if key == overflow_key(result.run):
             old = replace(old, clears=later_ending(old.clears, finding.clears))
@@ -108,8 +108,8 @@ def absorb_result(
 def _confirm_by_kernel_log(finding: Finding, conditions: Conditions, now: float) -> Finding:
     """Return the finding without its confirm time if the kernel log has just reported a fault that confirms it.
 
-    Reports do not count if they are older than CONFIRMATION_WINDOW_SECONDS, or older than an acknowledgement (a resume
-    by an operator, `healthd ack`).
+    A report does not count if it is older than CONFIRMATION_WINDOW_SECONDS. It does not count either if an operator has
+    since resumed the node or run `healthd ack`.
     """
     is_confirmed = any(
         c.code in finding.confirmed_by

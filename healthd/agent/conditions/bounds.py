@@ -1,12 +1,12 @@
-"""Bound on the number of conditions. The worst keep their names, and the rest are only counted. The functions are pure.
+"""Bound on the number of conditions. The worst ones keep their names; the others are counted. The functions are pure.
 
 A burst of kernel lines or a broken check can report thousands of parts. Each condition costs time in each turn of the
 daemon's loop, a row in `healthd status` and a series in Prometheus.
 
 At most MAX_CONDITIONS conditions are open, over all runs. `Rank` determines which ones. All others are counted in
-overflow conditions (`CHECK/others others`). Each run has its own, because only a run's own result can clear its
-findings. If a run has a single condition, the condition keeps its name, because counting it would save nothing. If many
-runs have one each, there can therefore be more than MAX_CONDITIONS conditions.
+overflow conditions (`CHECK/others others`). Each run has its own overflow condition, because only a run's own result
+can clear its findings. If a run has a single condition, the condition keeps its name, because counting it would save
+nothing. If many runs have one condition each, there can therefore be more than MAX_CONDITIONS conditions.
 
 The overflow condition is as severe as its worst member and clears as late as its last member, so no drain is lost or
 ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd repaired
@@ -150,8 +150,9 @@ def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condi
 
 
 def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condition:
-    """Return one condition for all members. Its times keep it open as long, and let it take effect as soon, as any
-    member's.
+    """Return one condition for all members.
+
+    It takes effect as soon as the first member would, and stays open as long as the last member would.
 
     If there are proven members, the observed ones and history are only counted.
     """
@@ -172,7 +173,8 @@ def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condit
         # A severity that a profile lowered stays lowered after a reload, until the next run reports again.
         found_severity=worst.severity,
         expects="",
-        # Only from members that have the same effect as the worst: acknowledged members and warnings do not drain.
+        # Consider only members that have the same effect as the worst one. Acknowledged members and warnings do not
+        # drain.
         shared_cause=all(
             c.shared_cause for c in in_worst_state if c.severity >= min(worst.severity, Severity.DEGRADED)
         ),

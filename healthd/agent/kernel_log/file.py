@@ -43,9 +43,9 @@ class FollowedFile(Source):
     """A log file that is followed by its path, even after rotation or truncation. The file need not exist yet.
 
     The first start reads the file from its beginning, as history. Unread lines from an earlier boot are history too,
-    because the reboot ended their faults. They end at the first line that must be from this boot. A rotated file is
-    read for a while longer, because its writer notices the rotation only later. inotify signals new data. On file
-    systems without it (NFS), new data is read in the caller's rounds.
+    because the reboot ended their faults. The earlier boot's lines end at the first line that must be from this boot. A
+    rotated file is read for a while longer, because its writer notices the rotation only later. inotify signals new
+    data. On file systems without it (NFS), new data is read in the caller's rounds.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; Pro
 CLIENTS = 16  # maximum number of clients at the same time
 MAX_HEAD_BYTES = 16 << 10  # maximum size of the request line and the headers
 CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering one delays the daemon
-MAX_CONDITIONS = 20  # on the landing page
+MAX_CONDITIONS = 20  # maximum number of conditions on the landing page
 METHODS = ("GET", "HEAD")
 ARENA_MAX = -8  # M_ARENA_MAX in malloc.h: mallopt(3)
 TEXT = "text/plain; charset=utf-8"

@@ -124,8 +124,8 @@ FAMILIES = {
     ),
     "fleet_count_available": Family(
         (),
-        "0 while a drain is due or set and the nodes that healthd keeps drained cannot be counted, else 1. At 0, "
-        "drains wait.",
+        "0 if a drain is due or set, but the nodes that healthd keeps drained cannot be counted; else 1. At 0, drains "
+        "wait.",
     ),
     "fleet_limit_drain_waiting": Family(
         _LIMIT, "Always 1: a drain waits because healthd keeps as many nodes drained as the fleet limit allows."

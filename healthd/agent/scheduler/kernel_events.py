@@ -201,7 +201,7 @@ class KernelEventIntake:
     # --- jobs that caused events
 
     def take_jobs(self) -> None:
-        """Add jobs that Slurm reports a moment later if it does not use cgroups."""
+        """Add jobs to their events if Slurm does not use cgroups and reports the jobs a moment later."""
         ledger, may_query_slurm = self._store.ledger, self.configured.settings.mode is not Mode.OBSERVE
         jobs: dict[int, str] = {}
         with guard.dropping_errors(SLURM):

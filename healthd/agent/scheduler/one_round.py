@@ -40,7 +40,7 @@ from healthd.common.model import (
 )
 from healthd.host.host import Host
 
-MAX_READS = 1000  # of 1000 kernel lines each; bounds the reading of a log that grows faster than it is read
+MAX_READS = 1000  # reads of 1000 kernel lines each, for a log that grows faster than it is read
 
 KernelLogReader = Callable[[], list[RawLine]]  # returns the lines that are relevant to healthd; raises OSError
 

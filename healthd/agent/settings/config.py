@@ -66,7 +66,7 @@ class CheckConfig(Value, frozen=True):
 
 
 def is_capped(config: CheckConfig, expects: str) -> bool:
-    """Return True if these settings cap findings that compare with the setting `expects` at WARNING.
+    """Return True if, under these settings, findings that compare with the setting `expects` are at most a WARNING.
 
     `expects` is "" for findings that do not compare with a setting.
     """
@@ -156,9 +156,9 @@ class FleetLimits(Value, frozen=True):
     limit_*         for causes that several nodes share
     own_hardware_*  for a fault of the node itself
     jitter_seconds  longest first wait for a shared cause; it is shorter in a small partition (fleet_limit.py)
-    uncounted_drain_after_seconds  if the drained nodes cannot be counted for this time, plus a random time of up to
-                                   as long again, a CRITICAL fault of the node's own hardware drains without a count
-                                   and without a requeue
+    uncounted_drain_after_seconds  how long the drained nodes must be uncountable before a CRITICAL fault of the node's
+                                   own hardware drains without a count and without a requeue. A random time of at most
+                                   the same length is added
     """
 
     limit_percent: Percent = 10.0

@@ -117,8 +117,9 @@ class Check(Value, frozen=True):
     def may_block_resume(self, config: CheckConfig) -> bool:
         """Return True if a drained node waits for this check when it fails to run.
 
-        This is not the case if the check declares it, or if the check can only warn, either by the site's settings or
-        because none of its codes drains. A check that explains none of its codes may drain for any of them.
+        The node does not wait if the check declares HOLDS_RESUME = False. Nor does it wait if the check can only warn,
+        because of the site's settings or because none of its codes drains. A check that explains none of its codes may
+        drain for any of them.
         """
         if is_capped(config, "") or not self.declares.HOLDS_RESUME:
             return False

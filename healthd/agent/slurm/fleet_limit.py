@@ -14,11 +14,11 @@ If the fleet cannot be counted (sinfo fails, its table cannot be read, slurmctld
 apply:
 
 - A stored count is used for RECENT_SECONDS. Only counts that left no room, or that confirmed a drain of this node, are
-  stored. Nodes count only if they need to drain, so a node that finds room in a stored count is a node whose drain was
-  within the limit and has been resumed since. At most as many nodes as the limit allows can do that within
-  RECENT_SECONDS, even if more need to drain. With the nodes that drained in their place, that is at most twice the
-  limit.
-- Otherwise the drain is held. After `uncounted_drain_after_seconds`, and a random time of up to as long again, a
+  stored. Nodes count only if they need to drain. A stored count therefore shows room only to a node whose drain was
+  within the limit and that has been resumed since. At most as many such nodes as the limit allows can drain again
+  within RECENT_SECONDS, even if more need to drain. Together with the nodes that drained in their place, that is at
+  most twice the limit.
+- Otherwise the drain is held. After `uncounted_drain_after_seconds`, plus a random time of at most the same length, a
   CRITICAL fault of the node's own hardware drains without a count.
 - Jobs are requeued only after a count that was made after the drain.
 
@@ -49,8 +49,8 @@ from healthd.common.model import (
 # drain are counted twice.
 SECONDS_PER_NODE = 0.2
 MIN_HOLD_SECONDS = 60.0
-# If a node is later than this (slurmctld was unreachable, daemons were stopped), others are too, so all spread out
-# again.
+# If a node counts later than planned by more than this, other nodes probably do too (slurmctld was unreachable, daemons
+# were stopped). All of them then spread out again.
 LATE_SECONDS = 60.0
 # How long a stored count replaces a failed one. A slurmctld that restarts or is busy is back by then.
 RECENT_SECONDS = 600.0

@@ -379,7 +379,7 @@ def _as_ended(record: DrainRecord, now: float) -> EndedDrain | None:
 
 
 def _with_earlier(record: DrainRecord, *ended: EndedDrain | None) -> tuple[EndedDrain, ...]:
-    """Return the earlier drains plus those with a time stamp. Without one, the Reason alone could be from anyone."""
+    """Return the earlier drains, plus the `ended` ones with a time stamp. Without it, a Reason could be from anyone."""
     return tuple(dict.fromkeys((*record.earlier_drains, *(old for old in ended if old and old.reason_time))))[
         -MAX_EARLIER:
     ]

@@ -428,8 +428,8 @@ class _Reconciliation:
     def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
         """Count the nodes in this node's partitions, and healthd's drains up to `until`.
 
-        Returns None, with the reason in `count_problem`, if it cannot be counted. For a shared cause, which waits for a
-        count, raises SlurmError instead.
+        Returns None, with the reason in `count_problem`, if the nodes cannot be counted. For a shared cause, which
+        waits for a count, raises SlurmError instead.
         """
         assert self.node is not None
         try:

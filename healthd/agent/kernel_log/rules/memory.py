@@ -20,8 +20,8 @@ reads it when it starts), or is bad memory that a scrubber found before any use.
 raises an exception and a panic.
 
 A scrubber gradually reads all memory. The errors it finds are marked by EDAC's drivers for Intel ("memory scrubbing
-error"), by the code of a machine check (0000 1000 1100 xxxx, the x and bit 12 any; severity.c calls it "action
-optional"), and by the firmware (CPER's memory error type 14).
+error"), by the code of a machine check (binary 0000 1000 1100 xxxx, where bit 12 and each x may be 0 or 1; severity.c
+calls it "action optional"), and by the firmware (CPER's memory error type 14).
 
 A firmware record is a block of lines that begin with "{2}[Hardware Error]: ". If its section is a PCIe error, pcie.py
 produces events with the same number. Records without a number are from the last boot.

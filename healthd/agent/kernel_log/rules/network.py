@@ -6,7 +6,8 @@
 
 Codes for both kinds:
 
-    link_down, link_up, link_init   a port; netdev or ibdev. only mlx5 and InfiniBand report that a port is up again
+    link_down, link_up, link_init   a port's link; netdev or ibdev. Only mlx5 and InfiniBand report that a port is up
+                                    again
     bond_down        none of a bond's members is up
     health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
     health_fatal     the firmware is dead or could not be recovered: error = the driver's sensor number

@@ -525,7 +525,7 @@ class Daemon:
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def notify_ready(self) -> None:
-        """Notify systemd at the first verdict, or, if a drain is due, once it is in force. Then slurmd starts."""
+        """Notify systemd at the first verdict, or, if a drain is due, when it is in force. Then slurmd starts."""
         if self.ready_sent or self.ready_by == FOREVER:
             return
         if self.controller.is_drain_undecided(self.verdict) and self.monotonic() < self.ready_by:

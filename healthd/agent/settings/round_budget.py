@@ -23,9 +23,9 @@ def warnings(configured: Configured) -> list[str]:
             instance = f'."{name.instance}"' if name.instance else ""
             intervals[f"checks.{name.check}{instance}.interval_seconds"] = config.interval_seconds
     return [
-        f"{setting}: a round may take {max_seconds:g} s (the sum of its checks' timeouts, at most round_timeout_seconds "
-        f"{settings.round_timeout_seconds:g} plus the last check), which is longer than the interval of {interval:g} s: "
-        "rounds may start late"
+        f"{setting}: a round may take {max_seconds:g} s (the sum of its checks' timeouts, at most "
+        f"round_timeout_seconds {settings.round_timeout_seconds:g} plus the last check), which is longer than the "
+        f"interval of {interval:g} s: rounds may start late"
         for setting, interval in intervals.items()
         if max_seconds > interval
     ]

@@ -79,7 +79,7 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
     except Exception:
         try:
             _disconnect()
-        except Exception:  # this module is already emptied at exit, but a loop's last __del__ may call step
+        except Exception:  # at exit, this module is already emptied when a loop's last __del__ calls step
             return
 
 
@@ -156,7 +156,7 @@ def _connect(now: float) -> None:
 
 def _send(now: float) -> None:
     global _sent_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    _sent_at = now  # also after a failure, so that a full queue costs one attempt, not one per step
+    _sent_at = now  # set also if sending fails, so that a full queue does not cost one attempt per step
     if _connection is None:
         _connect(now)
     n = _steps

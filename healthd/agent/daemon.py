@@ -193,7 +193,7 @@ class Daemon:
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
         self.load_ledger()
-        self.started = self.now()  # set after the copy was read, which may take long
+        self.started = self.now()  # set only now, because reading the ledger's copy may take long
         self.last_turn_at = self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
@@ -308,7 +308,7 @@ class Daemon:
     def handle_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
-                with suppress(commands.CommandRefused):  # already logged; a signal needs no answer
+                with suppress(commands.CommandRefused):  # the refusal is already logged, and a signal needs no answer
                     self.reload()
             else:
                 self.stopping = True
@@ -329,13 +329,13 @@ class Daemon:
     # --- inputs: control socket, kernel lines, removed devices
 
     def read_inputs(self) -> None:
-        if self.only_worker_woke:  # this happens dozens of times per round
+        if self.only_worker_woke:  # the worker wakes the daemon dozens of times per round
             return
         self.control.step()
         self.scheduler.run_after(self.kernel_events.read_log())
         request = self.kernel_events.journal_request()
         if request is not None and request != self.client.request:
-            self.scheduler.queue.add_task(request)  # otherwise the same lines would be read and counted twice
+            self.scheduler.queue.add_task(request)  # a second request would read and count the same lines twice
         with guard.dropping_errors(FAILSLOW):
             if self.failslow.step():
                 self.scheduler.run_after(["failslow"])
@@ -727,7 +727,7 @@ class Daemon:
             conditions = absorb.reconfigured(self.store.conditions, configured.runs)
         except BaseException as raised:  # a site's file may raise anything; no exception here may stop the daemon
             self.reload_failures += 1
-            changed = self.replies.files.changed()  # if they changed during the reload, that is the cause
+            changed = self.replies.files.changed()  # if healthd's files changed during the reload, that is the cause
             error = ConfigError(changed) if changed else raised
             is_config_error = isinstance(error, ConfigError)
             self.reload_problem = str(error) if is_config_error else traceback.format_exception_only(error)[-1].strip()
@@ -766,7 +766,7 @@ class Daemon:
         self.kernel_events.note_cursor()
         owns_directory = is_current(
             self.lock, self.settings.runtime_dir
-        )  # otherwise the files in it belong to another daemon
+        )  # if not, the files in the directory belong to another daemon
         if owns_directory:
             self.store.stream.emit_stopped("requested" if self.stopping else "internal error")
             self.store.save(round_ended=True)

@@ -153,8 +153,8 @@ def _load_target(
 def _daemon_defaults(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
     """Return the default settings with the daemon's runtime_dir, or None if they cannot be used.
 
-    They can be used only if the settings are invalid and only built-in event checks are selected. The daemon's own
-    results do not depend on the current file.
+    The defaults can be used only if the settings are invalid and only built-in event checks are selected. The daemon's
+    own results do not depend on the current file.
     """
 
     from healthd.agent.settings import layers, registry

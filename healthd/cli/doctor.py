@@ -94,7 +94,7 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
         loaded, checks = _default_settings()
         message = f"{', '.join(hang) or _file(args)}: {can_load.why}; the next lines assume the default settings"
         settings_line, is_valid = replace(can_load, why=message).line("settings"), False
-        if hang == [_file(args)]:  # so the daemon's directory is unknown too
+        if hang == [_file(args)]:  # without the settings, the daemon's directory is unknown too
             directory = functools.partial(_path_or_default, args.runtime_dir, RUNTIME_DIR)
             (daemon,) = parallel.call_all([(SECONDS, lambda: _daemon_status(directory))])
     else:

@@ -78,7 +78,7 @@ def _query_document(words: str, args: argparse.Namespace) -> dict[str, Any]:
     loaded, problem = None, ""
     try:
         loaded, checks = load_settings(args)
-    except ConfigError as error:  # the engineer on call still needs the explanations
+    except ConfigError as error:  # continue, because the engineer on call still needs the explanations
         checks, problem = registry.built_in_checks(), str(error)
     if loaded is not None:
         from healthd.agent.kernel_log.parse import use_patterns
@@ -130,7 +130,7 @@ def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running 
         AttributeError,
         TypeError,
         ValueError,
-    ):  # or the daemon runs another version
+    ):  # the last three: the daemon runs another version
         return None
 
 

@@ -108,7 +108,7 @@ def _run_program(argv: tuple[str, ...], deadline: float) -> str:
         status = program.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
         program.terminate()
-        program.returncode = 0  # it ends on its own; this suppresses subprocess's warning
+        program.returncode = 0  # the program ends on its own; this suppresses subprocess's warning
         return "the validation took too long"
     return f"validated (status {status})"
 

@@ -66,7 +66,7 @@ class Clears(enum.Enum):
     """The event that ends a condition."""
 
     PASS = "pass"  # `clear_after` completed runs in a row without the finding
-    WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair; shared causes: at any time
+    WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair (shared cause: any time)
     GPU_RESET = "gpu_reset"  # evidence of a GPU reset, or of a reboot
     REBOOT = "reboot"  # a different boot id
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
@@ -496,7 +496,7 @@ class Verdict(Value, frozen=True):
     unknown       why the node cannot be reported as healthy: one sentence for each check that failed to run
     may_resume    True if all checks that a resume requires completed clean, and no unacknowledged condition >= DEGRADED
                   is open
-    before_resume text about a program on the idle node for which a resume also waits, or ""
+    before_resume text about a program that must run on the idle node before a resume, or ""
     """
 
     health: Health
@@ -883,8 +883,9 @@ class SourceStatus(Value, frozen=True):
 class StreamStatus(Value, frozen=True):
     """Status of the event stream.
 
-    `waiting` counts lines that are not yet on disk, `dropped` further lines that did not fit, `failures` failed writes,
-    and `journal_lost` lines that the journal did not accept. `problem` says in one sentence why nothing can be written.
+    `waiting` counts lines that are not yet on disk, and `dropped` counts further lines that did not fit. `failures`
+    counts failed writes, and `journal_lost` counts lines that the journal did not accept. `problem` says in one
+    sentence why nothing can be written.
     """
 
     waiting: int = 0

@@ -99,7 +99,7 @@ def _recent_lines(folder: int, descriptor: int) -> frozenset[bytes]:
             try:
                 if stat.S_ISREG(
                     os.fstat(previous).st_mode
-                ):  # otherwise it has no lines from healthd, and _rotate reports it
+                ):  # anything else has no lines from healthd, and _rotate reports it
                     text = _end(previous, TAIL_BYTES - len(text)) + b"\n" + text
             finally:
                 os.close(previous)

@@ -121,7 +121,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the program and its process group. Wait for it for a short time only."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, so leave it behind
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the program hangs in the kernel, so leave it behind
         process.wait(ENDING_SECONDS / 2)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

@@ -170,7 +170,7 @@ def _after_report(old: Condition, finding: Finding, started: float, now: float, 
     found = _as_found(finding)
     is_acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if is_acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
-        old = replace(old, opened_at=0.0, critical_at=0.0)  # this is another fault, which hits the current jobs
+        old = replace(old, opened_at=0.0, critical_at=0.0)  # new evidence is a new fault, which hits the current jobs
     if old.ack or (is_acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:

@@ -139,7 +139,7 @@ class ConditionStore:
         loaded = ledgers.without_future_times(loaded, now)
         loaded = loaded if loaded.outbox.stream_id else _with_new_stream(loaded)
         self.ledger = loaded
-        alive_at = last_alive if last_alive <= now else 0.0  # otherwise the clock was ahead then
+        alive_at = last_alive if last_alive <= now else 0.0  # a later time is from a clock that was ahead
         self.stream.emit(*events.started(loaded.emitted, healthd.__version__, mode.value, alive_at))
         if loaded.boot_id != boot_id:
             self.booted_at = now

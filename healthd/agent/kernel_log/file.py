@@ -164,7 +164,7 @@ class FollowedFile(Source):
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")  # if it is a FIFO by now, it is reopened as one
+            raise OSError(errno.EINVAL, "not a regular file")  # if the path is a FIFO by now, it is reopened as one
         if any(tail.inode == status.st_ino for tail in self._tails):
             os.close(fd)
             return

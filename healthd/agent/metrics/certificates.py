@@ -31,7 +31,7 @@ from healthd.common import ownership
 HUNG_SECONDS = 1.0  # how long a client waits for another client's thread that checks the files
 EXPIRY_WARNING_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
 NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME in openssl/x509_vfy.h; the ssl module has no name for it
-HANDSHAKE_ROUNDS = 3  # client and server take two turns in TLS 1.2 until the client has finished, and one in TLS 1.3
+HANDSHAKE_ROUNDS = 3  # until the client has finished, client and server take two turns in TLS 1.2 and one in TLS 1.3
 
 Stamp = tuple[int, int, int, int]
 

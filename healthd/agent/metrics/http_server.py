@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("healthd")
 
-CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; Prometheus' default timeout for a scrape
+CLIENT_SECONDS = 10.0  # maximum time until the last byte of the answer; Prometheus' default timeout for a scrape
 CLIENTS = 16  # maximum number of clients at the same time
 MAX_HEAD_BYTES = 16 << 10  # maximum size of the request line and the headers
 CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering one delays the daemon

@@ -314,7 +314,7 @@ class Player:
 def encode(recording: Recording) -> bytes:
     """Return the content of the file. The same recording always gives the same bytes."""
     data = {"format": FORMAT, "version": VERSION, **dump(recording)}
-    text = json.dumps(data, separators=(",", ":"))  # in the node's order, because findings follow the settings
+    text = json.dumps(data, separators=(",", ":"))  # keep the node's order, because findings follow the settings
     return gzip.compress(text.encode(), mtime=0)
 
 
@@ -352,7 +352,7 @@ def _plain(error: BaseException) -> str:
 def read(path: str) -> Recording:
     """Read a recording from a file. Raises RecordingError."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # because each worker reads it again
+        if not stat.S_ISREG(os.stat(path).st_mode):  # each worker reads the file again
             raise RecordingError(f"{path}: is not a file")
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -66,7 +66,7 @@ class FailslowProcess:
         elif self._channel is not None:
             try:
                 self._channel.send(json.dumps({"settings": self._check_settings}).encode() + b"\n")
-            except OSError:  # it hangs or has just exited; the next process gets the settings when it starts
+            except OSError:  # the process hangs or has just exited; the next one gets the settings when it starts
                 self._end()
 
     @property

@@ -340,7 +340,7 @@ def site_files(directory: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
     for name in names:
-        if not name.isprintable():  # it becomes the check's name in settings, codes and drains
+        if not name.isprintable():  # the file's name becomes the check's name in settings, codes and drains
             raise ConfigError(f"{directory}: {name!a} is not a valid name for a check")
     paths = [os.path.join(directory, name) for name in names]
     for path in paths:

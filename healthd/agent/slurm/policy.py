@@ -430,7 +430,7 @@ def after_reading(record: DrainRecord, node: NodeState, boot_id: str, now: float
     if owner is Owner.UNRECORDED_HEALTHD:
         return replace(confirmed, reason="", overriding_reason="", adopted_reason=node.reason, reason_time=0.0)
     if owner is Owner.OTHER and last_drain_reason(record):
-        # they took over the node, so they must lift a healthd drain that slurmctld restores
+        # the other owner took over the node, and must lift a healthd drain that slurmctld restores
         return replace(
             confirmed, reason="", overriding_reason=node.reason, adopted_reason="", reason_time=0.0, earlier_drains=()
         )

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
-NVML_PROBLEM = "nvml_trouble"  # in a check's AFTER_EVENTS: the check runs at once after a reply with `has_nvml_problem`
-TRUSTED_SECONDS = 10.0  # if a worker loaded a library this recently, it is the installed one
+NVML_PROBLEM = "nvml_trouble"  # name in AFTER_EVENTS: such a check runs at once after a reply with `has_nvml_problem`
+TRUSTED_SECONDS = 10.0  # if a worker loaded a library this recently, that library is still the installed one
 EXIT_WAIT_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
 WORKERS_FILE = "workers.json"
 Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"

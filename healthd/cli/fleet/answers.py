@@ -168,7 +168,10 @@ def _states(args: argparse.Namespace) -> int:
 def _goodput_arguments(parser: Parser) -> None:
     add_store_flags(parser)
     parser.add_argument(
-        "--checkpoint", metavar="TIME", default="60m", help="checkpoint interval; half of it is lost (default: 60m)"
+        "--checkpoint",
+        metavar="TIME",
+        default="60m",
+        help="checkpoint interval; a failure loses half of it (default: 60m)",
     )
     parser.add_argument("--price", metavar="MONEY", type=parse_price, help="price of a GPU-hour")
 
@@ -385,7 +388,7 @@ def _alarms_flags(parser: Parser) -> None:
         metavar="SHARE",
         type=parse_share,
         default=0.01,
-        help="report checks above this share (default: 0.01, which is 1%%)",
+        help="report checks that more than this share of completed jobs saw failing (default: 0.01, which is 1%%)",
     )
 
 
@@ -418,7 +421,7 @@ def _checks_flags(parser: Parser) -> None:
         metavar="SECONDS",
         type=positive,
         default=900,
-        help="failures on a node that are further apart are separate incidents (default: 900)",
+        help="failures on a node that are further apart than this are separate incidents (default: 900)",
     )
 
 

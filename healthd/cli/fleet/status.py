@@ -21,7 +21,7 @@ def _arguments(parser: Parser) -> None:
         "--job",
         metavar="NAME",
         default="",
-        help="scrape job to read (default: healthd, plus any job with healthd metrics for nodes missing there)",
+        help="scrape job to read (default: healthd and, for nodes missing there, any job with healthd metrics)",
     )
     parser.add_argument("--basic-file", metavar="FILE", default="", help='file with "user:password"')
     parser.add_argument("--token-file", metavar="FILE", default="", help="file with a bearer token")
@@ -31,7 +31,7 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument("--tenant", metavar="NAME", default="", help="X-Scope-OrgID header, for Mimir")
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--drained", action="store_true", help="only drained nodes, regardless of who drained them")
-    selection.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
+    selection.add_argument("--problems", action="store_true", help="hide nodes that are healthy and in service")
     selection.add_argument("--all", action="store_true", help="also list each healthy node")
     parser.add_argument(
         "--sort",

@@ -233,7 +233,7 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
         if not (line := line.partition("#")[0].strip()):
             continue
         pairs = _pairs(line)
-        if pairs is None:  # this includes "include FILE"
+        if pairs is None:  # the line is not made of pairs; "include FILE" is such a line
             return False
         if "nodename" in pairs and not _is_named(node, pairs["nodename"]):
             continue

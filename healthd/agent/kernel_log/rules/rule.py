@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 
 
 _ADDRESS = regex(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)
-PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # for use in a pattern; has one group
+PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # a part of patterns; it has one group
 
 
 @functools.lru_cache(maxsize=256)  # a log repeats the same few addresses

@@ -84,8 +84,11 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
 
 
 def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float, int]:
-    """Return the total and number of steps with `value` added. It may be anything that float() accepts (a NumPy scalar,
-    a 0-d tensor). A missing, invalid, negative or infinite value is left out of the mean."""
+    """Return the total and number of steps with `value` added.
+
+    `value` may be anything that float() accepts (a NumPy scalar, a 0-d tensor). A missing, invalid, negative or
+    infinite value is left out of the mean.
+    """
     if value is None:
         return total, steps
     try:

@@ -236,7 +236,7 @@ def find_changes(tables: Mapping[str, Any], present: Present, checks: Mapping[st
 
 
 def manual_settings(tables: Mapping[str, Any], checks: Mapping[str, Check]) -> list[Change]:
-    """Return the settings that a person added to a baseline. They are lost when the file is written again."""
+    """Return the settings that a person added to a baseline. These settings are lost when the file is written again."""
     return [
         Change(_name(key), _display(key, value), "") for key, value in sorted(_flat(tables, checks, in_baseline=False))
     ]

@@ -385,7 +385,8 @@ def worker_client(setup: Setup, checks: Mapping[str, Check]) -> Iterator[WorkerC
 
     # Some Python builds (python-build-standalone, conda) have no memfd_create: they were built with an older C library.
     with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as output:
-        # A hanging worker outlives this process. It must not keep our standard error open, or its reader would wait.
+        # A hanging worker outlives this process. It must not keep our standard error open; otherwise a reader of our
+        # standard error would wait.
         with _standard_error_to(output):
             begin = partial(forked.start, checks) if forked.can_fork() else None
             client = WorkerClient(setup, "", time.monotonic, start_process=begin)
@@ -431,9 +432,9 @@ COMMANDS = {
     "record": Command(
         _record_arguments,
         _record,
-        "Run the checks once and save everything they read in FILE: files, NVML answers, program output and "
-        "relevant kernel log lines. healthd check --replay FILE evaluates the recording on any machine, "
-        "with the recorded settings or those in --config.\n"
+        "Run the checks once and save everything they read in FILE: files, NVML answers, program output and relevant "
+        "kernel log lines. On any machine, healthd check --replay FILE evaluates the recording with the recorded "
+        "settings, or with the settings in --config.\n"
         "The file contains the node's name, its parts' serial numbers and process names, but no environment "
         "variables or user files.\n"
         "Exit status: 0 written, regardless of the findings; 1 not written; 64 usage error.",

@@ -1,7 +1,7 @@
 """Commands called by Slurm: `healthd hook epilog` and `healthd hook healthcheck`.
 
-They are small and end in bounded time, because they start on all nodes of a job in the same second. The prolog is plain
-sh (packaging/slurm/prolog), because it has no time to start an interpreter.
+The commands are small and end in bounded time, because they start on all nodes of a job in the same second. The prolog
+is plain sh (packaging/slurm/prolog), because it has no time to start an interpreter.
 """
 
 from __future__ import annotations

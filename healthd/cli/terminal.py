@@ -80,7 +80,8 @@ def _write(text: str) -> bool:
 def harmless(text: str) -> str:
     """Return the text without control characters, except line feeds, tabs and render.py's colours.
 
-    External text should be made printable where it is rendered. This is a safeguard in case that was forgotten.
+    External text should be made printable where it is rendered. This function is a safeguard in case a renderer forgot
+    to do so.
     """
     return CONTROL_CHARACTERS.sub("?", text)
 
@@ -104,7 +105,7 @@ def usage(text: str) -> int:
 def page() -> Page:
     """Return the page settings for standard output.
 
-    On a terminal, the page has the terminal's width and wraps long rows. It is in colour unless NO_COLOR is set
+    On a terminal, the page has the terminal's width and wraps long rows. The page is in colour unless NO_COLOR is set
     (no-color.org).
     """
     from healthd.common.page import Page

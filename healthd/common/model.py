@@ -346,9 +346,9 @@ class WorsensBy(Value, frozen=True):
 class Explain(Value, frozen=True):
     """Texts for `healthd explain CODE`, written for an engineer who is woken up by an alert.
 
-    `meaning` says what was observed, `matters` the effect on jobs, and `todo` what an engineer must do. healthd's own
-    reaction and the ending follow from `severity` and `clears`, and from properties that all findings with this code
-    share:
+    `meaning` says what was observed, `matters` describes the effect on jobs, and `todo` says what an engineer must do.
+    healthd's own reaction and the ending follow from `severity` and `clears`, and from properties that all findings
+    with this code share:
 
       severity   the findings' worst severity
       also       other severities of the findings; the texts explain which finding has which
@@ -624,7 +624,7 @@ class NodeState(Value, frozen=True):
 
 
 class UnaffectedJob(Value, frozen=True):
-    """A running job that no GPU fault has hit so far. It continues, and Slurm is not queried again.
+    """A running job that no GPU fault has hit so far. The job continues, and Slurm is not queried for it again.
 
     id     the number that its processes have; `name`: the argument for a requeue
     start  start of this run, epoch seconds
@@ -639,7 +639,7 @@ class UnaffectedJob(Value, frozen=True):
 
 
 class SentRequeue(Value, frozen=True):
-    """A requeue that was sent or is about to be sent. It is never repeated for the same (job, restarts)."""
+    """A requeue that was sent or is about to be sent. A requeue is never repeated for the same (job, restarts)."""
 
     job: str
     restarts: Whole

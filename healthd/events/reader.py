@@ -99,7 +99,7 @@ class Tally:
 class _InvalidLines:
     """A stream's unread lines.
 
-    They are kept until the next event shows their time. `before`: time of the previous event.
+    The lines are kept until the next event shows their time. `before`: time of the previous event.
     """
 
     before: float = -math.inf

@@ -3,8 +3,8 @@
 If a file is sent but not taken, it is closed when the message is read or the connection is closed. Closing may block: a
 TCP socket with SO_LINGER blocks for the time that its owner chose, so any user could block a reader that otherwise
 never blocks. From Linux 6.16 on, the kernel refuses such a message. On older kernels, a signal ends the wait. The
-kernel closes all of a message's files when it returns from one system call, and none of them waits once a signal is
-pending (sk_stream_wait_close in net/ipv4/tcp.c).
+kernel closes all of a message's files at the end of one system call. As soon as a signal is pending, closing does not
+wait for any of the files (sk_stream_wait_close in net/ipv4/tcp.c).
 """
 
 from __future__ import annotations

@@ -34,9 +34,12 @@ class ProgramResult(NamedTuple):
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program that only root, or this user, could have written. This is the given path, or the
-    first program with that name in the directories of ENVIRONMENT. Directories that others may write to are skipped.
-    Raises FileNotFoundError if there is no such program, or ownership.Untrusted if all are unsafe."""
+    """Return the path of a program that only root, or this user, could have written.
+
+    The result is the given path, or the first program with that name in the directories of ENVIRONMENT. Directories
+    that other users may write to are skipped. Raises FileNotFoundError if there is no such program, or
+    ownership.Untrusted if all are unsafe.
+    """
     folders = [""] if "/" in name else ENVIRONMENT["PATH"].split(":")
     refused: ownership.Untrusted | None = None
     for folder in folders:

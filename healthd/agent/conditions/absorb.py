@@ -108,8 +108,8 @@ def absorb_result(
 def _confirm_by_kernel_log(finding: Finding, conditions: Conditions, now: float) -> Finding:
     """Return the finding without its confirm time if the kernel log has just reported a fault that confirms it.
 
-    A report does not count if it is older than CONFIRMATION_WINDOW_SECONDS. It does not count either if an operator has
-    since resumed the node or run `healthd ack`.
+    A report does not count if it is older than CONFIRMATION_WINDOW_SECONDS. Nor does it count if an operator resumed
+    the node, or ran `healthd ack`, after the report.
     """
     is_confirmed = any(
         c.code in finding.confirmed_by
@@ -381,8 +381,8 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions, with a fault added for a drain that has healthd's format but is not in this ledger.
 
-    This happens on a stateless node, or after a disk loss. The condition is only informational: it never drains, and
-    healthd never resumes the node.
+    Such a drain is found on a stateless node, or after a disk loss. The condition is only informational: it never
+    drains, and healthd never resumes the node.
     """
     if ConditionKey(code, subject) in conditions:
         return dict(conditions)

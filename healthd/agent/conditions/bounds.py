@@ -8,9 +8,9 @@ overflow conditions (`CHECK/others others`). Each run has its own overflow condi
 can clear its findings. If a run has a single condition, the condition keeps its name, because counting it would save
 nothing. If many runs have one condition each, there can therefore be more than MAX_CONDITIONS conditions.
 
-The overflow condition is as severe as its worst member and clears as late as its last member, so no drain is lost or
-ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd repaired
-CHECK/others others` always clears it.
+The overflow condition is as severe as its worst member, and clears as late as its last member. No drain is therefore
+lost or ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd
+repaired CHECK/others others` always clears it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
 def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
     """Return the result with the findings beyond the bound merged into one finding.
 
-    Their shared condition is open while the check reports at least one finding beyond the bound.
+    The condition for these findings is open while the check reports at least one finding beyond the bound.
     """
     if len(conditions) + len(result.findings) <= MAX_CONDITIONS:
         return result

@@ -154,7 +154,7 @@ def _state_without_ack(c: Condition) -> ConditionState:
 
 
 def acknowledge_resumed(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions after an operator resumed the node. Those that were open at `before` are acknowledged.
+    """Return the conditions after an operator resumed the node. Conditions that were open at `before` are acknowledged.
 
     `before` is when the drain was last read. Conditions that opened later, or that are reported after `now`, take
     effect again.

@@ -116,8 +116,7 @@ def _active_events(
 
 
 def _is_repeat_due(entry: EmittedCondition, c: Condition, now: float) -> bool:
-    """Return True if a repeat gets a line: the 10th, 100th, ... sighting, or one that comes an hour after the last
-    line."""
+    """Return True if a repeat gets a line: the 10th, 100th, ... sighting, or a sighting an hour after the last line."""
     return len(str(c.count)) > len(str(entry.count)) or (
         _is_unwritten(entry, c) and not 0.0 <= now - entry.at < REPEAT_SECONDS
     )
@@ -186,7 +185,7 @@ def flush_time(emitted: Emitted) -> float:
 def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
     """Return the sightings since ten minutes before a job's end that do not have a line yet.
 
-    They are written five minutes after the job's end.
+    The sightings are written five minutes after the job's end.
     """
     emitted = ledger.emitted
     if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:

@@ -302,9 +302,9 @@ class ConditionStore:
         The files keep their space if the tmpfs becomes full. If there is no space, the error is logged once, and the
         next change tries again. A node that cannot save can still drain.
 
-        The counters' past is saved with a changed ledger and at the end of a round. It is never newer than that ledger,
-        so after a kill, growth may be reported twice but is never missed. It is not older either, so that the repair of
-        a condition in the ledger (a counter that fell) is still detected.
+        The counters' past is saved with a changed ledger and at the end of a round. The saved past is never newer than
+        the saved ledger, so after a kill, growth may be reported twice but is never missed. The saved past is not older
+        either, so that the repair of a condition in the ledger (a counter that fell) is still detected.
         """
         if not self.is_loaded:
             return

@@ -142,7 +142,7 @@ class FollowedFile(Source):
         return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines, unread=found.unread)
 
     def _is_of_earlier_boot(self, found: Stripped, now: float) -> bool:
-        """Return True if a line is from an earlier boot. This must be called for all old lines, in order.
+        """Return True if a line is from an earlier boot. Call this method for all old lines, in order.
 
         This boot's lines begin with the kernel's first lines, or with a date after this boot started.
         """
@@ -207,11 +207,11 @@ class FollowedFile(Source):
 
 
 class Fifo(Source):
-    """A FIFO. It is opened for writing too, so that the reader sees no end of file when writers come and go.
+    """A FIFO. The FIFO is opened for writing too, so that the reader gets no end of file when writers come and go.
 
     A line's time is the time at which it was read, and no line is history. A FIFO cannot be read again, so it has no
-    cursor. If the FIFO was replaced, no writer uses the old one. This is treated as an error, so that the new file is
-    opened.
+    cursor. If the FIFO was replaced, no writer uses the old one. A replaced FIFO is treated as an error, so that the
+    new file is opened.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:

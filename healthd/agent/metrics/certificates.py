@@ -54,7 +54,7 @@ class WebFiles:
     """The web configuration file at `path`, and the files that it names."""
 
     def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
-        """Raises WebConfigError if a file is invalid. In that case no page is served, rather than one without TLS."""
+        """Raises WebConfigError if a file is invalid. No page is then served, rather than a page without TLS."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""

@@ -1,4 +1,4 @@
-"""The metrics page over HTTP, or HTTPS (certificates.py). It is imported only if a page is configured.
+"""The metrics page over HTTP, or HTTPS (certificates.py). This module is imported only if a page is configured.
 
 Any client that can reach the port may connect and stay silent, send its request byte by byte, send garbage, or leave a
 TLS handshake unfinished. None of this delays the page for other clients. For each address that healthd listens on, it

@@ -1,8 +1,8 @@
 """A recording: the checks' questions and a node's answers, in one file that can be evaluated elsewhere.
 
-`Recorder` writes each question and its answer while a worker runs. `Player` answers from a recording. Both use only a
-question's text ("read /proc/uptime"), so a new question needs no change here. A question that is not in the recording
-raises `NotRecorded`. The check then fails, and its result is unknown, never healthy.
+`Recorder` writes each question and its answer while a worker runs. `Player` answers from a recording. Both classes use
+only a question's text ("read /proc/uptime"), so a new question needs no change here. A question that is not in the
+recording raises `NotRecorded`. The check then fails, and its result is unknown, never healthy.
 
 The file is gzipped JSON. It may come from an untrusted source, so it unpacks only to plain data and errors from the
 standard library.

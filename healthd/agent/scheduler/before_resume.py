@@ -1,8 +1,8 @@
 """Programs that must run on this node before a resume: `healthd validate`, once for each drain by healthd.
 
 A program runs as a child process of the daemon, while kernel events and checks continue. The resume waits until the
-program has ended and its check has evaluated the result. It does not wait longer than `Program.seconds` plus the wait
-for the check. If a program was terminated or could not be started, this is reported but does not block the resume.
+program has ended and its check has evaluated the result. The resume waits at most `Program.seconds` plus the time until
+the check has run. If a program was terminated or could not be started, this is reported but does not block the resume.
 """
 
 from __future__ import annotations

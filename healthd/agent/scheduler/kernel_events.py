@@ -182,8 +182,10 @@ class KernelEventIntake:
             log.warning(sentence, self.events_forgotten, MAX_EVENTS)
 
     def _log_incidents(self) -> None:
-        """Find conditions with a common cause. These incidents are logged when one of their conditions opens, and shown
-        in the status while they are open."""
+        """Find incidents: conditions with a common cause.
+
+        An incident is logged when one of its conditions opens, and is shown in the status while it is open.
+        """
         ledger = self._store.ledger
         since = self._now() - INCIDENT_SECONDS
         events = [event for event in ledger.events if event.last_time >= since and not event.history]

@@ -129,7 +129,7 @@ class WorkerQueue:
             self.run_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + MIN_REPEAT_SECONDS))
 
     def add_task(self, request: Request) -> None:
-        """Add other work for the worker. It is done when no checks are due.
+        """Add other work for the worker. The work is done when no checks are due.
 
         A task waits while a worker hangs in its resource. Only the newest task of each kind is kept.
         """

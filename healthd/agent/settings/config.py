@@ -94,7 +94,7 @@ class NvmlConfig(Value, frozen=True):
 class KernelPattern(Value, frozen=True):
     """A kernel line that is important at this site.
 
-    `pattern` is plain text in which "*" matches any text. It must match from the beginning of the message
+    `pattern` is plain text in which "*" matches any text. The pattern must match from the beginning of the message
     (agent/kernel_log/rules/site.py).
     """
 
@@ -118,7 +118,7 @@ class KernelLogConfig(Value, frozen=True):
 
     `source` is kmsg, journal, off, or the path of a file or FIFO to follow. With `accept_injected`, lines that root
     wrote are accepted (drills). With `trust_file`, lines in a followed file may drain, although users can forge them.
-    `patterns` are the site's own lines by name. They apply to lines that no built-in rule matches.
+    `patterns` are the site's own lines by name. The patterns apply to lines that no built-in rule matches.
     """
 
     source: KernelLog = "kmsg"

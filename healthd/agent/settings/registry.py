@@ -60,9 +60,9 @@ OTHERS_EXPLAIN = Explain(
     Clears.OPERATOR,
     "All checks together report more than 128 problems. The worst ones have their own conditions; this one counts "
     "the other problems of this check.",
-    "It has the severity of its worst problem, and drains if that problem would.",
-    "Run healthd status and dmesg, and fix the named conditions first. This condition ends with the last problem that "
-    "it counts, which may require a reboot, or with healthd repaired CHECK/others others.",
+    "This condition has the severity of the worst problem that it counts, and drains if that problem would drain.",
+    "Run healthd status and dmesg, and fix the named conditions first. This condition ends when the last problem that "
+    "it counts ends, which may require a reboot. It also ends with healthd repaired CHECK/others others.",
 )
 
 
@@ -367,8 +367,7 @@ _loaded_site_files: list[str] = []
 
 
 def has_loaded_site_file() -> bool:
-    """Return True if this process has executed code from a site's file. That code may have loaded or started
-    anything."""
+    """Return True if this process has executed code from a site's file, which may have loaded or started anything."""
     return bool(_loaded_site_files)
 
 

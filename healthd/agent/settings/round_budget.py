@@ -8,7 +8,7 @@ from healthd.agent.settings.configured import Configured
 def max_round_seconds(configured: Configured) -> float:
     """Return the maximum duration of a round with all runs.
 
-    This is the sum of their timeouts, but no run begins after round_timeout_seconds.
+    The duration is the sum of the runs' timeouts, but no run begins after round_timeout_seconds.
     """
     timeouts = [config.timeout_seconds for name, config in configured.runs.items() if configured.check(name).has_run]
     return min(sum(timeouts), configured.settings.round_timeout_seconds + max(timeouts, default=0.0))

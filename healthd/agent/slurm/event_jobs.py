@@ -2,7 +2,7 @@
 
 Normally that is the job of the process in the line. If the process is gone or the line names none (Xid 79), it is every
 job that has the GPU open. Slurm's cgroups show the job at once. Without cgroups, `scontrol listpids` shows it a moment
-later. It is a child process with a deadline, and queries only this node's slurmstepds.
+later. `scontrol` runs as a child process with a deadline, and queries only this node's slurmstepds.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ started again: data that a later run needs is saved (SaveRecord) before the comm
 In Slurm the last writer of a Reason wins. The node is therefore read again right before a change if another command ran
 since the last reading. If another user or tool changed the node first, the decision is made again.
 
-Cost for slurmctld: a reconciliation takes 2 small RPCs (this node's record and the partitions), 3 more for each job on
-the node, and 1 for each change (a drain, a resume, a comment on a job, a requeue). A drain and a resume each take 2
-more, to identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's
+Cost for slurmctld: a reconciliation takes 2 small RPCs, for this node's record and the partitions. Each job on the node
+takes 3 more, and each change (a drain, a resume, a comment on a job, a requeue) takes 1. A drain and a resume each take
+2 more, to identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's
 own slurmstepds report its jobs, without slurmctld and slurmd, and the prolog's files contain the jobs' GPUs. Without
 those files, reading the GPUs takes 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, as do
 the counts of the fleet before and after a new drain (fleet_limit.py).

@@ -399,7 +399,7 @@ class WorkerClient:
         worker.matched_driver = worker.matched_driver or (request.resource == "nvml" and not response.outdated)
         if outdated and worker.request_count > 1:
             # The NVML that it loaded for an earlier round does not match the current driver, which may have been
-            # upgraded. A new process loads the installed NVML. That process's result is trusted for the rest of the
+            # upgraded. A new process loads the installed NVML. The new process's result is trusted for the rest of the
             # round; otherwise each GPU check would start a process.
             self._discard()
             try:

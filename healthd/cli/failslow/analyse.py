@@ -29,7 +29,7 @@ EXIT_STATUS = (
 def failslow_errors(command: str = "failslow") -> Iterator[None]:
     """Print a message for an error and end with exit status 3.
 
-    This includes internal errors, which normally exit with 1. Here 1 means that something is slow.
+    Internal errors, which normally exit with 1, also exit with 3. Here 1 means that something is slow.
     """
     try:
         yield

@@ -475,7 +475,7 @@ COMMANDS = {
     "fleet availability": Command(
         _availability_arguments,
         _availability,
-        "Show how long nodes were up, drained (and by whom), down or not observed, and the time to repair.\n"
+        "Show how long nodes were up, drained (and by whom), down or not observed. Also show the time to repair.\n"
         f"{EXIT_STATUS}",
         "  healthd fleet availability --from 2026-10-01 --to 2026-11-01 --sla 99.5\n",
     ),

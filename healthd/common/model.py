@@ -346,7 +346,7 @@ class WorsensBy(Value, frozen=True):
 class Explain(Value, frozen=True):
     """Texts for `healthd explain CODE`, written for an engineer who is woken up by an alert.
 
-    `meaning` says what was observed, `matters` describes the effect on jobs, and `todo` says what an engineer must do.
+    `meaning` says what was observed. `matters` describes the effect on jobs. `todo` says what an engineer must do.
     healthd's own reaction and the ending follow from `severity` and `clears`, and from properties that all findings
     with this code share:
 

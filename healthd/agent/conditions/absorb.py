@@ -74,8 +74,8 @@ def absorb_result(
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after one run of a check. `result.findings` must be configured (`as_configured`).
 
-    If a run did not complete, missing findings are not evidence that a problem is gone, but its own findings (a hang)
-    count. A run is absorbed when it ends. A problem that it found may be over by then.
+    If a run did not complete, a missing finding is not evidence that the problem is gone. The findings that the run did
+    report (a hang) count. A run is absorbed when it ends, so a problem that it found may already be over.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
@@ -216,8 +216,10 @@ def _is_relapsed(old: Condition, finding: Finding) -> bool:
 
 
 def _after_clean_run(old: Condition, clear_after: int, now: float) -> Condition | None:
-    """Return the condition after a completed run without its finding. Return None if it was pending, because it did not
-    last."""
+    """Return the condition after a completed run without its finding.
+
+    Return None for a pending condition, because the problem did not last.
+    """
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
@@ -240,8 +242,8 @@ def absorb_events(
 
     A finding that is not based on a touched event has already been absorbed. Lines from before healthd first read the
     log are history and have severity INFO. A line that reports the end of a fault clears the condition if the condition
-    was last seen before that. If users can forge a line, it only clears or changes conditions that are based on such
-    lines.
+    was last seen before that line. If users can forge a line, it only clears or changes conditions that are based on
+    such lines.
     """
     new = dict(conditions)
     for finding in findings:
@@ -340,7 +342,7 @@ def with_jobs(
 
 
 def _as_latched(finding: Finding, old: Condition) -> Finding:
-    """Return the finding, or its condition's latched state if there is one.
+    """Return the finding, or the latched state of its condition if there is one.
 
     A latched fault stays as it is until the event that clears it. If a harmless line with the same code comes a day
     later, or a run reads a count that no longer grows, neither the fault nor its ending changes.

@@ -137,7 +137,7 @@ def _rank(c: Condition) -> Rank:
 def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condition | None) -> Rank:
     """Return the rank of a finding.
 
-    A finding without its own condition may be counted in `overflow`, and is then acknowledged together with it.
+    A finding without its own condition may be counted in `overflow`, and is then acknowledged together with `overflow`.
     """
     if condition is not None and condition.state in ACTIVE_STATES:
         return _rank(replace(condition, severity=max(finding.severity, condition.severity), observed=False))
@@ -154,7 +154,7 @@ def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condit
 
     It takes effect as soon as the first member would, and stays open as long as the last member would.
 
-    If there are proven members, the observed ones and history are only counted.
+    If there are proven members, the observed members and history are only counted.
     """
     ranked = sorted(members, key=_rank)
     worst = ranked[0]

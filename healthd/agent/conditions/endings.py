@@ -22,8 +22,8 @@ from healthd.common.model import Ack, Clears, Condition, ConditionKey, Condition
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after a boot. Conditions that wait for a reboot or reset are cleared, and windows restart.
 
-    Level checks run again. Pending conditions are dropped, and conditions that worsen with time start over, because
-    downtime confirms nothing.
+    Checks that read the state themselves run again. Pending conditions are dropped, and conditions that worsen with
+    time start over, because downtime confirms nothing.
     """
 
     def after_reboot(condition: Condition) -> Condition:
@@ -42,7 +42,8 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after evidence of a reset.
 
-    A reset clears its part's conditions that wait for it, unless they were reported after the earlier reading.
+    The conditions of the reset part that wait for a reset are cleared, unless they were reported after the earlier
+    reading.
     """
     new = dict(conditions)
     for repair in repairs:

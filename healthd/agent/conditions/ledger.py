@@ -108,8 +108,10 @@ def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
 
 
 def trim_history(ledger: Ledger, now: float) -> Ledger:
-    """Return the ledger with only the newest of the cleared conditions. Call this once the log and the stream have all
-    of them."""
+    """Return the ledger with only the newest of the cleared conditions.
+
+    Call this only after all cleared conditions are in the log and the stream.
+    """
     history = [c for c in ledger.cleared if c.cleared_at > now - CLEARED_RETENTION_SECONDS][-MAX_CLEARED:]
     return ledger if len(history) == len(ledger.cleared) else replace(ledger, cleared=tuple(history))
 

@@ -336,7 +336,7 @@ class Tail:
 def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
     """Split lines as split_lines() does, and count the repeats of each line.
 
-    Repeats are only searched for in large `data`, which is then used completely or not at all.
+    Repeats are only counted if `data` is large. In that case, `data` is used completely or not at all.
     """
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:

@@ -51,8 +51,8 @@ Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # (name in FAMILIES, rows)
 def families(snapshot: Snapshot) -> list[Metric]:
     """Return healthd's own metrics, followed by the checks' observations sorted by name.
 
-    Families without a series are left out. All values come from the snapshot; `processes` returns those that change
-    without a new one.
+    Families without a series are left out. All values come from the snapshot, except those that change without a new
+    snapshot; `processes` returns these.
     """
     observed, refused = _observed(snapshot)
     own = dict(_own(snapshot))

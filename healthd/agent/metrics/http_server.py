@@ -299,7 +299,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return tls_stream
 
     def mark_requested(self, stream: object) -> None:
-        """Record that this client has sent a whole request. Clients that have not are disconnected first."""
+        """Record that this client has sent a whole request. Clients that have not done so are disconnected first."""
         with self._lock:
             if stream in self._clients:
                 self._clients[stream].has_requested = True

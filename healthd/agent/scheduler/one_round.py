@@ -81,8 +81,8 @@ def run_round(
 ) -> RoundResult:
     """Run all checks in `loaded` once. The round ends within the checks' deadlines even if something hangs.
 
-    replayed       the recording of a round to repeat (the workers have it too): its times apply, and a check that did
-                   not answer in it does not run
+    replayed       the recording of a round to repeat, which the workers have too. The recording's times apply. A check
+                   that did not answer in the recording does not run
     extra_results  results that already exist
     """
     settings = loaded.settings

@@ -248,7 +248,7 @@ class SlurmController:
         """Save the record before the next command is sent. If the daemon is killed here, it can then recognise its
         drain later.
 
-        If an operator reported a repair during the reconciliation, the count stays reset.
+        If an operator reported a repair during the reconciliation, the count of repeated drains stays reset.
         """
         recorded = self._store.ledger.slurm
         previous_reason = recorded.reason

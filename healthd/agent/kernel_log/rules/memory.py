@@ -1,13 +1,15 @@
 """Rules for memory and processors: machine checks, EDAC, memory taken offline, firmware reports (APEI).
 
-    mce_edac; part = the name in the line ("mc0", "device1", a PCI address); dimm, bank, section, error_type, record;
-    pid and process
-    corrected, logged             no data was lost; logged: the kernel only reports that it logged something
+    kind mce_edac. Fields: part = the name in the line ("mc0", "device1", a PCI address); dimm, bank, section,
+    error_type, record, pid, process. Codes:
+    corrected                     no data was lost
+    logged                        no data was lost; the kernel only reports that it logged something
     deferred                      data is bad, but has not been used yet
     scrubbed                      the memory's scrubber found an uncorrected error in data that was not read yet
-    uncorrected, fatal            data is lost; fatal: the processor's state is lost too, and the kernel panics
+    uncorrected                   data is lost
+    fatal                         data and the processor's state are lost, and the kernel panics
     left_over                     found in a register without an exception; from the last boot, or harmless
-    recoverable, fatal, corrected, info    with `record`: the severity in the firmware's error record
+    recoverable, fatal, corrected, info    in a firmware record (`record`): the severity that the firmware reports
     process_killed, page_recovered, page_not_recovered    how the kernel handled a page with bad data
     pci_parity                    PCI parity and system errors, from EDAC's polling or an NMI
     last_boot                     an error from the last boot, which the firmware kept (BERT)

@@ -1,11 +1,13 @@
 """Rules for PCI Express: errors that AER, DPC and the firmware report, and hotplug slots.
 
-    pcie_hotplug   pci = the port (for `inaccessible`, the device); slot
+    kind pcie_hotplug. Fields: pci = the port (for `inaccessible`, the device); slot. Codes:
     link_down, removed    a slot's link or card disappeared, without a button or a command
     power_fault, no_link  the slot's power failed, or the inserted card has no link
     inaccessible          a device does not respond when it is woken
-    pcie_aer       pci = the blamed device; reporter = the port that received the report; layer, agent, bit, driver
-    corrected, nonfatal, fatal    the severity
+
+    kind pcie_aer. Fields: pci = the blamed device; reporter = the port that received the report; layer, agent, bit,
+    driver. Codes:
+    corrected, nonfatal, fatal    the severity of an error
     contained      DPC disabled the link before the error spread
     reset_failed   the link was reset after a fatal error and did not come back up
     recovery_failed, recovered    the outcome of the drivers' recovery

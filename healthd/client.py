@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/healthd/failslow.sock"
 SEND_SECONDS = 0.2
-RETRY_SECONDS = 5.0  # between two attempts to connect, whatever the reason for the second one
+RETRY_SECONDS = 5.0  # minimum time between two attempts to connect, even if the first one succeeded
 
 # magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
 # seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.

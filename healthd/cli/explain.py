@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
     from healthd.common.model import Finding, Inventory, KernelEvent
 
-MAX_QUERY_LENGTH = 80  # characters of an unknown query in the error message
+MAX_QUERY_LENGTH = 80  # maximum characters of an unknown query in the error message
 
 
 def _explain_arguments(parser: Parser) -> None:

@@ -364,4 +364,5 @@ def dump(value: Any) -> Any:
 def _is_default(item: Any, default: Any) -> bool:
     if default is NODEFAULT:  # the default is a new list or table for each value
         return not item
-    return bool(item == default) and not (default is True and item is not True)  # 1 equals True: a node with one GPU
+    # In Python, 1 == True, but a setting of 1 (a node with one GPU) is not the default True.
+    return bool(item == default) and not (default is True and item is not True)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 SO_PASSRIGHTS = 83  # include/uapi/asm-generic/socket.h, Linux 6.16 and later
-FIRST_SIGNAL_SECONDS = 0.02  # interrupt a wait that is longer than this,
-NEXT_SIGNAL_SECONDS = 0.01  # and after that each further wait
+FIRST_SIGNAL_SECONDS = 0.02  # a signal interrupts a wait after this time
+NEXT_SIGNAL_SECONDS = 0.01  # after the first signal, a signal interrupts each further wait after this time
 
 
 def refuse_descriptors(listener: socket.socket) -> Callable[[], AbstractContextManager[None]]:

@@ -110,7 +110,7 @@ class BeforeResume:
         self._was_terminated = False
         self._retry_at, self._busy_until = FOREVER, FOREVER
         self._check_deadline = FOREVER
-        self._ended_at: dict[RunName, float] = {}  # epoch seconds, for runs whose check has not run since
+        self._ended_at: dict[RunName, float] = {}  # end of each program whose check has not run since
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())

@@ -101,7 +101,7 @@ class FailslowProcess:
         self._check_settings = {}
         self._end()
         if self._unkillable is not None:
-            self._unkillable.returncode = 0  # avoid a warning, because it may outlive the daemon
+            self._unkillable.returncode = 0  # avoid a warning, because the process may outlive the daemon
 
     def _start(self, now: float) -> None:
         if self._unkillable is not None:

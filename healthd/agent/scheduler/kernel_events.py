@@ -203,7 +203,7 @@ class KernelEventIntake:
     # --- jobs that caused events
 
     def take_jobs(self) -> None:
-        """Add jobs to their events if Slurm does not use cgroups and reports the jobs a moment later."""
+        """Add the jobs that caused earlier events. Without cgroups, Slurm reports these jobs a moment later."""
         ledger, may_query_slurm = self._store.ledger, self.configured.settings.mode is not Mode.OBSERVE
         jobs: dict[int, str] = {}
         with guard.dropping_errors(SLURM):

@@ -32,7 +32,7 @@ MAX_RETRY_SECONDS = 300.0
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
 # slurmd registers within seconds after it starts.
 REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
-POLL_SECONDS = 1.0  # between two searches for a new slurmd
+POLL_SECONDS = 1.0  # time between two searches for a new slurmd
 
 
 class SlurmDriver:

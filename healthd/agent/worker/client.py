@@ -293,7 +293,7 @@ class WorkerClient:
             if lost.pidfd is not None:
                 os.close(lost.pidfd)
             if lost.process is not None:
-                lost.process.returncode = 0  # avoid a warning, because it may outlive the daemon
+                lost.process.returncode = 0  # avoid a warning, because the worker may outlive the daemon
         self._lost = []
 
     # --- internals

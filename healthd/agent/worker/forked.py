@@ -75,7 +75,7 @@ def start(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> F
     """Start a worker that has these checks. Raises OSError."""
     for output in (sys.stdout, sys.stderr):
         if output is not None:
-            output.flush()  # otherwise the fork would write the same text
+            output.flush()  # otherwise the fork would write this process's buffered text again
     # From the start, only the parent handles Ctrl-C.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

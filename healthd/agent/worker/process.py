@@ -107,7 +107,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
         try:
             stream.sendall(worker.respond(line))
         except ConnectionError:
-            break  # abandoned while it hung, so the answer is not needed
+            break  # the worker was abandoned while it hung, so the answer is not needed
     host.close_nvml()
 
 

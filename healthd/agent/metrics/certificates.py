@@ -87,7 +87,7 @@ class WebFiles:
             self._lock.release()
 
     def problem(self) -> str:
-        """Return why the files are not in force, or why clients reject the certificate (or will do so soon), or ""."""
+        """Return why the files are not in force, or why clients reject the certificate now or soon, or ""."""
         with self._lock:  # a client's thread may hang in the files; the caller then reports that this call hangs
             pass
         web, now = self.web(), self._now()

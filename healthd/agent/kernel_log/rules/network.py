@@ -201,7 +201,7 @@ _CARD = regex(
     rf"(?:(?:{'|'.join(CARD_DRIVERS)}) {PCI}(?: (\S{{1,32}}))?"
     r"|infiniband (?!mlx)([\w.-]{1,32})): "
 )
-# (code, literals of which every message of the form has one, form)
+# (code, literals, form); each message of the form contains at least one of the literals
 _CARD_FORMS = tuple(
     (code, needs, regex(pattern))
     for code, needs, pattern in (

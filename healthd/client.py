@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/healthd/failslow.sock"
 SEND_SECONDS = 0.2
-RETRY_SECONDS = 5.0  # between two attempts to connect, regardless of the reason
+RETRY_SECONDS = 5.0  # minimum time between two attempts to connect, even if the first one succeeded
 
 # magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
 # seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.
@@ -49,7 +49,7 @@ _step = 0
 _last: float | None = None  # end of the last step; None before the first
 _sent_at = 0.0
 _steps, _seconds = 0, 0.0  # totals since the last message
-_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps with it
+_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps that passed `busy`
 _wait, _wait_steps = 0.0, 0
 
 
@@ -79,13 +79,16 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
     except Exception:
         try:
             _disconnect()
-        except Exception:  # this module is already emptied at exit, but a loop's last __del__ may call step
+        except Exception:  # at exit, this module is already emptied when a loop's last __del__ calls step
             return
 
 
 def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float, int]:
-    """Return the total and number of steps with `value` added. It may be anything that float() accepts (a NumPy scalar,
-    a 0-d tensor). A missing, invalid, negative or infinite value is left out of the mean."""
+    """Return the total and number of steps with `value` added.
+
+    `value` may be anything that float() accepts (a NumPy scalar, a 0-d tensor). A missing, invalid, negative or
+    infinite value is left out of the mean.
+    """
     if value is None:
         return total, steps
     try:
@@ -156,7 +159,7 @@ def _connect(now: float) -> None:
 
 def _send(now: float) -> None:
     global _sent_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    _sent_at = now  # also after a failure, so that a full queue costs one attempt, not one per step
+    _sent_at = now  # set also if sending fails, so that a full queue does not cost one attempt per step
     if _connection is None:
         _connect(now)
     n = _steps

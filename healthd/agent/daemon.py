@@ -89,7 +89,7 @@ log = logging.getLogger("healthd")
 
 FINAL_WRITE_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
 STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy one exits on its own
-SETTINGS_FILE = "/etc/healthd/healthd.toml"  # for messages; `load_settings` reads it
+SETTINGS_FILE = "/etc/healthd/healthd.toml"  # only for messages; `load_settings` reads the file
 READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
 # Reads the settings and finds the checks. The argument overrides the directory with the site's checks.
@@ -193,7 +193,7 @@ class Daemon:
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
         self.load_ledger()
-        self.started = self.now()  # set after the copy was read, which may take long
+        self.started = self.now()  # set only now, because reading the ledger's copy may take long
         self.last_turn_at = self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
@@ -220,7 +220,7 @@ class Daemon:
         settings, store = self.settings, self.store
         last_alive = newest_mtime(
             settings.runtime_dir, (VERDICT_FILE, *NAMES)
-        )  # the verdict file is written each round
+        )  # because the verdict file is written in each round
         store.load(self.read_copy, self.boot_id, settings.mode, last_alive)
         store.stream.emit_checks(self.configured.versions(healthd.__version__))
         store.clear_unconfigured(self.configured.runs)
@@ -308,7 +308,7 @@ class Daemon:
     def handle_signals(self) -> None:
         for number in signals(self.wakeup):
             if number == signal.SIGHUP:
-                with suppress(commands.CommandRefused):  # already logged; a signal needs no answer
+                with suppress(commands.CommandRefused):  # the refusal is already logged, and a signal needs no answer
                     self.reload()
             else:
                 self.stopping = True
@@ -329,13 +329,13 @@ class Daemon:
     # --- inputs: control socket, kernel lines, removed devices
 
     def read_inputs(self) -> None:
-        if self.only_worker_woke:  # this happens dozens of times per round
+        if self.only_worker_woke:  # the worker wakes the daemon dozens of times per round
             return
         self.control.step()
         self.scheduler.run_after(self.kernel_events.read_log())
         request = self.kernel_events.journal_request()
         if request is not None and request != self.client.request:
-            self.scheduler.queue.add_task(request)  # otherwise the same lines would be read and counted twice
+            self.scheduler.queue.add_task(request)  # a second request would read and count the same lines twice
         with guard.dropping_errors(FAILSLOW):
             if self.failslow.step():
                 self.scheduler.run_after(["failslow"])
@@ -449,7 +449,7 @@ class Daemon:
     def after_reconciliation(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
-            if report.node is not None:  # it was read just now; an older answer may miss current jobs
+            if report.node is not None:  # the node was read just now; an older answer may miss current jobs
                 self.replies.drop_unless_idle()
             self.judge()
             self.note_drained()
@@ -496,8 +496,10 @@ class Daemon:
             self.publisher.serve_metrics()
 
     def emit_alive(self) -> None:
-        """Emit "alive" after the first round and then once a day, so that "no failure" can be told from "not
-        observed"."""
+        """Emit "alive" after the first round and then once a day.
+
+        Readers of the stream can then distinguish "no failure" from "not observed".
+        """
         if self.alive_sent and not events.is_alive_due(self.store.ledger.emitted, self.now()):
             return
         event_checks = self.configured.event_checks if self.kernel_events.listener.status.alive else ()
@@ -523,7 +525,7 @@ class Daemon:
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def notify_ready(self) -> None:
-        """Notify systemd at the first verdict. If a drain is due, wait until it is in force. slurmd then starts."""
+        """Notify systemd at the first verdict, or, if a drain is due, when it is in force. Then slurmd starts."""
         if self.ready_sent or self.ready_by == FOREVER:
             return
         if self.controller.is_drain_undecided(self.verdict) and self.monotonic() < self.ready_by:
@@ -725,7 +727,7 @@ class Daemon:
             conditions = absorb.reconfigured(self.store.conditions, configured.runs)
         except BaseException as raised:  # a site's file may raise anything; no exception here may stop the daemon
             self.reload_failures += 1
-            changed = self.replies.files.changed()  # if they changed during the reload, that is the cause
+            changed = self.replies.files.changed()  # if healthd's files changed during the reload, that is the cause
             error = ConfigError(changed) if changed else raised
             is_config_error = isinstance(error, ConfigError)
             self.reload_problem = str(error) if is_config_error else traceback.format_exception_only(error)[-1].strip()
@@ -764,7 +766,7 @@ class Daemon:
         self.kernel_events.note_cursor()
         owns_directory = is_current(
             self.lock, self.settings.runtime_dir
-        )  # otherwise the files in it belong to another daemon
+        )  # if not, the files in the directory belong to another daemon
         if owns_directory:
             self.store.stream.emit_stopped("requested" if self.stopping else "internal error")
             self.store.save(round_ended=True)

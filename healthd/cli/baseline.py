@@ -96,19 +96,19 @@ def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
 
 
 def _baseline_file(loaded: Loaded) -> str:
-    """Return the path of the baseline file. With another root or a fake machine, the user must name a file."""
+    """Return the baseline file's path. For another root or a fake machine, the user must name the file."""
     from healthd.agent.settings.config import Settings
 
     settings = loaded.settings
     if not settings.baseline_file:
         raise Stop('healthd baseline: baseline_file is ""; name a file with --baseline')
     if (settings.root != "/" or settings.nvml.fake) and settings.baseline_file == Settings().baseline_file:
-        raise Stop("healthd baseline: this is not this machine's hardware; name a file with --baseline")
+        raise Stop("healthd baseline: the hardware found is not this machine's; name a file with --baseline")
     return settings.baseline_file
 
 
 def _previous_baseline(path: str, checks: Mapping[str, Check], args: argparse.Namespace) -> Mapping[str, Any] | None:
-    """Return the tables in the file, or None if it does not exist or is invalid and will be replaced.
+    """Return the tables in the file. Return None for a missing file, and for an invalid file that will be replaced.
 
     Raises ConfigError.
     """
@@ -166,13 +166,13 @@ COMMANDS = {
     "baseline": Command(
         _baseline_arguments,
         _baseline,
-        "Print this node's hardware as a settings file that the checks later compare with: GPUs, ports and their "
-        "rates, disks, memory, CPUs, mounts, device nodes and services. Parts that appear broken are left out, with "
-        "the reason.\n"
+        "Print this node's hardware as a settings file: GPUs, ports and their rates, disks, memory, CPUs, mounts, "
+        "device nodes and services. The checks later compare the node with this file. Parts that appear broken are "
+        "left out, with the reason.\n"
         "Parts that cannot be read keep their old lines in the file. If there are no old lines, nothing is written "
         "without --force.\n"
-        "Exit status: 0 done or no change; 1 something changed, or refused; 3 something could not be read; 64 usage "
-        "error.",
+        "Exit status: 0 done or no change; 1 something changed, or the file was not written; 3 something could not be "
+        "read; 64 usage error.",
         "  healthd baseline                        # print it first\n"
         "  healthd baseline --write && systemctl reload healthd\n"
         "  healthd baseline --diff                 # changes since then\n",

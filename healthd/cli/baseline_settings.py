@@ -23,8 +23,8 @@ from healthd.common.text import printable, strip_error_class
 CHECK_SECONDS = 10.0
 GPU_SECONDS = 120.0  # an idle driver takes seconds to open each GPU
 INSTANCE_SECONDS = 5.0
-INSTANCES_SECONDS = 60.0  # for all instances: many mounts hang if their file server is down
-SIZE_TOLERANCE = 0.03  # relative tolerance for a size in bytes: each kernel update reserves a different amount
+INSTANCES_SECONDS = 60.0  # for all instances together: many mounts hang if their file server is down
+SIZE_TOLERANCE = 0.03  # relative tolerance for a size: the memory that a kernel reserves changes with each update
 COLUMN = 40
 
 
@@ -42,7 +42,7 @@ class Present:
 def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerClient) -> Present:
     """Read the values through the worker. Return within the deadlines even if checks hang."""
     found: list[Entry | LeftOut] = []
-    unanswered: dict[str, str] = {}  # maps each resource to the reason why it is not read again
+    unanswered: dict[str, str] = {}  # for each resource that did not answer: why it is not read again
     for name in baseline_checks(checks):
         resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
         if resource != "nvml":
@@ -67,7 +67,7 @@ def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerCli
 
 
 def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], client: WorkerClient) -> Iterator[LeftOut]:
-    """Yield the instances (mounts) that do not answer or in which the check itself finds a problem."""
+    """Yield the instances (mounts) to leave out: they do not answer, or the check finds a problem in them."""
     tables: dict[RunName, dict[str, Any]] = {}
     for entry in entries:
         if checks[entry.check].per:
@@ -209,7 +209,7 @@ def _text(text: str) -> str:
 
 
 class Change(NamedTuple):
-    """`setting`: as in the file. `was`, `now`: "" if absent. `unknown`: True if the part could not be read."""
+    """One change. `setting`: name as in the file. `was`, `now`: "" if absent. `unknown`: the part could not be read."""
 
     setting: str
     was: str
@@ -236,7 +236,7 @@ def find_changes(tables: Mapping[str, Any], present: Present, checks: Mapping[st
 
 
 def manual_settings(tables: Mapping[str, Any], checks: Mapping[str, Check]) -> list[Change]:
-    """Return the settings that a person added to a baseline. They are lost when the file is written again."""
+    """Return the settings that a person added to a baseline. These settings are lost when the file is written again."""
     return [
         Change(_name(key), _display(key, value), "") for key, value in sorted(_flat(tables, checks, in_baseline=False))
     ]

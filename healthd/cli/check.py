@@ -25,8 +25,8 @@ Document = Mapping[str, Any]
 
 WORKER_SECONDS = 1.0  # how long an idle worker may take to exit
 WORKER_OUTPUT_BYTES = 64 << 10
-SLURM_SECONDS = 10.0  # for Slurm's record of this node
-DAEMON_SECONDS = 2.0  # for an answer from the daemon, or from a file server that has the kernel log
+SLURM_SECONDS = 10.0  # maximum wait for Slurm's record of this node
+DAEMON_SECONDS = 2.0  # maximum wait for the daemon, or for a file server that has the kernel log
 HEALTH = ("healthy", "warning", "unknown", "degraded", "unhealthy")  # from best to worst
 
 
@@ -153,8 +153,8 @@ def _load_target(
 def _daemon_defaults(args: argparse.Namespace) -> tuple[Loaded, dict[str, Check]] | None:
     """Return the default settings with the daemon's runtime_dir, or None if they cannot be used.
 
-    They can be used only if the settings are invalid and only built-in event checks are selected. The daemon's own
-    results do not depend on the current file.
+    The defaults can be used only if the settings are invalid and only built-in event checks are selected. The daemon's
+    own results do not depend on the current file.
     """
 
     from healthd.agent.settings import layers, registry
@@ -226,11 +226,11 @@ def _select_checks(
 
     for name in names:
         if name not in checks:
-            hint = spelling_hint(name.partition("/")[0], checks)  # a code begins with its check
+            hint = spelling_hint(name.partition("/")[0], checks)  # a code begins with its check's name
             raise Stop(f'healthd {command}: no check is called "{name}"{hint}')
         if not any(check == name for check, _ in loaded.checks):
             raise Stop(f"healthd {command}: {name}: {_not_run_reason(checks[name])}")
-    # The other checks run only if they are named, here or when they were recorded.
+    # A check with `when` runs only if it is named on the command line or is in the recording.
     selected = names or [name for name, check in checks.items() if not check.when or name in recorded]
     configs = {key: config for key, config in loaded.checks.items() if key[0] in selected}
     chosen = replace(loaded, checks=configs)
@@ -252,7 +252,7 @@ def _not_run_reason(check: Check) -> str:
 def query_daemon(names: Sequence[str], runtime_dir: str) -> Document:
     """Return the daemon's open conditions for these checks.
 
-    If there are none, `problem` is a sentence with the reason.
+    If the daemon cannot report them, `problem` is a sentence with the reason.
     """
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
@@ -385,7 +385,8 @@ def worker_client(setup: Setup, checks: Mapping[str, Check]) -> Iterator[WorkerC
 
     # Some Python builds (python-build-standalone, conda) have no memfd_create: they were built with an older C library.
     with open(os.memfd_create("words"), "w+b") if hasattr(os, "memfd_create") else _nameless_file() as output:
-        # A hanging worker outlives this process. It must not keep our standard error open, or its reader would wait.
+        # A hanging worker outlives this process. It must not keep our standard error open; otherwise a reader of our
+        # standard error would wait.
         with _standard_error_to(output):
             begin = partial(forked.start, checks) if forked.can_fork() else None
             client = WorkerClient(setup, "", time.monotonic, start_process=begin)
@@ -431,9 +432,9 @@ COMMANDS = {
     "record": Command(
         _record_arguments,
         _record,
-        "Run the checks once and save everything they read in FILE: files, NVML answers, program output and "
-        "relevant kernel log lines. healthd check --replay FILE evaluates the recording on any machine, "
-        "with the recorded settings or those in --config.\n"
+        "Run the checks once and save everything they read in FILE: files, NVML answers, program output and relevant "
+        "kernel log lines. On any machine, healthd check --replay FILE evaluates the recording with the recorded "
+        "settings, or with the settings in --config.\n"
         "The file contains the node's name, its parts' serial numbers and process names, but no environment "
         "variables or user files.\n"
         "Exit status: 0 written, regardless of the findings; 1 not written; 64 usage error.",

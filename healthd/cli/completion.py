@@ -22,13 +22,14 @@ SHELLS = ("bash", "zsh", "fish")
 DURATIONS = ("30m", "2h", "8h", "1d", "7d")
 DAEMON_SECONDS = 1.0  # maximum time that a TAB waits for the daemon
 _FILES, _FOLDERS = {"FILE", "FILE.sql", "PATH"}, {"DIR", "DB"}  # metavars
-_WORD = regex(r"[a-z][a-z-]*")  # a word in a metavar that is a value, as in "kmsg|journal|PATH|off"
+_WORD = regex(r"[a-z][a-z-]*")  # a literal value in a metavar: in "kmsg|journal|PATH|off", all words except PATH
 _PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")
 
 
 class Typed(NamedTuple):
-    """A command line up to the cursor: its complete command or command group ("" if there is none), and the text after
-    it.
+    """A command line up to the cursor.
+
+    `command`: the complete command or command group, or "" if there is none. `remainder`: the text after the command.
     """
 
     command: str

@@ -9,7 +9,7 @@ from healthd.cli import flags
 from healthd.cli.flags import Command, Parser, load_settings, require_scenario, settings_errors_as_usage
 from healthd.cli.terminal import USAGE_ERROR, Stop, as_json, page, write_error, write_output
 
-TIMEOUT_SECONDS = 5.0  # for testing a single file, which may be on a file server
+TIMEOUT_SECONDS = 5.0  # time limit for testing a single file, which may be on a file server
 
 
 def _config_check_arguments(parser: Parser) -> None:

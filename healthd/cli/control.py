@@ -16,7 +16,7 @@ from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import HEALTH_STATUS, REFUSED, UNKNOWN, Stop, as_json, page, write_output
 from healthd.common.paths import RUNTIME_DIR
 
-RELOAD_PATIENCE_SECONDS = 120.0  # each new site file is first tested in another process
+RELOAD_PATIENCE_SECONDS = 120.0  # long, because each new site file is first tested in another process
 NEXT_COMMANDS = "systemctl status healthd; journalctl -u healthd -n 20"
 SHORTEST_PERIOD_SECONDS = 0.5  # for --watch: each refresh costs the daemon a few milliseconds
 
@@ -153,7 +153,7 @@ def _reload(args: argparse.Namespace) -> int:
     default = os.environ.get("RUNTIME_DIRECTORY", RUNTIME_DIR)  # systemd.exec(5)
     try:
         directory = flags.runtime_dir(args, default)
-    except Stop:  # the daemon reports errors in the file, including in its status and metrics
+    except Stop:  # ignored here: the daemon reports errors in the file, also in its status and metrics
         directory = default
     answer = _send(args, protocol.simple_request(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
     return write_output(answer["done"] + "\n")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def find_daemons() -> list[psutil.Process]:
-    """Return all `healthd run` processes. Their attributes are in `.info`; an unreadable attribute is None.
+    """Return all `healthd run` processes. The processes' attributes are in `.info`; an unreadable attribute is None.
 
     This inspects every process on the machine.
     """
@@ -42,7 +42,7 @@ def running_processes(pids: Iterable[int]) -> list[psutil.Process]:
 def describe_daemons() -> str:
     """Return the running daemons as text, or "" if none are visible.
 
-    This inspects every process on the machine, so call it only after a timeout.
+    Call this function only after a timeout, because it inspects every process on the machine.
     """
     return describe([process.info for process in find_daemons()])
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from healthd.agent.settings.config import Loaded
     from healthd.agent.settings.registry import Check
 
-SECONDS = 15.0  # for the queries about one area
-SLURM_SECONDS = 60.0  # ... and for Slurm's commands, one after another
+SECONDS = 15.0  # maximum time for the queries about one area
+SLURM_SECONDS = 60.0  # maximum time for all of Slurm's commands, which run one after another
 PATIENCE_SECONDS = 5.0
 
 
@@ -94,7 +94,7 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
         loaded, checks = _default_settings()
         message = f"{', '.join(hang) or _file(args)}: {can_load.why}; the next lines assume the default settings"
         settings_line, is_valid = replace(can_load, why=message).line("settings"), False
-        if hang == [_file(args)]:  # so the daemon's directory is unknown too
+        if hang == [_file(args)]:  # without the settings, the daemon's directory is unknown too
             directory = functools.partial(_path_or_default, args.runtime_dir, RUNTIME_DIR)
             (daemon,) = parallel.call_all([(SECONDS, lambda: _daemon_status(directory))])
     else:

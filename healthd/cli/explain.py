@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
     from healthd.common.model import Finding, Inventory, KernelEvent
 
-MAX_QUERY_LENGTH = 80  # characters of an unknown query in the error message
+MAX_QUERY_LENGTH = 80  # maximum characters of an unknown query in the error message
 
 
 def _explain_arguments(parser: Parser) -> None:
@@ -78,7 +78,7 @@ def _query_document(words: str, args: argparse.Namespace) -> dict[str, Any]:
     loaded, problem = None, ""
     try:
         loaded, checks = load_settings(args)
-    except ConfigError as error:  # the engineer on call still needs the explanations
+    except ConfigError as error:  # continue, because the engineer on call still needs the explanations
         checks, problem = registry.built_in_checks(), str(error)
     if loaded is not None:
         from healthd.agent.kernel_log.parse import use_patterns
@@ -130,7 +130,7 @@ def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running 
         AttributeError,
         TypeError,
         ValueError,
-    ):  # or the daemon runs another version
+    ):  # the last three: the daemon runs another version
         return None
 
 
@@ -149,9 +149,9 @@ def _unknown_query(words: str, near: Sequence[str], problem: str) -> str:
 def _correlate(
     loaded: Loaded | None, checks: Mapping[str, Check]
 ) -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:
-    """Return a function that returns all checks' findings for kernel events, before the site's overrides are applied.
+    """Return a function that returns all checks' findings for kernel events.
 
-    It uses this node's settings.
+    The function uses this node's settings, but not the site's overrides.
     """
 
     def config_of(check: Check) -> CheckConfig:

@@ -184,7 +184,7 @@ def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) 
     if registry.explain(checks, worst.code) is not None:
         return Code(worst.code, found.subject if found else event.pci, found)
     return HarmlessLine(
-        f"healthd has a rule for this line ({worst.code}), but no check reports it. It is only recorded."
+        f"healthd has a rule for this line ({worst.code}), but no check reports it. The line is only recorded."
     )
 
 

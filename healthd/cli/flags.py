@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from healthd.agent.settings.registry import Check
 
 DEFAULT_FILE = "/etc/healthd/healthd.toml"
-# These are the values from config.py, which takes a client too long to import.
+# Copies of values in config.py, which takes a client too long to import.
 
 # Maps each flag to the setting that it overrides.
 SETTINGS = {

@@ -1,7 +1,7 @@
 """Commands called by Slurm: `healthd hook epilog` and `healthd hook healthcheck`.
 
-They are small and end in bounded time, because they start on all nodes of a job in the same second. The prolog is plain
-sh (packaging/slurm/prolog), because it has no time to start an interpreter.
+The commands are small and end in bounded time, because they start on all nodes of a job in the same second. The prolog
+is plain sh (packaging/slurm/prolog), because it has no time to start an interpreter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from healthd.common.text import is_decimal
 MAX_WAIT_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.25
-# For a validation in the epilog: its minimum time, the time to end its programs, and the time to exit this process.
+# For a validation in the epilog: the minimum time for it, the time to end its programs, and the time for this process
+# to exit.
 MIN_SECONDS, ENDING_SECONDS, EXIT_SECONDS = 2.0, 4.0, 0.5
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HEALTHCHECK_SECONDS = 10.0  # slurmd kills it after 60 s, and may start the next one before that
@@ -107,7 +108,7 @@ def _run_program(argv: tuple[str, ...], deadline: float) -> str:
         status = program.wait(max(deadline - time.monotonic(), 0.0))
     except subprocess.TimeoutExpired:
         program.terminate()
-        program.returncode = 0  # it ends on its own; this suppresses subprocess's warning
+        program.returncode = 0  # the program ends on its own; this suppresses subprocess's warning
         return "the validation took too long"
     return f"validated (status {status})"
 

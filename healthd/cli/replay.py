@@ -52,7 +52,8 @@ def _baseline_rows(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]
 def lower_layers(recording: Recording, settings: Settings, available: Mapping[str, Check]) -> list[Layer]:
     """Return the layers below the recorded node's settings: values guessed by a profile, and the node's baseline.
 
-    They are also used as lower layers with other settings, unless those settings disable them or name another profile.
+    With other settings (--config), the same layers are used, unless those settings disable them or name another
+    profile.
     """
     found = []
     if settings.profile == "auto":

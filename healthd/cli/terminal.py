@@ -40,9 +40,9 @@ def prepare() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # opens as the lowest free number, which is this stream's
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this stream's
             os.set_inheritable(opened, True)
-    if sys.stderr is None:  # closed; otherwise errors would be printed on standard output
+    if sys.stderr is None:  # standard error is closed; without this, errors would be printed on standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- open until this process ends
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -80,7 +80,8 @@ def _write(text: str) -> bool:
 def harmless(text: str) -> str:
     """Return the text without control characters, except line feeds, tabs and render.py's colours.
 
-    External text should be made printable where it is rendered. This is a safeguard in case that was forgotten.
+    External text should be made printable where it is rendered. This function is a safeguard in case a renderer forgot
+    to do so.
     """
     return CONTROL_CHARACTERS.sub("?", text)
 
@@ -104,7 +105,7 @@ def usage(text: str) -> int:
 def page() -> Page:
     """Return the page settings for standard output.
 
-    On a terminal, the page has the terminal's width and wraps long rows. It is in colour unless NO_COLOR is set
+    On a terminal, the page has the terminal's width and wraps long rows. The page is in colour unless NO_COLOR is set
     (no-color.org).
     """
     from healthd.common.page import Page

@@ -31,7 +31,9 @@ def _flags(parser: Parser) -> None:
     parser.add_argument("--quick", action="store_true", help="gemm, memory, pcie, p2p and cpu only, within 30 s")
     parser.add_argument("--seconds", metavar="N", help="time limit (default: 900, with --quick 30)")
     parser.add_argument("--only", metavar="A,B", help="run only these: gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu")
-    parser.add_argument("--force", action="store_true", help="run even if a job is on the node; both will be slow")
+    parser.add_argument(
+        "--force", action="store_true", help="run even if a job is on the node; the job and the results will be slow"
+    )
     parser.add_argument("--why", choices=sorted(WHY), default="manual", help=argparse.SUPPRESS)
     parser.add_argument("--show", action="store_true", help="measure nothing; show the last result")
     parser.add_argument(
@@ -136,7 +138,8 @@ def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
     if jobs and not args.force:
         job_list = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise Stop(
-            f"healthd validate: job {job_list} is running on this node, and both would be slow; --force runs anyway",
+            f"healthd validate: job {job_list} is running on this node, and the job and the results would be slow; "
+            "--force runs anyway",
             UNKNOWN,
         )
     stop = end_on_signals()

@@ -18,7 +18,7 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
     """Replace `path` with `content` atomically.
 
     With `durable`, the file also survives a power cut, and an identical file is not written again. The daemon never
-    uses it. Raises ownership.Untrusted or OSError.
+    uses `durable`. Raises ownership.Untrusted or OSError.
     """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     with ownership.open_parent(path) as (folder, name):

@@ -111,7 +111,7 @@ def spelling_hint(word: str, candidates: Iterable[str]) -> str:
 
 
 def load(cls: type[T], data: object, where: str = "") -> T:
-    """Return a `cls` made from plain data. Errors name `where` the value is ("checks.mount"). Raises ConvertError."""
+    """Convert plain data to a `cls`. `where` is the data's place in errors ("checks.mount"). Raises ConvertError."""
     return typing.cast(T, _loader(typing.cast(Any, cls))(data, where))
 
 
@@ -148,7 +148,7 @@ def _union_loader(kind: Any) -> Loader:
             load_sequence(data, where) if isinstance(data, list | tuple) else load_single(data, where)
         )
     if len(kinds) != 1:
-        raise TypeError(f"{kind} must be one type, one type or None, or one type or a list")
+        raise TypeError(f"{kind} is not a supported type: use T, T | None, or T | list")
     load_value = _loader(kinds[0])
     return lambda data, where: None if data is None and type(None) in args else load_value(data, where)
 
@@ -161,7 +161,7 @@ def _is_list(kind: Any) -> bool:
 def _ruled_loader(kind: Any) -> Loader:
     plain, *notes = typing.get_args(kind)
     load_plain = _loader(plain)
-    rules = [note for note in notes if isinstance(note, Rule)]  # other metadata marks moments, or belongs to a site
+    rules = [note for note in notes if isinstance(note, Rule)]  # other metadata marks moments, or is a site's own
 
     def load_ruled(data: Any, where: str) -> Any:
         value = load_plain(data, where)
@@ -362,6 +362,7 @@ def dump(value: Any) -> Any:
 
 
 def _is_default(item: Any, default: Any) -> bool:
-    if default is NODEFAULT:  # a new list or table for each value
+    if default is NODEFAULT:  # the default is a new list or table for each value
         return not item
-    return bool(item == default) and not (default is True and item is not True)  # 1 equals True: a node with one GPU
+    # In Python, 1 == True, but a setting of 1 (a node with one GPU) is not the default True.
+    return bool(item == default) and not (default is True and item is not True)

@@ -30,7 +30,8 @@ class Reading(Value, frozen=True):
 class Series(NamedTuple):
     """State of one observation.
 
-    It contains the last reading, in boot `boot_id`, and a counter's increments with times, oldest first.
+    It contains the last reading, and a counter's increments with times, oldest first. `boot_id` is the boot of the last
+    reading.
     """
 
     value: float

@@ -37,8 +37,8 @@ class FailureCause(str, Enum):
 class EndsJob(str, Enum):
     """When a fault ends a job.
 
-    ALWAYS       the code's usual severity drains or requeues, and jobs die of the fault, even if the site's settings
-                 lower the severity to a warning
+    ALWAYS       jobs die of the fault, even if the site's settings lower its severity to a warning; its usual severity
+                 drains or requeues
     IF_ISOLATES  if the condition is degraded or critical: the default
     IF_NAMED     if the condition names the job (Xid 94: "only the process that used the memory was stopped")
     NEVER        the fault only slows or delays jobs, or is bookkeeping

@@ -66,7 +66,7 @@ class Clears(enum.Enum):
     """The event that ends a condition."""
 
     PASS = "pass"  # `clear_after` completed runs in a row without the finding
-    WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair; shared causes: at any time
+    WINDOW = "window"  # `window_seconds` without a repeat, under load or after a repair (shared cause: any time)
     GPU_RESET = "gpu_reset"  # evidence of a GPU reset, or of a reboot
     REBOOT = "reboot"  # a different boot id
     OPERATOR = "operator"  # `healthd repaired CODE [PART]`
@@ -200,8 +200,9 @@ class Finding(Value, frozen=True):
     subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" for the
               node
     confirm_seconds   how long the problem must last before it counts
-    confirmed_by      codes of conditions from the kernel log: if one has been open on the same part ("" = on any part)
-                      for a few minutes, and was not known before, this finding counts at once
+    confirmed_by      codes of conditions from the kernel log. If the kernel log reported one of them in the last ten
+                      minutes, on the same part ("" = on any part), and no operator has acknowledged it since, this
+                      finding counts at once
     window_seconds    for WINDOW: the time without a repeat. With GPU_RESET, REBOOT or OPERATOR it is an alternative
                       ending ("reset, or 24 h without a repeat"); 0 = no such ending
     evidence  the observed state ("failure flag 1"): an acknowledged fault stays acknowledged until this text changes.
@@ -213,7 +214,7 @@ class Finding(Value, frozen=True):
     relapse_seconds   if the finding returns within this time after it cleared, only an operator clears it; 0 = never,
                       except for REBOOT
     recovered   the newest event reports the end of the problem ("nfs: server X OK"). This ends a condition that needs
-                no reset, reboot or operator, and never opens one (correlate only)
+                no reset, reboot or operator. It never opens a condition (correlate only)
     log_sets_severity   the kernel logs each occurrence with more detail than this count. If such lines have arrived
                         since the last run that reported the finding, their severity is used
     found_severity   the severity before the site's settings changed it (absorb.as_configured)
@@ -345,9 +346,9 @@ class WorsensBy(Value, frozen=True):
 class Explain(Value, frozen=True):
     """Texts for `healthd explain CODE`, written for an engineer who is woken up by an alert.
 
-    `meaning` says what was observed, `matters` the effect on jobs, and `todo` what an engineer must do. healthd's own
-    reaction and the ending follow from `severity` and `clears`, and from properties that all findings with this code
-    share:
+    `meaning` says what was observed. `matters` describes the effect on jobs. `todo` says what an engineer must do.
+    healthd's own reaction and the ending follow from `severity` and `clears`, and from properties that all findings
+    with this code share:
 
       severity   the findings' worst severity
       also       other severities of the findings; the texts explain which finding has which
@@ -405,8 +406,8 @@ class Ack(Value, frozen=True):
     requested_at: Moment = 0.0
 
 
-# Kernel events for which a check raised an exception, with that exception. None if it only raised for several events
-# together.
+# Kernel events for which a check raised an exception, with that exception. The event is None if the check only raised
+# the exception for several events together.
 Failures = tuple[tuple[KernelEvent | None, Exception], ...]
 
 
@@ -495,7 +496,7 @@ class Verdict(Value, frozen=True):
     unknown       why the node cannot be reported as healthy: one sentence for each check that failed to run
     may_resume    True if all checks that a resume requires completed clean, and no unacknowledged condition >= DEGRADED
                   is open
-    before_resume text about a program on the idle node for which a resume also waits, or ""
+    before_resume text about a program that must run on the idle node before a resume, or ""
     """
 
     health: Health
@@ -623,7 +624,7 @@ class NodeState(Value, frozen=True):
 
 
 class UnaffectedJob(Value, frozen=True):
-    """A running job that no GPU fault has hit so far. It continues, and Slurm is not queried again.
+    """A running job that no GPU fault has hit so far. The job continues, and Slurm is not queried for it again.
 
     id     the number that its processes have; `name`: the argument for a requeue
     start  start of this run, epoch seconds
@@ -638,7 +639,7 @@ class UnaffectedJob(Value, frozen=True):
 
 
 class SentRequeue(Value, frozen=True):
-    """A requeue that was sent or is about to be sent. It is never repeated for the same (job, restarts)."""
+    """A requeue that was sent or is about to be sent. A requeue is never repeated for the same (job, restarts)."""
 
     job: str
     restarts: Whole
@@ -882,8 +883,9 @@ class SourceStatus(Value, frozen=True):
 class StreamStatus(Value, frozen=True):
     """Status of the event stream.
 
-    `waiting` counts lines that are not yet on disk, `dropped` further lines that did not fit, `failures` failed writes,
-    and `journal_lost` lines that the journal did not accept. `problem` says in one sentence why nothing can be written.
+    `waiting` counts lines that are not yet on disk, and `dropped` counts further lines that did not fit. `failures`
+    counts failed writes, and `journal_lost` counts lines that the journal did not accept. `problem` says in one
+    sentence why nothing can be written.
     """
 
     waiting: int = 0

@@ -23,7 +23,7 @@ Changes = Mapping[type, Callable[[Any], Any]]
 
 
 def change_moments(value: Any, mark: str, change: Callable[[float], float], overrides: Changes) -> Any:
-    """Return `value` with each field that has this mark changed, even in nested Structs, tuples and tables.
+    """Return `value` with `change` applied to each field with this mark, even in nested Structs, tuples and tables.
 
     If `overrides` has a function for a value's type, that function is used instead.
     """

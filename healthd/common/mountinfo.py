@@ -103,8 +103,10 @@ def is_loop_device(mount: Mount) -> bool:
 
 
 def find_mount(mounts: Sequence[Mount], path: str) -> Mount | None:
-    """Return the mount that contains a path. This is the one with the longest mount point, or the last one of several
-    such."""
+    """Return the mount that contains a path.
+
+    This is the mount with the longest mount point. If there are several such mounts, it is the last one.
+    """
     found = None
     for mount in mounts:
         if _is_above(mount, path) and (found is None or len(mount.point) >= len(found.point)):

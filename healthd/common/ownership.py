@@ -1,9 +1,9 @@
 """Ownership rule for all files that healthd runs, writes, or reads as settings or code.
 
 The file must belong to root or to the user that healthd runs as, and no other user may be able to change it. The same
-applies to each folder above it, up to "/", and to each symbolic link on the path, which this module follows itself. The
-caller gets a descriptor for the verified file. It must use that, because the name may refer to another file a moment
-later.
+applies to each folder above the file, up to "/", and to each symbolic link on the path. This module follows the links
+itself. The caller gets a descriptor for the verified file. It must use the descriptor, because the name may refer to
+another file a moment later.
 
 - Group root counts as root, unless an ACL names other users, whose rights hide in the group's mode bits (acl(5)).
 - In a sticky folder (/tmp) only root can replace files that root owns (unlink(2)), so the path may pass through it.
@@ -107,8 +107,9 @@ def open_parent(path: str) -> Iterator[tuple[int, str]]:
 def stat_program(path: str) -> os.stat_result:
     """Return the stat of a program that is about to run. Raises Untrusted or OSError.
 
-    It is run by name, not through a descriptor. Otherwise a script would see "/proc/self/fd/7" as its own name, and the
-    process would be called "7". By the rule above, only root or healthd can change the name in between.
+    The caller runs the program by name, not through a descriptor. A script would otherwise see "/proc/self/fd/7" as its
+    own name, and the process would be called "7". By the rule above, only root or healthd can change the name in
+    between.
     """
     descriptor = _open_trusted(path, os.O_PATH)
     try:

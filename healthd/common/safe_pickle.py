@@ -1,9 +1,9 @@
 """Safe reader for pickles that contain plain data: dicts, lists, tuples, text, numbers. No class is loaded or called.
 
-The opcodes are validated first. Only those with which PyTorch (torch/csrc/jit/serialization/pickler.cpp) and Python
-write plain data are allowed (Python's pickletools describes each). Any other opcode is rejected before Python's
-unpickler sees the file, so no class or function is ever looked up. The sizes of the memo and of the containers are
-limited, because a small file could make them large.
+The opcodes are validated first. The only opcodes that are allowed are those with which PyTorch
+(torch/csrc/jit/serialization/pickler.cpp) and Python write plain data. Python's pickletools describes each opcode. Any
+other opcode is rejected before Python's unpickler sees the file, so no class or function is ever looked up. The sizes
+of the memo and of the containers are limited, because a small file could make them large.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from healthd.common.errors import HealthdError
 
-MAX_CONTAINERS = 8_000_000  # lists, dicts, tuples (40 bytes or more from one byte) and memo entries
+MAX_CONTAINERS = 8_000_000  # of lists, dicts, tuples and memo entries, because one byte can make 40 bytes or more
 _CONTAINER_OPCODES = b"]}tl\x85\x86\x87\x94"
 
 # Opcodes with arguments of fixed length. The memo is an array in memory; at most 2^20 entries are allowed.

@@ -99,8 +99,9 @@ def printable(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Return a form of an external field for logs and mails. This is its text if it has only digits and date
-    punctuation, otherwise its length.
+    """Return an external field for logs and mails.
+
+    This is the field's text if it has only digits and date punctuation, otherwise its length.
 
     The field may be a secret in the wrong column.
     """

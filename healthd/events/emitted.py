@@ -48,8 +48,8 @@ class Emitted(Value, frozen=True):
     cluster     ClusterName from slurm.conf, or "" if unknown
     stopped     True if the newest event about the daemon was `stopped`
     alive_at    time of the last `alive`
-    job_ended   the job end for the next flush, as reported by its epilog (epoch seconds, or 0)
-    ended_again the newest later epilog, for the flush after the next one
+    job_ended   time of the job end that the next flush covers, as reported by the job's epilog (epoch seconds, or 0)
+    ended_again time of the newest later job end, which the flush after the next one covers
     """
 
     conditions: dict[str, EmittedCondition] = field(default_factory=dict)

@@ -94,7 +94,7 @@ def follow(
     wait: Callable[[], bool],
     is_wanted: Callable[[StreamEvent], bool] = lambda event: True,
 ) -> Iterator[StreamEvent]:
-    """Yield all new events at these places that `is_wanted` selects, and later events until `wait` returns False.
+    """Yield the new events at these paths that `is_wanted` selects, then later ones until `wait` returns False.
 
     A stream that cannot be read is tried again when it has changed, or after RETRY_ROUNDS.
     """

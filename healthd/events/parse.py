@@ -29,8 +29,8 @@ class StreamEvent(NamedTuple):
     """An event.
 
     line: as read, without newline. fields: the line's data. key, seq: None if another schema lacks them. at: epoch
-    seconds, or None if another schema has no time. unknown: the part that this version does not know ("schema 2",
-    "event melted"), or "" for an event defined in docs/events.md.
+    seconds, or None if a line of another schema has no time. unknown: the part that this version does not know ("schema
+    2", "event melted"), or "" for an event defined in docs/events.md.
     """
 
     line: bytes

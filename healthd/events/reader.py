@@ -63,7 +63,7 @@ class Tally:
     unknown     kept lines from a newer healthd, such as {"schema 2": 3}
     unfinished  files that ended in the middle of a line
     problems    a sentence for each file that cannot be read completely; `failed`: the streams of these files
-    stray       unread lines without a later event in their stream, so that a gap would not be visible
+    stray       unread lines without a later event in their stream; a gap there would not be visible
     since, until   epoch seconds; problems at other times are not counted
     """
 
@@ -99,7 +99,7 @@ class Tally:
 class _InvalidLines:
     """A stream's unread lines.
 
-    They are kept until the next event shows their time. `before`: time of the previous event.
+    The lines are kept until the next event shows their time. `before`: time of the previous event.
     """
 
     before: float = -math.inf
@@ -133,8 +133,8 @@ class _InvalidLines:
 class Mark(NamedTuple):
     """Position up to which a file was read, which is the end of a line.
 
-    number: the next line's number, counted from 1. before: the number and the hash of the bytes before the position,
-    which show if another file has taken the name. The bytes themselves are not kept, because they name people.
+    number: the next line's number, counted from 1. before: the number and the hash of the bytes before the position.
+    They show if another file has taken the name. The bytes themselves are not kept, because they name people.
     """
 
     position: int

@@ -15,9 +15,9 @@ from healthd.common.text import printable
 from healthd.common.values import Value
 
 SCHEMA = 1
-MAX_BYTES = 16 << 10  # per line, including the newline
-MAX_ENTRIES = 64  # per list; `NAME_more` counts the omitted entries
-MAX_NAMES_BYTES = 12 << 10  # per list of names; names are never truncated, nor removed to make room for other fields
+MAX_BYTES = 16 << 10  # maximum size of a line, including the newline
+MAX_ENTRIES = 64  # maximum length of a list; `NAME_more` counts the omitted entries
+MAX_NAMES_BYTES = 12 << 10  # of a list of names; names are never truncated, nor removed to make room for other fields
 MAX_TEXT = 4096  # characters per text; fewer if the line would be longer than MAX_BYTES
 LATEST = 253402300799.0  # the last second of the year 9999
 

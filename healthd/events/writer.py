@@ -26,11 +26,11 @@ from healthd.host import journald
 
 NAME = "events.jsonl"
 FILES = 4
-MAX_BYTES = 16 << 20  # per file; only a single longer line may exceed it
+MAX_BYTES = 16 << 20  # maximum size of a file; only a single longer line may exceed it
 TAIL_BYTES = 1 << 20  # more than the maximum size of an outbox
 # Journal entries.
 IDENTIFIER = "healthd-events"
-PATIENCE_SECONDS = 2.0  # for all lines in one call
+PATIENCE_SECONDS = 2.0  # maximum time for all lines in one call
 INFO = 6  # as in syslog(3)
 ENABLED = "check_enabled"
 
@@ -99,7 +99,7 @@ def _recent_lines(folder: int, descriptor: int) -> frozenset[bytes]:
             try:
                 if stat.S_ISREG(
                     os.fstat(previous).st_mode
-                ):  # otherwise it has no lines from healthd, and _rotate reports it
+                ):  # anything else has no lines from healthd, and _rotate reports it
                     text = _end(previous, TAIL_BYTES - len(text)) + b"\n" + text
             finally:
                 os.close(previous)

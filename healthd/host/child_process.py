@@ -16,7 +16,7 @@ from healthd.host.oom import trampoline_argv
 
 MAX_OUTPUT_BYTES = 4 << 20
 TRAMPOLINE = trampoline_argv()
-READS_PER_STEP = 32  # of 64 KiB each; a child that floods its pipes must not delay everything else
+READS_PER_STEP = 32  # reads of 64 KiB each; a child that floods its pipes must not delay everything else
 
 _abandoned: set[int] = set()  # pids of killed children that had not exited at the last check: future zombies
 
@@ -91,7 +91,7 @@ class Child:
             return True
         if self._monotonic() < self.deadline:
             return False
-        self._process.kill()  # in D state, it may take days to exit
+        self._process.kill()  # a child in D state may take days to exit
         self.abandon()
         return True
 

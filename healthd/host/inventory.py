@@ -135,8 +135,10 @@ def _device_name(host: Host, mount: mountinfo.Mount) -> str:
 
 
 def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, bool]:
-    """Return a dict of the disks below a device. A disk's value is True if other disks have copies of all its data that
-    the device needs."""
+    """Return a dict of the disks below a device.
+
+    A disk's value is True if the device does not depend on that disk, because other disks have copies of its data.
+    """
     below = host.list(f"{BLOCK_NAMES}/{device}/slaves") if device and layers else []
     if not below:
         return {whole_disk(device): False}
@@ -148,8 +150,11 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 
 
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
-    """Return True if one of the parts below may fail, as with md, multipath, and LVM RAID and mirrors (recognised by
-    LVM's names). A degraded array counts too, because md and the file system report when it loses one part too many."""
+    """Return True if the device survives the failure of one of its parts.
+
+    This is the case for md, multipath, LVM RAID and LVM mirrors (recognised by LVM's names). A degraded array counts
+    too, because md and the file system report when it loses one part too many.
+    """
     if host.read_or_empty(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True
     if host.read_or_empty(f"{BLOCK_NAMES}/{device}/dm/uuid").startswith("mpath-"):

@@ -18,7 +18,7 @@ from healthd.common.text import is_decimal
 from healthd.host.cgroup import job_in
 
 SCAN_SECONDS = 0.1  # a node may have 100,000 processes; only those found within this time count
-MAX_DESCRIPTORS = 1 << 14  # per process, lowest first; reading a million of them takes seconds
+MAX_DESCRIPTORS = 1 << 14  # descriptors to read per process, lowest first; reading a million of them takes seconds
 DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"
 # Mount points of cgroups: v2, v2 together with v1, and the v1 controllers that Slurm's plugins use (proctrack, task).
@@ -138,7 +138,8 @@ def gpus_open_by_job(
     processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> tuple[dict[str, frozenset[int]], bool]:
     """Return a dict that maps each job to the N of each /dev/nvidiaN that it has open, and whether all processes were
-    inspected. `processes` maps pids to jobs. Time or permissions may not suffice for all."""
+    inspected. `processes` maps pids to jobs. There may be too little time, or no permission, to inspect some of
+    them."""
     found: dict[str, set[int]] = {}
     until, is_complete = now() + SCAN_SECONDS, True
     for pid, job in processes.items():
@@ -180,7 +181,7 @@ def _gpu_numbers(pid: int, root: str) -> Iterator[str]:
             try:
                 link = os.readlink(descriptor.path)
             except OSError:
-                continue  # it was closed in the meantime
+                continue  # the file was closed in the meantime
             _, at, number = link.removesuffix(" (deleted)").rpartition("/dev/nvidia")
             if at:
                 yield number

@@ -24,6 +24,6 @@ def raise_score(minimum: int = DEFAULT_SCORE) -> None:
 
 def trampoline_argv(minimum: int = DEFAULT_SCORE) -> tuple[str, ...]:
     """Return the words to put before another program's argv, so that it starts with this score. They run a shell that
-    becomes env, which prints its usual message if there is no such program. Status 127 means that there is none."""
+    becomes env, which prints its usual message if there is no such program. The exit status is then 127."""
     lower = f'{{ read -r score && [ "$score" -ge {minimum} ] || echo {minimum} >{SCORE}; }} <{SCORE} 2>/dev/null'
     return ("/bin/sh", "-c", f'{lower}; exec /usr/bin/env -- "$@"', "sh")

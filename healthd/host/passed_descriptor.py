@@ -3,8 +3,8 @@
 If a file is sent but not taken, it is closed when the message is read or the connection is closed. Closing may block: a
 TCP socket with SO_LINGER blocks for the time that its owner chose, so any user could block a reader that otherwise
 never blocks. From Linux 6.16 on, the kernel refuses such a message. On older kernels, a signal ends the wait. The
-kernel closes all of a message's files when it returns from one system call, and none of them waits once a signal is
-pending (sk_stream_wait_close in net/ipv4/tcp.c).
+kernel closes all of a message's files at the end of one system call. As soon as a signal is pending, closing does not
+wait for any of the files (sk_stream_wait_close in net/ipv4/tcp.c).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 SO_PASSRIGHTS = 83  # include/uapi/asm-generic/socket.h, Linux 6.16 and later
-FIRST_SIGNAL_SECONDS = 0.02  # interrupt a wait that is longer than this,
-NEXT_SIGNAL_SECONDS = 0.01  # and after that each further wait
+FIRST_SIGNAL_SECONDS = 0.02  # a signal interrupts a wait after this time
+NEXT_SIGNAL_SECONDS = 0.01  # after the first signal, a signal interrupts each further wait after this time
 
 
 def refuse_descriptors(listener: socket.socket) -> Callable[[], AbstractContextManager[None]]:

@@ -34,9 +34,12 @@ class ProgramResult(NamedTuple):
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program that only root, or this user, could have written. This is the given path, or the
-    first program with that name in the directories of ENVIRONMENT. Directories that others may write to are skipped.
-    Raises FileNotFoundError if there is no such program, or ownership.Untrusted if all are unsafe."""
+    """Return the path of a program that only root, or this user, could have written.
+
+    The result is the given path, or the first program with that name in the directories of ENVIRONMENT. Directories
+    that other users may write to are skipped. Raises FileNotFoundError if there is no such program, or
+    ownership.Untrusted if all are unsafe.
+    """
     folders = [""] if "/" in name else ENVIRONMENT["PATH"].split(":")
     refused: ownership.Untrusted | None = None
     for folder in folders:
@@ -44,7 +47,7 @@ def find_program(name: str) -> str:
         try:
             file_stat = ownership.stat_program(path)
         except ownership.Untrusted as error:
-            if os.path.lexists(path):  # otherwise there is no program to refuse
+            if os.path.lexists(path):  # without the file, there is no program to refuse
                 refused = refused or error
         except (FileNotFoundError, NotADirectoryError):
             continue
@@ -121,7 +124,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the program and its process group. Wait for it for a short time only."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, so leave it behind
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the program hangs in the kernel, so leave it behind
         process.wait(ENDING_SECONDS / 2)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 THREADS, PROCESSES, DESCRIPTORS = "threads", "processes", "file_descriptors"
 REPORT_SECONDS = 600.0
 ACCEPT_PAUSE_SECONDS = 1.0  # how long a listener without a descriptor leaves new connections in its queue
-MAX_SHED = 128  # connections closed at once
+MAX_SHED = 128  # maximum number of connections to close at once
 
 # Errors from accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
 _NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

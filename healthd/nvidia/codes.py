@@ -34,7 +34,8 @@ class SxidFact(NamedTuple):
 class Nvlink5Fact(NamedTuple):
     """A row in the table that decodes Xids 144-150. `action` is as in XidFact.
 
-    patterns   for the first register word, before and since driver 575, bit 31 first: "0", "1", "-" = any
+    patterns   bits of the first register word, bit 31 first: "0", "1", "-" = any. One pattern is for drivers before
+               575, one for 575 and later
     statuses   accepted values of the second word; () = any
     impact     ("Local: ...", "Remote: ...")
     """

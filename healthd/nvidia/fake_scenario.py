@@ -114,29 +114,34 @@ class LinkCounters(enum.Enum):
 class Gpu(Value, frozen=True):
     """One GPU's answers. None means that this model does not support the query.
 
-    gone, unreachable, lost, requires_reset   NVML does not count the GPU; its handle gives "Unknown Error"; NVML
-                lists it, but every query to it fails with GpuIsLost; or with ResetRequired
+    gone        NVML does not count the GPU
+    unreachable   the GPU's handle gives "Unknown Error"
+    lost, requires_reset   NVML lists the GPU, but every query to it fails with GpuIsLost or ResetRequired
     lost_after  each time NVML is opened, the GPU answers this many queries and is then lost
-    compute_capability, virtualization   [9, 0] is GH100; 1 in a virtual machine, 3 on a vGPU host
+    compute_capability   [9, 0] is GH100
+    virtualization   1 in a virtual machine, 3 on a vGPU host
     ecc_default   whether the factory default of ECC is on (false: RTX A6000, RTX 4090)
     ecc_*       counters. They are not supported without ECC (`ecc = false`); with `mig`, the volatile counters and
                 those for rows are not supported either. `ecc_sram = false` for Volta and before, where SRAM errors
                 count only in the total
     remap_histogram   number of banks with all, many, some, few and no spare rows left
     unrepairable_memory   the flag of drivers 590 and later
-    retired_single_bit, retired_double_bit   pages, before Ampere
+    retired_single_bit, retired_double_bit   number of retired pages, before Ampere
     fabric_health, fabric_summary   if not set, the driver rejects the newer versions of the structure
-    temperature_margin, temperature_slowdown_margin   degrees left; margin at which the hardware slows down
+    temperature_margin   degrees left until the driver begins to slow down the GPU
+    temperature_slowdown_margin   value of temperature_margin at which the hardware slows down
     iteration_seconds   NVLink, PCIe and energy counters grow as for a job whose iterations take this long
     utilization_percent, power_limit_watts, power_default_watts, sm_clock_mhz, slowdown_*_seconds   as named
     inforom     false if its checksums are wrong
     processes   ids of the processes with a context
-    mig, mig_pending, mig_devices   whether MIG is on now; after the next reset (if not set, as now); number of devices
+    mig, mig_devices   whether MIG is on now; number of MIG devices
+    mig_pending   whether MIG is on after the next reset (if not set, as now)
     nvlink_unreported   links for which no call reports anything
     nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   counts by link: {4 = 7}
     nvlink_recovery_failed   count by link; on Blackwell nvlink_recovery counts successful recoveries
     nvlink_ber, nvlink_symbol_ber   effective and symbol bit error rates by link: {4 = 1e-5}
-    unsupported, unsupported_fields, errors   calls and field ids that fail with NotSupported; calls with other errors
+    unsupported, unsupported_fields   calls and field ids that fail with NotSupported
+    errors      calls that fail with other errors
     """
 
     name: str = ""

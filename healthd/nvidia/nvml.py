@@ -1,8 +1,8 @@
 """NVML for the checks. "Not supported" is returned as None, and all other errors are raised as a classified NvmlError.
 
-`Nvml` works with any object that has pynvml's functions: pynvml itself (`open_real`) or `fake_nvml.FakeLibrary`. It is
-opened for one round and then closed, because `nvidia-smi --gpu-reset` fails while an agent keeps the driver open ("In
-use by another client"). Any call can block in the kernel for minutes, so NVML is used only in the worker.
+`Nvml` works with any object that has pynvml's functions: pynvml itself (`open_real`) or `fake_nvml.FakeLibrary`. NVML
+is opened for one round and then closed, because `nvidia-smi --gpu-reset` fails while an agent keeps the driver open
+("In use by another client"). Any call can block in the kernel for minutes, so NVML is used only in the worker.
 
 The numbers of errors, fields and structures are from nvml.h. A function also counts as "not supported" if the driver
 (FunctionNotFound) or the installed binding (no such attribute) is too old for it.
@@ -489,8 +489,7 @@ class NvmlGpu:
         return cast("int | None", self._call("nvmlDeviceGetMemoryErrorCounter", *arguments))
 
     def sram_threshold_exceeded(self) -> bool | None:
-        """Return True if uncorrected SRAM errors exceeded NVIDIA's threshold for a replacement. Return None without
-        root, too.
+        """Return True if uncorrected SRAM errors exceeded NVIDIA's threshold for a replacement; None also without root.
 
         Only this call needs root (nvml.h), and an unprivileged `healthd check` must still do the rest.
         """
@@ -551,10 +550,11 @@ class NvmlGpu:
         """Return this GPU's links in the order of their numbers, or None if it has none.
 
         Hopper and later need three queries: the number of links, all fields of the first link, and for the other links
-        the fields that the first link supports. Everything else is queried link by link. Before Hopper that means
-        everything. Before Hopper, or if the driver does not report the number of links, links are queried until one is
-        missing, because the binding's NVML_NVLINK_MAX_LINKS is not the number of any GPU's links. If the driver reports
-        the number of links, a link without an answer that comes before a link with answers counts as not active.
+        the fields that the first link supports. Everything else is queried link by link; before Hopper, all data is.
+        Before Hopper, or if the driver does not report the number of links, links are queried until one is missing. The
+        binding's NVML_NVLINK_MAX_LINKS does not help, because it is not the number of any GPU's links. If the driver
+        reports the number of links, and a link without an answer comes before a link with answers, the link without an
+        answer counts as not active.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         maximum = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)

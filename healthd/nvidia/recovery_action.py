@@ -32,4 +32,4 @@ ACTIONS: Mapping[int, Action] = {
     7: Action("system_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
 }
 UNKNOWN = Action("unknown", Severity.WARNING, Clears.GPU_RESET, "an action that this version does not know")
-RESETS = frozenset({1, 2, 4, 6, 7})  # if one of these is no longer requested, it was done
+RESETS = frozenset({1, 2, 4, 6, 7})  # if the driver no longer requests one of these actions, the action was done

@@ -80,9 +80,10 @@ _XIDS: dict[int, Text] = {
     ),
     74: Text(
         "An NVLink connection had an error at this GPU, at its peer or switch, or on the way between them.",
-        "Collective operations over the link fail or hang. A single error is a warning. It becomes CRITICAL if it "
-        "repeats within 24 h, and is CRITICAL at once if the kernel line reports the link as down (failed to train) or "
-        "its registers request a fabric reset. gpu_nvlink detects links that go down without a kernel line.",
+        "Collective operations over the link fail or hang. A single error is a warning. An error that repeats within "
+        "24 h is CRITICAL. An error is CRITICAL at once if the kernel line reports the link as down (failed to train), "
+        "or if the registers in the line request a fabric reset. gpu_nvlink detects links that go down without a "
+        "kernel line.",
         "If it is only a warning, no action is needed tonight. nvidia-smi nvlink -s and -e show the link. After the "
         "drain, reset all GPUs on the baseboard. If the error recurs on the same link, reseat or replace the GPU or "
         "the switch.",

@@ -40,9 +40,9 @@ from healthd.common.text import printable
 # If a REBOOT fault opens again this soon after a boot or `healthd repaired`, it waits for an operator.
 RELAPSE_SECONDS = 7 * 24 * 3600.0
 RELAPSE_ENDINGS = frozenset({Ending.REBOOT, Ending.REPAIRED})
-UNREADABLE_LINE_WINDOW_SECONDS = 3600.0  # as in the check "kernel"
+UNREADABLE_LINE_WINDOW_SECONDS = 3600.0  # the same as in the check "kernel"
 CONFIRMATION_WINDOW_SECONDS = (
-    600.0  # two rounds: how long a kernel line replaces the confirm time of a finding about the same part
+    600.0  # two rounds; for this time after a kernel line, a finding about the same part needs no confirm time
 )
 
 
@@ -74,19 +74,19 @@ def absorb_result(
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after one run of a check. `result.findings` must be configured (`as_configured`).
 
-    If a run did not complete, missing findings are not evidence that a problem is gone, but its own findings (a hang)
-    count. A run is absorbed when it ends. A problem that it found may be over by then.
+    If a run did not complete, a missing finding is not evidence that the problem is gone. The findings that the run did
+    report (a hang) count. A run is absorbed when it ends, so a problem that it found may already be over.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
     reported_keys = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # the worse of two counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two equal keys, the worse counts
         finding, key = _confirm_by_kernel_log(finding, conditions, now), finding.key
         reported_keys.add(key)
         old = new.get(key)
         if old is None or old.observed:
             old = _new_condition(result.check, result.instance, finding, now, boot_id, cleared)
-        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # was adopted; now the check reports it
+        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # it was adopted, and now the check reports it
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if key == overflow_key(result.run):
             old = replace(old, clears=later_ending(old.clears, finding.clears))
@@ -108,8 +108,8 @@ def absorb_result(
 def _confirm_by_kernel_log(finding: Finding, conditions: Conditions, now: float) -> Finding:
     """Return the finding without its confirm time if the kernel log has just reported a fault that confirms it.
 
-    Reports do not count if they are older than CONFIRMATION_WINDOW_SECONDS, or older than an acknowledgement (a resume
-    by an operator, `healthd ack`).
+    A report does not count if it is older than CONFIRMATION_WINDOW_SECONDS. Nor does it count if an operator resumed
+    the node, or ran `healthd ack`, after the report.
     """
     is_confirmed = any(
         c.code in finding.confirmed_by
@@ -170,7 +170,7 @@ def _after_report(old: Condition, finding: Finding, started: float, now: float, 
     found = _as_found(finding)
     is_acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if is_acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
-        old = replace(old, opened_at=0.0, critical_at=0.0)  # this is another fault, which hits the current jobs
+        old = replace(old, opened_at=0.0, critical_at=0.0)  # new evidence is a new fault, which hits the current jobs
     if old.ack or (is_acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
@@ -216,8 +216,10 @@ def _is_relapsed(old: Condition, finding: Finding) -> bool:
 
 
 def _after_clean_run(old: Condition, clear_after: int, now: float) -> Condition | None:
-    """Return the condition after a completed run without its finding. Return None if it was pending, because it did not
-    last."""
+    """Return the condition after a completed run without its finding.
+
+    Return None for a pending condition, because the problem did not last.
+    """
     if old.state is ConditionState.PENDING:
         return None
     clean = replace(old, clean_runs=old.clean_runs + 1)
@@ -240,8 +242,8 @@ def absorb_events(
 
     A finding that is not based on a touched event has already been absorbed. Lines from before healthd first read the
     log are history and have severity INFO. A line that reports the end of a fault clears the condition if the condition
-    was last seen before that. If users can forge a line, it only clears or changes conditions that are based on such
-    lines.
+    was last seen before that line. If users can forge a line, it only clears or changes conditions that are based on
+    such lines.
     """
     new = dict(conditions)
     for finding in findings:
@@ -340,7 +342,7 @@ def with_jobs(
 
 
 def _as_latched(finding: Finding, old: Condition) -> Finding:
-    """Return the finding, or its condition's latched state if there is one.
+    """Return the finding, or the latched state of its condition if there is one.
 
     A latched fault stays as it is until the event that clears it. If a harmless line with the same code comes a day
     later, or a run reads a count that no longer grows, neither the fault nor its ending changes.
@@ -381,8 +383,8 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions, with a fault added for a drain that has healthd's format but is not in this ledger.
 
-    This happens on a stateless node, or after a disk loss. The condition is only informational: it never drains, and
-    healthd never resumes the node.
+    Such a drain is found on a stateless node, or after a disk loss. The condition is only informational: it never
+    drains, and healthd never resumes the node.
     """
     if ConditionKey(code, subject) in conditions:
         return dict(conditions)

@@ -1,16 +1,16 @@
-"""Bound on the number of conditions. The worst keep their names, and the rest are only counted. The functions are pure.
+"""Bound on the number of conditions. The worst ones keep their names; the others are counted. The functions are pure.
 
 A burst of kernel lines or a broken check can report thousands of parts. Each condition costs time in each turn of the
 daemon's loop, a row in `healthd status` and a series in Prometheus.
 
 At most MAX_CONDITIONS conditions are open, over all runs. `Rank` determines which ones. All others are counted in
-overflow conditions (`CHECK/others others`). Each run has its own, because only a run's own result can clear its
-findings. If a run has a single condition, the condition keeps its name, because counting it would save nothing. If many
-runs have one each, there can therefore be more than MAX_CONDITIONS conditions.
+overflow conditions (`CHECK/others others`). Each run has its own overflow condition, because only a run's own result
+can clear its findings. If a run has a single condition, the condition keeps its name, because counting it would save
+nothing. If many runs have one condition each, there can therefore be more than MAX_CONDITIONS conditions.
 
-The overflow condition is as severe as its worst member and clears as late as its last member, so no drain is lost or
-ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd repaired
-CHECK/others others` always clears it.
+The overflow condition is as severe as its worst member, and clears as late as its last member. No drain is therefore
+lost or ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd
+repaired CHECK/others others` always clears it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
 def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
     """Return the result with the findings beyond the bound merged into one finding.
 
-    Their shared condition is open while the check reports at least one finding beyond the bound.
+    The condition for these findings is open while the check reports at least one finding beyond the bound.
     """
     if len(conditions) + len(result.findings) <= MAX_CONDITIONS:
         return result
@@ -124,7 +124,7 @@ def _assign_overflow(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey
             break
         overflow = overflow_key(ranked[key].run)
         if key != overflow:
-            excess -= overflow in members  # a run's first member only gets another name
+            excess -= overflow in members  # the first one only gets another name: nothing saved
             members.setdefault(overflow, []).append(key)
     return {key: overflow for overflow, keys in members.items() if len(keys) > 1 for key in keys}
 
@@ -137,7 +137,7 @@ def _rank(c: Condition) -> Rank:
 def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condition | None) -> Rank:
     """Return the rank of a finding.
 
-    A finding without its own condition may be counted in `overflow`, and is then acknowledged together with it.
+    A finding without its own condition may be counted in `overflow`, and is then acknowledged together with `overflow`.
     """
     if condition is not None and condition.state in ACTIVE_STATES:
         return _rank(replace(condition, severity=max(finding.severity, condition.severity), observed=False))
@@ -150,10 +150,11 @@ def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condi
 
 
 def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condition:
-    """Return one condition for all members. Its times keep it open as long, and let it take effect as soon, as any
-    member's.
+    """Return one condition for all members.
 
-    If there are proven members, the observed ones and history are only counted.
+    It takes effect as soon as the first member would, and stays open as long as the last member would.
+
+    If there are proven members, the observed members and history are only counted.
     """
     ranked = sorted(members, key=_rank)
     worst = ranked[0]
@@ -172,7 +173,8 @@ def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condit
         # A severity that a profile lowered stays lowered after a reload, until the next run reports again.
         found_severity=worst.severity,
         expects="",
-        # Only from members that have the same effect as the worst: acknowledged members and warnings do not drain.
+        # Consider only members that have the same effect as the worst one. Acknowledged members and warnings do not
+        # drain.
         shared_cause=all(
             c.shared_cause for c in in_worst_state if c.severity >= min(worst.severity, Severity.DEGRADED)
         ),

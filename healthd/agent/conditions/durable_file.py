@@ -41,7 +41,7 @@ def rewrite_file(path: str, text: bytes) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.EINVAL, errno.ENOSYS):
                 raise
-            # the first write, or a system that cannot exchange two names
+            # this is the first write, or the system cannot exchange two names
             os.replace(spare, name, src_dir_fd=folder, dst_dir_fd=folder)
         with suppress(OSError):  # the text is written; only the space for the next text is missing
             _reserve(folder, spare, file_size)

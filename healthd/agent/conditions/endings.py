@@ -22,8 +22,8 @@ from healthd.common.model import Ack, Clears, Condition, ConditionKey, Condition
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after a boot. Conditions that wait for a reboot or reset are cleared, and windows restart.
 
-    Level checks run again. Pending conditions are dropped, and conditions that worsen with time start over, because
-    downtime confirms nothing.
+    Checks that read the state themselves run again. Pending conditions are dropped, and conditions that worsen with
+    time start over, because downtime confirms nothing.
     """
 
     def after_reboot(condition: Condition) -> Condition:
@@ -42,7 +42,8 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after evidence of a reset.
 
-    A reset clears its part's conditions that wait for it, unless they were reported after the earlier reading.
+    The conditions of the reset part that wait for a reset are cleared, unless they were reported after the earlier
+    reading.
     """
     new = dict(conditions)
     for repair in repairs:
@@ -63,8 +64,8 @@ def after_quiet_time(
 
     Only time in which the fault could have appeared counts for a window: time under load, or after a repair. For a
     shared cause all time counts, because an operator cannot run "healthd repaired" on a thousand nodes. If such a fault
-    returns with the load, agent/slurm/flapping.py limits how often. The window for a check's finding starts when the
-    check completes without the finding, not between two runs.
+    returns with the load, agent/slurm/flapping.py limits how often the node is drained and resumed. The window for a
+    check's finding starts when the check completes without the finding, not between two runs.
     """
 
     def add_quiet_time(condition: Condition) -> Condition:
@@ -154,7 +155,7 @@ def _state_without_ack(c: Condition) -> ConditionState:
 
 
 def acknowledge_resumed(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions after an operator resumed the node. Those that were open at `before` are acknowledged.
+    """Return the conditions after an operator resumed the node. Conditions that were open at `before` are acknowledged.
 
     `before` is when the drain was last read. Conditions that opened later, or that are reported after `now`, take
     effect again.

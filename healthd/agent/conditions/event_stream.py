@@ -30,7 +30,7 @@ class LedgerStore(Protocol):
 class EventStream:
     """Appends events of this node to the outbox.
 
-    cluster   from healthd's settings, otherwise from Slurm's once they have been read
+    cluster   cluster name from healthd's settings, otherwise from Slurm's settings after they have been read
     dropped   number of lines since the start that did not fit into the outbox
     """
 

@@ -18,11 +18,11 @@ from healthd.common.model import Condition, ConditionState, Decision, DrainRecor
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 
-REPEAT_SECONDS = 3600.0  # a sighting gets another line when its last line is this old
+REPEAT_SECONDS = 3600.0  # a repeated sighting gets another line if the last line is this old
 ALIVE_SECONDS = 24 * 3600.0
-FLUSH_SECONDS = 300.0  # after a job's end
+FLUSH_SECONDS = 300.0  # from a job's end until the sightings around it are written
 BEFORE_JOB_END_SECONDS = 600.0  # sightings within this time before a job's end may explain it
-OPERATOR = "an operator"  # in Slurm, or with `healthd repaired` for a flag that is still set
+OPERATOR = "an operator"  # who resumed the node, or ran `healthd repaired` for a flag that is still set
 OVERFLOW = "others"  # the condition is counted in the overflow condition from now on (bounds.py)
 UNCONFIRMED = "unconfirmed"  # the ack has ended for a condition that had not lasted for its confirm time
 
@@ -116,8 +116,7 @@ def _active_events(
 
 
 def _is_repeat_due(entry: EmittedCondition, c: Condition, now: float) -> bool:
-    """Return True if a repeat gets a line: the 10th, 100th, ... sighting, or one that comes an hour after the last
-    line."""
+    """Return True if a repeat gets a line: the 10th, 100th, ... sighting, or a sighting an hour after the last line."""
     return len(str(c.count)) > len(str(entry.count)) or (
         _is_unwritten(entry, c) and not 0.0 <= now - entry.at < REPEAT_SECONDS
     )
@@ -186,7 +185,7 @@ def flush_time(emitted: Emitted) -> float:
 def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
     """Return the sightings since ten minutes before a job's end that do not have a line yet.
 
-    They are written five minutes after the job's end.
+    The sightings are written five minutes after the job's end.
     """
     emitted = ledger.emitted
     if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:

@@ -161,8 +161,9 @@ def evaluate_events(
 ) -> dict[str, list[Finding]]:
     """Return each event check's findings for the events that still count, at the configured severity.
 
-    `recorded` contains active and cleared conditions. If a fault was repaired, reset or acknowledged, it does not make
-    later events worse: a harmless line is harmless even an hour after a fatal one with the same code was repaired.
+    `recorded` contains active and cleared conditions. A fault that was repaired, reset or acknowledged does not make
+    later events worse. For example, a harmless line is harmless even if it comes an hour after the repair of a fatal
+    fault with the same code.
     """
     return _evaluate_events(events, event_checks, node, recorded)[0]
 
@@ -328,7 +329,7 @@ class ResultIntake(NamedTuple):
 
 
 def take_result(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> ResultIntake:
-    """Add one run's result to the ledger. Its repairs count even if the check failed for some device."""
+    """Add one run's result to the ledger. The run's repairs count even if the check failed for some device."""
     if not (ledger.conditions or result.findings or result.repairs):
         return ResultIntake(ledger, result)
     before = ledger.by_key()

@@ -108,8 +108,10 @@ def is_only_seen_again(before: Ledger, after: Ledger) -> bool:
 
 
 def trim_history(ledger: Ledger, now: float) -> Ledger:
-    """Return the ledger with only the newest of the cleared conditions. Call this once the log and the stream have all
-    of them."""
+    """Return the ledger with only the newest of the cleared conditions.
+
+    Call this only after all cleared conditions are in the log and the stream.
+    """
     history = [c for c in ledger.cleared if c.cleared_at > now - CLEARED_RETENTION_SECONDS][-MAX_CLEARED:]
     return ledger if len(history) == len(ledger.cleared) else replace(ledger, cleared=tuple(history))
 
@@ -118,16 +120,17 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
     """Return the ledger after the clock was set by `seconds`. Only times between `since` and `until` on the old clock
     move.
 
-    If a machine boots in the year 2000 until NTP answers, it writes wrong times only in that range. Other times are
-    right.
+    For example, a machine's clock may start in the year 2000 and stay there until NTP answers. Only the times that were
+    written meanwhile are wrong, and they are in that range.
     """
 
     def move(moment: float) -> float:
         return moment + seconds if moment and since <= moment <= until else moment
 
     def move_suppression(suppression: Suppression) -> Suppression:
-        # A suppression lasts as long as requested. If its end is beyond the maximum duration, it was recorded while the
-        # clock was right. If it was recorded while the clock was further ahead, it has begun by now.
+        # A suppression lasts as long as requested. If it ends later than a suppression that starts now could end, it
+        # was recorded while the clock was right. It counts as begun now if it was recorded while the clock was further
+        # ahead.
         is_old = suppression.until <= until + MAX_SUPPRESSION_SECONDS
         end = suppression.until + seconds if is_old else suppression.until
         return replace(suppression, until=end, requested_at=min(move(suppression.requested_at), until + seconds))
@@ -146,8 +149,8 @@ def without_future_times(ledger: Ledger, now: float) -> Ledger:
     """Return the ledger without times in the future, which were recorded while the clock was ahead.
 
     A pause, an ack or a hold lasts as long as requested, starting now. A `PastMoment` becomes now at the latest;
-    otherwise nothing would drain before that time. Resumed drains in the future are dropped: their real times are
-    unknown, and otherwise they would count as a series with the next drain forever.
+    otherwise nothing would drain before that time. Resumed drains in the future are dropped, because their real times
+    are unknown. Otherwise flapping.py would forever count them as directly before the next drain.
     """
 
     def end(began: float, until: float) -> float:
@@ -161,7 +164,7 @@ def without_future_times(ledger: Ledger, now: float) -> Ledger:
         )
 
     def limit_hold(hold: FleetHold) -> FleetHold:
-        until = min(end(hold.since, hold.until), now + 2 * MAX_HOLD_SECONDS)  # the clock was ahead at a later try
+        until = min(end(hold.since, hold.until), now + 2 * MAX_HOLD_SECONDS)  # a later try may be from a wrong clock
         return replace(hold, since=min(hold.since, now), until=until)
 
     whole: Changes = {Ack: limit_suppression, Pause: limit_suppression, FleetHold: limit_hold}

@@ -35,7 +35,7 @@ NAMES = (FILE, PAST_FILE)
 LOG_LEVELS = {
     Severity.INFO: logging.INFO,
     Severity.WARNING: logging.WARNING,
-}  # by the line's severity; higher severities are errors
+}  # log level for each severity; higher severities are logged as errors
 QUIET_STEP_SECONDS = 1.0  # windows last from minutes to days
 
 
@@ -70,13 +70,13 @@ class ConditionStore:
         self._next_ack_expiry = float("inf")
         self.unsaved = False
         self.uncopied = False
-        self.slurm_uncopied = False  # an action in Slurm is not in any copy yet
+        self.slurm_uncopied = False  # True if an action in Slurm is not in any copy yet
         self._past_unsaved = False
-        self._past_is_urgent = False  # changed by a command or a clock step, so save it at once
+        self._past_is_urgent = False  # a command or a clock step changed the counters; save them at once
         self._quiet_seconds = 0.0  # time that passed, but was not yet added to any window
-        self._saved_ledger: Ledger | None = None  # the file's content
+        self._saved_ledger: Ledger | None = None  # the ledger that the file contains
         self.save_failed = False
-        self.copy_unreadable = False  # an existing copy may be unreadable, so the next copy does not replace it
+        self.copy_unreadable = False  # if an existing copy may be unreadable, the next copy does not replace it
         self.copied_at = 0.0  # when the copy was written; 0 if unknown
         self.stream = EventStream(self, now, monotonic, node_name, cluster)
         # Called with the ledger before and after a change, before the cleared conditions are trimmed.
@@ -139,7 +139,7 @@ class ConditionStore:
         loaded = ledgers.without_future_times(loaded, now)
         loaded = loaded if loaded.outbox.stream_id else _with_new_stream(loaded)
         self.ledger = loaded
-        alive_at = last_alive if last_alive <= now else 0.0  # otherwise the clock was ahead then
+        alive_at = last_alive if last_alive <= now else 0.0  # a later time is from a clock that was ahead
         self.stream.emit(*events.started(loaded.emitted, healthd.__version__, mode.value, alive_at))
         if loaded.boot_id != boot_id:
             self.booted_at = now
@@ -302,9 +302,9 @@ class ConditionStore:
         The files keep their space if the tmpfs becomes full. If there is no space, the error is logged once, and the
         next change tries again. A node that cannot save can still drain.
 
-        The counters' past is saved with a changed ledger and at the end of a round. It is never newer than that ledger,
-        so after a kill, growth may be reported twice but is never missed. Nor is it older, so that the repair of a
-        condition in the ledger (a counter that fell) is still detected.
+        The counters' past is saved with a changed ledger and at the end of a round. The saved past is never newer than
+        the saved ledger, so after a kill, growth may be reported twice but is never missed. The saved past is not older
+        either, so that the repair of a condition in the ledger (a counter that fell) is still detected.
         """
         if not self.is_loaded:
             return

@@ -97,7 +97,7 @@ def _unknown_reason(name: RunName, result: CheckResult | None) -> str:
 def early_run_times(conditions: Conditions) -> dict[RunName, float]:
     """Return when checks must run before the next round, to confirm or escalate a condition (epoch seconds).
 
-    Only conditions that a level check reported count.
+    Only conditions that a run of a check reported count, not those from the kernel log.
     """
     times: dict[RunName, float] = {}
     for c in conditions.values():

@@ -42,7 +42,7 @@ class CommandRefused(HealthdError):
 def repaired(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
     """Clear conditions after a repair.
 
-    This also works if an intermittent fault has gone away by itself but still keeps the node drained
+    The command also works if an intermittent fault has gone away by itself but the node is still drained for it
     (agent/slurm/flapping.py).
     """
     ledger, slurm = store.ledger, store.ledger.slurm

@@ -28,7 +28,7 @@ MAX_CLIENTS = 32
 MAX_UNPRIVILEGED_CLIENTS = 24  # the rest is reserved for root and the daemon's own user
 MAX_CLIENTS_PER_USER = 8
 CLIENT_TIMEOUT_SECONDS = 5.0
-MAX_ACCEPTS = 128  # per step, so that a client that connects in a loop does not block the daemon
+MAX_ACCEPTS = 128  # maximum per step, so that a client that connects in a loop does not block the daemon
 TOO_MANY_CONNECTIONS = b'{"error": "too many connections of this user are open", "again": true}\n'
 ACCEPT_PAUSE_SECONDS = 0.02  # accept no connections for this time after a rejection, to limit the cost of such a loop
 NO_DESCRIPTOR = b'{"error": "healthd has no file descriptor left for this connection", "again": true}\n'
@@ -63,7 +63,7 @@ class ControlServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._brief = refuse_descriptors(self._listener)
         if os.path.lexists(self._path):
-            os.unlink(self._path)  # left by a daemon that was killed; the lock proves that no other daemon is running
+            os.unlink(self._path)  # the socket of a killed daemon; the lock proves that no other daemon is running
         try:
             self._listener.bind(self._path)
         except OSError:

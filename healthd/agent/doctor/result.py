@@ -13,7 +13,7 @@ from healthd.common.values import Value
 class State(enum.Enum):
     """State of a line.
 
-    LIMITED means that healthd works without it. ABSENT means that the node neither has it nor needs it.
+    LIMITED: healthd works without the tested item. ABSENT: the node neither has nor needs the tested item.
     """
 
     FAILED = "failed"

@@ -23,7 +23,7 @@ from healthd.common.text import regex
 
 NONEXISTENT_NODE = "healthd-doctor-asks"  # no node has this name
 MUNGE = "munge -n | unmunge"
-COMMAND_TIMEOUT_SECONDS = 10.0  # per command
+COMMAND_TIMEOUT_SECONDS = 10.0  # time limit of a command
 DOCUMENT = "docs/prolog-epilog.md"
 
 Run = Callable[[tuple[str, ...]], CommandResult]

@@ -98,9 +98,9 @@ def coalesce_events(
 ) -> tuple[tuple[KernelEvent, ...], tuple[int, ...], int]:
     """Return (recent events, sequence numbers of new or extended events, next sequence number) with `incoming` added.
 
-    Only a fault's newest event can grow, so the cost is linear. A new event is kept regardless of its age: after a
-    weekend without healthd, Friday's fault is read together with Sunday's and must be evaluated once. All new events
-    are kept. The caller first evaluates them all and then drops those beyond its limit (limit_events()).
+    Only a fault's newest event can grow, so the cost is linear. A new event is kept regardless of its age. For example,
+    after a weekend without healthd, faults from Friday and Sunday are read together, and each must be evaluated once.
+    All new events are kept. The caller first evaluates them all and then drops those beyond its limit (limit_events()).
     """
     events = list(recent)
     newest = {fault_key(event): index for index, event in enumerate(events)}

@@ -43,9 +43,9 @@ class FollowedFile(Source):
     """A log file that is followed by its path, even after rotation or truncation. The file need not exist yet.
 
     The first start reads the file from its beginning, as history. Unread lines from an earlier boot are history too,
-    because the reboot ended their faults. They end at the first line that must be from this boot. A rotated file is
-    read for a while longer, because its writer notices the rotation only later. inotify signals new data. On file
-    systems without it (NFS), new data is read in the caller's rounds.
+    because the reboot ended their faults. The earlier boot's lines end at the first line that must be from this boot. A
+    rotated file is read for a while longer, because its writer notices the rotation only later. inotify signals new
+    data. On file systems without it (NFS), new data is read in the caller's rounds.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class FollowedFile(Source):
         return RawLine(at, found.text, history, _usec(found), lines=lines * found.lines, unread=found.unread)
 
     def _is_of_earlier_boot(self, found: Stripped, now: float) -> bool:
-        """Return True if a line is from an earlier boot. This must be called for all old lines, in order.
+        """Return True if a line is from an earlier boot. Call this method for all old lines, in order.
 
         This boot's lines begin with the kernel's first lines, or with a date after this boot started.
         """
@@ -164,7 +164,7 @@ class FollowedFile(Source):
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")  # if it is a FIFO by now, it is reopened as one
+            raise OSError(errno.EINVAL, "not a regular file")  # if the path is a FIFO by now, it is reopened as one
         if any(tail.inode == status.st_ino for tail in self._tails):
             os.close(fd)
             return
@@ -207,11 +207,11 @@ class FollowedFile(Source):
 
 
 class Fifo(Source):
-    """A FIFO. It is opened for writing too, so that the reader sees no end of file when writers come and go.
+    """A FIFO. The FIFO is opened for writing too, so that the reader gets no end of file when writers come and go.
 
     A line's time is the time at which it was read, and no line is history. A FIFO cannot be read again, so it has no
-    cursor. If the FIFO was replaced, no writer uses the old one. This is treated as an error, so that the new file is
-    opened.
+    cursor. If the FIFO was replaced, no writer uses the old one. A replaced FIFO is treated as an error, so that the
+    new file is opened.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -336,7 +336,7 @@ class Tail:
 def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
     """Split lines as split_lines() does, and count the repeats of each line.
 
-    Repeats are only searched for in large `data`, which is then used completely or not at all.
+    Repeats are only counted if `data` is large. In that case, `data` is used completely or not at all.
     """
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:

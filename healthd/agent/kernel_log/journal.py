@@ -1,4 +1,4 @@
-"""Kernel lines from the systemd journal. They fill gaps in the ring buffer, or serve as the live source.
+"""Kernel lines from the systemd journal. The journal's lines fill gaps in the ring buffer, or serve as the live source.
 
 journald writes a line 400 to 500 ms after the kernel, and its reader wakes up for every service's lines, so the live
 source is /dev/kmsg. read_journal() may block on a dying disk and is called in the worker.
@@ -77,8 +77,8 @@ def parse_entry(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine 
     """Return a journal entry as a line, or None if the kernel did not write it.
 
     journald itself records an entry's transport, which no client can forge (systemd.journal-fields(7), Trusted
-    Journal Fields). A line that a program wrote to /dev/kmsg has another facility, and journald splits its "NVRM: Xid
-    ..." into an identifier and the rest; they are joined again here.
+    Journal Fields). A line that a program wrote to /dev/kmsg has another facility. journald splits such a line, "NVRM:
+    Xid ...", into an identifier and the rest. This function joins the two parts again.
     """
     message, identifier = entry.get("MESSAGE"), entry.get("SYSLOG_IDENTIFIER", "kernel")
     facility = entry.get("SYSLOG_FACILITY", KERNEL)

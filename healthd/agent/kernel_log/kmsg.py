@@ -34,8 +34,9 @@ class Kmsg(Source):
     """/dev/kmsg, which returns one record per read.
 
     The log clock counts like CLOCK_MONOTONIC, but without NTP's corrections, so the two drift apart by minutes over
-    months of uptime. Each time the ring buffer has been read completely, the next record is read as it is written, and
-    it resets the offset between log clock and wall clock. Records from before the start are dated by CLOCK_MONOTONIC.
+    months of uptime. Each time the ring buffer has been read completely, the next record is read right after it is
+    written. Its time resets the offset between the log clock and the wall clock. Records from before the start are
+    dated by CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Kmsg(Source):
         self._offset = self._opened - time.clock_gettime(time.CLOCK_MONOTONIC)
         self._drained = False
         position = _Cursor(boot_id, -1, 0)
-        self._is_history = self._is_first_record = True  # first since the installation, not only in this boot
+        self._is_history = self._is_first_record = True  # since healthd's installation, not only in this boot
         with suppress(ValidationError):  # no cursor, or one from another source
             previous = convert(cursor, _Cursor)
             self._is_history = self._is_first_record = False

@@ -1,9 +1,10 @@
 """Count repeated lines before they are parsed, which makes a storm of a million lines cheap.
 
 Two Xids with the same head (GPU and code) report one fault, regardless of pid, channel or registers. Some codes are
-followed by text that distinguishes faults (a link, a unit, a recovery action). They have no head here, so these Xids,
-SXids and PCI Express errors report one fault only if their lines are equal. Every other line is read individually,
-because the order of lines matters if they report a state (a link is down, or up again).
+followed by text that distinguishes faults (a link, a unit, a recovery action). Lines with these codes have no head
+here. Such Xids, and all SXids and PCI Express errors, therefore report one fault only if their lines are equal. Every
+other line is read individually, because the order of lines matters if they report a state (a link is down, or up
+again).
 """
 
 from __future__ import annotations

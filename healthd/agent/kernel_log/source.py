@@ -75,7 +75,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
-        """Return lines. Lines from before an error are returned first, so OSError is only raised if there are none."""
+        """Return lines. Lines from before an error are returned first, so OSError is only raised if no line is left."""
 
     @abstractmethod
     def close(self) -> None: ...

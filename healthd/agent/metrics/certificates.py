@@ -31,7 +31,7 @@ from healthd.common import ownership
 HUNG_SECONDS = 1.0  # how long a client waits for another client's thread that checks the files
 EXPIRY_WARNING_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
 NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME in openssl/x509_vfy.h; the ssl module has no name for it
-HANDSHAKE_ROUNDS = 3  # client and server take two turns in TLS 1.2 until the client has finished, and one in TLS 1.3
+HANDSHAKE_ROUNDS = 3  # until the client has finished, client and server take two turns in TLS 1.2 and one in TLS 1.3
 
 Stamp = tuple[int, int, int, int]
 
@@ -54,7 +54,7 @@ class WebFiles:
     """The web configuration file at `path`, and the files that it names."""
 
     def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
-        """Raises WebConfigError if a file is invalid. In that case no page is served, rather than one without TLS."""
+        """Raises WebConfigError if a file is invalid. No page is then served, rather than a page without TLS."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""
@@ -87,7 +87,7 @@ class WebFiles:
             self._lock.release()
 
     def problem(self) -> str:
-        """Return why the files are not in force, or why clients reject the certificate (or will do so soon), or ""."""
+        """Return why the files are not in force, or why clients reject the certificate now or soon, or ""."""
         with self._lock:  # a client's thread may hang in the files; the caller then reports that this call hangs
             pass
         web, now = self.web(), self._now()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 if TYPE_CHECKING:
     from prometheus_client import core
 
-Labels: TypeAlias = "tuple[tuple[str, str], ...]"  # by name
+Labels: TypeAlias = "tuple[tuple[str, str], ...]"  # sorted by name
 TOTAL = "_total"
 MAX_CACHED_SERIES = 2048  # how many names and labels of observations to cache; more than most nodes have
 OPENMETRICS = "application/openmetrics-text"

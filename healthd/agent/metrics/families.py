@@ -51,8 +51,8 @@ Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # (name in FAMILIES, rows)
 def families(snapshot: Snapshot) -> list[Metric]:
     """Return healthd's own metrics, followed by the checks' observations sorted by name.
 
-    Families without a series are left out. All values come from the snapshot; `processes` returns those that change
-    without a new one.
+    Families without a series are left out. All values come from the snapshot, except those that change without a new
+    snapshot; `processes` returns these.
     """
     observed, refused = _observed(snapshot)
     own = dict(_own(snapshot))
@@ -105,7 +105,7 @@ def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
         "condition_acknowledged_until_timestamp_seconds",
         [(condition_labels(c), c.ack.until) for c in conditions if c.ack],
     )
-    # This is a separate metric, because a job that becomes known later must not change the condition's series.
+    # The job has its own metric, because a job that becomes known later must not change the condition's series.
     # Prometheus itself uses the label "job".
     jobs = [({**condition_labels(c), "slurm_job": job}, 1.0) for c in conditions for job in c.job.split(",") if job]
     yield "condition_slurm_job", jobs

@@ -1,4 +1,4 @@
-"""The metrics page over HTTP, or HTTPS (certificates.py). It is imported only if a page is configured.
+"""The metrics page over HTTP, or HTTPS (certificates.py). This module is imported only if a page is configured.
 
 Any client that can reach the port may connect and stay silent, send its request byte by byte, send garbage, or leave a
 TLS handshake unfinished. None of this delays the page for other clients. For each address that healthd listens on, it
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("healthd")
 
-CLIENT_SECONDS = 10.0  # from the connection to the last byte of the answer; Prometheus' default timeout for a scrape
+CLIENT_SECONDS = 10.0  # maximum time until the last byte of the answer; Prometheus' default timeout for a scrape
 CLIENTS = 16  # maximum number of clients at the same time
 MAX_HEAD_BYTES = 16 << 10  # maximum size of the request line and the headers
 CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering one delays the daemon
-MAX_CONDITIONS = 20  # on the landing page
+MAX_CONDITIONS = 20  # maximum number of conditions on the landing page
 METHODS = ("GET", "HEAD")
 ARENA_MAX = -8  # M_ARENA_MAX in malloc.h: mallopt(3)
 TEXT = "text/plain; charset=utf-8"
@@ -299,7 +299,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return tls_stream
 
     def mark_requested(self, stream: object) -> None:
-        """Record that this client has sent a whole request. Clients that have not are disconnected first."""
+        """Record that this client has sent a whole request. Clients that have not done so are disconnected first."""
         with self._lock:
             if stream in self._clients:
                 self._clients[stream].has_requested = True

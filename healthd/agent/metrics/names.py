@@ -48,13 +48,15 @@ FAMILIES = {
         _CONDITION, "1 for a confirmed condition, 0 while it is pending (not yet present for its confirm time)."
     ),
     "condition_enforced": Family(
-        _CONDITION, "0 for a condition that is based only on a log that users can forge, and never drains; else 1."
+        _CONDITION,
+        "0 for a condition that never drains, because it is based only on a log that users can forge; else 1.",
     ),
     "condition_acknowledged": Family(
         _CONDITION, "1 for a condition that an operator acknowledged (healthd ack, or a resume); it does not drain."
     ),
     "condition_since_timestamp_seconds": Family(
-        _CONDITION, "When a condition was confirmed, or first reported while it is pending; seconds since the epoch."
+        _CONDITION,
+        "When a condition was confirmed or, if it is still pending, first reported; seconds since the epoch.",
     ),
     "condition_acknowledged_until_timestamp_seconds": Family(
         _CONDITION, "When the healthd ack of a condition expires, in seconds since the epoch."
@@ -124,8 +126,8 @@ FAMILIES = {
     ),
     "fleet_count_available": Family(
         (),
-        "0 while a drain is due or set and the nodes that healthd keeps drained cannot be counted, else 1. At 0, "
-        "drains wait.",
+        "0 if a drain is due or set, but the nodes that healthd keeps drained cannot be counted; else 1. At 0, drains "
+        "wait.",
     ),
     "fleet_limit_drain_waiting": Family(
         _LIMIT, "Always 1: a drain waits because healthd keeps as many nodes drained as the fleet limit allows."

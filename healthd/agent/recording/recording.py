@@ -1,8 +1,8 @@
 """A recording: the checks' questions and a node's answers, in one file that can be evaluated elsewhere.
 
-`Recorder` writes each question and its answer while a worker runs. `Player` answers from a recording. Both use only a
-question's text ("read /proc/uptime"), so a new question needs no change here. A question that is not in the recording
-raises `NotRecorded`. The check then fails, and its result is unknown, never healthy.
+`Recorder` writes each question and its answer while a worker runs. `Player` answers from a recording. Both classes use
+only a question's text ("read /proc/uptime"), so a new question needs no change here. A question that is not in the
+recording raises `NotRecorded`. The check then fails, and its result is unknown, never healthy.
 
 The file is gzipped JSON. It may come from an untrusted source, so it unpacks only to plain data and errors from the
 standard library.
@@ -314,7 +314,7 @@ class Player:
 def encode(recording: Recording) -> bytes:
     """Return the content of the file. The same recording always gives the same bytes."""
     data = {"format": FORMAT, "version": VERSION, **dump(recording)}
-    text = json.dumps(data, separators=(",", ":"))  # in the node's order, because findings follow the settings
+    text = json.dumps(data, separators=(",", ":"))  # keep the node's order, because findings follow the settings
     return gzip.compress(text.encode(), mtime=0)
 
 
@@ -352,7 +352,7 @@ def _plain(error: BaseException) -> str:
 def read(path: str) -> Recording:
     """Read a recording from a file. Raises RecordingError."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # because each worker reads it again
+        if not stat.S_ISREG(os.stat(path).st_mode):  # each worker reads the file again
             raise RecordingError(f"{path}: is not a file")
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)

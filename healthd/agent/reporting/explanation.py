@@ -1,5 +1,4 @@
-"""The JSON document (docs/json.md) and text of `healthd explain`. They say what a code means and how healthd reacts to
-it on this node.
+"""The JSON document (docs/json.md) and text of `healthd explain`: what a code means and how healthd reacts to it here.
 
 The checks provide the texts. fault_timeline.py computes healthd's reaction from this node's settings.
 """

@@ -49,7 +49,7 @@ def remedy_steps(
     """Yield (label, command) for a condition's remedy. `when` is "once" or "now that" (no job runs on the node)."""
     remedy = condition_remedy(c["clears"], c["severity"], c.get("remedy", ""))
     idle = f"{when} no job runs here"
-    # Repairs require powering off, which destroys evidence. Below degraded the node stays in service.
+    # Repairs require powering off, which destroys evidence. Below severity DEGRADED, the node stays in service.
     if remedy in ("gpu_reset", "reboot", "power_cycle") or (remedy == "repaired" and c["severity"] in DRAINS):
         yield "first, save the evidence", "healthd record"
     if remedy == "check":

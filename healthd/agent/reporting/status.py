@@ -80,10 +80,10 @@ class Snapshot(Value, frozen=True):
     round: RoundStatus
     inventory: Inventory
     sources: tuple[SourceStatus, ...] = ()
-    incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # first cause by condition
+    incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # for each condition, the first cause
     pause: Pause | None = None
     detection_pause: DetectionPause | None = None
-    commands: dict[str, int] = field(default_factory=dict)  # count since the start by command ("ack", "repaired", ...)
+    commands: dict[str, int] = field(default_factory=dict)  # counts since the start, by command ("ack", ...)
     fleet_hold: FleetHold | None = None
     fleet_counted: bool = True
     requeued: tuple[str, ...] = ()  # jobs requeued by this process since healthd set its current drain
@@ -96,12 +96,12 @@ class Snapshot(Value, frozen=True):
     config_reload_failures_total: int = 0
     config_last_reload_successful: bool = True
     events_forgotten_total: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)  # count since the start by boundary (guard.py)
-    shortages: dict[str, int] = field(default_factory=dict)  # count since the start by resource (host/shortage.py)
+    dropped: dict[str, int] = field(default_factory=dict)  # counts since the start, by boundary (guard.py)
+    shortages: dict[str, int] = field(default_factory=dict)  # counts since the start, by resource (host/shortage.py)
     cleared: tuple[Condition, ...] = ()
-    meanings: Mapping[str, str] = field(default_factory=dict)  # meaning of the value by observation
-    remedies: Mapping[str, Remedy] = field(default_factory=dict)  # by code, for codes that declare one
-    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # checks by reason
+    meanings: Mapping[str, str] = field(default_factory=dict)  # for each observation, the meaning of its value
+    remedies: Mapping[str, Remedy] = field(default_factory=dict)  # for each code that declares a remedy
+    without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for each reason, the checks
     problems: tuple[Problem, ...] = ()
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # pids of "daemon", "worker" and "live"
 

@@ -1,8 +1,8 @@
 """Programs that must run on this node before a resume: `healthd validate`, once for each drain by healthd.
 
 A program runs as a child process of the daemon, while kernel events and checks continue. The resume waits until the
-program has ended and its check has evaluated the result. It does not wait longer than `Program.seconds` plus the wait
-for the check. If a program was terminated or could not be started, this is reported but does not block the resume.
+program has ended and its check has evaluated the result. The resume waits at most `Program.seconds` plus the time until
+the check has run. If a program was terminated or could not be started, this is reported but does not block the resume.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Stage(enum.Enum):
 
 
 class NodeView(NamedTuple):
-    """State of the node.
+    """State of the node. "These checks" are the checks whose programs run before a resume.
 
     is_drained        healthd's drain is in force in Slurm, and healthd may change it
-    is_idle           the same, and Slurm shows no job on the node
+    is_idle           as for is_drained, and Slurm shows no job on the node
     has_other_causes  a fault other than these checks' findings drains the node
     is_clean          nothing other than these checks' findings blocks the resume
     has_failed        these checks' findings block the resume
@@ -51,7 +51,7 @@ class NodeView(NamedTuple):
 
 
 def next_stage(stage: Stage, node: NodeView) -> Stage:
-    """Return a drain's next stage, before a program is started or ends.
+    """Return the stage of a drain before `step` starts a program or records that one ended.
 
     If a new fault opens or the drain ends, start over and terminate a running program. A failed program is not retried
     automatically, because an intermittent fault would then pass.
@@ -110,7 +110,7 @@ class BeforeResume:
         self._was_terminated = False
         self._retry_at, self._busy_until = FOREVER, FOREVER
         self._check_deadline = FOREVER
-        self._ended_at: dict[RunName, float] = {}  # epoch seconds, for runs whose check has not run since
+        self._ended_at: dict[RunName, float] = {}  # end of each program whose check has not run since
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())
@@ -185,7 +185,7 @@ class BeforeResume:
     def _start_next(self) -> None:
         """Start the next program once no other such program runs on this node.
 
-        A program that an operator started has its own time limit. healthd does not wait longer for it than its own
+        A program that an operator started has its own time limit. healthd waits for it at most as long as healthd's own
         programs may run.
         """
         self._retry_at = FOREVER

@@ -34,13 +34,16 @@ class ScheduledRun(Value, frozen=True):
 
 @functools.lru_cache(maxsize=64)  # called for each run, several times per round
 def phase(node_name: str, interval_seconds: float) -> float:
-    """Return the offset of this node's rounds within the interval. It stays the same after a restart."""
+    """Return the offset of this node's rounds within the interval. The offset stays the same after a restart."""
     return zlib.crc32(node_name.encode()) % 65536 / 65536 * interval_seconds
 
 
 def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
-    """Return when a run is due. If it never ran, this is at once. Otherwise it is at the node's phase, but at least a
-    tenth of the interval after the last run."""
+    """Return when a run is due.
+
+    A run that never ran is due at once. Otherwise the run is due at the node's phase, but at least a tenth of the
+    interval after the last run.
+    """
     if last_run is None:
         return 0.0
     interval = run.interval_seconds

@@ -66,7 +66,7 @@ class FailslowProcess:
         elif self._channel is not None:
             try:
                 self._channel.send(json.dumps({"settings": self._check_settings}).encode() + b"\n")
-            except OSError:  # it hangs or has just exited; the next process gets the settings when it starts
+            except OSError:  # the process hangs or has just exited; the next one gets the settings when it starts
                 self._end()
 
     @property
@@ -101,7 +101,7 @@ class FailslowProcess:
         self._check_settings = {}
         self._end()
         if self._unkillable is not None:
-            self._unkillable.returncode = 0  # avoid a warning, because it may outlive the daemon
+            self._unkillable.returncode = 0  # avoid a warning, because the process may outlive the daemon
 
     def _start(self, now: float) -> None:
         if self._unkillable is not None:

@@ -12,7 +12,7 @@ class JobPresence:
     """Whether jobs are on this node.
 
     is_drained        Slurm shows this node drained and idle; the daemon sets it
-    is_without_jobs   Slurm's cgroups have shown no job since the last one ended
+    is_without_jobs   Slurm's cgroups have shown no job since the last job ended
     """
 
     def __init__(self, root: str, monotonic: Callable[[], float]) -> None:

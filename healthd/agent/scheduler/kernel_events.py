@@ -182,8 +182,10 @@ class KernelEventIntake:
             log.warning(sentence, self.events_forgotten, MAX_EVENTS)
 
     def _log_incidents(self) -> None:
-        """Find conditions with a common cause. These incidents are logged when one of their conditions opens, and shown
-        in the status while they are open."""
+        """Find incidents: conditions with a common cause.
+
+        An incident is logged when one of its conditions opens, and is shown in the status while it is open.
+        """
         ledger = self._store.ledger
         since = self._now() - INCIDENT_SECONDS
         events = [event for event in ledger.events if event.last_time >= since and not event.history]
@@ -201,7 +203,7 @@ class KernelEventIntake:
     # --- jobs that caused events
 
     def take_jobs(self) -> None:
-        """Add jobs that Slurm reports a moment later if it does not use cgroups."""
+        """Add the jobs that caused earlier events. Without cgroups, Slurm reports these jobs a moment later."""
         ledger, may_query_slurm = self._store.ledger, self.configured.settings.mode is not Mode.OBSERVE
         jobs: dict[int, str] = {}
         with guard.dropping_errors(SLURM):

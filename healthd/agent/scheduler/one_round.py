@@ -40,7 +40,7 @@ from healthd.common.model import (
 )
 from healthd.host.host import Host
 
-MAX_READS = 1000  # of 1000 kernel lines each; bounds the reading of a log that grows faster than it is read
+MAX_READS = 1000  # reads of 1000 kernel lines each, for a log that grows faster than it is read
 
 KernelLogReader = Callable[[], list[RawLine]]  # returns the lines that are relevant to healthd; raises OSError
 
@@ -81,8 +81,8 @@ def run_round(
 ) -> RoundResult:
     """Run all checks in `loaded` once. The round ends within the checks' deadlines even if something hangs.
 
-    replayed       the recording of a round to repeat (the workers have it too): its times apply, and a check that did
-                   not answer in it does not run
+    replayed       the recording of a round to repeat, which the workers have too. The recording's times apply. A check
+                   that did not answer in the recording does not run
     extra_results  results that already exist
     """
     settings = loaded.settings

@@ -176,7 +176,7 @@ class ReplyHandler:
         if check.when and not self._jobs.is_idle:
             return  # jobs arrived while it ran
         silent = self._silent_seconds(reply)
-        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # its readings have times from two clocks
+        if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # the run's readings have times from two clocks
             why = "the clock was set while it ran"
             reply = replace(reply, outcome=Outcome.FAILED, answer=None, error=why, message_time=None)
             self._queue.run_early(name, self._monotonic() + MIN_REPEAT_SECONDS)
@@ -191,7 +191,7 @@ class ReplyHandler:
             self._queue.run_early(name, self._monotonic() + max(early_at - self._now(), 0.1))
 
     def _silent_seconds(self, reply: Reply) -> float:
-        """Return for how long a run's resource has not answered, in this run and earlier ones, or 0 if it has."""
+        """Return how long a run's resource has not answered, in this run and earlier ones; 0 if it has answered."""
         resource, now = reply.request.resource, self._monotonic()
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
             self._overdue_since.setdefault(resource, now - reply.seconds)

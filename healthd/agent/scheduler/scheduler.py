@@ -16,8 +16,8 @@ from healthd.common.guard import WORKER
 from healthd.common.model import RunName
 from healthd.host.host import Host
 
-NVML_OPEN_SECONDS = 60.0  # for 8 GPUs whose driver no process keeps open; each takes 1-3 s to initialise
-JOB_END = "job_end"  # in a check's AFTER_EVENTS: the check runs when an epilog reports that a job ended
+NVML_OPEN_SECONDS = 60.0  # enough for 8 GPUs whose driver no process keeps open; each GPU takes 1-3 s to initialise
+JOB_END = "job_end"  # event name in a check's AFTER_EVENTS: the check runs when an epilog reports that a job ended
 
 
 class Scheduler:

@@ -67,7 +67,7 @@ class WorkerQueue:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._commanded_at = -FOREVER  # start of the last or next round for a command
+        self._commanded_at = -FOREVER  # start of the last round that a command requested, or of the next one
         self._quarantined: set[str] = set()
         self._is_running = False
         self._began = 0.0
@@ -129,7 +129,7 @@ class WorkerQueue:
             self.run_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + MIN_REPEAT_SECONDS))
 
     def add_task(self, request: Request) -> None:
-        """Add other work for the worker. It is done when no checks are due.
+        """Add other work for the worker. The work is done when no checks are due.
 
         A task waits while a worker hangs in its resource. Only the newest task of each kind is kept.
         """

@@ -66,7 +66,7 @@ class CheckConfig(Value, frozen=True):
 
 
 def is_capped(config: CheckConfig, expects: str) -> bool:
-    """Return True if these settings cap findings that compare with the setting `expects` at WARNING.
+    """Return True if, under these settings, findings that compare with the setting `expects` are at most a WARNING.
 
     `expects` is "" for findings that do not compare with a setting.
     """
@@ -94,7 +94,7 @@ class NvmlConfig(Value, frozen=True):
 class KernelPattern(Value, frozen=True):
     """A kernel line that is important at this site.
 
-    `pattern` is plain text in which "*" matches any text. It must match from the beginning of the message
+    `pattern` is plain text in which "*" matches any text. The pattern must match from the beginning of the message
     (agent/kernel_log/rules/site.py).
     """
 
@@ -118,7 +118,7 @@ class KernelLogConfig(Value, frozen=True):
 
     `source` is kmsg, journal, off, or the path of a file or FIFO to follow. With `accept_injected`, lines that root
     wrote are accepted (drills). With `trust_file`, lines in a followed file may drain, although users can forge them.
-    `patterns` are the site's own lines by name. They apply to lines that no built-in rule matches.
+    `patterns` are the site's own lines by name. The patterns apply to lines that no built-in rule matches.
     """
 
     source: KernelLog = "kmsg"
@@ -156,9 +156,9 @@ class FleetLimits(Value, frozen=True):
     limit_*         for causes that several nodes share
     own_hardware_*  for a fault of the node itself
     jitter_seconds  longest first wait for a shared cause; it is shorter in a small partition (fleet_limit.py)
-    uncounted_drain_after_seconds  if the drained nodes cannot be counted for this time, plus a random time of up to
-                                   as long again, a CRITICAL fault of the node's own hardware drains without a count
-                                   and without a requeue
+    uncounted_drain_after_seconds  how long the drained nodes must be uncountable before a CRITICAL fault of the node's
+                                   own hardware drains without a count and without a requeue. A random time of at most
+                                   the same length is added
     """
 
     limit_percent: Percent = 10.0

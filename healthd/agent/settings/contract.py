@@ -45,12 +45,12 @@ class Contract(Value, Generic[C], frozen=True):
     USES           a resource in which a run may hang: "nvml", which all its users share; "" = not shared with other
                    checks
     WHEN           "idle": runs only while a drain is desired or set and Slurm shows the node drained and idle;
-                   `healthd check` then runs it only by name; "" = always
+                   `healthd check` runs such a check only if it is named; "" = always
     AFTER_EVENTS   kinds of kernel events after which it runs at once; also "pci_remove" (a device was removed),
                    "job_end" (an epilog reported it), "nvml_trouble" (a GPU check found a lost GPU, or NVML did not
                    answer)
-    HOLDS_RESUME   False: a drained node is resumed even if the check fails to run and could drain. A check that can
-                   only warn, by its codes and the site's settings, never delays a resume
+    HOLDS_RESUME   False: a drained node is resumed even if the check fails to run. A check that can only warn, because
+                   of its codes or the site's settings, never delays a resume
     run            yields findings, observations and repairs, or NothingToCheck with the reason. An exception means
                    that the check failed to run
     before_resume  a program that healthd runs once per drain, on the drained and idle node, when nothing else

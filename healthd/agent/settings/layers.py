@@ -1,8 +1,8 @@
 """Layers below healthd.toml: the profile for this machine's type, and this node's baseline.
 
-A profile (conf/profiles) describes a machine type's hardware. It is a guess, so deviations from it warn and never
-drain. A baseline (`healthd baseline`) describes this node's hardware. Both contain only [checks.*]; a profile also
-has [match], which selects it.
+A profile (conf/profiles) describes a machine type's hardware. A profile is a guess, so deviations from it warn and
+never drain. A baseline (`healthd baseline`) describes this node's hardware. Both contain only [checks.*]; a profile
+also has [match], which selects it.
 
 GPUs are identified by their PCI ids in sysfs, never by name, because names require NVIDIA's driver, which may hang
 (docs/adr/0013).
@@ -69,7 +69,7 @@ def lower_layers(settings: Settings) -> list[Layer]:
 
 
 def layers_without_baseline(settings: Settings) -> list[Layer]:
-    """Return the layers for creating a new baseline. They do not include the old baseline."""
+    """Return the layers for creating a new baseline. The old baseline is not among them."""
     return lower_layers(replace(settings, baseline_file=""))
 
 

@@ -6,9 +6,10 @@
     [node.checks.gpu_count]
     expected = 8
 
-A section applies to a node whose name is in one of its host lists (in Slurm's format: "rack[1-2]n[01-16]") and in none
-of those that begin with "!". If all lists begin with "!", it applies to all other nodes. Its settings take precedence
-over those outside the sections, setting by setting, and a later section takes precedence over an earlier one.
+A section applies to a node if one of its host lists contains the node's name and no list that begins with "!" contains
+it. Host lists have Slurm's format: "rack[1-2]n[01-16]". If all lists begin with "!", the section applies to all other
+nodes. Each setting in a section takes precedence over the same setting outside the sections, and over the same setting
+in an earlier section.
 """
 
 from __future__ import annotations

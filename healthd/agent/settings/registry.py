@@ -60,9 +60,9 @@ OTHERS_EXPLAIN = Explain(
     Clears.OPERATOR,
     "All checks together report more than 128 problems. The worst ones have their own conditions; this one counts "
     "the other problems of this check.",
-    "It has the severity of its worst problem, and drains if that problem would.",
-    "Run healthd status and dmesg, and fix the named conditions first. This condition ends with the last problem that "
-    "it counts, which may require a reboot, or with healthd repaired CHECK/others others.",
+    "This condition has the severity of the worst problem that it counts, and drains if that problem would drain.",
+    "Run healthd status and dmesg, and fix the named conditions first. This condition ends when the last problem that "
+    "it counts ends, which may require a reboot. It also ends with healthd repaired CHECK/others others.",
 )
 
 
@@ -117,8 +117,9 @@ class Check(Value, frozen=True):
     def may_block_resume(self, config: CheckConfig) -> bool:
         """Return True if a drained node waits for this check when it fails to run.
 
-        This is not the case if the check declares it, or if the check can only warn, either by the site's settings or
-        because none of its codes drains. A check that explains none of its codes may drain for any of them.
+        The node does not wait if the check declares HOLDS_RESUME = False. Nor does it wait if the check can only warn,
+        because of the site's settings or because none of its codes drains. A check that explains none of its codes may
+        drain for any of them.
         """
         if is_capped(config, "") or not self.declares.HOLDS_RESUME:
             return False
@@ -339,7 +340,7 @@ def site_files(directory: str) -> list[str]:
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
     for name in names:
-        if not name.isprintable():  # it becomes the check's name in settings, codes and drains
+        if not name.isprintable():  # the file's name becomes the check's name in settings, codes and drains
             raise ConfigError(f"{directory}: {name!a} is not a valid name for a check")
     paths = [os.path.join(directory, name) for name in names]
     for path in paths:
@@ -366,8 +367,7 @@ _loaded_site_files: list[str] = []
 
 
 def has_loaded_site_file() -> bool:
-    """Return True if this process has executed code from a site's file. That code may have loaded or started
-    anything."""
+    """Return True if this process has executed code from a site's file, which may have loaded or started anything."""
     return bool(_loaded_site_files)
 
 

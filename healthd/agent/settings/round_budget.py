@@ -8,7 +8,7 @@ from healthd.agent.settings.configured import Configured
 def max_round_seconds(configured: Configured) -> float:
     """Return the maximum duration of a round with all runs.
 
-    This is the sum of their timeouts, but no run begins after round_timeout_seconds.
+    The duration is the sum of the runs' timeouts, but no run begins after round_timeout_seconds.
     """
     timeouts = [config.timeout_seconds for name, config in configured.runs.items() if configured.check(name).has_run]
     return min(sum(timeouts), configured.settings.round_timeout_seconds + max(timeouts, default=0.0))
@@ -23,8 +23,9 @@ def warnings(configured: Configured) -> list[str]:
             instance = f'."{name.instance}"' if name.instance else ""
             intervals[f"checks.{name.check}{instance}.interval_seconds"] = config.interval_seconds
     return [
-        f"{setting}: a round may take {max_seconds:g} s (the timeouts of its checks, bounded by round_timeout_seconds "
-        f"{settings.round_timeout_seconds:g} and its last check), longer than {interval:g} s: rounds may start late"
+        f"{setting}: a round may take {max_seconds:g} s (the sum of its checks' timeouts, at most "
+        f"round_timeout_seconds {settings.round_timeout_seconds:g} plus the last check), which is longer than the "
+        f"interval of {interval:g} s: rounds may start late"
         for setting, interval in intervals.items()
         if max_seconds > interval
     ]

@@ -29,8 +29,8 @@ from healthd.common.text import regex
 from healthd.host.oom import raise_score
 from healthd.host.program import ProgramResult, run_program
 
-LOAD_SECONDS = 10.0  # for all files; importing numpy from a cold disk takes 2 s
-START_SECONDS = 2.0  # for starting the process, before its own limit begins
+LOAD_SECONDS = 10.0  # time limit for all files; importing numpy from a cold disk takes 2 s
+START_SECONDS = 2.0  # time for starting the process, before its own limit begins
 DONE = "done"
 
 SETTINGS = "--settings"
@@ -77,7 +77,7 @@ def _require(trials: Sequence[_Trial], flags: Sequence[str], phrases: tuple[str,
     command = [sys.executable, "-m", "healthd.agent.settings", str(seconds), *flags, *(trial.argument for trial in new)]
     try:
         ran = run_program(command, seconds + START_SECONDS, os.environ)
-    except TimeoutError:  # it hangs in the kernel, where its own timer cannot end it
+    except TimeoutError:  # the process hangs in the kernel, where its own timer cannot end it
         raise ConfigError(f"{names}: refused: not {phrases[0]} within {seconds:g} s") from None
     except OSError as error:
         raise ConfigError(f"{names}: cannot be tested: {error.strerror}") from None

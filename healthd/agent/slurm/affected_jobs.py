@@ -37,7 +37,8 @@ ALL_JOBS, ANY_GPU = FaultReach(all_jobs=True), FaultReach()
 class JobGpus(Value, frozen=True):
     """A job's GPUs, by PCI address.
 
-    has_allocation  whether Slurm allocated GPUs to the job; `allocated` are those GPUs; None if unknown
+    has_allocation  whether Slurm allocated GPUs to the job, or None if unknown
+    allocated       the GPUs that Slurm allocated to the job, or None if unknown
     opened          GPUs that its processes have open; if a GPU is missing here, that proves nothing
     is_complete     whether all its processes were inspected
     """

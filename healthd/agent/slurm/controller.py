@@ -89,7 +89,8 @@ class SlurmController:
     def is_drained_and_idle(self, verdict: Verdict) -> bool:
         """Return True if Slurm has shown this node drained and idle since the last round. Older answers are ignored.
 
-        Slurm is queried in each round only while healthd desires or has a drain, and never in mode observe.
+        Slurm is queried in each round only while a drain by healthd is desired or set. It is never queried in mode
+        observe.
         """
         slurm = self.status
         if slurm.node is None or self.settings.mode is Mode.OBSERVE:
@@ -106,7 +107,7 @@ class SlurmController:
     def must_refuse_jobs(self, verdict: Verdict) -> bool:
         """Return True if the prolog must refuse jobs.
 
-        This is the case if a drain is desired and Slurm does not yet keep jobs from the node.
+        The prolog must do so if a drain is desired and Slurm does not yet keep jobs from the node.
         """
         if not verdict.causes or not self.may_change() or self._now() >= self.jobs_blocked_since:
             return False
@@ -179,8 +180,8 @@ class SlurmController:
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:
         """Return True if a reconciliation is due.
 
-        This is the case at the start, after a change of the goal, for a retry, and in each round while a drain is
-        desired or set.
+        A reconciliation is due at the start, after a change of the goal, and for a retry. While a drain is desired or
+        set, it is also due in each round.
         """
         ledger = self._store.ledger
         is_involved = not needs_no_query(verdict, ledger.slurm)
@@ -235,8 +236,10 @@ class SlurmController:
         return refusal_times(self.settings.runtime_dir)
 
     def _log_command(self, command: Command, result: CommandResult | None) -> None:
-        """Emit the event for a command. This happens before the command starts, so that it is saved even if the daemon
-        is killed right after."""
+        """Emit the event for a command, before the command starts.
+
+        The event is therefore saved even if the daemon is killed right after the command starts.
+        """
         self._store.stream.emit(action_log.command_events(command.argv, result))
         if result is None:
             self._store.save()
@@ -245,7 +248,7 @@ class SlurmController:
         """Save the record before the next command is sent. If the daemon is killed here, it can then recognise its
         drain later.
 
-        If an operator reported a repair during the reconciliation, the count stays reset.
+        If an operator reported a repair during the reconciliation, the count of repeated drains stays reset.
         """
         recorded = self._store.ledger.slurm
         previous_reason = recorded.reason

@@ -32,7 +32,7 @@ MAX_RETRY_SECONDS = 300.0
 BOOT_SECONDS, BOOT_RETRY_SECONDS = 1800.0, 15.0
 # slurmd registers within seconds after it starts.
 REGISTRATION_SECONDS, REGISTRATION_RETRY_SECONDS = 15.0, 0.5
-POLL_SECONDS = 1.0  # between two searches for a new slurmd
+POLL_SECONDS = 1.0  # time between two searches for a new slurmd
 
 
 class SlurmDriver:
@@ -103,8 +103,9 @@ class SlurmDriver:
         return self._advance(self._count(CommandResult(child.status, out, err, self._now() - seconds, seconds)))
 
     def retry_seconds(self, report: ReconcileReport) -> float:
-        """Return the seconds until the next reconciliation. They double each time, with jitter, and are infinite if the
-        goal is reached.
+        """Return the seconds until the next reconciliation, or infinity if the goal is reached.
+
+        The delay doubles each time, with jitter.
 
         A drain that waits for the fleet limit, or that has ended, has its own schedule.
         """
@@ -200,7 +201,7 @@ class SlurmDriver:
 
 
 class SlurmdStartDetector:
-    """Detects a new slurmd on this node. It registers within seconds, and slurmctld may then remove a drain.
+    """Detects a new slurmd on this node. A new slurmd registers within seconds, and slurmctld may then remove a drain.
 
     While enabled, it inspects the processes that are new since the last call.
     """

@@ -2,7 +2,7 @@
 
 Normally that is the job of the process in the line. If the process is gone or the line names none (Xid 79), it is every
 job that has the GPU open. Slurm's cgroups show the job at once. Without cgroups, `scontrol listpids` shows it a moment
-later. It is a child process with a deadline, and queries only this node's slurmstepds.
+later. `scontrol` runs as a child process with a deadline, and queries only this node's slurmstepds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from healthd.host.child_process import Child
 from healthd.host.job_processes import job_of_process, job_processes, jobs_using_gpus
 from healthd.host.wakeup import FOREVER
 
-PID_VALID_SECONDS = 10.0  # after a line; later the pid may belong to another process
+PID_VALID_SECONDS = 10.0  # maximum age of a line; later its pid may belong to another process
 CGROUP_INTERVAL_SECONDS = 1.0  # limits the rate of cgroup walks in a storm of events
 QUERY_INTERVAL_SECONDS = 2.0  # limits the rate of scontrol calls
 
@@ -29,9 +29,9 @@ class EventJobFinder:
         self._monotonic = monotonic
         self._cgroups_read_at = self._queried_at = -FOREVER
         self._processes: dict[int, str] = {}  # processes of jobs, from their cgroups
-        self._jobs_by_gpu: dict[int, tuple[str, ...]] = {}  # by minor number
+        self._jobs_by_gpu: dict[int, tuple[str, ...]] = {}  # jobs that have /dev/nvidiaN open, by N
         self._unresolved: set[int] = set()  # sequence numbers of events for the next query
-        self._queried: set[int] = set()  # ... and for the running query
+        self._queried: set[int] = set()  # sequence numbers of events for the running query
         self._child: Child | None = None
 
     def waits(self) -> Iterator[tuple[int, bool]]:

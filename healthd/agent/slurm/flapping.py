@@ -43,8 +43,7 @@ class Flapping(Value, frozen=True):
 
 
 def after_reading(record: DrainRecord, verdict: Verdict, now: float) -> DrainRecord:
-    """Return the record after a reading of the node. It has the drain's start and cause, and how long all has been
-    clean.
+    """Return the record after a reading of the node: the drain's start and cause, and how long the node has been clean.
 
     Only an open fault resets the clean time. Unknown states (a check that timed out, a pending finding, a restart) do
     not count as clean time either.
@@ -133,8 +132,10 @@ def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
 
 
 def waits_until(record: DrainRecord, limits: Flapping, now: float) -> float:
-    """Return when the drain may be lifted if everything stays clean (epoch seconds), or 0 for now or for an operator's
-    resume."""
+    """Return when the drain may be lifted if everything stays clean (epoch seconds).
+
+    Return 0 if the drain may be lifted now, or only by an operator.
+    """
     until = _resume_at(record, limits, now)
     return until if record.reason and record.clean_since and now < until < float("inf") else 0.0
 

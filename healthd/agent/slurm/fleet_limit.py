@@ -3,22 +3,23 @@ counting.
 
 A fault of the node's own hardware (a GPU off the bus) drains at once while healthd keeps fewer nodes drained than the
 higher limit. A fault that other nodes may share (file server, service, fabric, driver) first waits for a random time,
-so that thousands of nodes do not query slurmctld in the same second, and then drains while there is room under the
-lower limit. Otherwise the drain is held and retried with exponential backoff.
+so that thousands of nodes do not query slurmctld in the same second. It then drains if there is room under the lower
+limit. Otherwise the drain is held and retried with exponential backoff.
 
-Nodes that count at the same moment may all see room for one more. Each node therefore counts again after its drain,
-including only drains that are at least as old as its own by slurmctld's clock, and takes its drain back if the limit is
-exceeded. The last node that stays has counted all others that stay, so the limit is never exceeded for long.
+Nodes that count at the same moment may all see room for one more. Each node therefore counts again after its drain, and
+lifts its drain if the limit is exceeded. The second count includes only drains that, by slurmctld's clock, are at least
+as old as the node's own drain. The last node that stays has counted all others that stay, so the limit is never
+exceeded for long.
 
 If the fleet cannot be counted (sinfo fails, its table cannot be read, slurmctld is unreachable), the limit must still
 apply:
 
 - A stored count is used for RECENT_SECONDS. Only counts that left no room, or that confirmed a drain of this node, are
-  stored. Nodes count only if they need to drain, so a node that finds room in a stored count is a node whose drain was
-  within the limit and has been resumed since. At most as many nodes as the limit allows can do that within
-  RECENT_SECONDS, even if more need to drain. With the nodes that drained in their place, that is at most twice the
-  limit.
-- Otherwise the drain is held. After `uncounted_drain_after_seconds`, and a random time of up to as long again, a
+  stored. Nodes count only if they need to drain. A stored count therefore shows room only to a node whose drain was
+  within the limit and that has been resumed since. At most as many such nodes as the limit allows can drain again
+  within RECENT_SECONDS, even if more need to drain. Together with the nodes that drained in their place, that is at
+  most twice the limit.
+- Otherwise the drain is held. After `uncounted_drain_after_seconds`, plus a random time of at most the same length, a
   CRITICAL fault of the node's own hardware drains without a count.
 - Jobs are requeued only after a count that was made after the drain.
 
@@ -45,12 +46,12 @@ from healthd.common.model import (
     Severity,
 )
 
-# A count takes 13 ms of slurmctld's time at 10,000 nodes. This spreads first counts to five per second. Nodes that
-# drain are counted twice.
+# A count takes 13 ms of slurmctld's time at 10,000 nodes. The value below limits first counts to about five per second.
+# A node that drains counts twice.
 SECONDS_PER_NODE = 0.2
 MIN_HOLD_SECONDS = 60.0
-# If a node is later than this (slurmctld was unreachable, daemons were stopped), others are too, so all spread out
-# again.
+# If a node counts later than planned by more than this, other nodes probably do too (slurmctld was unreachable, daemons
+# were stopped). All of them then spread out again.
 LATE_SECONDS = 60.0
 # How long a stored count replaces a failed one. A slurmctld that restarts or is busy is back by then.
 RECENT_SECONDS = 600.0
@@ -161,7 +162,7 @@ def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -
 def after_failed_count(record: DrainRecord, now: float) -> DrainRecord:
     """Return the record after a failed count.
 
-    If failures are further apart than RECENT_SECONDS, they do not count as one outage, because the state in between is
+    Two failures that are more than RECENT_SECONDS apart do not count as one outage, because the state in between is
     unknown. The wait for an uncounted drain then begins again.
     """
     is_same_outage = record.count_failing_since > 0 and now - record.count_failed_at <= RECENT_SECONDS
@@ -194,9 +195,9 @@ def is_withheld(
 ) -> bool:
     """Return True if the prolog must let jobs start even though a drain is desired for these causes.
 
-    If a prolog refuses a job, slurmctld drains the node. It must therefore not refuse jobs while the limit delays the
-    drain, or while the fleet cannot be counted and a drain without a count is not due. For a shared cause, jobs are
-    kept away only once the drain is set and counted.
+    If a prolog refuses a job, slurmctld drains the node. The prolog must therefore not refuse jobs while the limit
+    delays the drain. Nor must it refuse jobs while the fleet cannot be counted and a drain without a count is not due.
+    For a shared cause, jobs are kept away only once the drain is set and counted.
     """
     if not is_own_hardware(causes):
         return record.awaits_count or not _is_drained(record)

@@ -283,9 +283,9 @@ def last_drain_reason(record: DrainRecord) -> str:
 def jobs_blocked_since(node: NodeState | None, record: DrainRecord, boot_id: str) -> float:
     """Return when Slurm itself began to keep jobs from the node (epoch seconds), or infinity if it does not yet.
 
-    That requires a drain that has existed for a while in this boot, and a registered slurmd. After an operator resumes
-    the node, Slurm admits jobs again. If the prolog refused one of them, the job would be held, and the node would be
-    drained with "Prolog error", which nothing resumes.
+    Slurm does so only if a drain has existed for a while in this boot and slurmd has registered. After an operator
+    resumes the node, Slurm admits jobs again. If the prolog refused one of them, the job would be held, and the node
+    would be drained with "Prolog error", which nothing resumes.
     """
     if node is None or not node.reason_time or not last_drain_reason(record) or record.boot_id != boot_id:
         return float("inf")
@@ -314,11 +314,12 @@ def is_resume_in_flight(record: DrainRecord, policy: Policy, now: float) -> bool
 def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller: str, controller: str) -> bool:
     """Return True if slurmctld may have lost a change that it confirmed at `changed_at`.
 
-    slurmctld answers first and saves a few seconds later. If it `started` after the change, the previous process may
-    have been killed in between, and the new one has read an older state. The same applies to a backup that took over,
-    even if it started days ago: the current `controller` then differs from the `previous_controller` from right before
-    the change ("" = the change is saved). UNKNOWN_CONTROLLER counts as a different one. It is less harmful if a broken
-    node stays drained, or is drained again after an operator resumed it within seconds, than if it returns to work.
+    slurmctld answers first and saves a few seconds later. If slurmctld `started` after the change, the previous process
+    may have been killed in between, so that the new process read an older state. A backup that took over may also have
+    an older state, even if it started days ago. The current `controller` then differs from `previous_controller`, which
+    was read right before the change ("" = the change is saved). UNKNOWN_CONTROLLER counts as a different one. If in
+    doubt, the change counts as lost. A broken node may then stay drained, or be drained again after an operator resumed
+    it within seconds. Both are less harmful than a broken node that returns to work.
     """
     return started >= changed_at - CLOCK_SKEW_SECONDS or (
         previous_controller != "" and previous_controller != controller
@@ -379,7 +380,7 @@ def _as_ended(record: DrainRecord, now: float) -> EndedDrain | None:
 
 
 def _with_earlier(record: DrainRecord, *ended: EndedDrain | None) -> tuple[EndedDrain, ...]:
-    """Return the earlier drains plus those with a time stamp. Without one, the Reason alone could be from anyone."""
+    """Return the earlier drains, plus the `ended` ones with a time stamp. Without it, a Reason could be from anyone."""
     return tuple(dict.fromkeys((*record.earlier_drains, *(old for old in ended if old and old.reason_time))))[
         -MAX_EARLIER:
     ]
@@ -430,7 +431,7 @@ def after_reading(record: DrainRecord, node: NodeState, boot_id: str, now: float
     if owner is Owner.UNRECORDED_HEALTHD:
         return replace(confirmed, reason="", overriding_reason="", adopted_reason=node.reason, reason_time=0.0)
     if owner is Owner.OTHER and last_drain_reason(record):
-        # they took over the node, so they must lift a healthd drain that slurmctld restores
+        # the other owner took over the node, and must lift a healthd drain that slurmctld restores
         return replace(
             confirmed, reason="", overriding_reason=node.reason, adopted_reason="", reason_time=0.0, earlier_drains=()
         )

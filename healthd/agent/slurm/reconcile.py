@@ -9,12 +9,12 @@ started again: data that a later run needs is saved (SaveRecord) before the comm
 In Slurm the last writer of a Reason wins. The node is therefore read again right before a change if another command ran
 since the last reading. If another user or tool changed the node first, the decision is made again.
 
-Cost for slurmctld: a reconciliation takes 2 small RPCs (this node's record and the partitions), 3 more for each job on
-the node, and 1 for each change (a drain, a resume, a comment on a job, a requeue). A drain and a resume take 2 more, to
-identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's own
-slurmstepds report its jobs, without slurmctld and slurmd, and the prolog's files contain the jobs' GPUs. Without those
-files, the GPUs take 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, as do the counts of
-the fleet before and after a new drain (fleet_limit.py).
+Cost for slurmctld: a reconciliation takes 2 small RPCs, for this node's record and the partitions. Each job on the node
+takes 3 more, and each change (a drain, a resume, a comment on a job, a requeue) takes 1. A drain and a resume each take
+2 more, to identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's
+own slurmstepds report its jobs, without slurmctld and slurmd, and the prolog's files contain the jobs' GPUs. Without
+those files, reading the GPUs takes 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, as do
+the counts of the fleet before and after a new drain (fleet_limit.py).
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class _Reconciliation:
         elif isinstance(self.decision, Resume):
             try:
                 yield from self.resume()
-            finally:  # even if others changed the node right afterwards
+            finally:  # record the resume even if others changed the node right afterwards
                 self.record = flapping.after_resume(self.record, unchanged, self.now())
         elif not isinstance(self.decision, Leave):
             unreachable(self.decision)
@@ -370,7 +370,7 @@ class _Reconciliation:
             hold = fleet_limit.spread_again(hold, self.node_name, limits, now)
         if hold is not None and fleet_limit.must_wait(hold, own_hardware, now):
             return self.delay(hold, desired)
-        self.record = replace(self.record, hold=hold)  # even if the count fails now, because the wait is over
+        self.record = replace(self.record, hold=hold)  # even if the count fails now: the wait is over
         counts: Sequence[PartitionCount] | None = yield from self.count(own_hardware)
         if counts is None:
             counts = fleet_limit.recent_count(self.record, self.node.partitions, self.now())
@@ -428,8 +428,8 @@ class _Reconciliation:
     def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
         """Count the nodes in this node's partitions, and healthd's drains up to `until`.
 
-        Returns None, with the reason in `count_problem`, if it cannot be counted. For a shared cause, which waits for a
-        count, raises SlurmError instead.
+        Returns None, with the reason in `count_problem`, if the nodes cannot be counted. For a shared cause, which
+        waits for a count, raises SlurmError instead.
         """
         assert self.node is not None
         try:
@@ -558,7 +558,7 @@ class _Reconciliation:
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
         if result.status != 0 and not has_no_steps(result):
-            if result.stdout.count(b"\n") < 2:  # only the table's header
+            if result.stdout.count(b"\n") < 2:  # scontrol printed only the table's header
                 raise SlurmError(describe_failure(argv, result))
             # A slurmstepd has died or is ending. 22.05 then fails, but prints the other slurmstepds' jobs.
             self.refused_change, self.has_pending_jobs = describe_failure(argv, result), True

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
-NVML_PROBLEM = "nvml_trouble"  # in a check's AFTER_EVENTS: the check runs at once after a reply with `has_nvml_problem`
-TRUSTED_SECONDS = 10.0  # if a worker loaded a library this recently, it is the installed one
+NVML_PROBLEM = "nvml_trouble"  # name in AFTER_EVENTS: such a check runs at once after a reply with `has_nvml_problem`
+TRUSTED_SECONDS = 10.0  # if a worker loaded a library this recently, that library is still the installed one
 EXIT_WAIT_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
 WORKERS_FILE = "workers.json"
 Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
@@ -293,7 +293,7 @@ class WorkerClient:
             if lost.pidfd is not None:
                 os.close(lost.pidfd)
             if lost.process is not None:
-                lost.process.returncode = 0  # avoid a warning, because it may outlive the daemon
+                lost.process.returncode = 0  # avoid a warning, because the worker may outlive the daemon
         self._lost = []
 
     # --- internals
@@ -399,7 +399,7 @@ class WorkerClient:
         worker.matched_driver = worker.matched_driver or (request.resource == "nvml" and not response.outdated)
         if outdated and worker.request_count > 1:
             # The NVML that it loaded for an earlier round does not match the current driver, which may have been
-            # upgraded. A new process loads the installed NVML. That process's result is trusted for the rest of the
+            # upgraded. A new process loads the installed NVML. The new process's result is trusted for the rest of the
             # round; otherwise each GPU check would start a process.
             self._discard()
             try:

@@ -65,8 +65,8 @@ class ForkedProcess:
 def can_fork() -> bool:
     """Return True if a fork of this process can replace a new process.
 
-    If a site's file was imported here, even a rejected one, it may have loaded any library (such as NVML) and started
-    threads, whose locks would stay locked in a fork.
+    A site's file that was imported here, even a rejected one, may have loaded any library (such as NVML) or started
+    threads. The threads' locks would stay locked in a fork.
     """
     return not registry.has_loaded_site_file() and len(os.listdir("/proc/self/task")) == 1
 
@@ -75,7 +75,7 @@ def start(checks: Mapping[str, Check], setup: Setup, stream: socket.socket) -> F
     """Start a worker that has these checks. Raises OSError."""
     for output in (sys.stdout, sys.stderr):
         if output is not None:
-            output.flush()  # otherwise the fork would write the same text
+            output.flush()  # otherwise the fork would write this process's buffered text again
     # From the start, only the parent handles Ctrl-C.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

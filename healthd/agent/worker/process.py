@@ -107,7 +107,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
         try:
             stream.sendall(worker.respond(line))
         except ConnectionError:
-            break  # abandoned while it hung, so the answer is not needed
+            break  # the worker was abandoned while it hung, so the answer is not needed
     host.close_nvml()
 
 
@@ -348,8 +348,8 @@ def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> li
 def _validated(check: registry.Check, item: object) -> Entry | LeftOut:
     """Return the item in the form in which it will be sent.
 
-    Raises TypeError if the check may not yield the item or it cannot be written as JSON, or ConvertError if a field has
-    a wrong type.
+    Raises TypeError if the check may not yield the item, or if the item cannot be written as JSON. Raises ConvertError
+    if a field has a wrong type.
     """
     settings = check.baseline_settings.settings if check.baseline_settings else ()
     if isinstance(item, Entry) and (item.check, item.setting in settings) == (check.name, True):

@@ -29,7 +29,7 @@ EXIT_STATUS = (
 def failslow_errors(command: str = "failslow") -> Iterator[None]:
     """Print a message for an error and end with exit status 3.
 
-    This includes internal errors, which normally exit with 1. Here 1 means that something is slow.
+    Internal errors, which normally exit with 1, also exit with 3. Here 1 means that something is slow.
     """
     try:
         yield
@@ -103,7 +103,7 @@ def requested_columns(args: argparse.Namespace, command: str = "failslow") -> Co
 
 
 def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], str]:
-    """Return the conditions from the fleet store on these series' nodes at that time, and a sentence that counts them.
+    """Return the conditions on the series' nodes during the job, from the fleet store, and a sentence that counts them.
 
     Times are as in Series.index. The sentence has no full stop. Raises Stop with status 64 if no series has a node or
     the index is not a time, and with status 3 if the query fails.

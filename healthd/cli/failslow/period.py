@@ -122,8 +122,9 @@ COMMANDS = {
         _flags,
         _period,
         "Find the duration of an iteration without changing the job, from the repeating pattern of its operations. "
-        "The input is NCCL Inspector records (NCCL_INSPECTOR_DUMP_VERBOSE=1), a flight-recorder dump, a hook's log "
-        "(one line per call: time, operation), or CSV, JSON lines or Parquet with a column for each.\n"
+        "The input is NCCL Inspector records (NCCL_INSPECTOR_DUMP_VERBOSE=1), a flight-recorder dump, or a hook's log "
+        "(one line per call: time, operation). It may also be CSV, JSON lines or Parquet with a column for the times "
+        "and one for the operations.\n"
         "Exit status: 0 found, 3 the file cannot be read or has no repeating pattern, 64 usage error.",
         "  healthd failslow period calls.log\n  healthd failslow period calls.csv --operation op --time t --json\n",
     )

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-MAX_FILE_BYTES = 1 << 20  # for --times FILE
+MAX_FILE_BYTES = 1 << 20  # maximum size of the file in --times FILE
 MAX_GPUS = 1_000_000
 MAX_OVERHEAD_SECONDS = 7 * 86400.0
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-MAX_SHOWN = 12  # maximum numbers of slow spans and of groups
+MAX_SHOWN = 12  # maximum number of slow spans to print, and of groups
 ACTION_TEXTS = {
     "s1": "ignore it",
     "s2": "move micro-batches",
@@ -193,7 +193,7 @@ def _parse_slow_links(text: str | None) -> list[tuple[int, int]]:
 
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
-    """Return the swaps in stage S3 for ranks that are still slow at the end, or None without --layout. Raises Stop."""
+    """Return the swaps for remedy S3, for ranks that are still slow at the end; None without --layout. Raises Stop."""
     from healthd.failslow.mitigation.stages import InvalidTopology, rearrange
 
     if layout is None:
@@ -365,8 +365,8 @@ COMMANDS = {
         _plan_flags,
         _plan,
         "Find out from a slow job's iteration times which remedy is worth its cost, and when. The order is S2 "
-        "(micro-batches), S3 (topology), S4 (checkpoint and restart). Each remedy is due once the job has lost as much "
-        "time as the remedy costs.\n"
+        "(micro-batches), S3 (topology), S4 (checkpoint and restart). Each remedy is due as soon as the job has lost "
+        "as much time as the remedy costs.\n"
         "The possible saving assumes that the remedy makes the job as fast as before.\n"
         "Exit status: 0 nothing to do now, 1 apply a remedy, 3 a file cannot be read, 64 usage error.",
         "  healthd failslow plan job.csv --series worker --value step_time --gpus 64\n"

@@ -168,7 +168,10 @@ def _states(args: argparse.Namespace) -> int:
 def _goodput_arguments(parser: Parser) -> None:
     add_store_flags(parser)
     parser.add_argument(
-        "--checkpoint", metavar="TIME", default="60m", help="checkpoint interval; half of it is lost (default: 60m)"
+        "--checkpoint",
+        metavar="TIME",
+        default="60m",
+        help="checkpoint interval; a failure loses half of it (default: 60m)",
     )
     parser.add_argument("--price", metavar="MONEY", type=parse_price, help="price of a GPU-hour")
 
@@ -184,7 +187,7 @@ def _goodput(args: argparse.Namespace) -> int:
     return run_answer(args, goodput.goodput, view, goodput.has_findings, checkpoint=checkpoint, price=args.price)
 
 
-MAX_PRICE = 1e9  # per GPU-hour; in any currency, more than a whole GPU costs
+MAX_PRICE = 1e9  # maximum price of a GPU-hour; in any currency, this is more than a whole GPU costs
 
 
 def parse_price(text: str) -> float:
@@ -206,7 +209,7 @@ def parse_price(text: str) -> float:
 def _availability_arguments(parser: Parser) -> None:
     add_store_flags(parser)
     parser.add_argument(
-        "--sla", metavar="PERCENT", type=_number, help="report availability below this, with exit status 1"
+        "--sla", metavar="PERCENT", type=_number, help="report an availability below this, with exit status 1"
     )
     parser.add_argument(
         "--count-reservations",
@@ -350,7 +353,7 @@ def _given_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 MAX_SECONDS = 100 * 365 * 86400
-MAX_FAILURES = 1e6  # per 1000 node-days; one failure every 86 s on each node
+MAX_FAILURES = 1e6  # maximum failures per 1000 node-days; this is one failure every 86 s on each node
 
 
 def _positive_duration(text: str) -> float:
@@ -385,7 +388,7 @@ def _alarms_flags(parser: Parser) -> None:
         metavar="SHARE",
         type=parse_share,
         default=0.01,
-        help="report checks above this share (default: 0.01, which is 1%%)",
+        help="report checks that more than this share of completed jobs saw failing (default: 0.01, which is 1%%)",
     )
 
 
@@ -418,7 +421,7 @@ def _checks_flags(parser: Parser) -> None:
         metavar="SECONDS",
         type=positive,
         default=900,
-        help="failures on a node that are further apart are separate incidents (default: 900)",
+        help="failures on a node that are further apart than this are separate incidents (default: 900)",
     )
 
 
@@ -472,7 +475,7 @@ COMMANDS = {
     "fleet availability": Command(
         _availability_arguments,
         _availability,
-        "Show how long nodes were up, drained (and by whom), down or not observed, and the time to repair.\n"
+        "Show how long nodes were up, drained (and by whom), down or not observed. Also show the time to repair.\n"
         f"{EXIT_STATUS}",
         "  healthd fleet availability --from 2026-10-01 --to 2026-11-01 --sla 99.5\n",
     ),
@@ -485,8 +488,8 @@ COMMANDS = {
     "fleet attribution": Command(
         add_store_flags,
         _attribution,
-        "Show the most likely cause of each failed job, the cost of each cause, the share that may be chance, and the "
-        f"weeks in which a cause is unusually frequent.\n{EXIT_STATUS}",
+        "Show the most likely cause of each failed job, and the cost of each cause. Also show the share of these "
+        f"causes that may be chance, and the weeks in which a cause is unusually frequent.\n{EXIT_STATUS}",
         "  healthd fleet attribution --from 2026-10-01 --to 2026-11-01\n"
         "  healthd fleet attribution --partition train --json\n",
     ),
@@ -516,8 +519,8 @@ COMMANDS = {
     "fleet checks": Command(
         _checks_flags,
         _checks,
-        "Show which checks detected an incident first, which were the only ones to detect it, which never did, and the "
-        f"time until the node was drained.\n{EXIT_STATUS}",
+        "Show which checks detected an incident first, which were the only ones to detect it, and which never "
+        f"detected one. Also show the time until the node was drained.\n{EXIT_STATUS}",
         "  healthd fleet checks --from 2026-10-01 --to 2026-11-01\n  healthd fleet checks --model H100 --json\n",
     ),
     "fleet links": Command(
@@ -529,8 +532,9 @@ COMMANDS = {
     "fleet failslow": Command(
         add_store_flags,
         _failslow,
-        "Show the cost of jobs that became slower, in hours and GPU-hours, the worst nodes, the time until the slow "
-        f"job was reported and someone acted, and validations that failed or were slow.\n{EXIT_STATUS}",
+        "Show the cost of jobs that became slower, in hours and GPU-hours, and the worst nodes. Also show the time "
+        "until a slow job was reported, the time until someone acted, and validations that failed or were "
+        f"slow.\n{EXIT_STATUS}",
         "  healthd fleet failslow --from 2026-10-01 --to 2026-11-01\n  healthd fleet failslow --model H100 --json\n",
     ),
 }

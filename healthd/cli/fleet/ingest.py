@@ -79,7 +79,7 @@ def _ingest_arguments(parser: Parser) -> None:
         "--users",
         choices=("keep", "drop", "hash"),
         default="",
-        help="store user names unchanged, not at all, or hashed (default: as in the store; new store: hashed)",
+        help="store user names unchanged, not at all, or hashed (default: as in the store; in a new store, hashed)",
     )
     parser.add_argument("--key", metavar="FILE", help="key for the hashes (default: DB/key, created with the store)")
 

@@ -169,8 +169,8 @@ COMMANDS = {
     "fleet lemons": Command(
         _lemons_flags,
         _lemons,
-        "Show nodes that keep failing: which nodes to remove, why, and the expected gain. It prints the commands; "
-        f"--apply runs them within the fleet limit. It never resumes a node.\n{EXIT_STATUS}",
+        "Show nodes that keep failing: which nodes to remove, why, and the expected gain. The output has the commands "
+        f"that drain these nodes; --apply runs them within the fleet limit. No node is ever resumed.\n{EXIT_STATUS}",
         "  healthd fleet lemons\n  healthd fleet lemons --to 2026-11-01 --json\n"
         "  healthd fleet lemons --partition train --apply\n",
     ),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from healthd.fleet.engine import Files, QueryParameters, QueryResult
     from healthd.fleet.queries import Query
 
-MAX_ROWS = 500  # maximum printed in a table
+MAX_ROWS = 500  # maximum number of rows in a printed table
 CSV_ROWS = 1000  # rows per write as CSV
 
 

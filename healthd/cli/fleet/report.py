@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from healthd.fleet.answers.document import Document
 
 
-# For scipy, the drawing program and all documents. Without this reserve, a report on 4 million jobs took 1,185 MiB with
-# a limit of 1,024.
+# Memory for scipy, the drawing program and all documents. Without this reserve, a report on 4 million jobs took 1,185
+# MiB although the limit was 1,024 MiB.
 OTHER_MIB = 320
 
 
@@ -144,8 +144,8 @@ COMMANDS = {
         _arguments,
         _report,
         "Write all answers to one page, DIR/report.html. The page loads nothing from the network.\n"
-        "It starts with a five-sentence summary, which is also printed. It replaces an older report, but no other "
-        "file.\n"
+        "The page starts with a five-sentence summary, which is also printed. It replaces an older report, but no "
+        "other file.\n"
         "If an answer fails (out of memory, a damaged file), its chapter gives the reason; the others are complete.\n"
         "Exit status: 0 written, 3 a chapter failed or nothing could be written, 64 usage error.",
         "  healthd fleet report --out report --from 2026-10-01 --to 2026-11-01\n"

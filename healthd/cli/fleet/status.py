@@ -10,7 +10,7 @@ from healthd.cli.fleet.ingest import fleet_errors
 from healthd.cli.terminal import Stop, json_pieces, page, write_output, write_stream
 
 VARIABLE, DEFAULT = "HEALTHD_PROMETHEUS", "http://localhost:9090"
-SECONDS = 30.0  # per query: a person is waiting
+SECONDS = 30.0  # timeout for a query, short because a person is waiting
 
 
 def _arguments(parser: Parser) -> None:
@@ -21,7 +21,7 @@ def _arguments(parser: Parser) -> None:
         "--job",
         metavar="NAME",
         default="",
-        help="scrape job to read (default: healthd, plus any job with healthd metrics for nodes missing there)",
+        help="scrape job to read (default: healthd and, for nodes missing there, any job with healthd metrics)",
     )
     parser.add_argument("--basic-file", metavar="FILE", default="", help='file with "user:password"')
     parser.add_argument("--token-file", metavar="FILE", default="", help="file with a bearer token")
@@ -31,7 +31,7 @@ def _arguments(parser: Parser) -> None:
     parser.add_argument("--tenant", metavar="NAME", default="", help="X-Scope-OrgID header, for Mimir")
     selection = parser.add_mutually_exclusive_group()
     selection.add_argument("--drained", action="store_true", help="only drained nodes, regardless of who drained them")
-    selection.add_argument("--problems", action="store_true", help="only nodes that are not healthy and in service")
+    selection.add_argument("--problems", action="store_true", help="hide nodes that are healthy and in service")
     selection.add_argument("--all", action="store_true", help="also list each healthy node")
     parser.add_argument(
         "--sort",
@@ -74,7 +74,7 @@ COMMANDS = {
         _status,
         "Show the current state of all nodes, from Prometheus: drained nodes with reason and time, broken nodes in "
         "service, and nodes that do not report.\n"
-        'It needs neither a store nor the extra "fleet". The server must scrape healthd (docs/metrics.md).\n'
+        'The command needs neither a store nor the extra "fleet". The server must scrape healthd (docs/metrics.md).\n'
         "Exit status: 0 all nodes are healthy; 1 a node has a warning, is unknown or was drained by others; 2 a node "
         "is broken, drained by healthd or not reporting; 3 Prometheus cannot answer or has no healthd metrics; 64 "
         "usage error.",

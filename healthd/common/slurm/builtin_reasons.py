@@ -142,7 +142,8 @@ def is_set_by_slurm(reason: str) -> bool:
 def replaces_drain_reason(reason: str) -> bool:
     """Return True if Slurm may replace a drained node's reason with this one.
 
-    slurmstepd does so after a task survived SIGKILL for UnkillableStepTimeout, and slurmctld from 24.11 on if a node
-    registers with less than slurm.conf has. "Prolog error" and "Epilog error" do not replace a drained node's reason.
+    slurmstepd replaces it if a task has survived SIGKILL for UnkillableStepTimeout. From 24.11 on, slurmctld replaces
+    it if a node registers with less than slurm.conf has. "Prolog error" and "Epilog error" do not replace a drained
+    node's reason.
     """
     return reason_group(reason) in (Group.UNKILLABLE, Group.REGISTRATION)

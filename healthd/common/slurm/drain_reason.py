@@ -43,7 +43,7 @@ def parse_reason(text: str) -> tuple[str, str] | None:
 
 
 def names_worst_cause(text: str, causes: Sequence[Condition]) -> bool:
-    """Return True if the Reason names one of the worst of these causes and so does not have to change."""
+    """Return True if the Reason names one of the worst causes, so that it does not have to change."""
     worst = max((cause.severity for cause in causes), default=None)
     return any(text.startswith(reason_start(cause)) for cause in causes if cause.severity == worst)
 

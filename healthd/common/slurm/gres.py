@@ -165,11 +165,11 @@ def _is_named(node: str, hosts: str) -> bool:
 def slurm_gpu_order(slurm_count: int | None, gpus: Sequence[Gpu]) -> tuple[str, ...] | None:
     """Return the PCI address for each of Slurm's GPU numbers, or None if a number is ambiguous.
 
-    The order is known if Slurm has as many GPUs as the inventory, and if all orders that it may use are the same. These
-    are the order by PCI address, NVML's order, and the order by device file from /dev/nvidia0 on (SLURM_JOB_GPUS has
-    the N of a file if Slurm knows it: gres_common_prep_set_env()). gres.conf must confirm that Slurm uses this order.
-    MIG must be on for all GPUs or for none, because whole GPUs come before all MIG devices from 24.11 on, and between
-    them in 22.05 (_get_system_gpu_list_nvml()).
+    The order is known if Slurm has as many GPUs as the inventory, and if all orders that Slurm may use are the same.
+    Slurm may use the order by PCI address, NVML's order, or the order by device file from /dev/nvidia0 on
+    (SLURM_JOB_GPUS has the N of a file if Slurm knows it: gres_common_prep_set_env()). gres.conf must confirm that
+    Slurm uses this order. MIG must be on for all GPUs or for none. The reason is that Slurm lists whole GPUs before all
+    MIG devices from 24.11 on, and between them in 22.05 (_get_system_gpu_list_nvml()).
     """
     by_pci = sorted(gpus, key=lambda gpu: gpu.pci)
     if [gpu.minor for gpu in by_pci] != list(range(len(gpus))):
@@ -233,7 +233,7 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
         if not (line := line.partition("#")[0].strip()):
             continue
         pairs = _pairs(line)
-        if pairs is None:  # this includes "include FILE"
+        if pairs is None:  # the line is not made of pairs; "include FILE" is such a line
             return False
         if "nodename" in pairs and not _is_named(node, pairs["nodename"]):
             continue

@@ -1,8 +1,8 @@
 """Parsers for the output of Slurm's commands. They are pure, and for any input they return a value or raise SlurmError.
 
 Tables come from sinfo and squeue, with columns of a fixed width in bytes (commands.py). They are parsed as bytes. A
-record is found by its length and a value by its offset, so no text that a person entered in Slurm (a Reason, a comment,
-a partition's name) can shift another value or end a record.
+record is found by its length, and a value by its offset. No text that a person entered in Slurm (a Reason, a comment, a
+partition's name) can therefore shift another value or end a record.
 
 Displays skip rows that cannot be read, and count them. A limit is never computed from an incomplete table: a single
 unreadable row raises SlurmError.
@@ -68,9 +68,9 @@ class NoSuchNode(SlurmError):
 def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], int]:
     """Split a table into records, and the records into values without padding.
 
-    Return the records, and how many are missing. The records end before the first one that does not end where its
-    columns do, because the output was truncated or has a different format. The number of missing records is the length
-    of the rest divided by a record's length, rounded up.
+    Return the records, and how many are missing. The records stop before the first record that does not end where its
+    columns do. In that case the output was truncated, or has a different format. The number of missing records is the
+    length of the rest divided by a record's length, rounded up.
     """
     width = sum(size for _, size in columns)
     found: list[list[bytes]] = []

@@ -1,15 +1,16 @@
 """Rules for file systems: local ones that stop after errors, and servers that do not respond.
 
-    fs   for a local file system; `device` is its kernel name ("sda3", "dm-17"), `fs` its type:
-           remount_ro, shutdown, journal_abort   the kernel stopped it: writes are no longer possible
-           error, io_error, corruption           it continues or stops, as its mount option errors= requires
-           mount_failed
-           error_count, memory, warning          minor
-         for a server; `server` is its name, `fs` is nfs, lockd, cifs, lustre, ceph, ...:
-           not_responding, evicted               it does not respond, or it evicted this client
-           ok                                    it responds again
-           request_timeout, client_error, lbug   problems that a client reports about itself
-           detail                                a further line about one of these
+    kind fs, for a local file system. Fields: device = its kernel name ("sda3", "dm-17"); fs = its type. Codes:
+    remount_ro, shutdown, journal_abort   the kernel stopped the file system: writes are no longer possible
+    error, io_error, corruption           the file system continues or stops, as the mount option errors= requires
+    mount_failed                          the file system could not be mounted
+    error_count, memory, warning          minor problems
+
+    kind fs, for a server. Fields: server = its name; fs = nfs, lockd, cifs, lustre, ceph, ... Codes:
+    not_responding, evicted               the server does not respond, or it evicted this client
+    ok                                    the server responds again
+    request_timeout, client_error, lbug   problems that a client reports about itself
+    detail                                a further line about one of these
 
 Names that users choose (of processes, paths, hosts) come after the matched text. The exception is `server`, from which
 at most 255 characters without blanks are read. Sources: Linux 3.10 to 7.3, fs/ext4/super.c, fs/jbd2,

@@ -1,16 +1,21 @@
 """Rules for the kernel itself: lockups, hung tasks, oopses, panics, out of memory, overheating.
 
-    hung_task    code "hung"; process, pid; seconds
-    soft_lockup  code soft or hard: a CPU that does not schedule, or takes no interrupts (fields cpu and, for soft,
-                 process, pid, seconds); code rcu_stall; code workqueue
-    oops         code oops: the kernel killed the running code (driver = the faulty module, if a line names it);
-                 code bad_page; code panic: why. A requested panic (sysrq, lkdtm, crash_test) is not a fault
-    oom          code oom_kill: process and pid are the victim's; scope = cgroup or node; cgroup. Code invoked: process
-                 requested memory, and is not necessarily the victim
-    limit        code file_max: no more files can be opened; limit
-    netdevice    code unregister: a network interface cannot be removed because it is still in use; netdev
-    thermal      code cpu_throttled and, at its end, cpu_normal: cpu, level; code critical: the machine is about to
-                 power off
+    kind         code           meaning and fields
+    hung_task    hung           a task is blocked; process, pid, seconds
+    soft_lockup  soft           a CPU does not schedule; cpu, process, pid, seconds
+                 hard           a CPU takes no interrupts; cpu
+                 rcu_stall      RCU reports a stall
+                 workqueue      a workqueue's pool is stuck; seconds
+    oops         oops           the kernel killed the running code; driver = the faulty module, if a line names it
+                 bad_page       bad page state, or scheduling while atomic
+                 panic          the kernel panicked; why. A requested panic (sysrq, lkdtm, crash_test) is no fault
+    oom          oom_kill       a process was killed; process and pid are the victim's; scope = cgroup or node; cgroup
+                 invoked        a process requested memory; process. This process is not necessarily the victim
+    limit        file_max       no more files can be opened; limit
+    netdevice    unregister     a network interface cannot be removed because it is still in use; netdev
+    thermal      cpu_throttled  a CPU is too hot and was throttled; cpu, level
+                 cpu_normal     the end of cpu_throttled; cpu, level
+                 critical       the machine is about to power off
 
 A line that only adds details about a fault (the lock of a hung task, the location of an oops) has the code "detail".
 Warnings with a backtrace, slow interrupts, "power limit" and backtraces themselves are ignored.

@@ -1,6 +1,6 @@
 """Rules for IOMMU faults: a device's DMA or interrupt was blocked, or the IOMMU does not execute commands.
 
-    iommu            pci = the blocked device, or "" if the line does not name it; iommu = the unit that reports it
+    kind iommu. Fields: pci = the blocked device, or "" if the line does not name it; iommu = the reporting unit. Codes:
     dma_fault        the IOMMU blocked DMA; operation = "write" or "read"; driver, if the line names it
     interrupt_fault  the IOMMU blocked an interrupt message from the device
     stuck            the IOMMU (or the device, for AMD's IOTLB_INV_TIMEOUT) did not execute a command

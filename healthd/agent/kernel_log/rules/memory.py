@@ -1,13 +1,15 @@
 """Rules for memory and processors: machine checks, EDAC, memory taken offline, firmware reports (APEI).
 
-    mce_edac; part = the name in the line ("mc0", "device1", a PCI address); dimm, bank, section, error_type, record;
-    pid and process
-    corrected, logged             no data was lost; logged: the kernel only reports that it logged something
+    kind mce_edac. Fields: part = the name in the line ("mc0", "device1", a PCI address); dimm, bank, section,
+    error_type, record, pid, process. Codes:
+    corrected                     no data was lost
+    logged                        no data was lost; the kernel only reports that it logged something
     deferred                      data is bad, but has not been used yet
     scrubbed                      the memory's scrubber found an uncorrected error in data that was not read yet
-    uncorrected, fatal            data is lost; fatal: the processor's state is lost too, and the kernel panics
+    uncorrected                   data is lost
+    fatal                         data and the processor's state are lost, and the kernel panics
     left_over                     found in a register without an exception; from the last boot, or harmless
-    recoverable, fatal, corrected, info    with `record`: the severity in the firmware's error record
+    recoverable, fatal, corrected, info    in a firmware record (`record`): the severity that the firmware reports
     process_killed, page_recovered, page_not_recovered    how the kernel handled a page with bad data
     pci_parity                    PCI parity and system errors, from EDAC's polling or an NMI
     last_boot                     an error from the last boot, which the firmware kept (BERT)
@@ -20,8 +22,8 @@ reads it when it starts), or is bad memory that a scrubber found before any use.
 raises an exception and a panic.
 
 A scrubber gradually reads all memory. The errors it finds are marked by EDAC's drivers for Intel ("memory scrubbing
-error"), by the code of a machine check (0000 1000 1100 xxxx, the x and bit 12 any; severity.c calls it "action
-optional"), and by the firmware (CPER's memory error type 14).
+error"), by the code of a machine check (binary 0000 1000 1100 xxxx, where bit 12 and each x may be 0 or 1; severity.c
+calls it "action optional"), and by the firmware (CPER's memory error type 14).
 
 A firmware record is a block of lines that begin with "{2}[Hardware Error]: ". If its section is a PCIe error, pcie.py
 produces events with the same number. Records without a number are from the last boot.
@@ -179,7 +181,7 @@ def _page(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "page_recovered" if result in ("Recovered", "Delayed") else "page_not_recovered")
 
 
-# Every line of a scanned log is searched for each literal, so there are few of them, and formats share them.
+# Every line of a scanned log is searched for each literal. There are therefore few literals, and formats share them.
 RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),

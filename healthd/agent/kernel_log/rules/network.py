@@ -1,22 +1,25 @@
 """Rules for network cards: mlx5 in all its formats, InfiniBand, bonds, and other drivers' links that went down.
 
-    mlx5   lines from NVIDIA's driver about its card, and lines about bonds: on GPU nodes a bond consists of the card's
+    mlx5   lines from NVIDIA's driver about its card, and lines about bonds. On GPU nodes, a bond consists of the card's
            ports, and one fault produces both kinds of lines
-    ib     InfiniBand's own lines, and those of other network cards (mlx4, bnxt, ice, irdma, ENA, EFA, other Ethernet)
+    ib     InfiniBand's own lines, and lines about other network cards (mlx4, bnxt, ice, irdma, ENA, EFA, other
+           Ethernet)
 
-Codes for both kinds:
+Codes for both kinds, with their fields:
 
-    link_down, link_up, link_init   a port; netdev or ibdev. only mlx5 and InfiniBand report that a port is up again
+    link_down, link_up, link_init   state of a port's link; netdev or ibdev. Only mlx5 and InfiniBand report that a port
+                                    is up again
     bond_down        none of a bond's members is up
-    health           the firmware's health report: issue, synd; severity (3 = error, 4 = warning) from Linux 5.14 on
-    health_fatal     the firmware is dead or could not be recovered: error = the driver's sensor number
+    health           the firmware's health report; issue, synd; from Linux 5.14 on, severity (3 = error, 4 = warning)
+    health_fatal     the firmware is dead or could not be recovered; error = the driver's sensor number
     rdma_failed      the driver cannot create RDMA objects, or its RDMA part failed; the port may remain ACTIVE
-    health_recovery  the driver stops and restarts a card (earlier lines show the cause); device: the sub-function
+    health_recovery  the driver stops and restarts a card (earlier lines show the cause); device = the sub-function
     temperature   the card's temperature
     module_temperature, module_power, module_error   problems with the transceiver or cable
-    command_timeout  the firmware did not answer; command; leaks: the driver reports a leaked resource
+    command_timeout  the firmware did not answer; command; leaks is set if the driver reports a leaked resource
     slot_power       the slot supplies too little power to the card, or the card has disabled a port because of it
-    command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often an application's
+    command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often a request by an
+                                                                         application
     detail           the rest of a health report
     tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
@@ -198,7 +201,7 @@ _CARD = regex(
     rf"(?:(?:{'|'.join(CARD_DRIVERS)}) {PCI}(?: (\S{{1,32}}))?"
     r"|infiniband (?!mlx)([\w.-]{1,32})): "
 )
-# (code, literals of which every message of the form has one, form)
+# (code, literals, form); each message of the form contains at least one of the literals
 _CARD_FORMS = tuple(
     (code, needs, regex(pattern))
     for code, needs, pattern in (

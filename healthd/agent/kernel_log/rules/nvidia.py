@@ -1,17 +1,19 @@
 """Rules for NVIDIA's drivers: Xid, SXid, GPUs that are lost or cannot be initialised, and messages without an Xid about
 NVLink and the GPU's system processor (GSP).
 
-    xid                 code = number; process, pid; link, unit, fatal, sm, ... if the message contains them
-    sxid                code = number; switch, fatal, link, shutdown (if the line reports one)
-    gpu_fallen_off_bus  code "fallen_off_bus" (with or without an Xid 79); "gpu_is_lost": calls that fail afterwards;
-                        "rm_init_failed": the driver could not initialise a GPU; status = its three numbers;
-                        "probe_failed": the driver did not accept a GPU at all; count
-    peermem             nvidia-peermem, through which network cards access GPU memory: code "invalid_context"
-    gsp                 code = rpc_timeout, crash, pmu_halted, boot_failed, boot_error, reset_required; dump: registers
-                        and history that follow one of these; message: anything else. Field gpu: the driver's number
-                        of the GPU, if the line has one
-    nvlink              code = rx_detect, training, error; fields gpu and link
-    rc_watchdog         code = locked: the driver's own test channel makes no progress; field gpu
+    kind                code and fields
+    xid                 the Xid's number; process, pid, and if the message has them link, unit, fatal, sm, ...
+    sxid                the SXid's number; switch, fatal, link; shutdown, if the line reports one
+    gpu_fallen_off_bus  fallen_off_bus: a GPU is lost, with or without an Xid 79
+                        gpu_is_lost: a call failed because its GPU is lost
+                        rm_init_failed: the driver could not initialise a GPU; status = the three numbers in the line
+                        probe_failed: the driver did not accept a GPU at all; count
+    peermem             invalid_context: from nvidia-peermem, through which network cards access GPU memory
+    gsp                 rpc_timeout, crash, pmu_halted, boot_failed, boot_error, reset_required: a fault of the GSP
+                        dump: registers and history that follow such a fault
+                        message: any other line. Field of all: gpu = the driver's number of the GPU, if the line has one
+    nvlink              rx_detect, training, error; gpu, link
+    rc_watchdog         locked: the driver's own test channel makes no progress; gpu
 
 Most gsp and nvlink lines have the form "NVRM: GPU6 _kgspBootGspRm: text", with the number since about driver 590;
 only errors are printed.

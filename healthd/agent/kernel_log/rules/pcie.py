@@ -1,11 +1,13 @@
 """Rules for PCI Express: errors that AER, DPC and the firmware report, and hotplug slots.
 
-    pcie_hotplug   pci = the port (for `inaccessible`, the device); slot
+    kind pcie_hotplug. Fields: pci = the port (for `inaccessible`, the device); slot. Codes:
     link_down, removed    a slot's link or card disappeared, without a button or a command
     power_fault, no_link  the slot's power failed, or the inserted card has no link
     inaccessible          a device does not respond when it is woken
-    pcie_aer       pci = the blamed device; reporter = the port that received the report; layer, agent, bit, driver
-    corrected, nonfatal, fatal    the severity
+
+    kind pcie_aer. Fields: pci = the blamed device; reporter = the port that received the report; layer, agent, bit,
+    driver. Codes:
+    corrected, nonfatal, fatal    the severity of an error
     contained      DPC disabled the link before the error spread
     reset_failed   the link was reset after a fatal error and did not come back up
     recovery_failed, recovered    the outcome of the drivers' recovery
@@ -215,7 +217,7 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "record" if number else DETAIL, match[3] or "", (("record", number),))
 
 
-# Every line of a scanned log is searched for each literal, so there are few of them, and formats share them.
+# Every line of a scanned log is searched for each literal. There are therefore few literals, and formats share them.
 RULES = (
     Rule("pcie_hotplug", ("lot(",), _SLOT_EVENT, _slot_event),
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OLD_SLOT_EVENT, _old_slot_event),

@@ -29,8 +29,8 @@ Groups = int | tuple[int, ...] | str
 class Rule(NamedTuple):
     """One message format.
 
-    literals texts of which each matching message contains at least one. A message without any rule's literals is not
-             parsed. Choose literals that are rare in a log: "Xid (", not "error"
+    literals texts; each matching message contains at least one of these. A message that contains no rule's literals is
+             not parsed. Choose literals that are rare in a log: "Xid (", not "error"
     pattern  matched at the start of the message, because text inside the message may be a user's
     build    returns the event, or None if the message is irrelevant after all
     varies   fields that may differ between two lines about one fault; every other field identifies the fault. Lines of
@@ -45,7 +45,7 @@ class Rule(NamedTuple):
 
 
 _ADDRESS = regex(r"(?:PCI:)?(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}|00[0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.I)
-PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # for use in a pattern; has one group
+PCI = r"([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])"  # a part of patterns; it has one group
 
 
 @functools.lru_cache(maxsize=256)  # a log repeats the same few addresses

@@ -1,19 +1,20 @@
 """Rules for disks: NVMe controllers, the block layer, SCSI, ATA, RAID.
 
-    nvme   code dead            the driver gave up on the controller, or it is gone from the bus (all CSTS bits set)
-                controller_down, timeout, frozen, not_ready, internal_error, init_failed, admin_error   may recover
-                path_error, path_restored   NVMe over a network, or one of several paths
-                detail          a further line about one of these
-           controller = "nvme0", or pci if the line has only the address; csts
-    block  code io_error, medium_error, protection_error, offline   data on `device` was not read or written
-                (a disk without any sectors counts as io_error)
-                target_error, reservation, space   the device refused a command
-                beyond_end      a request for sectors that the device does not have, or no longer has
-                command_failed, timeout, ata_error, dm_error, path_error, path_restored
-                raid_disk, raid_failed   `device` is the array; disk
-                controller_fault         a fault of a RAID or host bus adapter; controller
-                detail          a further line about one of these
-           device = the kernel name ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ...
+    kind nvme. Fields: controller = "nvme0", or pci if the line has only the address; csts. Codes:
+    dead                     the driver gave up on the controller, or it is gone from the bus (all CSTS bits set)
+    controller_down, timeout, frozen, not_ready, internal_error, init_failed, admin_error   the controller may recover
+    path_error, path_restored   state of NVMe over a network, or of one of several paths
+    detail                   a further line about one of these
+
+    kind block. Fields: device = the kernel name ("sda", "nvme0n1p1", "dm-3"); operation = READ, WRITE, ... Codes:
+    io_error, medium_error, protection_error, offline   data on `device` was not read or written. A disk without any
+                                                        sectors counts as io_error
+    target_error, reservation, space   the device refused a command
+    beyond_end               a request for sectors that the device does not have, or no longer has
+    command_failed, timeout, ata_error, dm_error, path_error, path_restored
+    raid_disk, raid_failed   faults of an array; `device` is the array; disk
+    controller_fault         a fault of a RAID or host bus adapter; controller
+    detail                   a further line about one of these
 
 Floppies are ignored, because virtual machines show a drive that does not exist. Sources: Linux 3.10 to 7.3,
 drivers/nvme/host, block/blk-core.c, blk-mq.c, fs/buffer.c, drivers/scsi, drivers/ata, drivers/md.

@@ -25,9 +25,9 @@ def test_each_promise_names_test() -> None:
 
 
 def promise_rows() -> list[list[str]]:
-    """Return the rows of each table whose last column is "held by"."""
+    """Return the rows of each table whose last column is "verified by"."""
     tables = re.split(r"\n\n", PAGE)
-    return [table.splitlines()[2:] for table in tables if re.match(r"\|.*\| held by \|\n", table)]
+    return [table.splitlines()[2:] for table in tables if re.match(r"\|.*\| verified by \|\n", table)]
 
 
 def names_of_tests(file: str) -> set[str]:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import peak
 from history.size import FULL, Size, nodes_for, refusal
 
 REPOSITORY = Path(__file__).parents[1]
@@ -286,16 +287,12 @@ def measured(name: str, argv: Sequence[str], accepted_statuses: Sequence[int] = 
     """Run one program to its end. The peak is that of its largest process (getrusage(2)); a failure exits."""
     with tempfile.TemporaryFile() as errors:
         begun = time.monotonic()
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=errors, env=environment())
-        _, status, used = os.wait4(process.pid, 0)
+        used = peak.run(argv, errors, environment())
         wall = time.monotonic() - begun
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode not in accepted_statuses:
+        if used.status not in accepted_statuses:
             errors.seek(0)
-            sys.exit(
-                f"{' '.join(argv[:8])} ...: {process.returncode}\n{errors.read().decode(errors='replace')[-2000:]}"
-            )
-    return Cost(name, wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+            sys.exit(f"{' '.join(argv[:8])} ...: {used.status}\n{errors.read().decode(errors='replace')[-2000:]}")
+    return Cost(name, wall, used.cpu_seconds, used.peak_mib)
 
 
 def environment() -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import big_log
+import peak
 import scan
 from figure import Figure
 
@@ -44,15 +44,6 @@ def scans() -> list[Figure]:
 
 
 SCANS = 5
-# Prints the peak in KiB at exit. ru_maxrss of wait4() does not work here: it includes this process's memory, because
-# the child shares it between vfork and exec.
-PRINT_PEAK = """\
-import atexit, sys
-def print_peak():
-    with open("/proc/self/status") as file:
-        print(next(line.split()[1] for line in file if line.startswith("VmHWM:")), file=sys.stderr)
-atexit.register(print_peak)
-"""
 SCANNED = (
     ("no fault", 100_000_000, 10**9),
     ("one fault per 10 lines", 20_000_000, 10),
@@ -63,11 +54,6 @@ SCANNED = (
 
 def scanned(log: Path) -> tuple[float, float]:
     """Return (CPU seconds, peak resident MiB) of one run."""
-    argv = [sys.executable, "-c", PRINT_PEAK + scan.ONE_CORE + scan.WITH_RE2, "scan", str(log)]
-    process = subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    error_text = process.stderr.read().decode()
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode in (0, 1, 2), (process.returncode, error_text)
-    return used.ru_utime + used.ru_stime, int(error_text.split()[-1]) / 1024
+    used = peak.run([sys.executable, "-c", scan.ONE_CORE + scan.WITH_RE2, "scan", log], cwd=REPOSITORY)
+    assert used.status in (0, 1, 2), used.status
+    return used.cpu_seconds, used.peak_mib

@@ -14,6 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import peak
+
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE_US, MIB, SECONDS = 50.0, 512.0, 60.0
 RUNS = 5
@@ -110,14 +112,12 @@ def _command(path: Path) -> tuple[float, float, int]:
     argv = [*("timeout", str(LIMIT)), sys.executable, "-m", "healthd", "failslow", str(path), "--json"]
     argv += ["--series", "worker", "--value", "seconds", "--index", "iteration"]
     begun = time.monotonic()
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=_environment())
-    assert process.stderr is not None
-    error = process.stderr.read().decode(errors="replace")
-    _, status, used = os.wait4(process.pid, 0)  # includes the children that it waited for; timeout itself is small
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1):
-        print(f"{path.name}: {error.strip()[-500:]}", file=sys.stderr)
-    return time.monotonic() - begun, used.ru_maxrss / 1024, process.returncode
+    with tempfile.TemporaryFile() as errors:
+        used = peak.run(argv, errors, _environment())
+        if used.status not in (0, 1):
+            errors.seek(0)
+            print(f"{path.name}: {errors.read().decode(errors='replace').strip()[-500:]}", file=sys.stderr)
+    return time.monotonic() - begun, used.peak_mib, used.status
 
 
 def _environment() -> dict[str, str]:

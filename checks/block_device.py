@@ -1,17 +1,18 @@
-"""Local disks that are missing, dead or lose data, file systems that the kernel stopped, and degraded RAIDs.
+"""Faults of local storage: disks that are missing, dead or losing data, stopped file systems, and degraded RAIDs.
 
 Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud monitor them too. Only a
-baseline lists the node's disks. A working controller is "live" (Linux, drivers/nvme/host/sysfs.c). /proc/self/mountinfo
-shows the file systems that the kernel stopped after errors. If an administrator mounts one read-only, the mount's own
-flag is set as well (see Mount.turned). ext4's errors_count is not used, because it stays set until fsck and does not
-show the current state. An XFS that was shut down has no flag, but its root directory returns EIO. These conditions stay
-open until a reboot: a dead disk soon disappears from sysfs and its file system is unmounted, and both would look like a
-clean run.
+baseline lists the node's disks. The state of a working NVMe controller is "live" (Linux, drivers/nvme/host/sysfs.c).
+/proc/self/mountinfo shows the file systems that the kernel stopped after errors. If an administrator mounts a file
+system read-only, the mount's own flag is set as well (see Mount.turned). ext4's errors_count is not used, because it
+stays set until fsck and does not show the current state. An XFS that was shut down has no flag, but its root directory
+returns EIO. These conditions stay open until a reboot. A dead disk soon disappears from sysfs, and its file system is
+unmounted. Without this rule, the next run would report no fault.
 
 The kernel log reports the same faults sooner. It also reports failed reads and writes, which sysfs does not show. Lost
-data drains the node if the disk contains one of the node's file systems or is named in the settings. Errors on a RAID
-member with a redundant copy, on one of several paths or on other disks only warn, and so do timeouts and resets,
-because the drive or its controller may recover. There is one finding for each disk, taken from its worst line.
+data drains the node if the disk contains one of the node's file systems or is named in the settings. Errors on other
+disks only warn. Errors also only warn if a RAID has another copy of the data or other paths lead to the disk. Timeouts
+and resets only warn, because the drive or its controller may recover. Each disk has one finding, for its worst kernel
+line.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "d
 
 class Config(CheckSettings, frozen=True):
     """expected         serial number or wwid of each disk of this node, as in sysfs; other disks are not checked
-    confirm_seconds  a disk must be missing, or an NVMe controller not live, for this long; a reset takes seconds
+    confirm_seconds  report a missing disk or an NVMe controller that is not live after this time; a reset takes seconds
     warning_window_seconds   how long a kernel-log warning stays open without a further line
     """
 
@@ -169,7 +170,7 @@ def _xfs_state(host: Host, point: str) -> str:
 def _arrays(host: Host, config: Config, unreadable: list[str]) -> Iterator[Finding | Observation]:
     for name in host.list(BLOCK):
         missing = host.read(f"{BLOCK}/{name}/md/degraded") if name.startswith("md") else None
-        if missing is None:  # striped arrays have no such file: they do not work with a missing disk
+        if missing is None:  # a striped array has no such file, because it does not work at all if a disk is missing
             continue
         if not (is_decimal(missing) and len(missing) < 6):
             unreadable.append(f"{BLOCK}/{name}/md/degraded: not a number of disks: {missing[:40]!r}")
@@ -211,7 +212,7 @@ COMMAND_ERRORS = {
 
 
 class _LineMeaning(NamedTuple):
-    """What one line means. If several lines have the same `part`, the worst one counts."""
+    """Meaning of one kernel line. If several lines are about the same `part`, the worst one counts."""
 
     severity: Severity
     name: str
@@ -223,8 +224,9 @@ class _LineMeaning(NamedTuple):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield the worst finding in this boot for each disk (including its controller), path, adapter, array and file
-    system."""
+    """Yield this boot's worst finding for each disk, path, adapter, array and file system. A disk includes its
+    controller.
+    """
     groups: dict[str, list[tuple[KernelEvent, _LineMeaning]]] = {}
     for event in events:
         meaning = _line_meaning(event, node, config)
@@ -309,8 +311,9 @@ def _disk_meaning(event: KernelEvent, node: Inventory, config: Config) -> _LineM
 
 
 def _disk_part(disk: str, node: Inventory) -> str:
-    """Return the part that a disk belongs to. This is the PCI address, because with several paths nvme1n1 may belong to
-    nvme0."""
+    """Return the part name for a disk: its PCI address. The name alone is not enough, because with several paths
+    nvme1n1 may belong to nvme0.
+    """
     card = nvme_controller(disk)
     pcis = {listed.name: listed.pci for listed in node.disks}
     return f"disk {pcis.get(disk) or pcis.get(card) or card}" if card else f"disk {disk}"
@@ -343,7 +346,7 @@ def _data_loss_meaning(event: KernelEvent, disk: str, node: Inventory, config: C
 
 
 def _is_network_storage(names: Sequence[str], node: Inventory) -> bool:
-    """Return True for iSCSI and NVMe over fabrics. Several nodes may lose these for the same reason."""
+    """Return True for iSCSI and NVMe over fabrics. Several nodes may lose such disks for the same reason."""
     listed = [disk for disk in node.disks if disk.name in names]
     return bool(listed) and not any(disk.pci for disk in listed)
 
@@ -363,8 +366,10 @@ def _array_meaning(event: KernelEvent, node: Inventory, array: str) -> _LineMean
 
 
 def _file_system_meaning(event: KernelEvent, node: Inventory) -> _LineMeaning | None:
-    """Return the meaning of an event on one of the node's file systems, with the same text as run(), or None. The check
-    `filesystem` handles other file systems."""
+    """Return the meaning of an event on one of the node's file systems. The text is the same as in run().
+
+    Return None for other file systems, which the check `filesystem` handles.
+    """
     device = event.field("device")
     mount = next((mount for mount in node.mounts if device and mount.device == device), None)
     if mount is None:
@@ -384,7 +389,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         path = f"{NVME}/{name}"
         serial, state = host.read_or_empty(f"{path}/serial"), host.read_or_empty(f"{path}/state")
         if host.read_or_empty(f"{path}/transport") not in ("", "pcie") or not serial:
-            continue  # over the network; the storage array monitors these disks
+            continue  # a disk over the network is monitored by its storage array
         recorded_ids.add(serial)
         if state == "live":
             yield Entry(
@@ -406,8 +411,8 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 _DISK_TODO = (
-    "journalctl -k shows the disk's errors. nvme list, lsblk -o NAME,SERIAL,WWN and smartctl -a show its state. Reseat "
-    "the disk and check its link (lspci -vv). If that does not help, replace it."
+    "journalctl -k shows the disk's errors. nvme list, lsblk -o NAME,SERIAL,WWN and smartctl -a show its state. "
+    "Reseat the disk and check its link (lspci -vv). If the errors continue, replace the disk."
 )
 
 OBSERVATIONS = {
@@ -419,7 +424,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A disk that is named in the settings is missing.",
-        "Jobs lose the file system on it, or the RAID loses redundancy. Scratch space is missing or less safe.",
+        "Jobs lose the file system on this disk, or a RAID loses redundancy. Scratch space is missing or less safe.",
         f"{_DISK_TODO} If the disk was replaced on purpose, update the baseline (healthd baseline).",
         confirm="confirm_seconds",
         expects="expected",
@@ -427,8 +432,8 @@ EXPLAIN = {
     "block_device/nvme": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The controller of an NVMe disk does not work. It is dead, or its reset does not complete.",
-        "Reads and writes on this disk fail or hang, and so do the jobs that use it.",
+        "The controller of an NVMe disk is dead, or its reset does not complete.",
+        "Reads and writes on this disk fail or hang. Jobs that use the disk fail or hang too.",
         f"Power-cycle the node, because a warm reboot may leave the controller in the same state. {_DISK_TODO}",
         confirm="confirm_seconds",
         at_once=True,
@@ -437,9 +442,9 @@ EXPLAIN = {
     "block_device/nvme_path": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A controller of NVMe over fabrics is not connected.",
-        "One path to the storage is lost. With multipath, I/O continues on the other paths. Without it, access to its "
-        "mounts hangs.",
+        "An NVMe-over-fabrics controller is not connected.",
+        "One path to the storage is lost. With multipath, I/O continues on the other paths. Without multipath, "
+        "access to the file systems on this storage hangs.",
         "No action tonight. nvme list-subsys shows the paths. Check the network and the storage target.",
         confirm="confirm_seconds",
         at_once=True,
@@ -447,8 +452,8 @@ EXPLAIN = {
     "block_device/stopped": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "After errors, the kernel made a local file system read-only or shut it down.",
-        "Jobs cannot write to it, and their last writes may be lost.",
+        "The kernel found errors in a local file system and made it read-only or shut it down.",
+        "Jobs cannot write to this file system, and their last writes may be lost.",
         "journalctl -k shows the first error. Unmount the file system, run fsck (or xfs_repair) and mount it again, or "
         "reboot with fsck.",
         shared=None,
@@ -456,7 +461,7 @@ EXPLAIN = {
     "block_device/root_stopped": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "After errors, the kernel made the root file system read-only or shut it down.",
+        "The kernel found errors in the root file system and made it read-only or shut it down.",
         "Logging and spooling fail. Jobs fail in unexpected places, and new jobs cannot start.",
         "journalctl -k or the console shows the first error. Reboot with fsck.mode=force. If the error recurs, replace "
         "the disk.",
@@ -465,11 +470,11 @@ EXPLAIN = {
     "block_device/io_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log reports that data on a disk could not be read or written. It is only a warning, for a day, in "
-        "three cases: a RAID has a copy of the data; other paths lead to the disk; or the disk contains none of the "
-        "node's file systems and is not named in the settings.",
+        "The kernel log reports that data on a disk could not be read or written. healthd only warns, for a day, if "
+        "a RAID has a copy of the data or other paths lead to the disk. It also only warns if the disk is not named "
+        "in the settings and contains none of the node's file systems.",
         "Jobs that use the disk fail, and the kernel may stop the file system next.",
-        f"If it is only a warning, no action is needed tonight. {_DISK_TODO}",
+        f"If the condition is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         shared=None,
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
@@ -477,20 +482,20 @@ EXPLAIN = {
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A disk reports that it cannot read some of its sectors. It is only a warning, for a day, in two cases: a RAID "
-        "has a copy of the data; or the disk contains none of the node's file systems and is not named in the "
-        "settings.",
+        "A disk reports that it cannot read some of its sectors. healthd only warns, for a day, if a RAID has a copy "
+        "of the data. It also only warns if the disk is not named in the settings and contains none of the node's "
+        "file systems.",
         "The data in these sectors is lost. More sectors usually follow.",
-        f"If it is only a warning, no action is needed tonight. {_DISK_TODO}",
+        f"If the condition is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "block_device/command_error": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel log reports that a disk or its controller did not respond in time, was reset or returned an error "
-        "for a command. It does not report lost data.",
-        "Reads and writes took several seconds. A drive that does this repeatedly may be about to fail.",
+        "The kernel log reports that a disk or its controller did not respond in time, was reset, or returned an "
+        "error for a command. The log does not report lost data.",
+        "Reads and writes took several seconds. If this happens repeatedly, the drive may be about to fail.",
         f"No action tonight. At the next maintenance: {_DISK_TODO}",
         window="warning_window_seconds",
     ),
@@ -499,7 +504,8 @@ EXPLAIN = {
         Clears.WINDOW,
         "One path to a disk failed (multipath, iSCSI, Fibre Channel). The condition clears when the kernel log reports "
         "that the path is restored.",
-        "With multipath, I/O continues on the other paths. Without it, access to its mounts hangs.",
+        "With multipath, I/O continues on the other paths. Without multipath, access to the file systems on the disk "
+        "hangs.",
         "No action tonight. multipath -ll shows the paths. Check the network and the storage target.",
         window="warning_window_seconds",
     ),
@@ -507,7 +513,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The firmware of a RAID controller or host bus adapter stopped or reported a critical event.",
-        "All disks behind the adapter hang while it is reset, or are lost.",
+        "All disks behind the adapter hang during its reset, or are lost.",
         "No action tonight if the disks respond. At the next maintenance, check the adapter with the vendor's tool "
         "(storcli, sas3ircu, ssacli) and update its firmware. If the fault recurs, replace the adapter.",
         window="warning_window_seconds",
@@ -515,9 +521,9 @@ EXPLAIN = {
     "block_device/raid_disk": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel log reports that a software RAID lost a disk or could not write to one.",
-        "None yet, but the next disk failure may cause data loss. block_device/raid_degraded stays open until the RAID "
-        "is complete.",
+        "The kernel log reports that a software RAID lost a disk or could not write to one of its disks.",
+        "No effect yet, but the next disk failure may cause data loss. block_device/raid_degraded stays open until "
+        "the RAID is complete.",
         "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is missing. Replace it, then "
         "run mdadm --add.",
         window="warning_window_seconds",
@@ -525,11 +531,11 @@ EXPLAIN = {
     "block_device/raid_failed": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log reports that a software RAID lost more disks than it can tolerate. It is only a warning if the "
-        "RAID contains none of the node's file systems.",
+        "The kernel log reports that a software RAID lost more disks than it can tolerate. The condition is only a "
+        "warning if the RAID contains none of the node's file systems.",
         "Jobs cannot access any data on the RAID. The data may be lost permanently.",
-        "If it is only a warning, no action is needed tonight. Run cat /proc/mdstat, and mdadm --examine for each "
-        "disk. If all disks failed at once, check their adapter.",
+        "If the condition is only a warning, no action is needed tonight. Run cat /proc/mdstat, and mdadm --examine "
+        "for each disk. If all disks failed at once, check their adapter.",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
@@ -537,7 +543,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A software RAID runs with fewer disks than it should. It may be rebuilding.",
-        "None yet, but the next disk failure may cause data loss.",
+        "No effect yet, but the next disk failure may cause data loss.",
         "No action tonight. cat /proc/mdstat and mdadm --detail /dev/NAME show which disk is missing. Replace it, then "
         "run mdadm --add.",
     ),

@@ -1,12 +1,12 @@
 """This node's clock synchronisation and clock source.
 
 Rules: munge rejects messages with a wrong time, so Slurm loses contact with the node. node_exporter has the alerts
-NodeClockSkewDetected and NodeClockNotSynchronising. The kernel reports an estimate of its error (adjtimex(2)). The time
-daemon sets the estimate, and the kernel adds 0.5 ms for each second without an update. At 16 s (after nine hours) the
-clock counts as unsynchronised. The longest usual poll interval (systemd-timesyncd, 34 minutes) adds 1 s. The flag
-STA_UNSYNC alone is not used because chrony without rtcsync never clears it. healthd.service denies all system calls
-that can set the clock, including adjtimex. healthd then queries systemd-timedated, which reports only whether the error
-is below 16 s.
+NodeClockSkewDetected and NodeClockNotSynchronising. The kernel reports an estimate of the clock's error (adjtimex(2)).
+The time daemon sets the estimate, and the kernel adds 0.5 ms for each second without an update. At 16 s (after nine
+hours) the clock counts as unsynchronised. The longest usual poll interval (systemd-timesyncd, 34 minutes) adds 1 s. The
+flag STA_UNSYNC is not used alone, because chrony without rtcsync never clears it. healthd.service denies all system
+calls that can set the clock, including adjtimex. healthd then queries systemd-timedated, which reports only whether the
+error is below 16 s.
 
 The check also warns if the time is read from a slow chip (GCM requires the clock source "tsc"). After logging "Marking
 clocksource 'tsc' as unstable because the skew is too large", Linux switches to hpet or acpi_pm and removes tsc from the
@@ -50,8 +50,8 @@ TIME_CLIENTS = (
 
 class Config(CheckSettings, frozen=True):
     """max_offset_seconds  warn if the known offset of the clock is above this
-    max_error_seconds   warn if the clock may be wrong by more than this, because no time server has responded
-    confirm_seconds     the problem must last this long; after a boot chrony needs several minutes
+    max_error_seconds   warn if no time server has responded and the clock may be wrong by more than this
+    confirm_seconds     a problem must last this long before it is reported; after a boot chrony needs several minutes
     """
 
     max_offset_seconds: Seconds = 1.0
@@ -114,7 +114,7 @@ def _finding(name: str, message: str, config: Config) -> Finding:
 
 
 def _is_hypervisor_managed(host: Host) -> bool:
-    """Return True for a virtual machine on which no time client was ever configured."""
+    """Return True if this is a virtual machine on which no time client was ever configured."""
     sources = (host.read(CLOCK_SOURCES) or "").split()
     is_virtual = any(source.startswith(HYPERVISOR_SOURCES) for source in sources)
     return is_virtual and not any(host.exists(path) for path in TIME_CLIENTS)
@@ -145,14 +145,14 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The clock was synchronised before, but no time server has responded for hours.",
-        "None yet. The clock drifts from now on.",
+        "No effect yet. The clock drifts from now on.",
         _TODO,
         confirm="confirm_seconds",
     ),
     "clock/offset": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The clock is known to be wrong. It is being corrected slowly or not at all.",
+        "The clock is wrong, and the time daemon corrects it slowly or not at all.",
         "Timestamps from different nodes do not match, files seem to come from the future, and TLS may fail.",
         f"{_TODO} chronyc makestep sets the clock at once.",
         confirm="confirm_seconds",
@@ -160,13 +160,13 @@ EXPLAIN = {
     "clock/slow_source": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel does not trust the CPUs' counter (tsc). It reads the time from a separate chip, which requires a "
-        "system call each time.",
+        "The kernel does not trust the CPUs' counter (tsc). It reads the time from a separate chip, so each program "
+        "needs a system call to get the time.",
         "Reading the time takes tens of times longer. Python, NCCL and programs that measure their own run time get "
         "slower.",
         "No action tonight. journalctl -k | grep -i -e tsc -e clocksource shows the reason. Reboot the node when no "
-        "job is running. If it happens again, update the board's firmware (possible causes are long firmware "
-        "interrupts, or sockets whose counters differ). On a virtual machine, check the hypervisor.",
+        "job is running. If it happens again, update the board's firmware. Possible causes are long firmware "
+        "interrupts, or sockets whose counters differ. On a virtual machine, check the hypervisor.",
         confirm="confirm_seconds",
     ),
 }

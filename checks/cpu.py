@@ -1,13 +1,12 @@
-"""CPUs that are offline, run slower than they can, or get too hot.
+"""CPUs that are offline, too slow or too hot.
 
-Rules: gpud, AzNHC and node_exporter monitor these as well. One file shows which CPUs are online. The frequency governor
-has one file for each policy. With intel_pstate, amd-pstate and acpi-cpufreq that is one file for each CPU, which
-accounts for most of this check's cost. While all governors are as expected, a run therefore reads only a quarter of
-them.
+Rules: gpud, AzNHC and node_exporter monitor the CPUs as well. One file shows which CPUs are online. Each frequency
+policy has a file with its governor. With intel_pstate, amd-pstate and acpi-cpufreq each CPU has its own policy, so
+reading these files is most of this check's cost. While all governors are as expected, each run reads a quarter of them.
 
 On Intel CPUs the thermal interrupt counts throttling of cores and packages (thermal_throttle). Only the package counts
 are read, because a hot core heats its whole package and there are few packages. AMD CPUs and virtual machines have no
-such counts, and often no cpufreq either, so nothing is checked there.
+throttle counts, so throttling is not checked there. They often have no cpufreq either.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 class Config(CheckSettings, frozen=True):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not checked
-    governors        accepted frequency governors; any other one warns; () = all are accepted. With intel_pstate and
-                     amd-pstate-epp, "powersave" lets the hardware choose; add it if the site uses it
-    throttle_events  warn if a CPU package was throttled for heat more often than this between two runs
+    governors        accepted frequency governors; others warn; () = all are accepted. With intel_pstate and
+                     amd-pstate-epp, "powersave" lets the hardware choose the speed; add it if the site uses it
+    throttle_events  warn if heat throttled a CPU package more often than this between two runs
     """
 
     expected: Cpus = 0
@@ -110,8 +109,9 @@ def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
 def _throttling(
     host: Host, config: Config, past: History, online: set[int], unreadable: list[str]
 ) -> Iterator[Finding | Observation]:
-    """Yield findings about throttled packages. The count is read from the package's first CPU; another file of that CPU
-    lists the package's other CPUs."""
+    """Yield findings about throttled packages. Each package's count is read from its first CPU. Another file in that
+    CPU's directory lists the package's other CPUs.
+    """
     while online:
         cpu = min(online)
         path = f"{CPUS}/cpu{cpu}/thermal_throttle/package_throttle_count"
@@ -133,8 +133,9 @@ def _throttling(
 
 
 def _governors(host: Host, config: Config, past: History, unreadable: list[str]) -> Iterator[Finding | Observation]:
-    """Read all governors in the first run, then one of GOVERNOR_PARTS parts in each run. If one governor is unexpected,
-    read them all."""
+    """Read all governors in the first run, and one of GOVERNOR_PARTS groups in each later run. If one governor is
+    unexpected, read them all.
+    """
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:
         return
@@ -177,12 +178,11 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 OBSERVATIONS = {
     "cpu_online": Meaning("CPUs (hardware threads) that are online."),
     "cpu_package_throttle_total": Meaning(
-        "Number of times since boot that a CPU package was slowed down because of heat; the label is the package's "
-        "first CPU.",
+        "Number of times since boot that heat slowed down a CPU package; the label is the package's first CPU.",
         ("cpu",),
     ),
     "cpu_governors_read_part": Meaning(
-        "Number of the part of the CPU governors that the last run read; 0 if it read all. For healthd's own use.",
+        "Number of the group of CPU governors that the last run read; 0 if it read all. For healthd's own use.",
     ),
 }
 
@@ -191,7 +191,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "Fewer CPUs are online than the settings require.",
-        "Slurm takes a node that registers with fewer CPUs out of service, and jobs pinned to those CPUs fail.",
+        "Slurm takes a node out of service if it registers with fewer CPUs. Jobs pinned to the missing CPUs fail.",
         "lscpu -e shows which CPUs are offline. Look for 'smpboot' lines and machine checks in journalctl -k. Check "
         "SMT and the core count in the BIOS settings. If a whole package is missing, check the socket or its board.",
         expects="expected",
@@ -199,8 +199,8 @@ EXPLAIN = {
     "cpu/governor": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "CPUs may run below their full clock speed, because their frequency governor is not listed in governors in "
-        "[checks.cpu].",
+        "The CPUs' frequency governor is not listed in governors in [checks.cpu], so the CPUs may run below their "
+        "full clock speed.",
         "Data loading, kernel launches and network traffic get slower, and speeds vary between nodes.",
         "No action tonight. Run cpupower frequency-set -g performance, or tuned-adm profile hpc-compute. Slurm's "
         "--cpu-freq changes the governor for one job. If 'powersave' of intel_pstate or amd-pstate is intended, add it "
@@ -210,7 +210,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A CPU package reached its temperature limit and slowed itself down.",
-        "Jobs run slower, and all nodes of a job wait for the slowest.",
+        "Jobs run slower, and all nodes of a job wait for its slowest node.",
         "No action tonight. Run ipmitool sdr type Temperature and ipmitool sdr type Fan, or sensors. Check the fans, "
         "the air filters, the thermal paste and the room temperature.",
     ),

@@ -1,10 +1,10 @@
 """The device files that programs open to use GPUs and InfiniBand.
 
-Rules: only files that are named in the settings or a baseline are checked, because the right set depends on the driver,
-on MIG and on the permissions that a site grants. NVIDIA's driver creates /dev/nvidia* late, with the mode of its module
-parameter NVreg_DeviceFileMode; udev creates /dev/infiniband/*. A container gets the files that exist when it starts.
-While a driver is reloaded or a card is reset, its files are briefly missing or have another mode, so the problem must
-last.
+Rules: only files that are named in the settings or a baseline are checked. The right set of files depends on the
+driver, on MIG and on the permissions that a site grants. NVIDIA's driver creates /dev/nvidia* late, with the mode of
+its module parameter NVreg_DeviceFileMode; udev creates /dev/infiniband/*. A container gets the files that exist when it
+starts. While a driver is reloaded or a card is reset, its files are briefly missing or have another mode. A problem is
+therefore reported only after confirm_seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODE = regex(r"0?[0-7]{3}")
 
 class Config(CheckSettings, frozen=True):
     """expected         mode of each device file: {"/dev/nvidia0" = "0666"}; other files are not checked
-    confirm_seconds  the problem must last this long
+    confirm_seconds  a problem must last this long before it is reported
     """
 
     expected: dict[str, str] = field(default_factory=dict)
@@ -89,7 +89,8 @@ def _finding(name: str, path: str, message: str, config: Config) -> Finding:
 
 
 # /dev/nvidia-uvm and /dev/nvidia-uvm-tools are omitted because nvidia-modprobe may not load nvidia_uvm before the first
-# CUDA program. If they were expected, a node would be drained after a reboot, run no CUDA program and stay drained.
+# CUDA program. If a baseline listed them, a node would be drained after a reboot. It would then run no CUDA program and
+# stay drained.
 NVIDIA_NODE = r"nvidia([0-9]+|ctl|-nvswitchctl|-nvswitch[0-9]+)"
 INFINIBAND_NODE = r"uverbs[0-9]+|umad[0-9]+|rdma_cm"
 
@@ -112,10 +113,10 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A device file that this node should have is missing, or is not a character device.",
-        "CUDA finds fewer GPUs or none, NCCL finds no network card, and containers start without the device.",
+        "CUDA may find too few GPUs, NCCL may find no network card, and containers start without the device.",
         "Run ls -l PATH. For GPUs, check that the driver is loaded; nvidia-modprobe -c 0 -u creates the files. For "
-        "InfiniBand, run udevadm trigger, and check systemctl status openibd. A plain file was written before the "
-        "driver was loaded; remove it.",
+        "InfiniBand, run udevadm trigger, and check systemctl status openibd. If PATH is a plain file, a program "
+        "wrote it before the driver was loaded; remove the file.",
         confirm="confirm_seconds",
         expects="expected",
     ),
@@ -123,9 +124,10 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A device file's permissions differ from those in the settings.",
-        "Users' programs may fail to open the device as if it were missing, or every user may be able to open it.",
+        "If the permissions are too strict, users' programs cannot open the device. If they are too wide, every user "
+        "can open it.",
         "For GPUs, check NVreg_DeviceFileMode in /etc/modprobe.d. For InfiniBand, check the rules in "
-        "/etc/udev/rules.d. Then chmod the file.",
+        "/etc/udev/rules.d. Then correct the mode with chmod.",
         confirm="confirm_seconds",
         expects="expected",
     ),

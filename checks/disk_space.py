@@ -2,10 +2,10 @@
 
 Rules: gpud, GCM and NHC monitor the free space and inodes of local file systems. Network mounts are not queried because
 statvfs may never return (the mount check handles each mount separately). Read-only media (squashfs, ISO 9660, an
-overlay without a writable layer) are always full, which is not a fault; btrfs does not count inodes. "Free" means free
-for users, since ext4 reserves 5 % for root. A percentage alone says little about a large disk. For example, 3 % of 30
-TiB is almost 1 TiB, and nothing fails. Space is therefore only considered low if few GiB are left as well. For inodes
-only the percentage is available.
+overlay without a writable layer) are always full, which is not a fault. btrfs does not count inodes. "Free" means free
+for users, because ext4 reserves 5 % for root. A percentage alone says little about a large disk. For example, 3 % of 30
+TiB is almost 1 TiB, and nothing fails. Low space therefore drains only if few GiB are left as well. For inodes only the
+percentage is available.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_SYMLINKS = 40  # as in the kernel
 
 
 class Limits(Struct, frozen=True):
-    """Limits for the file system that contains a path. None stands for the check's own limit."""
+    """Limits for the file system that contains a path. None means that the check's own limit applies."""
 
     degraded_percent: Percent | None = None
     degraded_gib: Gib | None = None
@@ -50,11 +50,11 @@ class Limits(Struct, frozen=True):
 
 class Config(CheckSettings, frozen=True):
     """paths             paths to check; a file system is checked once even if it contains several paths
-    limits            further paths, each with its own limits. A file system has the limits of its mount
-                      point if that is one of the paths, otherwise those of the first path on it
-    degraded_percent  degraded if less space or fewer inodes than this are free
-    degraded_gib      ... but low space is degraded only if fewer GiB than this are also free; otherwise it warns
-    warning_percent   warn if less than this is free
+    limits            further paths, each with its own limits. If a file system contains several paths, its mount
+                      point's limits apply if the mount point is listed, otherwise the first path's limits
+    degraded_percent  degraded if a smaller percentage of the space or of the inodes than this is free
+    degraded_gib      low space is degraded only if fewer GiB than this are free too; otherwise it warns
+    warning_percent   warn if a smaller percentage than this is free
     """
 
     paths: tuple[str, ...] = ("/", "/tmp", "/var")
@@ -85,7 +85,7 @@ def _problem(config: Config) -> str | None:
 
 
 def _path_limits(config: Config, path: str) -> Config:
-    """Return the settings for `path`, with its own limits instead of the check's limits."""
+    """Return the settings for `path`. The path's own limits replace the check's limits."""
     path_limits = config.limits.get(path, Limits())
     names = ("degraded_percent", "degraded_gib", "warning_percent")
     return replace(config, **{name: value for name in names if (value := getattr(path_limits, name)) is not None})
@@ -117,10 +117,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[str, Mount]]:
-    """Return each path with the mount that contains it.
+    """Return each path with the mount that contains the path.
 
-    Mount points come first, because a file system gets the limits of its first path. If a disk is not mounted, its
-    limits therefore do not replace those of the file system below.
+    Mount points come first, because a file system gets the limits of its first path. If a disk is not mounted, its path
+    lies on the file system below. The disk's limits must not replace that file system's own limits.
     """
     found = []
     for path in (*config.limits, *config.paths):
@@ -174,15 +174,17 @@ OBSERVATIONS = {
         "Share of the file system's space that is free for users, from 0 (full) to 1.",
         ("mountpoint",),
     ),
-    "disk_inodes_available_ratio": Meaning("Share of the file system's inodes that are free.", ("mountpoint",)),
+    "disk_inodes_available_ratio": Meaning(
+        "Share of the file system's inodes that are free, from 0 to 1.", ("mountpoint",)
+    ),
 }
 
 EXPLAIN = {
     "disk_space/no_space": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A local file system is nearly full, both in percent and in GiB.",
-        "Jobs cannot write temporary files, slurmd cannot spool them, and daemons lose their logs and state.",
+        "A local file system is nearly full: its free space is below the limits in percent and in GiB.",
+        "Jobs cannot write temporary files, slurmd cannot spool job scripts, and daemons lose their logs and state.",
         _SPACE_TODO,
     ),
     "disk_space/no_inodes": Explain(
@@ -195,15 +197,15 @@ EXPLAIN = {
     "disk_space/low_space": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A local file system is filling up, or its free space is a small percentage but still many GiB.",
-        "None yet. The node is drained when the file system is nearly full and few GiB are left.",
+        "A local file system is filling up. The free percentage is low, but many GiB may still be free.",
+        "No effect yet. The node is drained when the file system is nearly full and few GiB are left.",
         f"No action tonight. {_SPACE_TODO}",
     ),
     "disk_space/low_inodes": Explain(
         Severity.WARNING,
         Clears.PASS,
         "A local file system is running out of inodes.",
-        "None yet. The node is drained when almost no inodes are left.",
+        "No effect yet. The node is drained when almost no inodes are left.",
         f"No action tonight. {_INODES_TODO}",
     ),
 }

@@ -1,9 +1,9 @@
 """Ethernet interfaces and bonds: link state, speed, MTU and carrier changes.
 
 Rules (as in Azure healthagent): an interface that is not up is a fault, and frequent carrier changes warn. Only
-expected interfaces and the members of expected bonds are checked. With one member down, a bond still works, but slower
-and without redundancy. If the MTU differs from the network's, large packets are lost or split into many small ones
-(GCM's check-ethlink). Files: Linux, sysfs-class-net.
+expected interfaces and the members of expected bonds are checked. If one member is down, a bond still works, but slower
+and without redundancy. If the interface's MTU differs from the network's MTU, large packets are lost or split into many
+small ones (GCM's check-ethlink). Files: Linux, sysfs-class-net.
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ SPEED_UNKNOWN = ("-1", "0", "4294967295")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected_mbps     speed of each interface or bond in Mbit/s: {"bond0" = 200000}; 0 = any. Others are not checked
-    expected_mtu      MTU of each interface or bond in bytes: {"bond0" = 9000}. Others are not checked
-    confirm_seconds   the problem must last this long
-    carrier_changes   warn if the carrier changes more often than this within the window; a flap is two changes
-    carrier_changes_window_seconds   that window
+    """expected_mbps     speed of each interface or bond in Mbit/s: {"bond0" = 200000}; 0 = any. Only these are checked
+    expected_mtu      MTU of each interface or bond in bytes: {"bond0" = 9000}. Only these are checked
+    confirm_seconds   a problem must last this long before it is reported
+    carrier_changes   warn if the carrier changes more often than this within carrier_changes_window_seconds; a flap
+                      is two changes
+    carrier_changes_window_seconds   period in which carrier changes are counted
     """
 
     expected_mbps: dict[str, Mbps] = field(default_factory=dict)
@@ -92,7 +93,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     for name in {**config.expected_mbps, **bonds}:
         try:
             yield from _judge(host, name, bonds.get(name, ""), config, past)
-        except (OSError, ValueError) as error:  # this error must not hide the other interfaces
+        except (OSError, ValueError) as error:  # this error must not hide findings about other interfaces
             unreadable.append(f"{name}: {error}")
     for name in config.expected_mtu:
         try:
@@ -104,8 +105,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _members(host: Host, name: str) -> list[str]:
-    """Return the members of a bond. The kernel links to each of them as lower_NAME, as for devices below a bridge or
-    VLAN."""
+    """Return the members of a bond. The bond's sysfs directory has a link lower_NAME for each member, as a bridge or
+    VLAN has for the devices below.
+    """
     entries = host.list(f"{NET}/{name}")
     return [entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_") and "bonding" in entries]
 
@@ -137,7 +139,8 @@ def _judge(host: Host, name: str, bond: str, config: Config, past: History) -> I
 
 
 def is_up(host: Host, name: str, state: str) -> bool:
-    """Return True if the interface is up. If the driver leaves operstate at "unknown", the carrier is used instead.
+    """Return True if the interface is up. If the driver leaves operstate at "unknown", return True if there is a
+    carrier.
 
     Raises ValueError for an unknown state.
     """
@@ -160,7 +163,7 @@ def _speed(host: Host, name: str) -> int:
 def _mtu(host: Host, name: str, config: Config) -> Iterator[Finding]:
     text = host.read(f"{NET}/{name}/mtu")
     if text is None:
-        return  # expected_mbps covers a missing interface
+        return  # expected_mbps already reports a missing interface
     if not COUNT.fullmatch(text):
         raise ValueError(f"{name}/mtu: not a number of bytes: {text[:40]!r}")
     expected = config.expected_mtu[name]
@@ -270,8 +273,8 @@ EXPLAIN = {
     "eth_link/slow": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The interface is up but slower than expected. If it is a bond, a member may be missing.",
-        "Every job that uses this node waits for this link.",
+        "The interface is up but slower than expected. If the interface is a bond, a member may be missing.",
+        "Every job that uses this node runs only as fast as this link.",
         _TODO,
         confirm="confirm_seconds",
         expects="expected_mbps",
@@ -280,8 +283,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The interface's MTU (maximum packet size) differs from the settings.",
-        "If it is larger than the network's MTU, large packets are lost and connections hang. If it is smaller, "
-        "throughput suffers.",
+        "If this MTU is larger than the network's MTU, large packets are lost and connections hang. If it is "
+        "smaller, throughput suffers.",
         "No action tonight. Compare ip link show INTERFACE with a healthy node. ip link set INTERFACE mtu N lasts "
         "until the next boot. Set it permanently in the network configuration (NetworkManager, systemd-networkd, "
         "netplan).",
@@ -292,7 +295,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The interface lost its carrier repeatedly.",
-        "Connections stall each time. A link that does this often goes down for good later.",
+        "Connections stall each time. Such a link often goes down permanently later.",
         f"No action tonight. {_TODO}",
     ),
 }

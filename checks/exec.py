@@ -1,8 +1,8 @@
-"""The site's own programs, which report by exit status (0 ok, 1 warning, 2 critical, 3 unknown, like Nagios plug-ins),
-and NHC.
+"""The site's own programs, which report by exit status like Nagios plug-ins, and NHC.
 
-The first line of the output is the message. If the exit status is any other number, or the program is missing, times
-out or is killed by a signal, the check itself has failed. The node then neither passes nor fails.
+Exit status 0 is ok, 1 a warning, 2 critical and 3 unknown. The first line of the output is the message. The check
+itself fails if the exit status is any other number, or if the program is missing, times out or is killed by a signal.
+The node then neither passes nor fails.
 
 NHC (LBNL Node Health Check) has other exit statuses, so `kind = "nhc"` reads its output. Each failed check from
 nhc.conf is a finding, regardless of the exit status. Source: the script `nhc` of github.com/mej/nhc at 9c4a38c0c9f4:
@@ -10,17 +10,17 @@ nhc.conf is a finding, regardless of the exit status. Source: the script `nhc` o
 - NHC stops at the first failure and exits with the status of that check, mostly 1. With -a it continues and exits with
   the number of failures, but does not count failed checks that are not NHC functions (a script, a misspelt name).
   healthd therefore runs NHC without -a. After a failure it runs NHC again with -a to find the other failures.
-- With NHC_CHECK_FORKED=1 and -a, NHC exits with 0 even after failures, and a failure line may come before the name of
-  its check. healthd passes NHC_CHECK_FORKED=0, and counts the failure lines regardless of the status.
-- Without a settings file NHC exits with 0 and prints nothing. That is not a pass, because no check ran. With -v, every
-  other run prints something.
+- With NHC_CHECK_FORKED=1 and -a, NHC exits with 0 even after failures, and may print a failure before the name of the
+  failed check. healthd passes NHC_CHECK_FORKED=0, and counts the failure lines regardless of the exit status.
+- Without a settings file NHC exits with 0 and prints nothing. That is not a pass, because no check ran. healthd passes
+  -v, so that a run with checks always prints something.
 - MARK_OFFLINE=0 keeps NHC from draining. /etc/default/nhc or /etc/sysconfig/nhc and nhc.conf are read later and must
   not set it to 1.
 
 The program runs as root. The program, every directory above it and every symbolic link in its path must therefore
-belong to root or to the user that healthd runs as, and no other user may have write access. healthd verifies this
-before each run rather than when it reads the settings, because the file may be on a file server that does not respond.
-The site itself must protect a script's interpreter and any files named in the arguments.
+belong to root or to healthd's own user, and no other user may have write access. healthd verifies this before each run.
+It does not do so when it reads the settings, because the file may be on a file server that does not respond. The site
+itself must protect a script's interpreter and any files named in the arguments.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NHC_STARTED = "Node Health Check starting."
 
 
 class Kind(Enum):
-    """Kind of program, which determines how its result is read."""
+    """Kind of program. It determines how healthd reads the program's result."""
 
     PROGRAM = "program"
     NHC = "nhc"
@@ -71,7 +71,7 @@ class Config(CheckSettings, frozen=True):
     """command             absolute path of the program, and its arguments; no shell is used
     kind                "nhc": the program is NHC, and each failed check from nhc.conf is a finding
     critical_severity   severity of exit status 2 and of failed NHC checks
-    timeout_seconds     the program is killed one second before this time (after 80 % of this time, if that is later)
+    timeout_seconds     the program is killed one second before this time, or at 80 % of this time if it is below 5 s
     """
 
     command: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def validate(config: Config) -> str | None:
 def _nhc_problem(arguments: Sequence[str]) -> str | None:
     if any(_NHC_ALL.fullmatch(word) for word in arguments):
         return 'command must not contain -a or NHC_CHECK_ALL=1 with kind = "nhc": healthd adds -a when needed'
-    if "" in arguments:  # it would ignore MARK_OFFLINE=0, which keeps NHC from draining
+    if "" in arguments:  # NHC would ignore MARK_OFFLINE=0 after the empty argument, and might drain the node itself
         return 'command must not contain an empty argument with kind = "nhc": NHC ignores what follows it'
     return None
 
@@ -131,8 +131,8 @@ def _run(host: Host, config: Config, command: Sequence[str], seconds: float) -> 
 def _nhc(host: Host, config: Config, seconds: float) -> Iterator[Finding | Observation | NothingToCheck]:
     """Run NHC and yield one finding for each failed check. `seconds` is the time limit for each of the two runs.
 
-    If the second run fails, the findings of the first one still count. The error is raised after they are yielded, so
-    that checks that NHC did not reach do not pass.
+    If the second run fails, the first run's findings are still yielded, and then the error is raised. Without the
+    error, NHC checks that did not run would pass.
     """
     first = _run(host, config, _nhc_command(config, all_checks=False), seconds)
     yield Observation("exec_exit_status", first.status, labels=(("name", config.name),))
@@ -182,9 +182,10 @@ def _nhc_command(config: Config, all_checks: bool) -> list[str]:
 def _nhc_failures(output: str) -> dict[str, str]:
     """Return a dict that maps each failed check's nhc.conf line to the reason for the failure.
 
-    The line is the key because it stays the same from run to run, while messages may contain numbers that change. The
-    first word of the message is the key if NHC does not print its checks (LOGFILE in its sysconfig file) or forks them
-    (NHC_CHECK_FORKED=1 there), since a forked check may print its failure before NHC prints the line.
+    The line is the key because it stays the same from run to run. A message may contain numbers that change. If NHC
+    does not print its checks (LOGFILE in its sysconfig file), the first word of the message is the key. This word is
+    also the key if NHC forks its checks (NHC_CHECK_FORKED=1 in that file), because a forked check may print its failure
+    before NHC prints the line.
     """
     check = ""
     failed: dict[str, str] = {}
@@ -213,8 +214,8 @@ def _signal_name(number: int) -> str:
 
 OBSERVATIONS = {
     "exec_exit_status": Meaning(
-        "Exit status of a site's program (0 healthy, 1 warning, 2 critical, others mean that it could not check), or "
-        "NHC's own exit status.",
+        "Exit status of a site's program (0 healthy, 1 warning, 2 critical, other values: the program could not "
+        "check) or of NHC.",
         ("name",),
     ),
 }
@@ -224,15 +225,15 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "One of the site's own programs exited with status 1.",
-        "The site's program defines what deserves a warning.",
+        "The site's program defines the reason for a warning.",
         "No action tonight. The message is the first line that the program printed. Run the command by hand; healthd "
         "config show prints it.",
     ),
     "exec/critical": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "One of the site's own programs exited with status 2, or an NHC check failed. The setting critical_severity "
-        "determines the severity.",
+        "One of the site's own programs exited with status 2, or an NHC check failed. The severity is the setting "
+        "critical_severity.",
         "The site's program or NHC defines what counts as a fault.",
         "The message is the first line that the program printed, or NHC's message for the check. Run the command by "
         "hand; healthd config show prints it.",

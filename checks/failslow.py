@@ -1,19 +1,20 @@
-"""Jobs on this node that have become slower, and the GPU whose rank is the cause.
+"""Jobs on this node that have become slower, and the GPU of the rank that slows a job down.
 
 Rules: healthd/failslow/detect.py determines when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than
-10 % is jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client);
-`sample` selects counters that healthd samples without the job's help. Both are off by default; then nothing runs and
-nothing is read.
+10 % is jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client).
+The setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
+default; then nothing runs and nothing is read.
 
-A job's own report is user input and may contain anything: it never causes more than a WARNING, regardless of the
-settings. A site may raise the severity of findings from counters, because root reads them.
+A job's own report is user input and may contain anything. It therefore never causes more than a WARNING, regardless of
+the settings. A site may raise the severity of findings from counters, because root reads the counters.
 
-The last remedy for a slow job is a restart without the slow node (FALCON's S4). With `action` healthd takes the node
-out of service once the job has lost as much time as a restart costs (ski rental:
-healthd/failslow/mitigation/planner.py). That is based on counters only, and requires that a part of this node shows a
-fault that began at that time (a reduced clock, lost lanes, port errors; healthd/failslow/live/evidence.py). Every node
-of a gang shows the same slow rhythm although most of these nodes are healthy, and the job's own load is not such a
-fault. Congestion slows many nodes at once, so the finding counts as a shared cause.
+The last remedy for a slow job is a restart without the slow node (FALCON's S4). With the setting `action`, healthd
+takes the node out of service when the job has lost as much time as a restart costs (ski rental:
+healthd/failslow/mitigation/planner.py). Only counters can trigger this. A GPU or port of this node must also show a
+fault that began at the same time, such as a reduced clock, lost lanes or port errors
+(healthd/failslow/live/evidence.py). This is required because every node of a job shows the same slow rhythm although
+most of these nodes are healthy. Load from the job itself is not such a fault. Congestion slows many nodes at once, so
+the finding counts as a shared cause.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ STALE_SECONDS = 600.0  # while a job is slow, the file is written twice a minute
 
 class Config(CheckSettings, frozen=True):
     """client             jobs may report how long their steps take (healthd.client)
-    sample             counters to sample without the jobs' help: "nvlink", "pcie", "ib", "power"; [] = none
+    sample             counters that healthd samples by itself: "nvlink", "pcie", "ib", "power"; [] = none
     sample_seconds     interval between samples
     slow_percent       a job is slow if an iteration takes this much longer than before
-    counters_percent   the same for sampled counters, which vary more
+    counters_percent   like slow_percent, for sampled counters, which vary more
     max_jobs           monitor at most this many jobs on this node
     max_ranks          monitor at most this many ranks of each job
-    action             "drain" a node whose sampled counters show a loss, or drain it and "requeue" its jobs; "" = never
-    restart_seconds    cost of a restart: a job must lose this much before `action`, or before a restart is advised
+    action             "drain" or "requeue" (drain and requeue its jobs) if sampled counters show a loss; "" = never
+    restart_seconds    cost of a restart; a job must lose this much time before `action` or the advice to restart
     loss_window_seconds   how long after the loss the node returns to service
     """
 
@@ -114,7 +115,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     yield from _findings(slow)
     lossy_jobs = [job for job in slow if job.source == "counters" and job.node_changed]
     lossy_jobs = [job for job in lossy_jobs if _lost_seconds(job, host.now()) >= config.restart_seconds]
-    if config.action and lossy_jobs and document.paused_until <= host.now():  # a pause also applies to drains
+    # during a pause (healthd failslow pause) healthd does not drain either
+    if config.action and lossy_jobs and document.paused_until <= host.now():
         yield Finding(
             ACTION_SEVERITIES[config.action],
             "failslow/loss",
@@ -130,10 +132,11 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _lost_seconds(job: told.LiveJob, now: float) -> float:
-    """Return the seconds that the job lost to this slowdown. All its ranks wait for each other, so an iteration that
-    takes 1.26 times as long loses 0.26 of 1.26. The result is limited to the loss that was counted iteration by
-    iteration since the job began. For counters, that count already covers the whole job (failslow/live/jobs.py), on any
-    number of devices."""
+    """Return the seconds that the job lost to this slowdown. All its ranks wait for each other. If an iteration takes
+    1.26 times as long as before, a share of 0.26 / 1.26 of its time is lost. The result is at most the loss that was
+    counted iteration by iteration since the job began. For counters, that count already covers the whole job
+    (failslow/live/jobs.py), on any number of devices.
+    """
     duration = max(0.0, now - job.since) if job.since is not None else 0.0
     return min(duration * job.slowdown / (1 + job.slowdown), job.lost_seconds)
 
@@ -152,8 +155,9 @@ def _measured(document: told.LiveDocument, slow: list[told.LiveJob]) -> Iterator
 
 
 def _findings(slow: list[told.LiveJob]) -> Iterator[Finding]:
-    """Yield one finding for each GPU, and one for all jobs from the same source. Job ids must not become metric
-    labels."""
+    """Yield one finding for each GPU, and one for all jobs from the same source. There is no finding for each job,
+    because job ids must not become metric labels.
+    """
     by_client = [job for job in slow if job.source == "client"]
     for gpu in sorted({job.suspect for job in by_client if job.suspect}):
         accusing = [job for job in by_client if job.suspect == gpu]
@@ -171,7 +175,7 @@ def _finding(code: str, gpu: str, slow: list[told.LiveJob]) -> Finding:
 
 
 def _slowness(slow: list[told.LiveJob]) -> Slowness | None:
-    """Return the slowdown that the fleet tools use to compute slow hours, or None."""
+    """Return the slowdown from which the fleet tools compute slow hours, or None."""
     onsets = [job.since for job in slow if job.since is not None]
     if not onsets:
         return None
@@ -188,15 +192,16 @@ OBSERVATIONS = {
     "failslow_jobs": Meaning("Jobs on this node whose times are being monitored."),
     "failslow_slow_jobs": Meaning("Monitored jobs that are slower than before."),
     "failslow_worst_slowdown": Meaning(
-        "How much longer an iteration of the slowest job takes than before (0.26 is 26 % longer); 0 if no job is slow."
+        "Slowdown of the slowest job: how much longer its iteration takes than before (0.26 is 26 % longer). 0 if no "
+        "job is slow."
     ),
     "failslow_lost_seconds_total": Meaning(
-        "Seconds that slow iterations took longer than before, since the live process started. For source client, "
-        "summed over the ranks on this node (usually one for each GPU); for source counters, per job.",
+        "Extra seconds that slow iterations took, since the live process started. For source client, this is the sum "
+        "over the ranks on this node (usually one for each GPU). For source counters, each job counts once.",
         ("source",),
     ),
     "failslow_dropped_total": Meaning(
-        "Messages, connections and samples from jobs that were dropped since the live process started, by reason.",
+        "Messages, connections and samples from jobs that healthd dropped since the live process started, by reason.",
         ("reason",),
     ),
     "failslow_paused_until_timestamp_seconds": Meaning(
@@ -214,18 +219,19 @@ EXPLAIN = {
         "A job that reports its step times has become slower and stays slow.",
         "The job runs without errors but occupies its nodes for longer. In one study, 16 of 27 large jobs were "
         "affected, for 72 minutes on average (FALCON, arXiv 2410.12588, table 1). The report comes from the job "
-        "itself, so it never drains.",
-        "No action tonight. The message names the slow rank, or says why none is named. If it blames communication or "
-        "another node, check that node as well; healthd failslow reads the times of all ranks. healthd status lists "
-        "other open conditions of this node.",
+        "itself, so healthd never drains the node for it.",
+        "No action tonight. The message names the slow rank, or says why no rank is named. If the message blames "
+        "communication or another node, check that node as well. healthd failslow analyses the times of all ranks. "
+        "healthd status lists other open conditions of this node.",
         needs="client",
     ),
     "failslow/gpu": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The rank on this GPU takes longer for each step than before. The other ranks on this node do not.",
+        "The rank on this GPU takes longer for each step than before. The other ranks on this node are as fast as "
+        "before.",
         "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link can cause "
-        "this without any error. The report comes from the job itself, so it never drains.",
+        "this without any error. The report comes from the job itself, so healthd never drains the node for it.",
         "No action tonight. nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status "
         "lists other open conditions. healthd validate measures the GPU once the node is idle.",
         needs="client",
@@ -233,10 +239,10 @@ EXPLAIN = {
     "failslow/counters": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The pattern in this node's sampled counters repeats more slowly: an iteration of the job takes longer than "
-        "before.",
-        "Same as failslow/job, for a job that does not report its times. healthd reads the counters itself, so a site "
-        "may raise the severity. The counters cannot show which rank is slow.",
+        "A job's iterations take longer than before: the pattern in this node's sampled counters repeats more slowly.",
+        "The job runs without errors but occupies its nodes for longer, as with failslow/job. This job does not "
+        "report its times. healthd reads the counters itself, so a site may raise the severity. The counters cannot "
+        "show which rank is slow.",
         "No action tonight. healthd status lists other open conditions of this node. Ask the job's user whether the "
         "job itself changed.",
         needs="sample",
@@ -244,15 +250,14 @@ EXPLAIN = {
     "failslow/loss": Explain(
         Severity.CRITICAL,
         Clears.WINDOW,
-        "According to this node's counters, a job has lost as much time as a restart costs, and a part of the node "
-        "shows a fault that began at the same time. This is reported only if `action` is set: with requeue it is "
-        "critical, with drain degraded.",
-        "Continuing here costs more than a restart elsewhere (FALCON, arXiv 2410.12588, algorithm 1). The cause may be "
-        "temporary, so the node returns to service after loss_window_seconds. If a job slows down for its own reasons "
-        "while a part of the node happens to have a small fault, it looks the same. Therefore `action` is off by "
-        "default.",
-        "The message names what changed: clocks, links, ports. healthd validate measures the idle node. If several "
-        "nodes are affected at once, check the switch that they share.",
+        "According to this node's counters, a job has lost as much time as a restart costs. A GPU or port of the "
+        "node shows a fault that began at the same time. This is reported only if `action` is set. The "
+        "severity is critical if `action` is requeue, and degraded if `action` is drain.",
+        "Continuing here costs more than a restart elsewhere (FALCON, arXiv 2410.12588, algorithm 1). The cause may "
+        "be temporary, so the node returns to service after loss_window_seconds. A job that slows down for its own "
+        "reasons on a node with an unrelated small fault looks the same. Therefore `action` is off by default.",
+        "The message names the clocks, links or ports that changed. healthd validate measures the idle node. If "
+        "several nodes are affected at once, check the switch that they share.",
         also=(Severity.DEGRADED,),
         shared=True,
         needs="action",

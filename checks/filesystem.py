@@ -1,10 +1,10 @@
 """File system problems in the kernel log: errors, volumes that the kernel stopped, and servers that do not respond.
 
-Rules: a file server may be silent for minutes during a failover, which hard mounts survive. Silence therefore only
-warns until the log reports that the server responds again; the check mount tests the mounts themselves. If the kernel
-stopped one of the node's own file systems, block_device handles it. This check handles only those of containers and
-image files, which warn. An error also warns if the kernel continues to use the file system. A client's messages about
-single requests are ignored.
+Rules: a file server may be silent for minutes during a failover, which hard mounts survive. A silent server therefore
+only warns, until the log reports that it responds again. The check mount tests the mounts themselves. If the kernel
+stopped one of the node's own file systems, block_device reports it. This check reports stopped file systems of
+containers and image files, as a warning. It also warns about an error after which the kernel continues to use the file
+system. A client's messages about single requests are ignored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_NAME = 128  # maximum length of a server's name
 
 class Config(CheckSettings, frozen=True):
     """error_window_seconds    how long a warning about file system errors stays open
-    server_window_seconds   the same for a server, unless the log reports earlier that it responds again
+    server_window_seconds   how long a warning about a file server stays open, unless it responds again earlier
     """
 
     error_window_seconds: Seconds = 24 * 3600.0
@@ -56,8 +56,9 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each name and volume or server, from all its events. The finding ends when the server
-    responds again."""
+    """Yield one finding for each event name and each volume or server. A finding about a server ends when the server
+    responds again.
+    """
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     own = {mount.device for mount in node.mounts}
     for event in events:
@@ -89,7 +90,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _part(event: KernelEvent) -> str:
     server = event.field("server")[:MAX_NAME]
     if server and event.field("fs") == "lockd":
-        return f"{server} (lockd)"  # lockd may be silent while the server responds, and vice versa
+        return f"{server} (lockd)"  # NFS's lockd may be silent although the server responds, and vice versa
     return server or event.field("device")
 
 
@@ -97,9 +98,9 @@ EXPLAIN = {
     "filesystem/volume_stopped": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel made a file system read-only or shut it down. It is not one of the node's own file systems: it "
-        "belongs to a container, is in an image file, or was mounted after healthd last read the mounts. For the "
-        "node's own file systems see block_device/stopped.",
+        "The kernel made a file system read-only or shut it down. The file system belongs to a container, is in an "
+        "image file, or was mounted after healthd last read the mounts. For the node's own file systems, healthd "
+        "reports block_device/stopped.",
         "Users of that volume can no longer write. Other jobs are not affected.",
         "No action tonight. journalctl -k shows the first error, and lsblk shows what the device is. Unmount the file "
         "system, then run fsck or xfs_repair.",
@@ -109,7 +110,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel found errors in a local file system, or could not read or write it, but continues to use it.",
-        "Some files may be lost. If it gets worse, the kernel stops the file system.",
+        "Some files may be lost. If the errors get worse, the kernel stops the file system.",
         "No action tonight. journalctl -k shows the lines about the device. Check the disk as well (smartctl -a). At "
         "the next maintenance, unmount the file system and run fsck or xfs_repair.",
         window="error_window_seconds",
@@ -118,7 +119,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel could not mount a file system, because its log or superblock is unreadable or wrong.",
-        "The file system is missing. If the mount is named in the settings, the check mount reports that too.",
+        "The file system is missing. If the mount is named in the settings, the check mount also reports the missing "
+        "mount.",
         "No action tonight. journalctl -k shows the lines about the device. Run fsck or xfs_repair. If the log of an "
         "XFS cannot be replayed, see xfs_repair(8), option -L.",
         window="error_window_seconds",
@@ -128,7 +130,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "A file server does not respond (NFS, SMB, Lustre, Ceph). The condition clears when the kernel log reports "
         "that the server responds again, or after a day without a further line.",
-        "Jobs that use the server wait and continue when it is back. With soft mounts they get errors.",
+        "Jobs that use the server wait and continue when it is back. Jobs on soft mounts get errors instead.",
         "No action tonight on this node. Check the server and the network. The check mount tests whether mounts hang, "
         "and drains the node if they do.",
         shared=True,

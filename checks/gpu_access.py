@@ -2,16 +2,16 @@
 
 Rule: Meta's reliability study counts "GPU inaccessible" as high severity (arXiv 2410.21680: 57 % of PCIe faults show as
 an unreachable GPU, without any Xid). A driver that does not match the library is degraded: running jobs continue, but
-new ones fail. A call that does not return warns at first, because NVML can hang for 45 s and more even on healthy GPUs
-(DCGM#313); in the second round it is degraded. Together with Xid 79, 119 or 120 the fault is critical. gpu_xid reports
-that from the kernel log. It runs in the daemon, so a hung worker does not delay it. This check does not report those
-Xids itself, so that an Xid from hours ago never turns a new hang into a requeue.
+new jobs fail. A call that does not return warns at first, because NVML can hang for 45 s and more even on healthy GPUs
+(DCGM#313). If the call still hangs in the second round, the condition is degraded. A hang with Xid 79, 119 or 120 is
+critical: gpu_xid reports these Xids from the kernel log. gpu_xid runs in the daemon, so a hung worker does not delay
+it. This check does not report those Xids itself, so that an Xid from hours ago never turns a new hang into a requeue.
 
-A lost GPU is reported only after a minute, because an epilog that resets the GPU looks the same. It is reported at
+A lost GPU is reported only after a minute, because a GPU looks the same while an epilog resets it. It is reported at
 once if slurmd has not started yet or if the kernel has lost the GPU too. If a GPU that had to be reset responds again,
-that does not prove a reset; the driver's report that no action is needed does. A driver that is still loading, or
-whose device files do not exist yet, does not count as "not loaded". NVML cannot be queried in this state, but that is
-not a fault.
+this does not prove that it was reset. The proof is the driver's report that no action is needed. A driver that is still
+loading, or whose device files do not exist yet, does not count as "not loaded". NVML cannot be queried then, but that
+is not a fault.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ OPEN_FAILURES = {
 
 
 class Config(CheckSettings, frozen=True):
-    """confirm_seconds         a GPU must be lost for this long; a reset takes seconds. 0 if slurmd has not started, or
-                            if the kernel reports that the GPU is gone
-    hang_degraded_seconds   degraded if NVML has not responded for this long (in the second round at the default
-                            interval)
+    """confirm_seconds         a GPU must be lost for this long before it is reported; a reset takes seconds. No wait
+                            if slurmd has not started, or if the kernel reports that the GPU is gone
+    hang_degraded_seconds   degraded if NVML has not responded for this long (at the default interval: in the second
+                            round)
     """
 
     confirm_seconds: Seconds = 60.0
@@ -96,9 +96,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _has_driver(host: Host) -> bool:
-    """Return True if the kernel has loaded the driver, or is loading it, although NVML reports "not loaded". This
-    happens at boot, and while the device files do not exist (healthd's unit keeps NVML from creating them; see the
-    check device_nodes)."""
+    """Return True if NVML reports "not loaded" although the kernel has loaded the driver or is loading it. This happens
+    at boot, and while the device files do not exist. healthd's unit keeps NVML from creating them; see the check
+    device_nodes.
+    """
     state = host.read_or_empty(MODULE_STATE_FILE)
     return state == "coming" or (state == "live" and not host.exists(CONTROL_DEVICE))
 
@@ -129,15 +130,15 @@ def _unreachable(error: NvmlError, host: Host, config: Config) -> Finding:
 
 
 def _detect_reset(gpu: NvmlGpu, past: History) -> Iterator[Observation | Repair]:
-    """Yield a repair if the GPU needed a reset, was reset and responds again.
+    """Yield a repair if a GPU that had to be reset was reset and responds again.
 
     The driver rejects a GPU because of a flag in the driver itself ("This property will be cleared on RM init, by which
-    time the client should have reset the GPUs"). Once no process uses the GPU, the driver drops that flag even without
-    a reset. The recovery action comes from a mark in the GPU instead. The driver sets the mark almost every time it
-    rejects a GPU, removes it only in tests, and reads it again when it initialises the GPU; no Xid 154 then reports
-    that the mark is gone. Source: NVIDIA's open kernel modules 595.45.04, src/nvidia/src/kernel: rmapi/alloc_free.c,
-    gpu/gpu.c (gpuUnmarkDeviceForReset, _gpuRefreshRecoveryActionInLock), gpu/gsp/kernel_gsp.c. A driver before 570 does
-    not report a recovery action.
+    time the client should have reset the GPUs"). When no process uses the GPU any more, the driver drops that flag even
+    without a reset. The recovery action comes from a mark in the GPU instead. The driver sets the mark almost every
+    time it rejects a GPU, and removes it only in tests. When the driver initialises the GPU, it reads the mark again;
+    no Xid 154 then reports that the mark is gone. Source: NVIDIA's open kernel modules 595.45.04,
+    src/nvidia/src/kernel: rmapi/alloc_free.c, gpu/gpu.c (gpuUnmarkDeviceForReset, _gpuRefreshRecoveryActionInLock),
+    gpu/gsp/kernel_gsp.c. A driver before 570 does not report a recovery action.
     """
     refusal = _refusal(gpu.pci, False)
     last = past.last(refusal)
@@ -162,10 +163,11 @@ def overdue(config: Config, seconds: float) -> Iterator[Finding]:
 
 
 OBSERVATIONS = {
-    "gpus": Meaning("Number of GPUs that the driver has."),
-    "gpus_unreachable": Meaning("Number of GPUs that the driver has but cannot open."),
+    "gpus": Meaning("Number of GPUs that the driver manages."),
+    "gpus_unreachable": Meaning("Number of GPUs that the driver manages but cannot open."),
     "gpu_refused_until_reset": Meaning(
-        "1 if the driver rejects the GPU until it is reset, 0 once it has been reset and responds again.", ("pci",)
+        "1 if the driver rejects the GPU until the GPU is reset; 0 after a reset, when the GPU responds again.",
+        ("pci",),
     ),
     "gpu_driver_info": Meaning("Always 1; the label is the version of the NVIDIA driver.", ("version",)),
 }
@@ -174,12 +176,12 @@ EXPLAIN = {
     "gpu_access/lost": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The driver has this GPU, but the GPU is no longer on the bus (NVML: GPU is lost, or Unknown Error for its "
+        "The driver lists this GPU, but the GPU is no longer on the bus (NVML: GPU is lost, or Unknown Error for its "
         "handle).",
-        "Every process on it is dead or hangs, and so does every multi-GPU job that uses it.",
-        "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors just before it (journalctl -k). Then "
-        "power-cycle the node; after a warm reboot the GPU may still be missing. If the fault recurs in the same slot, "
-        "reseat or replace the GPU, and check power and cooling.",
+        "Every process on this GPU, and every multi-GPU job that uses it, is dead or hangs.",
+        "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors just before the loss (journalctl "
+        "-k). Then power-cycle the node; after a warm reboot the GPU may still be missing. If the fault recurs in "
+        "the same slot, reseat or replace the GPU, and check power and cooling.",
         confirm="confirm_seconds",
         at_once=True,
         remedy=Remedy.POWER_CYCLE,
@@ -188,34 +190,36 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.GPU_RESET,
         "NVML answers every query about this GPU with the error 'reset required'.",
-        "No program can start on the GPU until it is reset, and work that was running on it has failed.",
+        "No program can start on the GPU until a reset. Work that was running on the GPU has failed.",
         "After the drain, stop all clients of the GPU (DCGM, persistence daemon), then run nvidia-smi --gpu-reset -i "
         "PCI. On machines with NVSwitches, reset all GPUs together, or reboot. Look for an earlier Xid. With driver "
-        "570 and later, the condition clears by itself after the reset. If it does not, run healthd repaired "
-        "gpu_access/reset_required PCI.",
+        "570 and later, the condition clears by itself after the reset. If the condition stays open, run healthd "
+        "repaired gpu_access/reset_required PCI.",
     ),
     "gpu_access/no_answer": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "NVML counts this GPU but cannot open it. The error is neither 'GPU is lost' nor 'reset required'.",
         "New work cannot start on the GPU. Running work may continue.",
-        "The message contains NVML's error. For insufficient power, check the external power cables. For other errors, "
-        "read the kernel log and try nvidia-smi -i PCI. A reboot resolves most of them.",
+        "The message contains NVML's error. For insufficient power, check the external power cables. For other "
+        "errors, read the kernel log and try nvidia-smi -i PCI. A reboot resolves most of these errors.",
     ),
     "gpu_access/library_missing": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "The machine has NVIDIA GPUs, but the driver's library libnvidia-ml.so.1 is missing.",
-        "No job can use the GPUs. Such a node quickly empties the queue, because every job on it fails at once.",
+        "No job can use the GPUs. Such a node quickly empties the job queue, because every job on this node fails at "
+        "once.",
         "Install the driver, or restore it in the image; check with ldconfig -p | grep nvidia-ml.",
     ),
     "gpu_access/driver_not_loaded": Explain(
         Severity.DEGRADED,
         Clears.PASS,
         "The machine has NVIDIA GPUs, but the kernel module nvidia is not loaded.",
-        "No job can use the GPUs. Such a node quickly empties the queue, because every job on it fails at once.",
-        "Run modprobe nvidia, and read dmesg. Usual causes are a new kernel for which no module was built (dkms "
-        "status), or secure boot.",
+        "No job can use the GPUs. Such a node quickly empties the job queue, because every job on this node fails at "
+        "once.",
+        "Run modprobe nvidia, and read dmesg. The usual cause is secure boot, or a new kernel for which no module "
+        "was built (dkms status).",
     ),
     "gpu_access/driver_mismatch": Explain(
         Severity.DEGRADED,
@@ -224,20 +228,21 @@ EXPLAIN = {
         "Running jobs continue with the library that they have already loaded. New processes fail to initialise NVML "
         "or CUDA.",
         "After the drain, reload the modules (stop the persistence daemon, DCGM and the fabric manager, then rmmod), "
-        "or reboot. If all nodes are affected, the cause is an unattended upgrade; pin the driver's packages.",
+        "or reboot. If all nodes are affected, the likely cause is an unattended upgrade; pin the driver's packages.",
         shared=True,
     ),
     "gpu_access/hang": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A call into the NVIDIA driver did not return in time. The condition is a warning at first and becomes "
+        "A call into the NVIDIA driver did not return in time. The condition is a warning at first. It becomes "
         "degraded if the hang lasts.",
         "During the hang healthd cannot read the state of the GPUs. On healthy GPUs, resets, bug reports and storms of "
         "ECC errors can block the driver for a minute. A dead GPU blocks it for good, followed by Xid 79, 119 or 120.",
-        "While it is only a warning, no action is needed tonight. Look for Xids in journalctl -k. Check whether a GPU "
-        "reset or nvidia-bug-report.sh is running. Do not kill a process that hangs in the driver, because that has "
-        "frozen GPUs before. If the node is drained, reboot it. Without a persistence daemon, opening the driver takes "
-        "1 to 3 s for each GPU. In that case start nvidia-persistenced, or raise timeout_seconds.",
+        "While the condition is only a warning, no action is needed tonight. Look for Xids in journalctl -k. Check "
+        "whether a GPU reset or nvidia-bug-report.sh is running. Do not kill a process that hangs in the driver, "
+        "because such kills have frozen GPUs. If the node is drained, reboot it. Without a persistence daemon, "
+        "opening the driver takes 1 to 3 s for each GPU. In that case start nvidia-persistenced, or raise "
+        "timeout_seconds.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
     ),
 }

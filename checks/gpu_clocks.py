@@ -1,17 +1,17 @@
 """GPU clocks that the hardware reduces because of heat or lack of power.
 
 Rules: reduced clocks for 60 % of ten minutes are degraded, as in gpud; AzNHC only logs them. Low clocks because of
-idleness, user settings or the software power cap are normal and ignored. Drivers from 580 on count the seconds
-themselves, so nothing is missed between two runs. With older drivers, the share of the time between two runs is
-estimated from their bits. According to nvml.h the slowdown bit may also be set briefly while clocks change, so a single
-reading proves nothing.
+idleness, user settings or the software power cap are normal and ignored. Drivers from 580 on count the slowed seconds
+themselves, so no slowdown between two runs is missed. With older drivers, the slowed share of the time between two runs
+is estimated from the reason bits. According to nvml.h the slowdown bit may also be set briefly while clocks change, so
+a single reading proves nothing.
 
 Heat and the power brake can affect many nodes: one event in a power feed or a cooling loop slows racks of nodes at
-once. For these causes a drain waits for the fleet limit, as for all shared causes. It ends by itself once the hardware
-has not reduced the clocks for `within_seconds`, even on a drained, idle node, since no operator could run `healthd
-repaired` on racks of nodes. The brake is visible without load. If the GPU overheats again under load, the limits for
-intermittent shared causes apply to the new drain (docs/slurm.md). A slowdown without a reported reason is attributed
-to the GPU itself.
+once. For these causes a drain waits for the fleet limit, as for all shared causes. The drain ends by itself when the
+hardware has not reduced the clocks for `within_seconds`, even on a drained, idle node. No operator could run `healthd
+repaired` on racks of nodes. The power brake is visible without load. If the GPU overheats again under load, the limits
+for intermittent shared causes apply to the new drain (docs/slurm.md). A slowdown without a reported reason is
+attributed to the GPU itself.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ from healthd.api import (
 
 USES = "nvml"
 
-SLOWDOWN = 0x8  # set with either of the other two; set alone if the GPU draws too much current too fast
+SLOWDOWN = 0x8  # set together with either of the next two bits; set alone if the GPU draws too much current too fast
 REASONS = {"hw_thermal": (0x40, "too hot"), "hw_power_brake": (0x80, "power brake of the power supply")}
 HARDWARE_BITS = SLOWDOWN | 0x40 | 0x80
 
 
 class Config(CheckSettings, frozen=True):
-    """slowed_share     degraded if a GPU was slowed down for this share of `within_seconds`; less warns
-    within_seconds   period for slowed_share
-    clean_seconds    a slowdown clears after this long under load without another one (after a degraded slowdown by
-                     heat or the power brake: after `within_seconds`, with or without load)
-    relapse_seconds  if degraded again within this time, an operator must clear it (not for heat or the power brake)
+    """slowed_share     degraded if a GPU was slowed down for this share of `within_seconds`; a smaller share warns
+    within_seconds   period to which slowed_share applies
+    clean_seconds    a slowdown clears after this long under load without another slowdown (a degraded one by heat or
+                     the power brake clears after `within_seconds`, with or without load)
+    relapse_seconds  an operator must clear a second degraded slowdown within this time (except for heat or the power
+                     brake)
     """
 
     slowed_share: Share = 0.6
@@ -82,7 +83,7 @@ def _check_gpu(gpu: NvmlGpu, now: float, config: Config, past: History) -> Itera
     reasons = Observation("gpu_clock_event_reasons", bits, labels=labels)
     last = past.last(reasons)
     elapsed = max(0.0, now - last.time) if last is not None else 0.0
-    share, grown = 0.0, set()  # share of the time since the last run
+    share, grown = 0.0, set()  # the slowed share of the time since the last run
     if last is not None and elapsed <= config.within_seconds:  # otherwise the readings are too far apart
         share = (_is_uncounted(bits, counted) + _is_uncounted(int(last.value), counted)) / 2
     for reason, seconds in counted.items():
@@ -127,10 +128,10 @@ def _is_uncounted(bits: int, counted: dict[str, float]) -> bool:
 
 
 _TODO = (
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i PCI shows the reason. If it is too hot, check fans, air flow, "
-    "heat sink and room temperature, and compare with the node's other GPUs. For the power brake, check power supplies "
-    'and cables (ipmitool sdr type "Power Supply"), and look for a power cap in the BMC or the rack. If no reason is '
-    "reported, suspect a power limit or a weak power supply."
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i PCI shows the reason. If the GPU is too hot, check fans, air "
+    "flow, heat sink and room temperature, and compare with the node's other GPUs. For the power brake, check power "
+    'supplies and cables (ipmitool sdr type "Power Supply"), and look for a power cap in the BMC or the rack. If no '
+    "reason is reported, suspect a power limit or a weak power supply."
 )
 
 OBSERVATIONS = {
@@ -139,11 +140,11 @@ OBSERVATIONS = {
         ("pci",),
     ),
     "gpu_clock_slowdown_seconds_total": Meaning(
-        "Seconds for which the GPU was slowed down for this reason, from the driver's own counter.",
+        "Seconds for which the GPU was slowed down for the reason in the label, from the driver's own counter.",
         ("pci", "reason"),
     ),
     "gpu_clock_slowed_seconds_total": Meaning(
-        "Seconds for which heat or power slowed the GPU down, estimated from healthd's runs.",
+        "Seconds for which heat or lack of power slowed the GPU down, estimated from healthd's readings.",
         ("pci",),
     ),
 }
@@ -153,19 +154,18 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.WINDOW,
         "The hardware reduced this GPU's clocks to half or less for most of ten minutes.",
-        "A job on many GPUs runs only as fast as this one.",
-        f"{_TODO} For heat or the power brake, healthd resumes the node ten minutes after the slowdown ends. Without a "
-        "reported reason, the condition clears after six clean hours, once the GPU was repaired. If it happens twice "
-        "within a day, an engineer must clear it: healthd repaired gpu_clocks/slowed PCI.",
+        "A job on many GPUs runs only as fast as this GPU.",
+        f"{_TODO} For heat or the power brake, healthd resumes the node ten minutes after the slowdown ends. Without "
+        "a reported reason, the condition clears after a repair and six clean hours. If the slowdown returns within "
+        "a day, an engineer must clear the condition: healthd repaired gpu_clocks/slowed PCI.",
         shared=None,
         window="clean_seconds",
     ),
     "gpu_clocks/slowed_briefly": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The hardware reduced this GPU's clocks for a while, because of heat, lack of power, or only during a clock "
-        "change.",
-        "There is little effect while it is brief. Often the GPU later becomes slow all the time.",
+        "The hardware reduced this GPU's clocks for a short time, because of heat, lack of power, or a clock change.",
+        "A brief slowdown has little effect. Such a GPU often becomes slow all the time later.",
         f"No action tonight. At the next maintenance: {_TODO}",
         shared=None,
         window="clean_seconds",

@@ -1,10 +1,10 @@
 """Number of GPUs: all GPUs on PCI must respond, and there must be as many as the settings expect.
 
-Rules: if NVML does not show a GPU that is on PCI, or its configuration space reads all ones, the node needs a reboot
-(AzNHC, GCM and OCI compare NVML with PCI). Fewer GPUs than the settings expect is degraded. A GPU that NVML does not
-show counts as missing after a minute, because a reset by an epilog looks the same. It counts at once if slurmd has not
-started yet, the GPU has no driver, or the kernel log reports the GPU as gone. The same applies to all ones, because a
-device also reads all ones during a bus reset.
+Rules: if NVML does not show a GPU that is on PCI, or if the GPU's configuration space reads all ones, the node needs a
+reboot (AzNHC, GCM and OCI compare NVML with PCI). If there are fewer GPUs than the settings expect, the node is
+degraded. A GPU that NVML does not show counts as missing after a minute, because a GPU looks the same while an epilog
+resets it. It counts at once if slurmd has not started yet, the GPU has no driver, or the kernel log reports the GPU as
+gone. The same delay applies to a GPU that reads all ones, because a device also reads all ones during a bus reset.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ BASELINE = Baseline(("expected",), place=10)
 
 REVISION, WIDTH = regex(r"0x[0-9a-f]{2}"), regex(r"[0-9]{1,3}")
 DEAD_REVISION = "0xff"
-DEAD_WIDTHS = ("63", "255")  # all bits of the register; some kernels' value for "unknown"
+DEAD_WIDTHS = ("63", "255")  # all bits of the register are set; some kernels also use this value for "unknown"
 REPORTED_BY_GPU_ACCESS = (NvmlErrorKind.GPU_LOST, NvmlErrorKind.RESET_REQUIRED)
 
 
 class Config(CheckSettings, frozen=True):
     """expected          number of GPUs in this node; 0 = not checked
-    confirm_seconds   a GPU must be missing for this long; a reset takes seconds. 0 if slurmd has not started yet or
-                      the kernel reports that the GPU is gone"""
+    confirm_seconds   a GPU must be missing for this long before it is reported; a reset takes seconds. There is no
+                      wait if slurmd has not started yet or the kernel reports that the GPU is gone"""
 
     expected: Gpus = 0
     confirm_seconds: Seconds = 60.0
@@ -84,7 +84,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         accounted_for |= {error.pci for error in host.nvml.unreachable if error.kind in REPORTED_BY_GPU_ACCESS}
         for refusal in host.nvml.unreachable:
             if refusal.kind is NvmlErrorKind.NO_PERMISSION:
-                raise refusal  # NVML counts this GPU without identifying it, so the missing GPUs are unknown
+                raise refusal  # NVML counts this GPU but cannot identify it, so the missing GPUs are unknown
     absent = sorted({*on_pci} - answering - {*dead})
     resetting = _in_reset(host, [*absent, *dead])
     for pci in absent:
@@ -113,7 +113,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _in_reset(host: Host, missing: list[str]) -> set[str]:
-    """Return those of the missing GPUs that may only be in a reset."""
+    """Return the missing GPUs that may only be in a reset."""
     in_reset = {pci for pci in missing if gpu_reset.has_driver(host, pci)}
     return in_reset if in_reset and gpu_reset.may_reset(host) else set()
 
@@ -129,7 +129,7 @@ def _is_dead(host: Host, pci: str) -> bool:
         raise ValueError(f"{device}/revision: not a revision like 0xa1: {revision[:40]!r}")
     if width is not None and not WIDTH.fullmatch(width):
         raise ValueError(f"{device}/current_link_width: not a number of lanes: {width[:40]!r}")
-    # The registers of a sleeping GPU also read as ones.
+    # a sleeping GPU's registers also read as ones
     return (revision == DEAD_REVISION or width in DEAD_WIDTHS) and host.read(f"{device}/power_state") != "D3cold"
 
 
@@ -146,7 +146,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 OBSERVATIONS = {
-    "gpus_on_pci": Meaning("Number of GPUs on the PCI bus, including those that the driver does not have."),
+    "gpus_on_pci": Meaning("Number of GPUs on the PCI bus, including GPUs that the driver does not manage."),
 }
 
 EXPLAIN = {
@@ -154,7 +154,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "The GPU is still listed on PCI, but reads return all ones (revision ff, link width 63).",
-        "The GPU has fallen off the bus. All work on it is dead, and calls into the driver may hang.",
+        "The GPU has fallen off the bus. All work on this GPU is dead, and calls into the driver may hang.",
         "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors (journalctl -k). Then power-cycle "
         "the node; after a warm reboot the GPU may still be missing. If the fault recurs in the same slot, reseat or "
         "replace the GPU.",
@@ -168,14 +168,14 @@ EXPLAIN = {
         "PCI shows this GPU, but NVML does not. The driver could not start the GPU or has given up on it.",
         "Jobs on this node get fewer GPUs than Slurm allocated to them, or fail at once.",
         "Look for 'RmInitAdapter failed' or Xid 79 in journalctl -k. Reboot. If the GPU is still missing, reseat or "
-        "replace it. A GPU for another purpose (a virtual machine) should be bound to vfio-pci.",
+        "replace it. If the GPU is meant for another purpose, such as a virtual machine, bind it to vfio-pci.",
         confirm="confirm_seconds",
         at_once=True,
     ),
     "gpu_count/fewer_than_expected": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "Fewer GPUs respond than expected in [checks.gpu_count] requires.",
+        "Fewer GPUs respond than the setting expected in [checks.gpu_count] requires.",
         "Jobs that request all of the node's GPUs fail.",
         "Compare nvidia-smi -L with lspci -d 10de:. If the GPU is missing on PCI as well, power-cycle the node, then "
         "reseat the GPU. If the node really has fewer GPUs, correct the setting.",

@@ -1,22 +1,25 @@
 """The GPUs' ECC errors since the driver was loaded, and their ECC mode.
 
-Rules: any uncorrected error means lost data: reset the GPU before the next job (Meta's study, OCI, Azure, DCGM). More
-SRAM errors than NVIDIA's threshold are NVIDIA's criterion for a replacement. Corrected errors are normal up to AzNHC's
-limits. A count that falls shows a reset, but only with persistence mode; without it, the driver drops the count when
-the GPU's last user ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the growth of the
-lifetime counts is used instead.
+Rules: any uncorrected error means lost data: reset the GPU before the next job (Meta's study, OCI, Azure, DCGM). NVIDIA
+replaces a GPU with more SRAM errors than NVIDIA's threshold. Corrected errors are normal up to AzNHC's limits. A count
+that falls shows that the GPU was reset, but only with persistence mode. Without persistence mode, the driver drops the
+count when the GPU's last user ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the
+growth of the lifetime counts is used instead.
 
 Disabled ECC warns unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
 Workstation cards such as the RTX A6000 ship with ECC off.
 
-A count above 0 at the first run drains, because it is unknown whose data was lost. If a count grew while healthd was
-not running for longer than two rounds (`growth_seconds`), the node drains as well, because the current jobs may have
-started long after the error. A count that grew between two rounds requeues the jobs on this GPU (Meta's high class),
-except on chips that contain errors (CONTAINING_CHIPS). These should end only the process that hit the error, while the
-GPU's other processes continue unharmed. There, growth only drains. It requeues only if the driver requests a reset by
-then, which shows that the error was not contained (drivers before 570 do not report this). The kernel log has the
-details: Xid 94 for a contained error and its process (a warning), Xid 95 for an uncontained error, and Xid 48 for an
-error before its containment is known. Xids 95 and 48 requeue the jobs on this GPU at once, on every chip.
+A count above 0 at the first run drains, because it is unknown whose data was lost. The node also drains without a
+requeue if a count grew while healthd was not running for longer than two rounds (`growth_seconds`). In that case the
+current jobs may have started long after the error. A count that grew between two rounds requeues the jobs on this GPU
+(Meta's high class).
+
+Chips that contain errors (CONTAINING_CHIPS) are the exception. They should end only the process that hit the error,
+while the GPU's other processes continue unharmed. On these chips a growing count only drains. It requeues if the driver
+also requests a reset, which shows that the error was not contained (drivers before 570 do not report this). The kernel
+log has the details. Xid 94 reports a contained error and its process (a warning). Xid 95 reports an uncontained error.
+Xid 48 reports an error whose containment is not known yet. Xids 95 and 48 requeue the jobs on this GPU at once, on
+every chip.
 """
 
 from __future__ import annotations
@@ -52,19 +55,19 @@ AFTER_EVENTS = ("xid", "job_end")
 # them and retire the page; GA10x (A10, A40: 8.6) and AD10x (L4, L40: 8.9) only remap rows, at a reset; V100 (7.0) and
 # T4 (7.5) are older and retire pages. Chips that are not in the table (GB20x is 12.0) are assumed not to contain
 # errors. This includes Blackwell Ultra (B300 and GB300: 10.3), which NVIDIA's driver calls GB110; the table has no
-# GB11x. If that chip does contain errors, one job too many is requeued; if it does not, no job continues with lost
-# data.
+# GB11x. If that chip does contain errors, a job is requeued unnecessarily. If it does not contain errors, no job
+# continues with lost data.
 CONTAINING_CHIPS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 
 class Config(CheckSettings, frozen=True):
     """max_corrected_sram, max_corrected_dram   warn at more corrected errors than this since the driver was loaded
-    growth_seconds   if the last run is longer ago than this, new uncorrected errors only drain, as their job is unknown
+    growth_seconds   new uncorrected errors only drain if the last run is longer ago than this: their job is unknown
     """
 
     max_corrected_sram: Count = 10_000
     max_corrected_dram: Count = 20_000_000
-    growth_seconds: Seconds = 900.0  # two rounds at the default interval, and their possible delay
+    growth_seconds: Seconds = 900.0  # two rounds at the default interval, plus their possible delay
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
@@ -105,7 +108,9 @@ def _check_gpu(host: Host, gpu: NvmlGpu, config: Config, past: History) -> Itera
 
 
 def _counts_survive_idle(host: Host, gpu: NvmlGpu) -> bool:
-    """Return True if the driver keeps the counts while the GPU is unused. healthd closes the GPU after each round."""
+    """Return True if the driver keeps the counts while no process uses the GPU. healthd closes the GPU after each
+    round.
+    """
     mode = gpu.persistence_mode()
     return host.driver_was_in_use is not False if mode is None else mode
 
@@ -156,9 +161,10 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config:
 
 
 def _rate_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
-    """Return the severity of new errors, and a message part with the reason if the severity is not critical.
+    """Return the severity of new errors, and text that gives the reason for a severity below critical.
 
-    The message says "should have" because containment is assumed for this chip and was not observed.
+    The text says "should have contained" because this chip is assumed to contain errors. The containment itself was not
+    observed.
     """
     action = ACTIONS.get(gpu.recovery_action() or 0)
     if gpu.compute_capability() not in CONTAINING_CHIPS or (action and action.severity is Severity.CRITICAL):
@@ -197,8 +203,8 @@ def _lifetime(
 
 OBSERVATIONS = {
     "gpu_ecc_counts_kept": Meaning(
-        "1 if the volatile ECC counts survive while the GPU is unused (persistence mode, or a process keeps the driver "
-        "open), else 0.",
+        "1 if the driver keeps the volatile ECC counts while no job uses the GPU (persistence mode, or a process "
+        "keeps the driver open), else 0.",
         ("pci",),
     ),
     "gpu_ecc_volatile_errors_total": Meaning(
@@ -213,10 +219,11 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.GPU_RESET,
         "The GPU found errors in its memory or caches that ECC could not correct.",
-        "Data was lost. The job that used it was killed or computed wrong numbers, and the damaged row stays in use "
-        "until a reset remaps it. New errors requeue the jobs on this GPU. Errors from before the first run, or from a "
-        "gap longer than growth_seconds, only drain. A100, H100, B200 and related GPUs should contain errors by ending "
-        "only the process that hit the error. On these GPUs new errors only drain, unless the driver requests a reset.",
+        "Data was lost. The job that used the data was killed or computed wrong numbers. The damaged row stays in "
+        "use until a reset remaps it. New errors requeue the jobs on this GPU. Errors only drain if they occurred "
+        "before the first run, or while healthd did not run for longer than growth_seconds. A100, H100, B200 and "
+        "related GPUs should contain errors by ending only the process that hit the error. On these GPUs new errors "
+        "only drain; if the driver requests a reset, they also requeue.",
         "After the drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then "
         "check nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors recur or a remap failed, replace the GPU. Without "
         "persistence mode or with MIG, healthd cannot detect the reset. In that case reboot, or run healthd repaired "
@@ -226,11 +233,11 @@ EXPLAIN = {
     "gpu_ecc/sram_threshold": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The driver's flag 'SRAM threshold exceeded' is set, because there were too many uncorrected errors in caches "
-        "and registers.",
+        "The GPU had too many uncorrected errors in caches and registers, so the driver set the flag 'SRAM threshold "
+        "exceeded'.",
         "SRAM cannot be remapped. NVIDIA replaces GPUs with this flag.",
-        "Run NVIDIA's field diagnostics and open a case with NVIDIA (nvidia-bug-report.sh). To use the GPU until then, "
-        "run healthd repaired gpu_ecc/sram_threshold PCI. The condition does not return until the count changes.",
+        "Run NVIDIA's field diagnostics and open a case with NVIDIA (nvidia-bug-report.sh). To use the GPU until its "
+        "replacement, run healthd repaired gpu_ecc/sram_threshold PCI. The condition returns if the count changes.",
     ),
     "gpu_ecc/corrected": Explain(
         Severity.WARNING,
@@ -252,9 +259,9 @@ EXPLAIN = {
     "gpu_ecc/aggregate": Explain(
         Severity.INFO,
         Clears.PASS,
-        "The GPU had uncorrected errors at some time in its life.",
+        "The GPU had uncorrected errors in the past.",
         "Current jobs are not affected, because a reset has cleared the past errors.",
-        "No action needed. This is useful information if the same GPU fails again.",
+        "No action needed. The record is useful if the same GPU fails again.",
     ),
 }
 

@@ -1,18 +1,24 @@
-"""NVLink fabric: whether each GPU has joined the fabric and is healthy in it (NVSwitch systems, Hopper and later).
+"""NVLink fabric: whether each GPU has joined the fabric and is healthy there (NVSwitch systems, Hopper and later).
 
 Rules: only NVML shows whether there is a fabric; model names would give false alarms for PCIe cards, GH200 and GB200
-(gpud). While a GPU has not joined, CUDA fails with 802 "system not yet initialized" but nvidia-smi looks normal. The
-fabric manager (or NVLSM) is not running or has just been started; only then is systemd queried for the cause. If a GPU
-reports no fabric while others of its model have joined theirs, NVLink does not connect it.
+(gpud). Until a GPU has joined, CUDA fails with 802 "system not yet initialized", but nvidia-smi looks normal. The cause
+may be that the fabric manager (or NVLSM) is not running or has just started. systemd is queried for the cause only if a
+GPU has not joined. If a GPU reports no fabric while others of its model have joined theirs, NVLink does not connect it.
 
 Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them, because traffic still has
-its routes. They drain without a requeue. A summary of "unhealthy" has no more information than the mask.
+its routes. These problems drain without a requeue. The summary "unhealthy" has no more information than the health
+mask.
 
-These GPUs are not faulty: a GPU with MIG, which has no NVLink; a GPU that a host shares as vGPUs; a GPU whose joining
-completed with "not supported" (no NVSwitch, gpud#1206); and a GPU on a host whose fabric manager shares the NVSwitches
-(FABRIC_MODE 1 and 2), which stays in progress until a partition with the GPU is activated
-(github.com/NVIDIA/gpu-driver-container/pull/909). In a virtual machine only the operator of the host can activate such
-a partition, so the check warns. An NVL72 has no such mode, because its partitions belong to the switches.
+These GPUs are not faulty:
+
+- a GPU with MIG, which has no NVLink
+- a GPU that a host shares as vGPUs
+- a GPU whose joining completed with "not supported" (no NVSwitch, gpud#1206)
+- a GPU on a host whose fabric manager shares the NVSwitches (FABRIC_MODE 1 and 2). The GPU's state stays "in progress"
+  until a partition with the GPU is activated (github.com/NVIDIA/gpu-driver-container/pull/909).
+
+In a virtual machine only the operator of the host can activate such a partition, so the check warns. An NVL72 has no
+such mode, because its partitions belong to the switches.
 """
 
 from __future__ import annotations
@@ -48,7 +54,7 @@ from healthd.nvidia.nvml import Fabric
 
 USES = "nvml"
 
-SYSTEMD = "/run/systemd/system"  # it exists if systemd booted the machine: sd_booted(3)
+SYSTEMD = "/run/systemd/system"  # this directory exists if systemd booted the machine: sd_booted(3)
 UNIT = "nvidia-fabricmanager.service"
 SYSTEMCTL_COMMAND = ("systemctl", "show", "--property=LoadState,ActiveState", UNIT)
 # FABRIC_MODE: 0 all on this machine, 1 shared NVSwitches, 2 vGPU (Fabric Manager User Guide, config options)
@@ -62,8 +68,8 @@ STATES = {1: "not started", 2: "in progress"}
 UNHEALTHY, LIMITED_CAPACITY = 2, 3
 SUMMARIES = {UNHEALTHY: "unhealthy", LIMITED_CAPACITY: "limited capacity"}
 HEALTHY_SUMMARIES = (None, 0, 1)
-# Two-bit fields in the health mask: the field's first bit, its bad value and the meaning. 0 = not supported. In the
-# last two fields 1 is good, because they report a correct state; the others report a problem.
+# Two-bit fields in the health mask: the field's first bit, its bad value and the meaning. 0 = not supported. The last
+# two fields report a correct state, so 1 is good. The other fields report a problem.
 FIELDS = (
     (0, 1, "bandwidth is degraded"),
     (2, 1, "routes are being recovered"),
@@ -86,8 +92,8 @@ CONFIGURATIONS = {
 
 
 class Config(CheckSettings, frozen=True):
-    """join_seconds      time that a GPU may take to join, such as after a boot
-    confirm_seconds   bad health must last this long
+    """join_seconds      time that a GPU may take to join the fabric, for example after a boot
+    confirm_seconds   bad health must last this long before it is reported
     """
 
     join_seconds: Seconds = 300.0
@@ -134,8 +140,8 @@ def _is_exempt(gpu: NvmlGpu) -> bool:
 
 
 def _apply_partition_mode(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding | None:
-    """Return the finding for a GPU in progress whose NVSwitches may be shared by partitions, or None if it is not a
-    fault.
+    """Return the finding for a GPU that is still joining while partitions may share its NVSwitches, or None if this is
+    not a fault.
 
     Raises ValueError or OSError if the mode cannot be read.
     """
@@ -170,8 +176,9 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which may come from a newer
-    driver or be garbage."""
+    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers. They may come from a newer
+    driver or be invalid.
+    """
     if fabric.state != COMPLETED:
         if fabric.state not in STATES:
             raise ValueError(f"GPU {pci}: unknown fabric state {fabric.state}")
@@ -219,8 +226,9 @@ def problems(mask: int) -> list[str]:
 
 
 def _cause(host: Host, config: Config) -> Iterator[Finding]:
-    """Yield a finding if the fabric manager's unit is installed but not running. On an NVL72 the unit runs on the
-    switches instead."""
+    """Yield a finding if the fabric manager's unit is installed but not running. On an NVL72 the fabric manager runs on
+    the switches instead.
+    """
     result = host.run(SYSTEMCTL_COMMAND, seconds=5.0) if host.exists(SYSTEMD) else None
     if result is None:
         return
@@ -257,17 +265,17 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU belongs to an NVLink fabric but has not joined it within join_seconds.",
         'CUDA does not start on the GPU (error 802, "system not yet initialized"), so every job fails at once.',
-        "Run systemctl restart nvidia-fabricmanager. Its version must match the driver's. On B200 and later NVLSM must "
-        "run as well. On NVL72 check the switches. {_INSPECT_TODO}",
+        "Run systemctl restart nvidia-fabricmanager. Its version must match the driver's. On B200 and later, NVLSM "
+        f"must run as well. On NVL72, check the switches. {_INSPECT_TODO}",
         confirm="join_seconds",
         shared=True,
     ),
     "gpu_fabric/partition": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The GPU belongs to this virtual machine, but the NVSwitches belong to the host, which has not activated a "
-        "partition with the GPU.",
-        'Until then CUDA does not start on this GPU (error 802, "system not yet initialized").',
+        "The host has not activated an NVLink partition with this GPU. The GPU belongs to this virtual machine, but "
+        "the NVSwitches belong to the host.",
+        'Until the partition is activated, CUDA does not start on this GPU (error 802, "system not yet initialized").',
         "No action tonight on this node. Ask the operator of the hypervisor to activate the partition in the fabric "
         "manager (FABRIC_MODE 1 or 2).",
         confirm="join_seconds",
@@ -278,18 +286,18 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
         "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as this one.",
-        f"{_INSPECT_TODO} If it does not recover after the drain, reset all GPUs on the node or reboot. If the problem "
-        "recurs, check the links, the switches, then the GPU.",
+        f"{_INSPECT_TODO} If the fabric does not recover after the drain, reset all GPUs on the node or reboot. If "
+        "the problem recurs, check the links, then the switches, then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/unhealthy": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "This GPU has joined its NVLink fabric but is not healthy in it. For example, it has no routes or a wrong "
-        "configuration.",
+        "This GPU has joined its NVLink fabric but is not healthy there. For example, the GPU has no routes or a "
+        "wrong configuration.",
         "Traffic between GPUs fails or hangs.",
         f"{_INSPECT_TODO} After the drain, reset all GPUs on the node or reboot. If the problem recurs, check the "
-        "switches, the cables (NVL72), then the GPU.",
+        "switches, then the cables (NVL72), then the GPU.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/no_fabric": Explain(

@@ -2,8 +2,7 @@
 
 Rule: Slurm allocates what gres.conf defines. If a GPU comes back from a reset or a repair in another MIG state, it gets
 jobs that cannot run on it. According to NVIDIA's MIG user guide, the mode survives a reboot on Ampere but not on Hopper
-and later, and MIG devices never survive a reboot. If the settings expect nothing, nothing is checked and no GPU is
-queried.
+and later, and MIG devices never survive a reboot. Without expected values in the settings, no GPU is queried.
 """
 
 from __future__ import annotations
@@ -95,7 +94,8 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "MIG is on although the settings require it to be off, or vice versa.",
-        "Slurm allocates GPUs or MIG devices that do not exist. Jobs fail to start, or get only a slice of a GPU.",
+        "Slurm allocates GPUs or MIG devices that do not exist. Jobs fail to start, or get only a MIG slice instead "
+        "of a whole GPU.",
         "nvidia-smi --query-gpu=pci.bus_id,mig.mode.current,mig.mode.pending --format=csv shows the modes. Run "
         "nvidia-smi -i PCI -mig 0 (or 1), then reset the GPU. Check that the service that partitions the GPUs at boot "
         "is running (nvidia-mig-manager). If the settings are wrong, correct [checks.gpu_mig].",
@@ -105,9 +105,10 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A GPU has more or fewer MIG devices than the settings require.",
-        "Slurm allocates MIG devices that do not exist, so jobs fail to start, or it leaves some unused.",
-        "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show the MIG devices. A reboot or a GPU reset deletes them. "
-        "Start the service that creates them (nvidia-mig-manager), or run nvidia-smi mig -cgi PROFILES -C.",
+        "If MIG devices are missing, Slurm still allocates them, so jobs fail to start. If there are too many, some "
+        "stay unused.",
+        "nvidia-smi -L and nvidia-smi mig -lgi -i PCI show the MIG devices. A reboot or a GPU reset deletes MIG "
+        "devices. Start the service that creates them (nvidia-mig-manager), or run nvidia-smi mig -cgi PROFILES -C.",
         expects="instances",
     ),
 }

@@ -1,16 +1,16 @@
 """NVLinks: links that are down, and errors on active links.
 
-Rules: a link that is active on this node's other GPUs must be active (Meta's study counts NVLink errors as high
-severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Good links have no replays or
-recoveries, but a few CRC errors. With MIG there is no NVLink, and PCIe cards have it only with a bridge. GPUs before
-Ampere are wired to each other by different links (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2). For
+Rules: a link that is active on this node's other GPUs must be active on every GPU (Meta's study counts NVLink errors as
+high severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Good links have no replays or
+recoveries, but a few CRC errors. With MIG there is no NVLink, and PCIe cards have NVLink only with a bridge. GPUs
+before Ampere may use different links on each GPU (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2). For
 these GPUs only the number of active links is compared.
 
-Blackwell instead reports recoveries, damaged packets and bit error rates. For DCGM 4.6.0 a successful recovery is a
-warning and a failed one a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). A link also fails if its effective
-bit error rate is above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or its symbol bit error rate is above
-15e-238 (DcgmGPUHardwareLimits.h). Here a high rate only warns, and only at the second reading, because packets are
-resent and no job is lost. A failed recovery and a link that goes down have their own codes, which drain.
+Blackwell instead reports recoveries, damaged packets and bit error rates. In DCGM 4.6.0 a successful recovery is a
+warning, and a failed recovery is a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). In DCGM a link also fails
+if its effective bit error rate is above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or its symbol bit
+error rate is above 15e-238 (DcgmGPUHardwareLimits.h). In healthd a high rate only warns, at the second reading, because
+packets are resent and no job is lost. A failed recovery and a link that goes down have their own codes, which drain.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ MAX_DIRECT_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
 
 class Config(CheckSettings, frozen=True):
     """links                    number of active links that each GPU must have; 0 = as many as its peers on this node
-    inactive_confirm_seconds a link must be down for this long
-    crc_degraded_per_second  degraded at this many CRC errors per second on one GPU; fewer warn
+    inactive_confirm_seconds a link must be down for this long before it is reported
+    crc_degraded_per_second  degraded at this many CRC errors per second on one GPU; a lower rate warns
     bit_error_rate           Blackwell: warn above this share of wrong bits on a link after forward error correction
-    symbol_bit_error_rate    Blackwell: the same for symbols that forward error correction could not repair
+    symbol_bit_error_rate    Blackwell: warn above this share of symbols that forward error correction could not repair
     bit_errors_confirm_seconds a bit error rate must be above its limit for this long and in two readings
-    clean_seconds            link errors clear after this long under load without new ones
+    clean_seconds            link errors clear after this long under load without new errors
     """
 
     links: Links = 0
@@ -113,8 +113,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
-    """Compare the active links with the number in the settings. If it is missing or a profile's guess, first compare
-    with other GPUs."""
+    """Compare the active links with the number in the settings. If the settings have no number, or only a profile's
+    guess, first compare with other GPUs.
+    """
     is_configured = config.links > 0 and "links" not in config.guessed
     message, expects = "" if is_configured else _missing_links_message(gpu, active, peers), ""
     if not message and sum(active) < config.links:
@@ -163,10 +164,11 @@ def _down_links_text(down: Sequence[int]) -> str:
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History) -> Iterator[Finding | Observation]:
-    """Sum the errors over all links. One series for each GPU is enough, since 18 links on 8 GPUs make 432 numbers in
-    each round.
+    """Sum the errors over all links. There is one series for each GPU and error kind, because 18 links on 8 GPUs would
+    make 432 numbers in each round.
 
-    A label names the links in the sum. A link that no longer responds then does not look like a falling counter.
+    A label names the links in the sum. If a link no longer responds, the label changes, so that the lower sum does not
+    look like a falling counter.
     """
     kinds = {
         "replay": [link.replay for link in links],
@@ -240,7 +242,7 @@ _ERRORS_TODO = (
 OBSERVATIONS = {
     "gpu_nvlinks_active": Meaning("Number of active NVLinks on the GPU.", ("pci",)),
     "gpu_nvlink_errors_total": Meaning(
-        "The GPU's NVLink errors since the driver was loaded; the label links is a bit mask of the links counted.",
+        "The GPU's NVLink errors since the driver was loaded; the label links is a bit mask of the counted links.",
         ("pci", "error", "links"),
     ),
 }
@@ -250,7 +252,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.PASS,
         "Some NVLinks of this GPU are not active although the same links are active on the node's other GPUs.",
-        "Collective operations between the GPUs fail, hang, or fall back to PCIe at a tenth of the speed.",
+        "Collective operations between the GPUs fail, hang, or use PCIe at a tenth of the speed.",
         "nvidia-smi nvlink -s shows the links. Look for Xid 74 and SXids (journalctl -k), and check "
         "nvidia-fabricmanager. After the drain, reset all GPUs or reboot. If the fault recurs, reseat or replace the "
         "GPU or the baseboard.",
@@ -259,7 +261,7 @@ EXPLAIN = {
     "gpu_nvlink/replay": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link resent packets (its replay errors increased). Good links do not resend packets.",
+        "An NVLink resent packets (its replay errors increased). Good links do not resend packets.",
         "The link works but is weak. Jobs get slower, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
@@ -267,24 +269,24 @@ EXPLAIN = {
     "gpu_nvlink/recovery": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link had to be retrained while in use (its recovery errors increased).",
-        "Traffic paused during the retraining. Next time the link may fail for good and end the job.",
+        "An NVLink had to be retrained while in use (its recovery errors increased).",
+        "Traffic paused during the retraining. Next time the link may fail permanently and end the job.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
     "gpu_nvlink/recovered": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "A link on a Blackwell GPU had to be retrained while in use, and works again.",
+        "An NVLink of a Blackwell GPU had to be retrained while in use, and works again.",
         "Traffic on the link paused. Repeated recoveries indicate a bad link.",
-        "No action tonight. If it repeats on the same link (nvidia-smi nvlink -e), drain the node and run dcgmi diag "
-        "-r 3.",
+        "No action tonight. If the same link is retrained again (nvidia-smi nvlink -e), drain the node and run dcgmi "
+        "diag -r 3.",
         window="clean_seconds",
     ),
     "gpu_nvlink/recovery_failed": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "A link on a Blackwell GPU could not be retrained after an error.",
+        "An NVLink of a Blackwell GPU could not be retrained after an error.",
         "The link is down or unreliable. Collective operations hang or fall back to slower paths.",
         _ERRORS_TODO,
         window="clean_seconds",
@@ -292,7 +294,7 @@ EXPLAIN = {
     "gpu_nvlink/crc_rate": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "This GPU's links have a hundred CRC errors per second or more.",
+        "This GPU's NVLinks have a hundred CRC errors per second or more.",
         "Bandwidth is lost to retransmissions, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
@@ -300,16 +302,16 @@ EXPLAIN = {
     "gpu_nvlink/crc": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "A link had CRC errors, but too few to cost bandwidth.",
-        "None: damaged packets are resent. Many CRC errors indicate a bad link.",
+        "An NVLink had CRC errors, but too few to cost bandwidth.",
+        "No effect, because damaged packets are resent. Many CRC errors indicate a bad link.",
         "No action tonight. Check whether the count keeps growing (nvidia-smi nvlink -e).",
         window="clean_seconds",
     ),
     "gpu_nvlink/packet": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "A link on a Blackwell GPU counted packets that were damaged, rejected or discarded.",
-        "None yet if the packets were resent. Many of these errors indicate a bad link.",
+        "An NVLink of a Blackwell GPU counted packets that were damaged, rejected or discarded.",
+        "There is no effect if the packets were resent. Many of these errors indicate a bad link.",
         "No action tonight. nvidia-smi nvlink -e shows the link and the counter. Check whether the count keeps "
         "growing.",
         window="clean_seconds",
@@ -317,9 +319,9 @@ EXPLAIN = {
     "gpu_nvlink/bit_errors": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A link's bit error rate after forward error correction is above NVIDIA's limit.",
+        "An NVLink's bit error rate after forward error correction is above NVIDIA's limit.",
         "Packets are resent, which costs bandwidth, and the link is likely to fail.",
-        f"No action tonight. If it lasts: {_ERRORS_TODO}",
+        f"No action tonight. If the rate stays high: {_ERRORS_TODO}",
         confirm="bit_errors_confirm_seconds",
     ),
 }

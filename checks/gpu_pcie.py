@@ -1,17 +1,17 @@
 """The GPUs' PCI Express links: lanes, generation and replays.
 
 Rules: OCI and AzNHC also check lanes and generation; DCGM checks replays per minute, depending on generation and lanes.
-According to nvidia-smi, an idle GPU may lower its generation and its lanes. Both are therefore checked only if the link
-is at its full generation or the GPU is busy. (With MIG the driver does not report whether it is busy.) A GPU on the
-root bus was passed to a virtual machine. The port above it is not visible, so its lanes are unknown (clouds give a T4
-with 16 lanes only 8). NVML's maximum number of lanes is that of the card. A slot may be built with fewer lanes; sysfs
-shows the lanes of the port above a GPU.
+According to nvidia-smi, an idle GPU may lower its generation and its lanes. Generation and lanes are therefore checked
+only if the link is at its full generation or the GPU is busy. (With MIG the driver does not report whether the GPU is
+busy.) A GPU on the root bus was passed to a virtual machine. The port above this GPU is not visible, so the port's
+lanes are unknown (clouds give a T4 with 16 lanes only 8). NVML's maximum number of lanes is that of the card. A slot
+may be built with fewer lanes; sysfs shows the lanes of the port above a GPU.
 
-That the card and the port support more lanes does not prove that this machine ever had them (risers, switches and
-firmware can take lanes away), so the check only warns. It drains if the link had more lanes earlier in this boot, or if
-machines of this type have more (a profile; its guess counts here because card and port confirm it). If the site or its
-baseline sets the number of lanes, fewer lanes drain. More lanes are not expected, but a link that had more earlier in
-this boot warns.
+If the card and the port support more lanes, this machine may still never have had them, because risers, switches and
+firmware can take lanes away. The check therefore only warns. It drains if the link had more lanes earlier in this boot.
+It also drains if machines of this type have more lanes according to a profile; the profile's guess counts because card
+and port confirm it. If the site or its baseline sets the number of lanes, fewer lanes drain. More lanes than this
+number are not required, but the check warns if the link had more lanes earlier in this boot.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ ON_ROOT_BUS = regex("[0-9a-f]+:00:")
 
 
 class Config(CheckSettings, frozen=True):
-    """lanes             lanes of each healthy GPU; 0 = what card and slot support, or the maximum seen in this boot
-    confirm_seconds   fewer lanes or a lower generation must last this long
-    busy_share        a GPU that is busy for less than this share of the time may save power
+    """lanes             lanes of each healthy GPU; 0 = as many as card and slot support, or as were seen in this boot
+    confirm_seconds   fewer lanes or a lower generation must last this long before they are reported
+    busy_share        a GPU busy for a smaller share of the time than this may save power and is not checked
     lane_replays_per_minute   warn at more replays per lane than this, for generation 1, 2, ...
-    clean_seconds     replays and a lower generation clear after this long under load without new ones
+    clean_seconds     replays and a lower generation clear after this long under load without new cases
     """
 
     lanes: Lanes = 0
@@ -145,7 +145,7 @@ def _slot_lanes(host: Host, pci: str) -> float:
     port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
     path = f"{DEVICES}/{port}/max_link_width"
     text = host.read(path) if port else None
-    if text in (None, "0", "255"):  # no file, or the value of a port without a link
+    if text in (None, "0", "255"):  # there is no file, or this is the value of a port without a link
         return math.inf
     if not regex(r"[1-9][0-9]?").fullmatch(text or ""):
         raise ValueError(f"{path}: not a number of lanes: {(text or '')[:40]!r}")
@@ -153,8 +153,9 @@ def _slot_lanes(host: Host, pci: str) -> float:
 
 
 def _is_below(current: int | None, maximum: int | None, subject: str) -> bool:
-    """Return True if `current` is below `maximum`. Raises ValueError if it is above, since a dead link reads as 63
-    lanes."""
+    """Return True if `current` is below `maximum`. Raises ValueError if `current` is above, because a dead link reads
+    as 63 lanes.
+    """
     if current is None or maximum is None:
         return False
     if not 0 < maximum <= MAX_LANES:
@@ -192,8 +193,9 @@ def _check_replays(gpu: NvmlGpu, link: PcieLink, config: Config, past: History) 
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Yield the number of lanes that all GPUs have now. It is left out if a GPU has fewer than its port supports and
-    may thus be idle."""
+    """Yield the number of lanes that all GPUs have now. Yield no number if a GPU has fewer lanes than its port
+    supports, because this GPU may be idle.
+    """
     lanes = set()
     for gpu in host.gpus():
         link = gpu.pcie_link()
@@ -217,7 +219,9 @@ _CARD_TODO = (
 
 OBSERVATIONS = {
     "gpu_pcie_link_lanes": Meaning("Current number of lanes of the GPU's PCIe link.", ("pci",)),
-    "gpu_pcie_link_generation": Meaning("Current PCIe generation of the GPU's link; an idle GPU lowers it.", ("pci",)),
+    "gpu_pcie_link_generation": Meaning(
+        "Current PCIe generation of the GPU's link; an idle GPU lowers its generation.", ("pci",)
+    ),
     "gpu_pcie_link_lanes_max": Meaning("Highest number of lanes seen on the GPU's PCIe link.", ("pci",)),
     "gpu_pcie_replays_total": Meaning("PCIe packets that the GPU resent, from the driver's counter.", ("pci",)),
 }
@@ -226,13 +230,14 @@ EXPLAIN = {
     "gpu_pcie/lanes": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The GPU's PCI Express link has fewer lanes than the GPU and its slot support. The node drains if the link had "
-        "more lanes earlier in this boot or if machines of this type have more; otherwise it is a warning. If lanes is "
-        "set in [checks.gpu_pcie] (the site's file or the baseline), fewer lanes than that drain, and fewer lanes than "
-        "earlier in this boot warn.",
-        "Data transfers to and from the GPU take at least twice as long, and more lanes often fail later.",
-        f"If it is only a warning, no action is needed tonight. {_CARD_TODO} If the machine is built this way, set "
-        "lanes in [checks.gpu_pcie], then run systemctl reload healthd and healthd repaired gpu_pcie/lanes.",
+        "The GPU's PCI Express link has fewer lanes than the GPU and its slot support. The node drains if the link "
+        "had more lanes earlier in this boot, or if machines of this type have more. Otherwise this is a warning. "
+        "The site's file or the baseline may set lanes in [checks.gpu_pcie]. In that case fewer lanes than the "
+        "setting drain, and fewer lanes than earlier in this boot warn.",
+        "Data transfers to and from the GPU take at least twice as long. More lanes often fail later.",
+        f"If the condition is only a warning, no action is needed tonight. {_CARD_TODO} If the machine is built with "
+        "fewer lanes, set lanes in [checks.gpu_pcie]. Then run systemctl reload healthd and healthd repaired "
+        "gpu_pcie/lanes.",
         also=(Severity.WARNING,),
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
@@ -251,8 +256,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets on the GPU's PCI Express link are damaged and resent more often than on healthy links.",
-        "There is little effect, because the data arrives correctly in the end. Such links often get slower or fail "
-        "later.",
+        "There is little effect, because the resent data arrives correctly. Such links often get slower or fail later.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),

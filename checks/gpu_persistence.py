@@ -1,9 +1,9 @@
 """Persistence mode, in which the driver keeps idle GPUs initialised.
 
-Rules: without persistence mode, the driver shuts a GPU down when its last user ends (NVIDIA, driver persistence). Each
-start then takes seconds for each GPU, and the shutdown discards the ECC errors since the last start. If the mode is on
-but no process keeps the driver open (the legacy way, nvidia-smi -pm 1), healthd queries the GPUs only once an hour
-([nvml] idle_interval_seconds).
+Rules: without persistence mode, the driver shuts a GPU down when its last user ends (NVIDIA, driver persistence). The
+next start then takes seconds for each GPU, and the shutdown discards the counts of ECC errors since the last start. If
+the mode was switched on with nvidia-smi -pm 1 (the legacy way), no process keeps the driver open. healthd then queries
+the GPUs only once an hour ([nvml] idle_interval_seconds).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 _DAEMON_TODO = (
-    "No action tonight. Run systemctl enable --now nvidia-persistenced. Its ExecStart should have --persistence-mode. "
-    "Some packages start it with --no-persistence-mode, which has no effect; change that with systemctl edit "
-    "nvidia-persistenced."
+    "No action tonight. Run systemctl enable --now nvidia-persistenced. Its ExecStart should have "
+    "--persistence-mode. Some packages start it with --no-persistence-mode, so that persistence mode stays off; "
+    "change that with systemctl edit nvidia-persistenced."
 )
 
 EXPLAIN = {
@@ -60,16 +60,16 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "Persistence mode is off, so the driver shuts this GPU down whenever its last user ends.",
-        "Each job takes seconds longer to start for each GPU. Settings such as clocks and power limits are lost, and "
-        "so are the ECC error counts, which help to identify a bad GPU.",
+        "Each job starts seconds later for each GPU. Settings such as clocks and power limits are lost. The ECC "
+        "error counts, which help to identify a bad GPU, are lost too.",
         _DAEMON_TODO,
     ),
     "gpu_persistence/not_held": Explain(
         Severity.WARNING,
         Clears.PASS,
         "While no job is running, only healthd opens the driver.",
-        "Faults in idle GPUs are found late. Opening the driver takes seconds, so healthd queries it only once an "
-        "hour.",
+        "Faults in idle GPUs are found late. Opening the driver takes seconds, so healthd queries idle GPUs only "
+        "once an hour.",
         _DAEMON_TODO,
     ),
 }

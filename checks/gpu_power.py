@@ -1,8 +1,8 @@
 """GPUs whose power limit is below the default for their model.
 
 Rule: a GPU with a reduced power limit is slow without any error, and every multi-GPU job waits for its slowest GPU. The
-limit in force (enforced limit in NVML) is the lowest of the nvidia-smi -pl setting and the limits of the board and the
-chassis.
+limit in force (the enforced limit in NVML) is the lowest of three limits: the setting of nvidia-smi -pl, the board's
+limit and the chassis's limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USES = "nvml"
 
 
 class Config(CheckSettings, frozen=True):
-    """accepted_watts   power limits of at least this value are accepted; 0 = only the model's default is accepted"""
+    """accepted_watts   power limits of at least this many watts are accepted; 0 = only the model's default"""
 
     accepted_watts: Watts = 0.0
 

@@ -2,9 +2,9 @@
 
 Rule: a leftover process occupies GPU memory that the next job needs, and prevents a GPU reset. Slurm's own epilogs and
 NHC look for such processes as well. The NVML call holds a lock in the driver (about 4.5 ms for each GPU), which would
-disturb jobs. It is therefore made only while no job is on the node: Slurm shows the node as drained and idle, or an
-epilog reported the end of the last job, and Slurm's cgroups are empty. A manual check on a node with jobs also lists
-the jobs' processes.
+disturb jobs. It is therefore made only while no job is on the node. Slurm must show the node as drained and idle, or an
+epilog must have reported the end of the last job. Slurm's cgroups must also be empty. A manual check on a node with
+jobs also lists the jobs' processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMM_LENGTH = 15  # the kernel truncates program names to this many characters
 
 class Config(CheckSettings, frozen=True):
     """allowed          programs that may use a GPU: services that outlive jobs (MPS, a display server, DCGM)
-    confirm_seconds  a process must be present for this long, so that one that is about to end does not count
+    confirm_seconds  a process must be present for this long before it is reported, because it may be about to end
     """
 
     allowed: tuple[str, ...] = (
@@ -72,8 +72,9 @@ def _check_gpu(host: Host, gpu: NvmlGpu, config: Config) -> Iterator[Finding]:
 
 
 def _descends(host: Host, pid: int, ancestor: str) -> bool:
-    """Return True if `ancestor`, the pid in the lock file of `healthd validate`, is this process or one of its
-    ancestors. Such a process is not a leftover."""
+    """Return True if `ancestor` is this process or one of its ancestors. `ancestor` is the pid in the lock file of
+    `healthd validate`, whose processes are not leftovers.
+    """
     for _ in range(MAX_ANCESTORS):
         if f"{pid}" == ancestor:
             return True
@@ -85,7 +86,7 @@ def _descends(host: Host, pid: int, ancestor: str) -> bool:
 
 
 def _describe(host: Host, pid: int, program: str | None) -> str:
-    """Return text such as 'pid 4711 "python" (uid 1000, job 12)'. A process that has ended may still hold the GPU."""
+    """Return text such as 'pid 4711 "python" (uid 1000, job 12)'. The driver may list a process that has ended."""
     if program is None:
         return f"pid {pid}, which is not in /proc"
     user = regex(r"^Uid:\s*(\d+)", re.MULTILINE).search(host.read(f"/proc/{pid}/status") or "")
@@ -98,10 +99,10 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A process uses a GPU on a drained node without jobs. A job left it behind, or it was started outside Slurm.",
-        "The next job has less GPU memory or shares the GPU with the process. The GPU cannot be reset.",
-        "nvidia-smi and ps -fp PID show the process. Ask its owner, or end it with kill PID. If it does not end, it "
-        "hangs in the driver (cat /proc/PID/stack); reboot the node. Add services that may use GPUs to allowed in "
-        "[checks.gpu_processes].",
+        "The next job has less GPU memory or shares the GPU with this process. The GPU cannot be reset.",
+        "nvidia-smi and ps -fp PID show the process. Ask the owner, or end the process with kill PID. A process that "
+        "does not end hangs in the driver (cat /proc/PID/stack); reboot the node. Add services that may use GPUs to "
+        "allowed in [checks.gpu_processes].",
         confirm="confirm_seconds",
     ),
 }

@@ -1,7 +1,7 @@
 """The recovery action that the driver requests for a GPU (NVML field 230, driver 570 and later).
 
-Rule: nvml.h. The field contains the same information as Xid 154, but as a state that remains readable after a missed
-event. Drivers and GPUs without the field are not checked.
+Source: nvml.h. The field contains the same information as Xid 154. It is a state, so it can still be read if the Xid
+was missed. Drivers and GPUs without the field are not checked.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _explain(severity: Severity, action_text: str, matters: str, todo: str) -> E
     return Explain(
         severity,
         Clears.PASS,
-        f"The driver requests this recovery action: {action_text}. The request remains until the action is done.",
+        f"The driver requests this recovery action: {action_text}. The driver repeats the request until the action is "
+        "done.",
         matters,
         todo,
     )
@@ -89,9 +90,9 @@ EXPLAIN = {
     "gpu_recovery_action/drain_and_reset": _explain(
         Severity.DEGRADED,
         ACTIONS[4].text,
-        "The driver has contained a fault, usually a memory error. Running work continues, but nothing new should "
-        "start before the reset that repairs the fault. If the fault gets worse, the driver requests a GPU reset, and "
-        "healthd requeues.",
+        "The driver has contained a fault, usually a memory error. Running work continues, but no new work should "
+        "start before the reset that repairs the fault. If the fault gets worse, the driver requests a GPU reset, "
+        "and healthd requeues the jobs.",
         _RESET,
     ),
     "gpu_recovery_action/recover_imex_domain": _explain(
@@ -106,7 +107,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The driver requests an action whose number is newer than this version of healthd.",
-        "Unknown, so healthd only warns.",
+        "The effect is unknown, so healthd only warns.",
         "No action tonight. nvidia-smi -q names the action (GPU Recovery Action). Upgrade healthd.",
     ),
 }

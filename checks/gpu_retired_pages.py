@@ -1,7 +1,7 @@
-"""Retired pages of GPU memory (before Ampere, which remaps rows).
+"""Retired pages of GPU memory, on GPUs before Ampere (later GPUs remap rows instead).
 
 Rules: a page that waits to be retired stays in use until a reboot (nvml.h), and the next job may get it. AWS replaces a
-GPU at 60 retired pages for both causes together (AzNHC at 62, DCGM at 63; the table has 64 entries).
+GPU at 60 retired pages, counting single and double bit errors (AzNHC at 62, DCGM at 63; the table has 64 entries).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "A page of the GPU's memory had a double-bit error or repeated single-bit errors and waits to be retired. The "
         "driver retires it the next time it is loaded.",
-        "Until then the page is in use. The next job may get it and be killed.",
+        "Until then the page is in use. The next job may get this page and be killed.",
         "Reboot after the drain, then check that nvidia-smi -q -d PAGE_RETIREMENT shows Pending: No. If you reset "
         "the GPU or reloaded the driver instead, run healthd repaired gpu_retired_pages/pending PCI.",
     ),
@@ -85,8 +85,8 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.OPERATOR,
         "The number of retired pages in the GPU's memory is close to the capacity of the driver's table (64).",
-        "The memory is wearing out. Errors will continue, and soon no more bad pages can be retired.",
-        "Open a case with the vendor for replacement. To use the GPU until then, run healthd repaired "
+        "The memory is wearing out. Errors will continue, and soon the driver cannot retire any more bad pages.",
+        "Open a case with the vendor for replacement. To use the GPU until its replacement, run healthd repaired "
         "gpu_retired_pages/too_many PCI. The condition returns when another page is retired.",
     ),
 }

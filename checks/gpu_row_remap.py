@@ -1,10 +1,10 @@
-"""Rows of GPU memory that spare rows replaced after errors (Ampere and later).
+"""Bad rows of GPU memory that the GPU replaces with spare rows (Ampere and later).
 
 Rules: a failed remap leaves a bad row in use (NVIDIA's debug guidelines, Meta's study). A pending remap takes effect at
 the next reset. NVIDIA replaces an A100 after 512 remaps (OCI, gpud). While MIG instances exist, the driver reports no
 rows, and nothing is checked. In DCGM's memory watch the driver's flag "unrepairable memory" (Hopper and later, driver
-590) is a failure (DCGM_FR_FAULTY_MEMORY: isolate, then run a field diagnostic). Here it is degraded, because no source
-reports harm to running jobs, and harmful errors have an Xid.
+590) is a failure (DCGM_FR_FAULTY_MEMORY: isolate, then run a field diagnostic). In healthd this flag is degraded,
+because no source reports harm to running jobs, and harmful errors have an Xid.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.GPU_RESET,
         "The GPU found a bad row. A spare row will replace it at the next GPU reset.",
-        "Until then the bad row is either out of use (running jobs continue) or may be hit again.",
+        "Until then the bad row may still be in use, and jobs may hit it again. If the driver has stopped using the "
+        "row, running jobs continue.",
         "After the drain, run nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
         "nvidia-smi -q -d ROW_REMAPPER shows 'Pending: No'.",
     ),
@@ -158,18 +159,18 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.OPERATOR,
         "More rows were remapped after uncorrectable errors than NVIDIA accepts for a good GPU.",
-        "The memory is wearing out, and spare rows are running short.",
-        "Open a case with the vendor for replacement. To use the GPU until then, run healthd repaired "
+        "The memory is wearing out, and few spare rows are left.",
+        "Open a case with the vendor for replacement. To use the GPU until its replacement, run healthd repaired "
         "gpu_row_remap/too_many PCI. The condition returns when another row is remapped.",
     ),
     "gpu_row_remap/unrepairable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The driver has found memory of this GPU that no spare row can replace ('Unrepairable Memory' in nvidia-smi "
-        "-q).",
+        "No spare row can replace some of this GPU's bad memory ('Unrepairable Memory' in nvidia-smi -q).",
         "Jobs that use this memory may hit uncorrectable errors and be killed.",
         "Run NVIDIA's field diagnostics and open a case with the vendor for replacement (nvidia-bug-report.sh). "
-        "After the replacement, or to use the GPU until then, run healthd repaired gpu_row_remap/unrepairable PCI.",
+        "After the replacement, or to use the old GPU until its replacement, run healthd repaired "
+        "gpu_row_remap/unrepairable PCI.",
     ),
     "gpu_row_remap/no_spare_rows": Explain(
         Severity.WARNING,

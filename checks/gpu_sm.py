@@ -2,8 +2,8 @@
 
 Rules: an Xid 13 is usually a bug in the application, which tends to affect many SMs at once. If different jobs fail on
 the same SM, the hardware may be broken. NVIDIA's catalogue then requires diagnostics (WORKFLOW_XID_13), and
-NVSentinel's analyzer reacts if the same GPC and TPC appear twice in 24 h. Two jobs with the same bug look like this
-too, so the check names the SM, warns and never drains.
+NVSentinel's analyzer reacts if the same GPC and TPC appear twice in 24 h. Two jobs with the same bug look the same, so
+the check names the SM, warns and never drains.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_LISTED = 4  # maximum number of SMs, and of jobs, in a message
 
 
 class Config(CheckSettings, frozen=True):
-    """window_seconds   warn if different jobs raise exceptions on one SM within this time"""
+    """window_seconds   warn if different jobs raise exceptions on the same SM within this time"""
 
     window_seconds: Seconds = 24 * 3600.0
 
@@ -63,7 +63,8 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _are_different_jobs(events: Sequence[KernelEvent]) -> bool:
-    """Return True if no single job can have caused all events. On a shared GPU an event may belong to any of its jobs.
+    """Return True if no single job can have caused all events. On a shared GPU, any of the GPU's jobs may have caused
+    an event.
 
     The events are read in a single pass, because a job can cause thousands of them and each kernel line calls this
     again.
@@ -96,11 +97,11 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Kernels of different jobs raised exceptions (Xid 13) on the same streaming multiprocessor (SM) of a GPU.",
-        "The SM may be broken. A broken SM kills jobs or silently computes wrong results. Different jobs with the same "
-        "bug look the same.",
-        "No action tonight. Ask the jobs' owners whether the same program fails on other GPUs as well. If it does not, "
-        "drain the node and run NVIDIA's field diagnostics and dcgmi diag -r 3. Report the GPU, GPC, TPC and SM to "
-        "NVIDIA.",
+        "The SM may be broken. A broken SM kills jobs or silently computes wrong results. Several jobs with the same "
+        "bug cause the same exceptions.",
+        "No action tonight. Ask the jobs' owners whether the same program fails on other GPUs as well. If the "
+        "program fails only here, drain the node and run NVIDIA's field diagnostics and dcgmi diag -r 3. Report the "
+        "GPU, GPC, TPC and SM to NVIDIA.",
         window="window_seconds",
     ),
 }

@@ -1,10 +1,10 @@
 """Driver and VBIOS versions, and the InfoROM's checksums.
 
-Rules: GPUs of one model on one node are delivered with the same VBIOS version; after a replacement they often differ
-(GCM). All GPUs on a node share the one loaded driver, so its version is only compared with the settings. A corrupted
-InfoROM (NVML checks its checksums) is a defect, because the data that the GPU stores there, such as the list of bad
-memory, cannot be trusted. A valid InfoROM is checked again after an hour, as in DCGM, because this check costs the
-driver more work than the rest of a round.
+Rules: GPUs of one model on one node are delivered with the same VBIOS version; after a replacement the versions often
+differ (GCM). All GPUs on a node share the one loaded driver, so its version is only compared with the settings. NVML
+verifies the InfoROM's checksums. A corrupted InfoROM is a defect, because the GPU stores data there, such as the list
+of bad memory, which then cannot be trusted. A valid InfoROM is checked again after an hour, as in DCGM, because this
+check costs the driver more work than the rest of a round.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASELINE = Baseline(("driver_version", "vbios"), place=13)
 
 class Config(CheckSettings, frozen=True):
     """driver_version  driver version that must be loaded ("580.105.08"); "" = any
-    vbios           VBIOS version of every GPU ("96.00.99.00.01"); "" = the most common one of its model on this node
+    vbios           VBIOS version of every GPU ("96.00.99.00.01"); "" = the most common version on GPUs of its model
     """
 
     driver_version: str = ""
@@ -105,7 +105,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The loaded driver version is not the expected one.",
-        "Jobs on several nodes may behave differently on this node, and some CUDA versions may be refused.",
+        "A multi-node job may behave differently on this node, and programs with some CUDA versions may not start.",
         "No action tonight. Install the expected driver and reboot once no job is running here. After an upgrade of "
         "the whole cluster, correct driver_version.",
         expects="driver_version",

@@ -1,9 +1,9 @@
 """GPUs close to thermal slowdown, and GPU memory above its maximum temperature.
 
-Rule: warn within two degrees of the GPU's hardware slowdown temperature (the driver reports it, models differ) or above
-the memory's maximum. Ada, Hopper and later report the remaining degrees (T.LIMIT in nvidia-smi) instead of a limit. If
-the driver reports neither, use the model's slowdown temperature that nvidia-smi -q shows on other machines: a hot GPU
-is not healthy just because its limit is unknown.
+Rule: warn within two degrees of the GPU's hardware slowdown temperature or above the memory's maximum. The slowdown
+temperature differs between models; the driver reports it. Ada, Hopper and later report the remaining degrees (T.LIMIT
+in nvidia-smi) instead. If the driver reports neither value, use the model's slowdown temperature that nvidia-smi -q
+shows on other machines: a hot GPU is not healthy just because its limit is unknown.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DEFAULT_SLOWDOWN_CELSIUS = 90
 
 class Config(CheckSettings, frozen=True):
     """margin_celsius     warn if a GPU is at most this far below its slowdown temperature
-    slowdown_celsius   slowdown temperature if the driver does not report it; 0 = by the GPU's model
+    slowdown_celsius   slowdown temperature if the driver does not report one; 0 = use the GPU model's value
     """
 
     margin_celsius: Celsius = 2.0
@@ -114,7 +114,7 @@ _TODO = (
 OBSERVATIONS = {
     "gpu_temperature_celsius": Meaning("Temperature of the GPU, in degrees Celsius.", ("pci",)),
     "gpu_slowdown_margin_celsius": Meaning(
-        "Degrees Celsius left until the hardware slows the GPU down; negative if it is hotter.",
+        "Degrees Celsius left until the hardware slows the GPU down; negative if the GPU is already hotter.",
         ("pci",),
     ),
     "gpu_memory_temperature_celsius": Meaning("Temperature of the GPU's memory, in degrees Celsius.", ("pci",)),
@@ -124,8 +124,9 @@ EXPLAIN = {
     "gpu_temperature/hot": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The GPU is within two degrees of the temperature at which its hardware halves the clocks, or above it.",
-        "If the GPU gets hotter, jobs slow down, which gpu_clocks reports.",
+        "The GPU is hot: at most two degrees below the temperature at which its hardware halves the clocks, or above "
+        "it.",
+        "If the GPU gets hotter, jobs slow down. The check gpu_clocks reports that.",
         _TODO,
     ),
     "gpu_temperature/memory_hot": Explain(

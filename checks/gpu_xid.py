@@ -1,13 +1,12 @@
 """GPU faults in the kernel log: Xids, GPUs that fell off the bus, and driver messages without an Xid.
 
-Rules: NVIDIA's Xid catalogue assigns each code an immediate action, which determines the severity. A code that requires
-a GPU reset or means that the GPU is lost is CRITICAL. Codes that an application can cause never drain a node, and
-unknown codes warn. Driver messages about the GSP or NVLink without an Xid count only if no Xid within a minute reports
-the same fault.
+Rules: NVIDIA's Xid catalogue assigns each code an immediate action, which determines the severity. A code is CRITICAL
+if the GPU must be reset or is lost. Codes that an application can cause never drain a node, and unknown codes warn.
+Driver messages about the GSP or NVLink without an Xid count only if no Xid within a minute reports the same fault.
 
-A line "Reset required" without a GPU is a warning for the whole node, because it may belong to any GPU. gpu_access runs
-at once after such a line and queries each GPU through NVML. If a GPU needs a reset, it drains the node
-(gpu_access/reset_required).
+A line "Reset required" that names no GPU is a warning for the whole node, because the line may belong to any GPU.
+gpu_access runs at once after such a line and queries each GPU through NVML. If a GPU needs a reset, gpu_access drains
+the node (gpu_access/reset_required).
 """
 
 from __future__ import annotations
@@ -36,11 +35,10 @@ from healthd.nvidia.xid_table import XidMeaning
 
 USES = ""
 
-INCIDENT_SECONDS = 5.0  # lines that are closer together belong to one incident, as when events are coalesced
-SAME_FAULT_SECONDS = 60.0  # an Xid and a message about the same fault are at most this far apart
+INCIDENT_SECONDS = 5.0  # lines that are closer together than this belong to one incident, as when events are coalesced
+SAME_FAULT_SECONDS = 60.0  # an Xid and a driver message about the same fault are at most this far apart
 
-# A name does not cause a finding of its own if one of these is on the same GPU (or on a GPU that the line does not
-# name).
+# An event with this name causes no finding of its own if one of the listed events is on the same GPU, or has no GPU.
 COVERED_BY: Mapping[str, frozenset[str]] = {
     "fallen_off_bus": frozenset({"79"}),
     "gpu_is_lost": frozenset({"79", "fallen_off_bus", "rm_init_failed"}),
@@ -51,7 +49,7 @@ COVERED_BY: Mapping[str, frozenset[str]] = {
     "rc_watchdog": frozenset({"8", *map(str, xid_table.LOST_XIDS | xid_table.RESET_XIDS), "154", "fallen_off_bus"}),
     "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
 }
-# 171 and 172 add detail to an uncorrectable memory error. With that error's Xid they are only recorded; alone they
+# Xids 171 and 172 add detail to an uncorrectable memory error. With that error's Xid they are only recorded; alone they
 # warn.
 DETAIL_OF: Mapping[str, frozenset[str]] = dict.fromkeys(
     ("171", "172"), frozenset({"48", "63", "64", "94", "95", "140"})
@@ -60,7 +58,7 @@ DETAIL_OF: Mapping[str, frozenset[str]] = dict.fromkeys(
 
 class Config(CheckSettings, frozen=True):
     """application_window_seconds   how long a warning that an application caused stays open
-    warning_window_seconds       the same for every other warning
+    warning_window_seconds       how long every other warning stays open
     nvlink_repeat_seconds        a second NVLink error (Xid 74) within this time is CRITICAL
     """
 
@@ -119,15 +117,16 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
 
 
 def _name(event: KernelEvent) -> str:
-    """Return the part of the event's code after "gpu_xid/", or "" for events that belong to other checks."""
+    """Return the text after "gpu_xid/" in the event's code, or "" for events that belong to other checks."""
     if event.kind in ("gsp", "nvlink", "peermem", "rc_watchdog"):
         return event.kind
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
 
 def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str, str]:
-    """Return a dict that maps the driver's GPU numbers to PCI addresses. It uses lines with both (Xid 119), or else the
-    inventory's indices."""
+    """Return a dict that maps the driver's GPU numbers to PCI addresses. The pairs come from lines that contain both
+    (Xid 119), or else from the inventory's indices.
+    """
     by_index = {str(gpu.index): gpu.pci for gpu in node.gpus}
     return by_index | {event.field("gpu"): event.pci for event in events if event.pci and event.field("gpu")}
 
@@ -135,7 +134,7 @@ def _parts_by_number(events: Sequence[KernelEvent], node: Inventory) -> dict[str
 def _uncovered_events(group: Sequence[KernelEvent], name: str, part: str, groups: Groups) -> list[KernelEvent]:
     """Return a group's events, except those that an Xid or a clearer line about the same fault already covers."""
     covering_events = _events_on_part(COVERED_BY.get(name, frozenset()), part, groups)
-    # If a GSP does not boot, consider the lines of every GPU, because a missing GPU shifts the indices of the others.
+    # If a GSP does not boot, consider lines about every GPU, because a missing GPU shifts the other GPUs' indices.
     init_failures = _events_on_part(frozenset({"rm_init_failed"}), "", groups) if name == "gsp" else []
     return [
         event
@@ -149,8 +148,9 @@ def _uncovered_events(group: Sequence[KernelEvent], name: str, part: str, groups
 
 
 def _events_on_part(names: frozenset[str], part: str, groups: Groups) -> list[KernelEvent]:
-    """Return the events with these names on this part. Events without a part are included, because they may belong to
-    any part."""
+    """Return the events with these names on this GPU (`part`). Events without a part are included, because they may be
+    about any GPU.
+    """
     if part:
         return [event for name in names for event_part in (part, "") for event in groups.get((name, event_part), ())]
     return [event for (name, _), group in groups.items() if name in names for event in group]
@@ -167,7 +167,8 @@ def _is_same_fault(first: KernelEvent, second: KernelEvent) -> bool:
 def _judge(
     group: Sequence[KernelEvent], part: str, groups: Groups, node: Inventory, config: Config
 ) -> tuple[Rule | None, KernelEvent]:
-    """Return the worst rule in this boot and within the warning window, and the event that it applies to.
+    """Return the worst rule among the events of this boot and the warning window, and the event to which this rule
+    applies.
 
     A recovery action (154) is a state, so only the newest event counts.
     """
@@ -204,8 +205,9 @@ def _rule(event: KernelEvent, part: str, main_events: Sequence[KernelEvent], nod
 
 
 def _with_window(meaning: XidMeaning, config: Config) -> Rule:
-    """Return the rule for a meaning. A finding that drains stays open until it is cleared. Any other also ends after a
-    window."""
+    """Return the rule for a meaning. A finding that drains stays open until it is cleared. A finding that only warns
+    also ends after a window.
+    """
     if meaning.severity >= Severity.DEGRADED:
         return Rule(meaning.severity, meaning.clears)
     window = config.application_window_seconds if meaning.caused_by_application else config.warning_window_seconds
@@ -213,9 +215,10 @@ def _with_window(meaning: XidMeaning, config: Config) -> Rule:
 
 
 def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
-    """Return the rule for a GSP event. It is CRITICAL if the driver itself considers a known GPU unusable. Other events
-    warn or are only recorded. A crash also has an Xid 120 unless it is only a watchdog report, and a timeout of many
-    calls has an Xid 119."""
+    """Return the rule for a GSP event. The rule is CRITICAL if the driver itself considers a known GPU unusable. Other
+    events warn or are only recorded: a crash also has an Xid 120, and a timeout of many calls also has an Xid 119. A
+    watchdog report has no Xid.
+    """
     if event.code in ("dump", "message"):
         return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
     if event.code == "boot_failed" and is_present:
@@ -226,8 +229,9 @@ def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
 
 
 def _recovery(event: KernelEvent, config: Config) -> Rule | None:
-    """Return the rule for the action number in the line, or None for no action. The action's text differs between
-    driver branches."""
+    """Return the rule for the action number in the line, or None if the number means no action. The number is used
+    because the action's text differs between driver branches.
+    """
     number = xid_table.number(event.field("recovery_to"))
     if number == 0:
         return None
@@ -236,9 +240,9 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
 
 
 def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
-    """Return the rule for Xid 74 and its event. It is CRITICAL if a line reports a link as down or requests a fabric
-    reset, or if there was another incident before the newest one (one incident may have a line for each link).
-    gpu_nvlink detects links that went down silently.
+    """Return the rule for Xid 74 and its event. The rule is CRITICAL if a line reports a link as down or requests a
+    fabric reset, or if there was an earlier incident as well. One incident may have a line for each link. gpu_nvlink
+    detects links that went down silently.
     """
     since = newest.last_time - config.nvlink_repeat_seconds
     events = sorted((event for event in group if event.last_time >= since), key=lambda event: event.time)
@@ -329,7 +333,7 @@ def _event_text(event: KernelEvent) -> str:
 
 
 def explain(code: str) -> Explain | None:
-    """Return the text for one code ("gpu_xid/79"), or None if the code does not belong to this check."""
+    """Return the explanation of one code ("gpu_xid/79"), or None if the code does not belong to this check."""
     from healthd.nvidia.xid_texts import explain as text_of
 
     check, _, name = code.partition("/")
@@ -337,7 +341,7 @@ def explain(code: str) -> Explain | None:
 
 
 def known_codes() -> list[str]:
-    """Return every code in the catalogues. `explain` handles other codes as well."""
+    """Return every code in the catalogues. `explain` also handles codes that are in no catalogue."""
     text_codes = (
         "fallen_off_bus",
         "gpu_is_lost",
@@ -352,7 +356,7 @@ def known_codes() -> list[str]:
 
 
 def explain_more(code: str) -> Explain | None:
-    """Return the text for a name that appears in messages but is not a condition ("nvlink5/149:4")."""
+    """Return the explanation of a name that appears in messages but is not a condition ("nvlink5/149:4")."""
     from healthd.nvidia.nvlink5_texts import explain as text_of
 
     return text_of(code)
@@ -364,7 +368,7 @@ def known_more() -> list[str]:
     return all_names()
 
 
-# From NVIDIA's Xid catalogue (healthd/nvidia/facts/xid.csv: names, descriptions, immediate actions).
+# Source: NVIDIA's Xid catalogue (healthd/nvidia/facts/xid.csv: names, descriptions, immediate actions).
 _XIDS = {
     FailureCause.PCIE: (18, 167, 176),
     FailureCause.GPU_LOST: (79,),
@@ -413,7 +417,8 @@ def ends_job(code: str) -> EndsJob:
 
 
 def _requires_restart(number: int) -> bool:
-    """Return True if the program must be restarted, either because of NVIDIA's action or because its own fault caused
-    the Xid."""
+    """Return True if the program must be restarted: either NVIDIA's action requires that, or the program's own fault
+    caused the Xid.
+    """
     fact = codes.xid(number)
     return number in xid_table.AFTER_PROGRAM or (fact is not None and fact.action == "RESTART_APP")

@@ -1,16 +1,18 @@
 """Errors on active InfiniBand links: symbol errors, recoveries, overruns.
 
-Rules (as in NVSentinel): a link that certainly harms jobs is degraded. It has more than 120 symbol errors in an hour
-(the InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun error. High
-rates of the other counters warn. A link that goes down and retrains counts errors (for example when its switch
-reboots). Errors up to the first run after that are ignored; ib_link and ib_flap cover them. All ports count errors
-after a boot: on a healthy DGX H100 each port had counted 14 receive errors, and buffer overruns up to the counter's
-maximum. Omni-Path (hfi1) counts each resent packet as a local link integrity error, so that counter is ignored there.
-mlx5 also counts errors between the ends of a connection. Two of these rates only warn, because a crashed peer raises
-them too.
+Rules (as in NVSentinel): a link that certainly harms jobs is degraded. Such a link has more than 120 symbol errors in
+an hour (the InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun error.
+High rates of the other counters warn.
+
+A link that goes down and retrains counts errors, for example when its switch reboots. Errors up to the first run after
+the retraining are ignored; ib_link and ib_flap report such a link. All ports count errors after a boot: on a healthy
+DGX H100 each port had counted 14 receive errors, and buffer overruns up to the counter's maximum. Omni-Path (hfi1)
+counts each resent packet as a local link integrity error, so that counter is ignored there. mlx5 also counts errors
+between the ends of a connection. The rates of ACK timeouts and slow restarts only warn, because a crashed peer raises
+these rates too.
 
 Files: Linux, sysfs-class-infiniband, counters/*. These counters are narrow and stop at their maximum; perfquery -R
-resets them to 0. hw_counters/* are read as well if the driver has them; mlx5's are wide.
+resets them to 0. If the driver has hw_counters/*, they are read as well; mlx5's hw_counters are wide.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Config(CheckSettings, frozen=True):
     ack_timeouts_per_second   warn at more packets not acknowledged in time than this between two runs
     slow_restarts_per_second  warn at more RoCE slow restarts than this between two runs
     boot_seconds              errors during this time after a boot do not count
-    clean_seconds             errors clear after this long under load without new ones
+    clean_seconds             errors clear after this long under load without new errors
     """
 
     ports: tuple[str, ...] = ()
@@ -98,7 +100,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             yield link
             last = past.last(link)
             link_stayed_up = link.value != LINK_DOWN and (last is None or last.value == link.value)
-        except (OSError, ValueError) as error:  # the counted errors are used instead
+        except (OSError, ValueError) as error:  # healthd's own counter of symbol errors is used instead
             unreadable.append(f"{name}: {error}")
         for counter in (*COUNTER_LIMITS, *TRANSPORT_COUNTERS):
             try:
@@ -134,8 +136,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _link(host: Host, name: str) -> Observation:
-    """Return how often the port's link went down by its own counter, or LINK_DOWN. An unchanged value means that the
-    link stayed up since the last run; a counter reset changes the value too. Raises OSError or ValueError."""
+    """Return how often the port's link went down according to its own counter, or LINK_DOWN if it is down now. An
+    unchanged value means that the link stayed up since the last run. A counter reset changes the value too. Raises
+    OSError or ValueError.
+    """
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     state = host.read_shared(infiniband.path(name, "state")) or ""
     if state not in infiniband.STATES:
@@ -159,9 +163,10 @@ def _is_omni_path(host: Host, name: str) -> bool:
 
 
 def _read(host: Host, name: str, counter: str, past: History) -> Observation | None:
-    """Return a counter's reading, or a mark that the driver does not support the counter. While a mark exists, the
-    counter is not read and None is returned; the mark expires after two days or a boot. Raises ValueError if the driver
-    no longer reports a counter that it reported before."""
+    """Return a counter's reading, or a mark if the driver does not support the counter. While the mark exists, the
+    counter is not read and None is returned. The mark expires after two days or a boot. Raises ValueError if the driver
+    no longer reports a counter that it reported earlier.
+    """
     labels = (("port", name), ("counter", counter))
     mark = Observation("ib_counter_unsupported", 1, labels=labels)
     if past.last(mark):
@@ -175,8 +180,9 @@ def _read(host: Host, name: str, counter: str, past: History) -> Observation | N
 
 
 def _judge(counter: str, new: float, hourly: float, rate: float, config: Config) -> Iterator[tuple[Severity, str, str]]:
-    """Yield (severity, code, text) for a counter that increased. A counter at its maximum may understate the real
-    number."""
+    """Yield (severity, code, text) for a counter that increased. If the counter is at its maximum, the real number of
+    errors may be higher.
+    """
     if counter == "local_link_integrity_errors":
         yield Severity.DEGRADED, "link_integrity", f"{new:.0f} new local link integrity errors"
     elif counter == "excessive_buffer_overrun_errors":
@@ -196,14 +202,14 @@ def _judge(counter: str, new: float, hourly: float, rate: float, config: Config)
 
 
 _TODO = (
-    "mlxlink -d DEVICE -m -c shows the cable, its optical power and its error rates. Clean or replace the cable or its "
-    "transceiver, or try another switch port. The faulty part may be at either end."
+    "mlxlink -d DEVICE -m -c shows the cable, its optical power and its error rates. Clean or replace the cable or "
+    "its transceiver, or try another switch port. The fault may be at either end of the link."
 )
-_MATTERS = "Packets are resent, or the link fails later. Multi-node jobs get slow or are killed."
+_MATTERS = "Packets are resent, and the link may fail later. Multi-node jobs get slow or are killed."
 
 OBSERVATIONS = {
     "ib_errors_link_downs_seen": Meaning(
-        "Number of times the port's link went down; -1 while it is down. For healthd's own use.",
+        "Number of times the port's link went down; -1 while the link is down. For healthd's own use.",
         ("port",),
     ),
     "ib_symbol_errors_while_up_total": Meaning(
@@ -213,7 +219,9 @@ OBSERVATIONS = {
     "ib_counter_unsupported": Meaning(
         "Always 1: the driver does not report this counter for the port.", ("port", "counter")
     ),
-    "ib_errors_total": Meaning("The port's errors, from the adapter's counter.", ("port", "counter")),
+    "ib_errors_total": Meaning(
+        "The port's errors of the kind in the label, from the adapter's counter.", ("port", "counter")
+    ),
 }
 
 EXPLAIN = {
@@ -270,7 +278,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets from this port were often not acknowledged in time and had to be resent (local_ack_timeout_err).",
-        "Jobs wait for each of these packets. When the retries are used up, the connection fails, and the job with it.",
+        "Jobs wait for each of these packets. After the last retry, the connection fails, and the job fails too.",
         "No action tonight. If only the nodes of one job are affected and one of them died at that time, the dead node "
         "is the cause. Otherwise packets are lost on the way. Check ibqueryerrors, or for RoCE the switch's drops and "
         "priority flow control, then this node's cable.",
@@ -290,7 +298,8 @@ EXPLAIN = {
         Severity.INFO,
         Clears.PASS,
         "Counters of this port are at their maximum (15, 255 or 65535) and count no further errors.",
-        "None by itself. On ports that have been up for a year it is common, because the narrowest counter ends at 15.",
+        "No effect by itself. Full counters are common on ports that have been up for a year, because the narrowest "
+        "counter ends at 15.",
         "No action needed. perfquery -R on this node resets the port's counters to 0.",
     ),
 }

@@ -1,10 +1,11 @@
 """InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
-Rules: a link flaps if it went down three times in 3 hours by the port's own counter, or lost its carrier five times in
-24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). Within 30 minutes of boot nothing counts, because
-links are still training. Only growth counts, so all ports can be checked: a port that stays down does not go down
-again. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and sysfs-class-net: carrier_down_count of
-the port's network interface, if it has one (carrier_changes would count each flap twice).
+Rules: a link flaps if it went down three times in 3 hours according to the port's own counter, or lost its carrier five
+times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). In the first 30 minutes of a boot nothing
+counts, because links are still training. A port that stays down does not count, because its counters do not grow. All
+ports can therefore be checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and
+sysfs-class-net: carrier_down_count of the port's network interface, if it has one (carrier_changes would count each
+flap twice).
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ COUNTER_LIMIT = 255
 
 class Config(CheckSettings, frozen=True):
     """ports            ports to check, such as ("mlx5_0/1", ...); () = all ports of the node
-    links_downed     degraded if a link went down this often within the window, by the port's counter
-    links_downed_window_seconds   that window
-    carriers_lost    the same, by the port's network interface
-    carriers_lost_window_seconds   its window
+    links_downed     degraded if a link went down this often within the window, according to the port's counter
+    links_downed_window_seconds   window for links_downed
+    carriers_lost    degraded if the port's network interface lost its carrier this often within its window
+    carriers_lost_window_seconds   window for carriers_lost
     boot_seconds     flaps during this time after a boot do not count
-    clean_seconds    clears after this long under load without another flap, or by `healthd repaired`
+    clean_seconds    a flap clears after this long under load without another flap, or by `healthd repaired`
     """
 
     ports: tuple[str, ...] = ()
@@ -87,7 +88,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
                 yield Finding(Severity.INFO, "ib_flap/counter_full", name, message)
             window = min(window, settled)
             times = past.growth(reading, window) or 0.0
-            if times >= limit and window > 0 and past.growth(reading, 0.0):  # older growth was already reported
+            # earlier runs already reported older growth
+            if times >= limit and window > 0 and past.growth(reading, 0.0):
                 yield Finding(
                     Severity.DEGRADED,
                     f"ib_flap/{code}",
@@ -137,7 +139,7 @@ def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None
 _TODO = (
     "Run mlxlink -d DEVICE -m -c and journalctl -k | grep -E 'mlx5|Link'. If only this node is affected, reseat or "
     "replace the cable or its transceiver, or try another switch port. If many nodes are affected at once, check the "
-    "switch. After the repair, once the check's next run is clean, run healthd repaired CODE PORT."
+    "switch. After the repair, wait for the check's next clean run, then run healthd repaired CODE PORT."
 )
 
 OBSERVATIONS = {
@@ -154,8 +156,8 @@ EXPLAIN = {
     "ib_flap/link_downed": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "According to the port's own counter (link_downed), its link failed and came back several times.",
-        "Each time, multi-node jobs wait or are killed. The next flap is likely within hours.",
+        "The port's link failed and came back several times, according to the port's own counter (link_downed).",
+        "At each flap, multi-node jobs wait or are killed. The next flap is likely within hours.",
         _TODO,
         shared=True,
         window="clean_seconds",
@@ -164,7 +166,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.OPERATOR,
         "The network interface of this port lost its carrier several times within a day.",
-        "Each time, multi-node jobs wait or are killed. The next flap is likely within hours.",
+        "At each flap, multi-node jobs wait or are killed. The next flap is likely within hours.",
         f"{_TODO} Setting an interface down and up (ip link set) counts as well.",
         shared=True,
         window="clean_seconds",
@@ -173,10 +175,10 @@ EXPLAIN = {
         Severity.INFO,
         Clears.PASS,
         "The port's counter of link failures is at its maximum, 255. Further failures are not counted.",
-        "None by itself; healthy ports reach the maximum after years. Until the counter is reset, it shows no further "
-        "flaps.",
-        "No action needed. perfquery -R on this node resets the port's counters to 0. Until then healthd only uses the "
-        "network interface's counter.",
+        "No effect by itself; healthy ports reach the maximum after years. Until the counter is reset, it shows no "
+        "further flaps.",
+        "No action needed. perfquery -R on this node resets the port's counters to 0. Until the reset healthd only "
+        "uses the network interface's counter.",
     ),
 }
 

@@ -1,9 +1,9 @@
 """InfiniBand and RoCE ports: link state and rate.
 
-Rules: only ports that the site expects are checked. A port that is down is degraded after a minute and critical after
-four, because a leaf switch reboots in one minute and NCCL survives that (Meta's study counts links as high severity;
-gpud waits 4 minutes, AzNHC compares the rate). A slow link drains without a requeue, because jobs continue. Files:
-Linux, sysfs-class-infiniband.
+Rules: only ports that the site expects are checked. A port that is down is degraded after one minute and critical after
+four minutes, because a leaf switch reboots in one minute and NCCL survives that (Meta's study counts links as high
+severity; gpud waits 4 minutes, AzNHC compares the rate). A slow link drains without a requeue, because jobs continue.
+Files: Linux, sysfs-class-infiniband.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BASELINE = Baseline(("expected_gbps",), place=30)
 
 RATE = regex(r"([0-9]{1,6}(?:\.[0-9]+)?) Gb/sec \([0-9]{1,2}X(?: (\w+))?\)")
 LINK_UP = "5: LinkUp"
-NO_PHYSICAL_STATE = "0: <unknown>"  # reported by virtual functions
+NO_PHYSICAL_STATE = "0: <unknown>"  # virtual functions report this state
 PHYSICAL_STATES = (
     *(NO_PHYSICAL_STATE, "1: Sleep", "2: Polling", "3: Disabled", "4: PortConfigurationTraining"),
     *(LINK_UP, "6: LinkErrorRecovery", "7: Phy Test"),
@@ -55,7 +55,7 @@ PHYSICAL_STATES = (
 
 class Config(CheckSettings, frozen=True):
     """expected_gbps     rate of each port in Gbit/s: {"mlx5_0/1" = 400}; 0 = any rate. Other ports are not checked
-    confirm_seconds   the problem must last this long
+    confirm_seconds   a problem must last this long before it is reported
     critical_seconds  a port that is down for this long is critical
     """
 
@@ -145,8 +145,8 @@ def _judge(name: str, port: Port | None, gbps: float, fastest: float, config: Co
             expects="expected_gbps",
         )
     elif port.gbps < gbps:
-        # If the speed has no name, the link may be fine and the kernel too old, unless another port shows that this
-        # kernel knows the speed.
+        # If the speed has no name, the link may be fine and the kernel too old. This does not apply if another port
+        # shows that this kernel knows the speed.
         is_speed_known = port.is_speed_named or fastest >= gbps
         yield Finding(
             Severity.DEGRADED if is_speed_known else Severity.WARNING,
@@ -197,8 +197,9 @@ EXPLAIN = {
         Clears.PASS,
         "An expected port is not ACTIVE and LinkUp. The condition is degraded at first and becomes critical if it "
         "lasts.",
-        "Multi-node jobs hang in collectives and end with timeouts. Mounts over this port hang as well.",
-        f"{_CABLE_TODO} INIT means that the link is up but no subnet manager has configured it; check opensm or UFM.",
+        "Multi-node jobs hang in collectives and end with timeouts. File systems mounted over this port hang as well.",
+        f"{_CABLE_TODO} The state INIT means that the link is up but no subnet manager has configured the port; check "
+        "opensm or UFM.",
         confirm="confirm_seconds",
         worsens=WorsensBy("critical_seconds", Severity.CRITICAL),
         shared=True,
@@ -227,9 +228,9 @@ EXPLAIN = {
     "ib_link/rate_unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel shows the oldest speed (10 Gb/sec) without its name. Either the kernel does not know the real "
-        "speed, or the link really fell back that far.",
-        "Unknown, so healthd only warns.",
+        "The kernel shows the port's speed as the oldest one (10 Gb/sec), without a name. Either the kernel does not "
+        "know the real speed, or the link really fell back to 10 Gb/sec.",
+        "The effect is unknown, so healthd only warns.",
         "No action tonight. mlxlink -d DEVICE shows the real speed. If the link is fine, set expected_gbps to the rate "
         "that this kernel shows, or to 0.",
         confirm="confirm_seconds",

@@ -2,15 +2,15 @@
 
 Rules: the IOMMU blocks a device's access to an address that is not mapped for that device. NVIDIA's NCCL guide
 (troubleshooting, "PCI Access Control Services") names the IOMMU as a cause of slow or hanging GPUDirect. Peer-to-peer
-writes between GPUs, NICs and NVMe devices go through the root complex, and a blocked write never arrives, so the
-receiver reads old data or zeros. The kernel continues after a fault (Documentation/arch/x86/iommu.rst), and a job with
-a wrong address can cause faults too, so faults by GPUs, network cards, NVSwitches and NVMe devices warn. Faults by
-other devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses these. A
+writes between GPUs, NICs and NVMe devices go through the root complex. A blocked write never arrives, so the receiver
+reads old data or zeros. Faults by GPUs, network cards, NVSwitches and NVMe devices only warn. The kernel continues
+after a fault (Documentation/arch/x86/iommu.rst), and a job with a wrong address can cause faults too. Faults by other
+devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses these devices. A
 fault by an unnamed or unknown device warns, because the device may be a GPU.
 
 An IOMMU that does not complete commands (arm-smmu CMD_SYNC timeout, AMD Completion-Wait, VT-d invalidation errors)
-stops the unmapping of DMA for all devices behind it. It warns until a reboot, because no source reports that jobs
-always fail.
+stops the unmapping of DMA for all devices behind it. Such an IOMMU only warns, until a reboot, because no source
+reports that jobs always fail.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from healthd.api import (
 
 USES = ""
 
-SAME_FAULT_SECONDS = 60.0  # a line without a device belongs to a fault with a device if they are this close
+SAME_FAULT_SECONDS = 60.0  # a line without a device belongs to a fault with a device if both lines are this close
 KINDS = {"gpu": "GPU", "nic": "network card", "nvme": "NVMe device", "nvswitch": "NVSwitch"}  # in the inventory
 # The kernel prints the driver's name before AMD-Vi faults. "pci" and "vfio-pci" do not identify the device.
 DRIVERS = {
@@ -45,7 +45,7 @@ OTHER_DEVICE = "device"
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning about a blocked access stays open without a further line"""
+    """warning_window_seconds   how long a warning about a blocked access stays open without a further kernel line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
@@ -83,7 +83,8 @@ def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
 
 
 def _part(event: KernelEvent, node: Inventory) -> str:
-    """Return the device's address in the inventory, else the IOMMU's name, or "" if neither is known.
+    """Return the device's address in the inventory. If it is unknown, return the IOMMU's name, or "" if that is unknown
+    too.
 
     Another function of a GPU or card counts as function 0. Older kernels print no segment for Intel IOMMUs. In that
     case all segments are searched, and a device is used if it is the only one with this bus and device number.
@@ -99,7 +100,7 @@ def _part(event: KernelEvent, node: Inventory) -> str:
 
 
 def _kind(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the kind of device: OTHER_DEVICE if jobs do not use the device, or "" if the device is unknown."""
+    """Return the kind of a device. OTHER_DEVICE means that jobs do not use it; "" means that it is unknown."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return KINDS[device.kind]
@@ -134,8 +135,8 @@ def _message(code: str, kind: str, part: str, group: Sequence[KernelEvent]) -> s
 
 _P2P_TODO = (
     "If bare-metal jobs use peer-to-peer transfers or GPUDirect, boot with iommu=pt (Intel: intel_iommu=on iommu=pt, "
-    "or off), switch ACS off on the PCI bridges above the device (lspci -vvv | grep ACSCtl; BIOS or setpci), and check "
-    "with `nvidia-smi topo -p2p r` and p2pBandwidthLatencyTest."
+    "or off). Switch ACS off on the PCI bridges above the device (lspci -vvv | grep ACSCtl; BIOS or setpci). Then "
+    "check with `nvidia-smi topo -p2p r` and p2pBandwidthLatencyTest."
 )
 
 EXPLAIN = {
@@ -146,8 +147,8 @@ EXPLAIN = {
         "a GPU, network card, NVSwitch or NVMe device warn; faults by other devices are only recorded.",
         "The data did not arrive. After a peer-to-peer copy between GPUs, or a GPUDirect RDMA or Storage transfer, the "
         "receiver has old data or zeros, and NCCL may hang.",
-        f"No action tonight. {_P2P_TODO} If it happened once, at a job's start or end, the job or its driver used a "
-        "wrong address.",
+        f"No action tonight. {_P2P_TODO} If the fault happened once, at a job's start or end, the job or its driver "
+        "used a wrong address.",
         also=(Severity.INFO,),
         window="warning_window_seconds",
     ),
@@ -157,8 +158,8 @@ EXPLAIN = {
         "The IOMMU blocked an interrupt message from this device (interrupt remapping). For devices that jobs do not "
         "use, this is only recorded.",
         "The driver misses the interrupt, so requests time out or the device is reset.",
-        "No action tonight. Look for timeouts in the device's driver at the same time. Update the BIOS. If the device "
-        "does not work, reboot the node once no job is running here.",
+        "No action tonight. Look for kernel lines about timeouts of the device's driver at the same time. Update the "
+        "BIOS. If the device does not work, reboot the node once no job is running here.",
         also=(Severity.INFO,),
         window="warning_window_seconds",
     ),

@@ -2,12 +2,13 @@
 
 Rules: the check reports critical interrupts, fatal bus errors, lost power supplies and uncorrectable errors (in Meta's
 study PCIe faults appear as IPMI critical interrupts; GCM reads the same log). Entries that exist at the first run are
-history. The log is read through ipmitool and never cleared. Findings warn; with `enforce = true` they drain.
+ignored as history. The log is read through ipmitool and never cleared. Findings warn; with `enforce = true` findings
+drain the node.
 
-The newest entry is remembered, also across reboots (a fatal error often causes one), and later entries are new. If that
-entry is gone, the log was cleared or wrapped, and all entries are new. Record ids are then reused, so an entry is
-identified by its id together with the minutes and seconds of its time. The date and hour are not used because ipmitool
-1.8.19 prints them differently from 1.8.18.
+healthd remembers the newest entry, also across reboots, because a fatal error often causes a reboot. Later entries are
+new. If the remembered entry is gone, the log was cleared or wrapped, and all entries are new. A cleared log reuses
+record ids, so an entry is identified by its id together with the minutes and seconds of its time. The date and hour are
+not used, because ipmitool 1.8.19 prints them differently from 1.8.18.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the 
 
 class Config(CheckSettings, frozen=True):
     """interval_seconds  interval between runs; reading the log keeps a BMC busy for seconds
-    timeout_seconds   time limit for a run; BMCs are slow
+    timeout_seconds   time limit of one run; BMCs are slow
     enforce           true: findings drain
     """
 
@@ -139,15 +140,16 @@ def _judge(new: list[Entry]) -> Iterator[Finding]:
 
 
 _TODO = (
-    "ipmitool sel elist lists the entries, and ipmitool sel get 0xRECORD shows details. Times are from the BMC's "
-    "clock. Look for an Xid, a PCIe error or a memory error at the same time. Once the part is replaced or known to be "
-    "healthy, run healthd repaired CODE PART. If it is only a warning, no action is needed tonight."
+    "ipmitool sel elist lists the entries, and ipmitool sel get 0xRECORD shows details. The times are from the BMC's "
+    "clock. Look for an Xid, a PCIe error or a memory error at the same time. When the broken part has been replaced "
+    "or found healthy, run healthd repaired CODE PART. If the condition is only a warning, no action is needed "
+    "tonight."
 )
 
 OBSERVATIONS = {
     "ipmi_sel_newest_entry_mark": Meaning(
-        "Record number of the newest entry in the BMC's event log times 3600, plus its second within the hour. healthd "
-        "uses it to detect new entries.",
+        "Mark of the newest entry in the BMC's event log: its record number times 3600, plus the second of its time "
+        "within the hour. healthd uses this mark to detect new entries.",
     ),
 }
 
@@ -155,32 +157,34 @@ EXPLAIN = {
     "ipmi_sel/bus_fatal": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a fatal or uncorrectable bus error. It only warns unless enforce = true is set.",
-        "A PCIe device or its link failed. Work that used the device has failed, or the whole node was reset.",
+        "The BMC recorded a fatal or uncorrectable bus error. By default this is a warning; with enforce = true it "
+        "drains the node.",
+        "A PCIe device or its link failed. Work that used the device failed, or the error reset the whole node.",
         _TODO,
     ),
     "ipmi_sel/critical_interrupt": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a critical interrupt (NMI, PERR, SERR or an unexplained one). It only warns unless enforce = "
-        "true is set.",
+        "The BMC recorded a critical interrupt (NMI, PERR, SERR or an unexplained one). By default this is a "
+        "warning; with enforce = true it drains the node.",
         "A device reported an error that it could not handle. On GPU nodes this is usually a PCIe error.",
         _TODO,
     ),
     "ipmi_sel/uncorrectable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded an uncorrectable memory or processor error. It only warns unless enforce = true is set.",
+        "The BMC recorded an uncorrectable memory or processor error. By default this is a warning; with enforce = "
+        "true it drains the node.",
         "Data was lost. In most cases the error also reset the node.",
         _TODO,
     ),
     "ipmi_sel/power_supply": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded that a power supply failed or lost its input and did not recover at once. It only warns "
-        "unless enforce = true is set.",
-        "None while the other power supplies carry the load, except that GPUs may be slowed down. The next failure "
-        "stops the node.",
+        "The BMC recorded that a power supply failed or lost its input and did not recover at once. By default this "
+        "is a warning; with enforce = true it drains the node.",
+        "GPUs may be slowed down. Otherwise there is no effect while the other power supplies carry the load. The "
+        "next failure stops the node.",
         f"Check the power supply's LEDs, its cable and the rack's power. {_TODO}",
     ),
 }

@@ -2,12 +2,13 @@
 
 Rules: after a hard lockup, a panic, or an oops in a GPU or network card driver, the machine cannot be trusted until a
 reboot. The same applies if a CPU did not schedule for more than five minutes, which no load can explain. Any other oops
-kills the running process, whose locks stay locked. It only warns. CPUs and tasks that hang warn as well, because a file
-server that fails over blocks tasks on every node (the checks processes and mount handle lasting hangs). While it lasts,
-a soft lockup is logged every 20 s (kernel/watchdog.c; with its duration only since Linux 5.13), an RCU stall every few
-minutes, and a hung task every 2 minutes but only ten times per boot (kernel.hung_task_warnings). An hour without a line
-ends the warning. An OOM kill is the job's problem, not the node's. A line that healthd itself fails to parse warns,
-because it may report any fault.
+kills the running process, whose locks stay locked; such an oops only warns. CPUs and tasks that hang warn as well,
+because a file server that fails over blocks tasks on every node (the checks processes and mount handle lasting hangs).
+
+The kernel repeats these lines while a hang lasts. It logs a soft lockup every 20 s (kernel/watchdog.c; with its
+duration only since Linux 5.13) and an RCU stall every few minutes. It logs a hung task every 2 minutes, but only ten
+times in each boot (kernel.hung_task_warnings). An hour without a line ends the warning. An OOM kill is the job's
+problem, not the node's. A line that healthd itself fails to parse warns, because the line may report any fault.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from healthd.api import (
 USES = ""
 
 STUCK_SECONDS = 300.0  # a longer soft lockup drains until a reboot
-REPEAT_SECONDS = 60.0  # lines about one soft lockup are closer together; the kernel repeats them after 20 to 60 s
-DEGRADED_DRIVERS = ("nvidia", "mlx5")  # and related modules: nvidia_uvm, mlx5_ib
+# Lines about the same soft lockup are closer together than this. The kernel repeats them after 20 to 60 s.
+REPEAT_SECONDS = 60.0
+DEGRADED_DRIVERS = ("nvidia", "mlx5")  # also related modules such as nvidia_uvm and mlx5_ib
 
 
 class Config(CheckSettings, frozen=True):
     """window_seconds       how long a lockup, hung task, heat, OOM kill or pattern stays open after its last line
-    oops_window_seconds  the same for an oops that only warns; a reboot also ends it
+    oops_window_seconds  how long an oops that only warns stays open; a reboot also ends it
     """
 
     window_seconds: Seconds = 3600.0
@@ -139,7 +141,7 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
     rule = RULES[event.kind, event.code]
     if stuck_seconds > STUCK_SECONDS:
         return rule._replace(severity=Severity.DEGRADED, clears=Clears.REBOOT)
-    # Not for bad_page, because a driver near the place of discovery proves nothing and a harmless WARNING names drivers
+    # Not for bad_page: a driver in the stack where bad data was found proves nothing. A harmless WARNING names drivers
     # too.
     if event.code == "oops" and event.field("driver").startswith(DEGRADED_DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
@@ -148,8 +150,9 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
 
 def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
     """Return a dict that maps each soft lockup event's sequence number to the seconds for which the CPU had been stuck.
-    The duration is in the line itself, or is the time since the first line of an unbroken series about this CPU and
-    process."""
+    The duration comes from the line itself. Older kernels do not log it. Then it is the time since the first line of an
+    unbroken series about this CPU and process.
+    """
     stuck: dict[int, float] = {}
     last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # (start, time of the last line)
     for event in sorted(group, key=lambda each: (each.time, each.sequence)):
@@ -212,18 +215,18 @@ EXPLAIN = {
     "kernel/pattern": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "A kernel log line matches a pattern in [kernel_log.patterns] in the settings. The part is the pattern's name. "
-        "The pattern sets the severity.",
-        "This depends on the site's pattern.",
-        "journalctl -k shows the line and its context. healthd config show prints the pattern. If it is only a "
-        "warning, no action tonight.",
+        "A kernel log line matches one of the site's patterns in [kernel_log.patterns]. The condition's part is the "
+        "pattern's name. The pattern sets the severity.",
+        "The effect depends on the site's pattern.",
+        "journalctl -k shows the line and its context. healthd config show prints the pattern. If the condition is "
+        "only a warning, no action is needed tonight.",
         also=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
         window="window_seconds",
     ),
     "kernel/hard_lockup": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A CPU handled no interrupts for ten seconds or more. It hangs in the kernel or in the firmware.",
+        "A CPU handled no interrupts for ten seconds or more. The CPU hangs in the kernel or in the firmware.",
         "Work on this CPU is stuck, and eventually all work that waits for this CPU is stuck too.",
         f"Reboot the node. {_STACK_TODO} Update the firmware and drivers. If the fault recurs, suspect the processor "
         "or the board.",
@@ -238,10 +241,11 @@ EXPLAIN = {
     "kernel/oops": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel hit an internal error (oops, BUG) and killed the running process. In a GPU or network card driver "
-        "it is degraded, elsewhere a warning.",
-        "The killed task's locks are never released, so later jobs hang in the same driver. Data may be damaged.",
-        "If it is only a warning, no action is needed tonight; reboot the node once no job is running here. "
+        "The kernel hit an internal error (oops, BUG) and killed the running process. An error in a GPU or network "
+        "card driver is degraded; any other error is a warning.",
+        "The killed process's locks are never released, so later jobs may hang in the same driver. Data may be "
+        "damaged.",
+        "If the condition is only a warning, no action is needed tonight; reboot the node once no job is running here. "
         f"{_STACK_TODO} Report the error to the driver's vendor. Bad memory can also be the cause (memory_edac).",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "oops_window_seconds"),
@@ -249,36 +253,35 @@ EXPLAIN = {
     "kernel/soft_lockup": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A CPU stayed in the kernel for more than 20 seconds without scheduling other tasks. This is a warning for an "
-        "hour. A lockup of more than five minutes drains the node until a reboot.",
+        "A CPU stayed in the kernel for more than 20 seconds without scheduling other tasks. The warning ends after "
+        "an hour without a further line. A lockup of more than five minutes drains the node until a reboot.",
         "Tasks bound to this CPU hang during that time. On a virtual machine, the host may have been too busy.",
-        f"If it is only a warning, no action is needed tonight. {_STACK_TODO}",
+        f"If the condition is only a warning, no action is needed tonight. {_STACK_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "window_seconds"),
     ),
     "kernel/file_max": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "All files that the kernel allows (fs.file-max) were open.",
-        "While the limit is reached, only root's programs can open files, and jobs fail in unexpected places.",
-        "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail shows "
-        "which processes have them open. If the files are really needed, raise fs.file-max.",
+        "The number of open files reached the kernel's limit (fs.file-max).",
+        "At the limit, only root's programs can open files, and jobs fail in unexpected places.",
+        "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail "
+        "shows which processes have the most files open. If these files are needed, raise fs.file-max.",
         window="window_seconds",
     ),
     "kernel/netdevice": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "A network interface, usually a container's, cannot be removed because it is still in use.",
-        "The container does not end. Until it does, no other interface can be created or removed, so new containers "
-        "hang.",
-        "No action tonight unless containers hang. If the line is logged for minutes, only a reboot helps; reboot the "
-        "node once no job is running here. The cause is a kernel bug, so look for a newer kernel.",
+        "The container does not end. Until then no other interface can be created or removed, so new containers hang.",
+        "No action tonight unless containers hang. If the kernel repeats the line for minutes, only a reboot helps; "
+        "reboot the node once no job is running here. The cause is a kernel bug, so look for a newer kernel.",
         window="window_seconds",
     ),
     "kernel/rcu_stall": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A CPU did not pass through the scheduler for 21 seconds or more, and the kernel waits for it.",
+        "A CPU did not pass through the scheduler for 21 seconds or more, and the kernel waits for this CPU.",
         "The kernel cannot free memory, and jobs on this CPU may hang.",
         f"No action tonight. {_STACK_TODO}",
         window="window_seconds",
@@ -286,7 +289,7 @@ EXPLAIN = {
     "kernel/workqueue": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel's own work was not done for 30 seconds because something blocked a CPU.",
+        "The kernel's own work (a workqueue) was blocked on a CPU for 30 seconds.",
         "Drivers and file systems wait for this work.",
         f"No action tonight. {_STACK_TODO}",
         window="window_seconds",
@@ -294,8 +297,9 @@ EXPLAIN = {
     "kernel/hung_task": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A task waits in the kernel for two minutes or more, usually for a disk or file server, and cannot be killed.",
-        "The task's job hangs. It continues if the disk or server comes back. Otherwise the node needs a reboot.",
+        "A task has waited in the kernel for two minutes or more, usually for a disk or file server, and cannot be "
+        "killed.",
+        "The task's job hangs. The job continues if the disk or server comes back. Otherwise the node needs a reboot.",
         "No action tonight. Check whether a file server or disk is unavailable (checks mount and block_device). "
         f"{_STACK_TODO} cat /proc/PID/stack shows where the task is now.",
         window="window_seconds",
@@ -304,9 +308,10 @@ EXPLAIN = {
         Severity.INFO,
         Clears.WINDOW,
         "The kernel killed a process because its job (or the whole node) had no memory left.",
-        "None for the node if the job reached its own limit.",
-        "No action needed if the limit was a cgroup's; inform the job's owner. If the whole node ran out of memory, a "
-        "job runs without a limit or the system used too much. The check memory_size shows whether memory is missing.",
+        "There is no effect on the node if the job reached its own memory limit.",
+        "If a cgroup's limit was reached, only inform the job's owner. If the whole node ran out of memory, a job "
+        "runs without a limit or the system used too much memory. The check memory_size shows whether memory is "
+        "missing.",
         window="window_seconds",
     ),
     "kernel/cpu_throttled": Explain(
@@ -323,15 +328,15 @@ EXPLAIN = {
         Clears.WINDOW,
         "One of healthd's rules failed on a kernel line. The line was not evaluated and may report any fault.",
         "If it is a hardware fault, this may be the only sign.",
-        "No action tonight unless the line, which the message shows, reports a fault. healthd's own log has the error "
-        "with its traceback. Please report both.",
+        "The message shows the line. No action is needed tonight, unless this line reports a fault. healthd's own "
+        "log has the error with its traceback. Please report the line and the traceback.",
         window="window_seconds",
     ),
     "kernel/too_hot": Explain(
         Severity.WARNING,
         Clears.WINDOW,
         "A sensor is above the temperature at which the kernel shuts the machine down.",
-        "The node is about to shut down, or already has.",
+        "The node is about to shut down or has already shut down.",
         "ipmitool sdr type Temperature shows the temperatures. Check fans, filters and the inlet temperature.",
         window="window_seconds",
     ),

@@ -2,9 +2,9 @@
 
 Rules: as in GCM's check-module, gpud's kernel-module and dr-hpc's peermem_module_check. Without nvidia_peermem, NCCL
 silently copies through host memory instead of using GPUDirect RDMA. Only modules that are named in the settings or a
-baseline are checked. Right after a boot or an upgrade, modules are loaded one by one, so the problem must last. Files:
-Linux, sysfs-module. A built-in module has no initstate. If it has no parameters either, sysfs does not show it, so it
-must not be listed in `expected`.
+baseline are checked. Right after a boot or an upgrade, modules are loaded one by one, so a problem is reported only
+after confirm_seconds. Files: Linux, sysfs-module. A built-in module has no initstate. If it has no parameters either,
+sysfs does not show the module, so it must not be listed in `expected`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ NAME = regex(r"[A-Za-z0-9_-]{1,63}")
 
 
 class Config(CheckSettings, frozen=True):
-    """expected          modules, as in ("nvidia", "nvidia_peermem"); "-" and "_" are equivalent. Others are not checked
-    confirm_seconds   the problem must last this long
+    """expected          modules, as in ("nvidia", "nvidia_peermem"); "-" and "_" are equivalent. Only these are checked
+    confirm_seconds   a problem must last this long before it is reported
     """
 
     expected: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def problem(host: Host, name: str) -> str:
     return {"coming": "has not finished loading", "going": "is being unloaded"}.get(state, "")
 
 
-LOADED_ON_DEMAND = ("nvidia_uvm",)  # see device_nodes.py
+LOADED_ON_DEMAND = ("nvidia_uvm",)  # for the reason see device_nodes.py
 USUAL_MODULES = (
     *("nvidia", "nvidia_peermem", "nvidia_fs", "gdrdrv"),
     *("ib_umad", "ib_uverbs", "rdma_cm", "rdma_ucm"),
@@ -100,7 +100,7 @@ USUAL_MODULES = (
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Yield the loaded modules among the usual ones and those named in the settings or a profile."""
+    """Yield the loaded modules that are usual on GPU nodes or are named in the settings or a profile."""
     named = [name.replace("-", "_") for name in config.expected]
     for name in dict.fromkeys((*named, *USUAL_MODULES)):
         if name in LOADED_ON_DEMAND:
@@ -123,8 +123,8 @@ EXPLAIN = {
         "A required kernel module is not loaded, or hangs while being loaded or unloaded.",
         "Without nvidia or nvidia_uvm, CUDA does not work. Without nvidia_peermem there is no GPUDirect RDMA, and "
         "multi-node jobs are slow. Without ib_umad, ib_uverbs or rdma_ucm, programs cannot use InfiniBand.",
-        "Run modprobe NAME. If that fails, read journalctl -k; usually the module was built for another kernel (dkms "
-        "status) or driver. To load the module at each boot, add its name to a file in /etc/modules-load.d.",
+        "Run modprobe NAME. If that fails, read journalctl -k. Usually the module was built for another kernel (dkms "
+        "status) or another driver. To load the module at each boot, add its name to a file in /etc/modules-load.d.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected",

@@ -1,13 +1,13 @@
 """Site rules for lines that a command's output or a file must or must not contain.
 
-Rule: NHC's check_cmd_output and check_file_contents compare each line with a pattern. Here each pattern is a regular
-expression that is searched for in one line at a time. If the input cannot be searched completely (no such command,
-another exit status, too much output, a line that is too long, not a regular file), the result is neither a match nor a
-mismatch. The run fails, and the node neither passes nor fails. A missing file, however, counts as a file without the
-required line.
+Rule: NHC's check_cmd_output and check_file_contents compare each line with a pattern. In healthd each pattern is a
+regular expression that is searched for in one line at a time. If the input cannot be searched completely, the result is
+neither a match nor a mismatch. The run fails, and the node neither passes nor fails. Possible reasons are a missing
+command, another exit status, too much output, a line that is too long, or a file that is not regular. A missing file,
+however, counts as a file without the required line.
 
-The command runs as root, so it must belong to root, as for checks.exec. A pattern that takes forever, or a file on a
-server that does not respond, delays only this check, because its worker is killed after the timeout.
+The command runs as root, so it must belong to root, as for checks.exec. A pattern may take forever, or a file server
+may not respond. That delays only this check, because its worker is killed after the timeout.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from healthd.host.program import MAX_OUTPUT_BYTES
 USES = ""
 PER = "match"
 
-MAX_FILE_CHARACTERS = 4 << 20  # larger files are probably logs: use [kernel_log.patterns] or a site program
-MAX_LINE = 16 << 10  # maximum length in characters, because a pattern may take time quadratic in the line length
+MAX_FILE_CHARACTERS = 4 << 20  # a larger file is probably a log; for logs use [kernel_log.patterns] or a site program
+MAX_LINE = 16 << 10  # maximum length in characters; a pattern's run time may be quadratic in the line length
 MAX_PATTERN = 1000
 MAX_QUOTED = 120
 ENDING_SECONDS = 1.0  # part of the timeout that is reserved for killing the command and reporting
@@ -48,12 +48,12 @@ ENDING_SECONDS = 1.0  # part of the timeout that is reserved for killing the com
 
 class Config(CheckSettings, frozen=True):
     """command          absolute path of a program, and its arguments; no shell is used. Its standard output is searched
-    exit_statuses    exit statuses of a successful command; with any other status the run fails
+    exit_statuses    exit statuses that mean success; with any other exit status of the command the run fails
     file             the file to search, instead of a command
     requires         regular expression that at least one line must match; "" = none
     forbids          regular expression that no line may match; "" = none
     fault_severity   severity of a finding
-    timeout_seconds  the command is killed one second before this time (after 80 % of this time, if that is later)
+    timeout_seconds  the command is killed one second before this time, or at 80 % of this time if it is below 5 s
     """
 
     command: tuple[str, ...] = ()
@@ -84,7 +84,8 @@ def _pattern_problem(pattern: str) -> str:
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:
-        with compile_patterns_eagerly():  # only compiled, because a search can take forever even in an empty text
+        # only compile the pattern, because a search can take forever even in an empty text
+        with compile_patterns_eagerly():
             regex(pattern)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         return f"is not a regular expression: {error}"
@@ -111,7 +112,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 class _Text(NamedTuple):
-    """Lines to search. `truncation` says why lines may be missing, or is "" if the lines are complete."""
+    """Lines to search. `truncation` is the reason why lines may be missing, or "" if the lines are complete."""
 
     lines: list[str]
     truncation: str
@@ -164,7 +165,7 @@ def _first_match(config: Config, pattern: str, text: _Text) -> str | None:
     search = regex(pattern).search
     too_long = False
     for line in text.lines:
-        if len(line) > MAX_LINE:  # searching a part of it is wrong: "$" would match at the cut
+        if len(line) > MAX_LINE:  # searching a part of the line would be wrong: "$" would match at the cut
             too_long = True
         elif search(line):
             return line
@@ -193,7 +194,7 @@ EXPLAIN = {
         Clears.PASS,
         "No line in a file or in a command's output matches the pattern that a site rule requires. The rule's setting "
         "fault_severity determines the severity.",
-        "This depends on the site's rule.",
+        "The effect depends on the site's rule.",
         _TODO,
         chosen_by="fault_severity",
     ),
@@ -202,7 +203,7 @@ EXPLAIN = {
         Clears.PASS,
         "A line in a file or in a command's output matches the pattern that a site rule forbids. The rule's setting "
         "fault_severity determines the severity.",
-        "This depends on the site's rule.",
+        "The effect depends on the site's rule.",
         _TODO,
         chosen_by="fault_severity",
     ),

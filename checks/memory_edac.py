@@ -2,19 +2,22 @@
 
 Rules: an uncorrected error means that a process lost data in that memory (Meta's study counts it as a node fault). The
 controller's count includes all errors, even if the hardware did not identify the DIMM. Corrected errors do no harm, and
-vendors' limits differ, so many in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac; drivers that use ranks
-(AMD) have rank0 instead of dimm0. Without an EDAC driver (virtual machines) nothing is checked.
+vendors' limits differ, so many corrected errors in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac;
+drivers that use ranks (AMD) have rank0 instead of dimm0. Without an EDAC driver (virtual machines), no counters are
+checked.
 
 The counters restart at each boot. A counter above 0 at the first run after a boot warns. The error may be from this
-boot, or from the previous one, recorded by the firmware (and handed over when its driver, ghes_edac, starts).
+boot. It may also be from the previous boot: the firmware records errors, and its driver ghes_edac counts them when it
+starts.
 
-The log reports errors at once, even without an EDAC driver. An uncorrected error for which EDAC names the controller is
-the same condition as that controller's count. Machine checks, firmware records and pages with bad data for which no
-controller is named form one condition for the node, unless EDAC named a controller within five seconds. Errors found by
-the memory scrubber have not been read by any process. They drain without a requeue until the memory is read, and their
-count has no higher severity than their line. Corrected errors are evaluated by their count alone. Records from the
-previous boot in the registers or the firmware (BERT) are not faults of this boot. A record in the registers warns,
-because it shows why the node went down. A BERT record is ignored, because firmware repeats it after each boot.
+The kernel log reports errors at once, even without an EDAC driver. If EDAC names the controller of an uncorrected
+error, the error is the same condition as that controller's count. Machine checks, firmware records and pages with bad
+data form one condition for the node if no controller is named within five seconds. Errors found by the memory scrubber
+drain without a requeue, because no process has read the data yet. When a process reads the data, a machine check
+follows. The count of such errors has no higher severity than their line. Corrected errors are evaluated by their count
+alone. Records from the previous boot in the registers or the firmware (BERT) are not faults of this boot. A record in
+the registers warns, because it shows why the node went down. A BERT record is ignored, because firmware repeats it
+after each boot.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ CONTROLLER = regex(r"mc[0-9]+")
 DIMM = regex(r"(?:dimm|rank)[0-9]+")
 ROW = regex(r"csrow[0-9]+")
 DAY = 24 * 3600.0
-INCIDENT_SECONDS = 5.0  # lines that are closer together report one error, as when events are coalesced
+INCIDENT_SECONDS = 5.0  # lines that are closer together than this report the same error, as when events are coalesced
 MESSAGES = {
     "fatal": "fatal machine check",
     "uncorrected": "uncorrected machine check",
@@ -75,7 +78,7 @@ WARNING_CODES = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 class Config(CheckSettings, frozen=True):
     """corrected_per_day  warn at more corrected errors than this on one DIMM within a day
-    clean_seconds      errors clear after this long under load without new ones, or after a reboot
+    clean_seconds      errors clear after this long under load without new errors, or after a reboot
     """
 
     corrected_per_day: Count = 1000
@@ -121,7 +124,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             if new and error == "uncorrected":
                 yield _uncorrected(host, controller, dimms, new)
             elif new:
-                # Only this boot counts, because another DIMM may have been in that slot before.
+                # Count only errors of this boot, because another DIMM may have been in that slot before.
                 yield from _corrected(host, part, min(count, past.growth(reading, DAY) or 0.0), config)
     if unreadable:
         raise ValueError("; ".join(unreadable))
@@ -165,13 +168,13 @@ def _corrected(host: Host, part: str, daily: float, config: Config) -> Iterator[
 
 
 def _slot_name(host: Host, part: str) -> str:
-    """Return the part with its slot name, which comes from the board's firmware or the driver."""
+    """Return the DIMM's name with its slot, which the board's firmware or the driver provides."""
     label = _read_or_empty(host, f"{part}/dimm_label")
     return f"{label} ({part})" if label else part
 
 
 def _read_or_empty(host: Host, file: str) -> str:
-    """Return a file's text for a message, or "" if it is unreadable, so that the fault is still reported."""
+    """Return a file's text for a message. Return "" for an unreadable file, so that the fault is still reported."""
     try:
         return (host.read(f"{CONTROLLERS}/{file}") or "")[:60]
     except OSError:
@@ -224,7 +227,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severity | None:
     """Return the severity of an uncorrected error, or None for other events and for records that pcie_aer handles.
 
-    A recoverable error has lost data if it was in memory or a processor. In any other part it only warns.
+    A recoverable error in memory or a processor has lost data. A recoverable error in other hardware only warns.
     """
     number = event.field("record")
     if number and (event.boot_id, number) in pcie_records:
@@ -242,7 +245,7 @@ def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severit
 
 
 def _same_time_as(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
-    """Return a function that reports whether an event is close enough to one of these to be about the same error."""
+    """Return a function that tests whether an event is so close to one of `events` that it is about the same error."""
     boots: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         boots.setdefault(event.boot_id, []).append((event.time, event.last_time))
@@ -287,30 +290,29 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "ECC found an error in the host's memory that it could not correct.",
-        "Data was lost. A process was killed because of it, or a process (possibly the kernel) computes with wrong "
-        "bytes. If the memory scrubber found the error, no process has read the data yet, and the node only drains.",
+        "Data was lost. Either a process was killed, or a process or the kernel computes with wrong bytes. If the "
+        "memory scrubber found the error, no process has read the data yet, and the node only drains.",
         f"{_FIND_TODO}Reboot after the drain, then test the memory. If the error recurs, replace the DIMM.",
         also=(Severity.DEGRADED,),
     ),
     "memory_edac/uncorrected_at_boot": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "At the first run of this boot, uncorrected errors in the host's memory were already counted. They are from "
-        "this boot, or from the previous one, which they may have ended.",
-        "If they are from this boot, a process or the kernel may be computing with wrong bytes.",
+        "Uncorrected errors in the host's memory were already counted when the check first ran in this boot. The "
+        "errors are from this boot or from the previous boot, and may have caused the reboot.",
+        "If the errors are from this boot, a process or the kernel may be computing with wrong bytes.",
         "No action tonight. journalctl -k | grep -iE 'edac|mce|hardware error' shows when they occurred. "
         f"{_FIND_TODO}Test the memory at the next maintenance. If errors recur, replace the DIMM.",
     ),
     "memory_edac/machine_check": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "A processor, the firmware or the kernel's memory management reported an error that could not be corrected, "
-        "and no driver named a memory controller.",
-        "Data was lost in memory, in a cache or on a bus. A process was killed because of it or computes with wrong "
-        "bytes.",
+        "A processor, the firmware or the kernel reported an uncorrected memory or processor error. No driver named "
+        "the memory controller.",
+        "Data was lost in memory, in a cache or on a bus. A process was killed or computes with wrong bytes.",
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
-        "DIMM. If it is only a warning, no action is needed tonight. Otherwise reboot after the drain. If the error "
-        "recurs, replace the part.",
+        "DIMM. If the condition is only a warning, no action is needed tonight. Otherwise reboot after the drain. If "
+        "the error recurs, replace that processor or DIMM.",
         also=(Severity.DEGRADED, Severity.WARNING),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
     ),
@@ -318,14 +320,16 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.REBOOT,
         "The kernel retired a page of memory that contained bad data.",
-        "The page was clean, or its process was notified. The same DIMM may have more errors.",
+        "No data was lost unnoticed: the page was clean, or its process was notified. The same DIMM may have more "
+        "errors.",
         f"No action tonight. {_FIND_TODO}Test the memory at the next maintenance. If errors recur, replace the DIMM.",
         window="clean_seconds",
     ),
     "memory_edac/deferred": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "The hardware found data that it could not correct, and marked the data. No process has used it yet.",
+        "The hardware found data that it could not correct, and marked this data as bad. No process has used the "
+        "data yet.",
         "A process that reads the data gets a machine check and is killed.",
         f"No action tonight. {_FIND_TODO}Drain the node at the next opportunity and test the memory.",
         window="clean_seconds",
@@ -333,18 +337,19 @@ EXPLAIN = {
     "memory_edac/left_over": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A register contained an uncorrected machine check for which there was no exception. It is usually from the "
-        "previous boot, which it may have ended, or from unused memory.",
-        "The same may happen again.",
+        "A register contained an uncorrected machine check that raised no exception. The error is usually from "
+        "unused memory or from the previous boot, and may have caused the reboot.",
+        "The error may happen again.",
         "No action tonight. The BMC's log shows the time. mcelog --ascii or rasdaemon decodes the record. If it "
-        "happens again, replace the part.",
+        "happens again, replace the DIMM or processor.",
         window="clean_seconds",
     ),
     "memory_edac/pci_parity": Explain(
         Severity.WARNING,
         Clears.REBOOT,
-        "A device on the PCI bus reported a parity or system error, which EDAC polling or an interrupt (NMI) detected.",
-        "A transfer had wrong data. Many devices set these bits without reason, so healthd only warns.",
+        "A device on the PCI bus reported a parity or system error. EDAC polling or an interrupt (NMI) detected the "
+        "error.",
+        "A transfer had wrong data. Many devices set these error bits without reason, so healthd only warns.",
         "No action tonight. Check lspci -vvv -s PCI, and look for errors from the device's driver at the same time. If "
         "the error recurs, reseat the card.",
         window="clean_seconds",
@@ -353,8 +358,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.REBOOT,
         "One DIMM had far more corrected errors in a day than healthy DIMMs have.",
-        "None yet, because all errors were corrected. DIMMs often start to fail this way. A storm of errors also costs "
-        "CPU time.",
+        "No effect yet, because all errors were corrected. DIMMs often start to fail this way. A storm of errors "
+        "also costs CPU time.",
         f"No action tonight. {_FIND_TODO}Reseat or replace that DIMM at the next maintenance. The warning also clears "
         "after a day under load without further errors.",
         window="clean_seconds",

@@ -41,7 +41,7 @@ MEM_TOTAL = regex(r"^MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE)
 
 class Config(CheckSettings, frozen=True):
     """expected_bytes     MemTotal of a healthy node of this kind; 0 = not checked
-    max_missing_share  up to this share may be missing
+    max_missing_share  up to this share of expected_bytes may be missing
     """
 
     expected_bytes: Bytes = 0
@@ -93,9 +93,9 @@ EXPLAIN = {
     "memory_size/too_small": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The kernel has less memory than expected.",
-        "Jobs that request all of the node's memory are killed when they use it. A missing DIMM may also halve its "
-        "memory channel's speed.",
+        "The kernel has less memory than the setting expected_bytes.",
+        "Jobs that request and use all of the node's memory are killed. A missing DIMM may also halve its memory "
+        "channel's speed.",
         "dmidecode -t memory shows the empty slot, and the BMC's log shows the reason. Reseat or replace the DIMM. If "
         "the amount of memory was changed on purpose (for example with crashkernel=), correct expected_bytes.",
         expects="expected_bytes",

@@ -1,11 +1,11 @@
-"""Faults of mlx5 network cards in the kernel log: failed firmware, heat, bad transceivers, lost links.
+"""Faults of mlx5 network cards in the kernel log: failed firmware, heat, bad transceivers and lost links.
 
 Rules: a card whose firmware is dead or was not recovered drains the node until a reboot (NVSentinel calls it fatal;
 jobs may survive on another card). A command that the card did not answer drains as well if the driver reports a lost
-resource. NVSentinel calls both fatal (docs/nic-health-monitor.md). Firmware warnings, transceiver and cable problems,
-other timeouts and PCI errors warn. A link that goes down is only recorded; ib_link, ib_flap and eth_link run at once
-and evaluate the link. Failed requests, which an application can cause, are also only recorded. The check nic handles
-other network cards.
+resource. NVSentinel calls unanswered commands and lost resources fatal (docs/nic-health-monitor.md). Firmware warnings,
+transceiver and cable problems, other timeouts and PCI errors warn. A link that goes down is only recorded; ib_link,
+ib_flap and eth_link then run at once and evaluate the link. Failed requests are also only recorded, because an
+application can cause them. The check nic handles other network cards.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from healthd.api import (
 
 USES = ""
 
-INCIDENT_SECONDS = 5.0  # lines of one health report are closer together
+INCIDENT_SECONDS = 5.0  # lines of one health report are closer together than this
 FIRMWARE_ERROR = 3  # health reports with this severity (syslog's numbers) or a lower number are errors; 4 is a warning
 
 
 class Config(CheckSettings, frozen=True):
     """warning_window_seconds   how long a warning stays open after its last line
-    link_window_seconds      the same for a link that went down, and for requests that failed
+    link_window_seconds      a link that went down, or a failed request, stays recorded for this long
     """
 
     warning_window_seconds: Seconds = 24 * 3600.0
@@ -144,8 +144,9 @@ def _code(event: KernelEvent, reports: Reports) -> str:
 
 
 def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
-    """Return the severity for a line without one: that of the worst health report nearby. Without a report it counts as
-    an error, because older drivers report only errors."""
+    """Return the severity for a line that has no severity: the worst severity among the health reports nearby. Without
+    such a report the line counts as an error, because older drivers report only errors.
+    """
     found = reports.get((event.boot_id, event.pci), ())
     start = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
     nearby = [severity for time, severity in found[start : start + 8] if time <= event.time + INCIDENT_SECONDS]
@@ -153,7 +154,7 @@ def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address, or else the interface or device that the line names."""
+    """Return the card's address. If it is unknown, return the interface or device that the line names."""
     fields = dict(event.fields)
     return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond", "device") if name in fields), "")
 
@@ -189,7 +190,7 @@ _CARD_TODO = (
 )
 _CABLE_TODO = (
     "No action tonight. mlxlink -d DEVICE -m shows the transceiver. At the next maintenance, reseat the transceiver "
-    "and check the airflow. If that does not help, replace the transceiver or the cable."
+    "and check the airflow. If the condition returns, replace the transceiver or the cable."
 )
 _LOST = "Traffic over this card fails, which affects multi-node jobs and mounts."
 
@@ -206,7 +207,7 @@ EXPLAIN = {
     "mlx5/health_warning": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The card's firmware reports a problem that it does not rate as an error.",
+        "The card's firmware reports a problem, but does not rate this problem as an error.",
         "The card continues to work, but more serious problems may follow.",
         "No action tonight. The line names the problem. Update the firmware at the next maintenance.",
         window="warning_window_seconds",
@@ -216,15 +217,15 @@ EXPLAIN = {
         Clears.WINDOW,
         "The driver stopped the card to recover it, or because the card was switched off or reset (mlxfwreset, "
         "SR-IOV).",
-        "Until it is back, no traffic goes over the card. If no operator reset the card, its firmware failed.",
+        "Until the card is back, no traffic goes over it. If no operator reset the card, its firmware failed.",
         "No action tonight if the card came back. journalctl -k | grep mlx5 shows the cause and the result.",
         window="warning_window_seconds",
     ),
     "mlx5/temperature": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A temperature sensor on the card is above its limit.",
-        "If it gets hotter, the card shuts down.",
+        "A temperature sensor on the network card is above its limit.",
+        "If the card gets hotter, it shuts down.",
         "No action tonight. mget_temp -d DEVICE shows the temperature. Check fans, filters and blanking panels, and "
         "the card's own fan if it has one.",
         window="warning_window_seconds",
@@ -232,8 +233,8 @@ EXPLAIN = {
     "mlx5/module_temperature": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "A transceiver or active cable is above its temperature limit.",
-        "If it gets hotter, it is switched off and the link goes down.",
+        "A transceiver or active cable of a network card is above its temperature limit.",
+        "If the transceiver gets hotter, it is switched off and the link goes down.",
         _CABLE_TODO,
         window="warning_window_seconds",
     ),
@@ -256,8 +257,8 @@ EXPLAIN = {
     "mlx5/slot_power": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The slot reported less power than the card may need. Some machines log this at each boot. If the card "
-        "switched ports off for this reason, the line names them.",
+        "The PCI Express slot supplies less power than the network card may need. Some machines log this at each "
+        "boot. If the card switched ports off for this reason, the kernel line names the ports.",
         "The card or an active cable may be slowed down. A port that was switched off has no link.",
         "No action tonight. Compare the card's speed with that of its neighbours (ib_link, eth_link). Check the slot's "
         "power in the BIOS, and the card's own power cable.",
@@ -266,11 +267,11 @@ EXPLAIN = {
     "mlx5/command_timeout": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The card's firmware did not answer a command from the driver. The node drains if the driver reports that it "
-        "leaks a resource or that it accepts no further commands. Otherwise this is a warning.",
-        "Queues cannot be created or destroyed. Jobs that start or end hang for a minute at each queue, and each leaks "
-        "a resource.",
-        f"If it is only a warning, no action is needed tonight. {_CARD_TODO}",
+        "The network card's firmware did not answer a command from the driver. The node drains if the driver reports "
+        "that it lost a resource or accepts no further commands. Otherwise this is a warning.",
+        "Queues cannot be created or destroyed. Jobs that start or end hang for a minute at each queue, and each "
+        "hang loses a resource of the card.",
+        f"If the condition is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -279,7 +280,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets waited for seconds in one of the card's queues, and the driver restarted the queue.",
-        "Connections stall or break. A single case may be caused by the switch (pause frames). If it happens "
+        "Connections stall or break. A single case may be caused by the switch (pause frames). If packets wait "
         "repeatedly, the cause is the card or the driver.",
         "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err'. journalctl -k | grep mlx5 shows "
         "the surrounding lines.",
@@ -307,7 +308,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel could not open a port of an RDMA device for management packets.",
-        "The port stays in INIT because no subnet manager can reach it. The cause may be SELinux or a dying device.",
+        "The port stays in the state INIT because no subnet manager can reach it. The cause may be SELinux or a "
+        "dying device.",
         "No action tonight. Check journalctl -k and ausearch -m avc around that time, and ibstat.",
         window="warning_window_seconds",
     ),
@@ -323,15 +325,16 @@ EXPLAIN = {
         Severity.INFO,
         Clears.WINDOW,
         "The link of a network card's port went down.",
-        "None if an administrator took the link down or it is back up. ib_link, ib_flap and eth_link evaluate links.",
+        "There is no effect if an administrator took the link down, or if the link is back up. ib_link, ib_flap and "
+        "eth_link evaluate links.",
         "No action needed. mlxlink -d DEVICE shows why the port is down (Troubleshooting Info).",
         window="link_window_seconds",
     ),
     "mlx5/request_failed": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "The card rejected a request or failed to process it. For example, a completion queue overflowed or a command "
-        "was not possible.",
+        "The network card rejected a request or failed to process it. For example, a completion queue overflowed or "
+        "a command was not possible.",
         "The cause is usually an application or the other node.",
         "No action needed, unless jobs of several users are affected on this node.",
         window="link_window_seconds",
@@ -339,8 +342,10 @@ EXPLAIN = {
     "mlx5/pcie_limited": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "When it started, the driver found that the PCI Express link gives the card less bandwidth than it could use.",
-        "The card may be slower than its port. Many slots are built this way. pcie_link evaluates the link.",
+        "The driver found at its start that the PCI Express link gives the network card less bandwidth than the card "
+        "could use.",
+        "The card may not reach the speed of its network port. Many slots are built this way. pcie_link evaluates "
+        "the PCI Express link.",
         "No action needed. Compare LnkCap and LnkSta in lspci -vv -s PCI, for the card and the port above.",
         window="link_window_seconds",
     ),

@@ -1,8 +1,8 @@
 """Whether the file systems that jobs need are mounted, have the right type and respond.
 
-Rules: Meta's study counts missing mounts as high severity; NHC checks presence, type and read-only. A mount that does
-not respond never requeues, because a hard NFS mount survives a failover and jobs continue. A file server affects many
-nodes at once, so all findings here count as a shared cause.
+Rules: Meta's study counts missing mounts as high severity; NHC checks that a mount is present, has the right type and
+is not read-only. A mount that does not respond never causes a requeue, because a hard NFS mount survives a failover and
+jobs continue. A file server affects many nodes at once, so all findings of this check count as a shared cause.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM)
 class Config(CheckSettings, frozen=True):
     """fstype                  file system type that must be mounted ("nfs" accepts nfs4 too); "" = any type
     read_only               true: the mount may be read-only
-    missing_confirm_seconds a mount must be missing, stale or failing for this long
+    missing_confirm_seconds a mount must be missing, stale or failing for this long before it is reported
     hang_degraded_seconds   degraded if the mount has not responded for this long; until then it warns
     """
 
@@ -62,7 +62,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     mount = _find(host.read_shared(MOUNTINFO), config.name)
     error_number = _probe(host, config.name) if mount is not None else None
     if mount is not None and mount.fstype == "autofs":
-        mount = _find(host.read(MOUNTINFO), config.name)  # the query has mounted it
+        mount = _find(host.read(MOUNTINFO), config.name)  # the query itself has mounted the file system
     is_mounted = mount is not None and mount.point == config.name and mount.fstype != "autofs"
     yield Observation("mount_mounted", int(is_mounted), labels=(("mountpoint", config.name),))
     if mount is None or not is_mounted or error_number == errno.ENOENT:
@@ -78,9 +78,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _find(text: str | None, path: str) -> Mount | None:
-    """Return the uppermost mount at `path`, or else the automounter's mount that contains `path`, or None.
+    """Return the uppermost mount at `path`. If there is none, return the automounter's mount that contains `path`, or
+    None.
 
-    Raises ValueError if no mount is found but a line cannot be parsed, because that line may be the mount.
+    Raises ValueError if no mount is found and a line cannot be parsed, because that line may be the mount.
     """
     if text is None:
         raise ValueError(f"{MOUNTINFO} is missing")
@@ -161,7 +162,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
 
 
 def baseline_mounts(mounts: Sequence[Mount]) -> Iterator[Entry | LeftOut]:
-    """Yield the permanent mounts that jobs may need."""
+    """Yield a setting for each permanent mount that jobs may need."""
     uppermost = {mount.point: mount for mount in mounts}
     automounted = {mount.point for mount in mounts if mount.fstype == "autofs"}
     seen_devices: set[str] = set()
@@ -223,7 +224,7 @@ EXPLAIN = {
         Clears.PASS,
         "The file server no longer recognises this mount (ESTALE), usually because the file system was exported again.",
         "Every access fails until the file system is mounted again.",
-        "Run umount -l POINT && mount POINT. Processes with open files on it must be restarted.",
+        "Run umount -l POINT && mount POINT. Restart processes that have open files on this mount.",
         confirm="missing_confirm_seconds",
         shared=True,
     ),
@@ -241,7 +242,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The mounted file system has a different type from the one in the settings.",
-        "Jobs may run on a slow or local replacement and lose their output.",
+        "Jobs may write to a slow or local file system instead and lose their output.",
         "Compare findmnt POINT with fstab and with fstype in [checks.mount].",
         shared=True,
     ),
@@ -257,13 +258,13 @@ EXPLAIN = {
     "mount/hang": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The file system did not respond in time. The condition is a warning at first and becomes degraded if the hang "
-        "lasts. It is never critical.",
+        "The file system did not respond in time. The condition is a warning at first. It becomes degraded if the "
+        "hang lasts, but never critical.",
         "Jobs that use the file system hang. On a hard mount they continue when the server is back, so no job is "
         "requeued.",
-        "While it is only a warning, no action is needed tonight on this node. If many nodes are affected at once, "
-        "check the file server and the network first. If only this node is affected, look for 'server not responding' "
-        "in journalctl -k, and check the node's network.",
+        "While the condition is only a warning, no action is needed tonight on this node. If many nodes are affected "
+        "at once, check the file server and the network first. If only this node is affected, look for 'server not "
+        "responding' in journalctl -k, and check the node's network.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
         shared=True,
     ),

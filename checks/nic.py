@@ -1,11 +1,12 @@
-"""Faults of network cards other than mlx5 in the kernel log: bnxt, ice, irdma, ENA, EFA, mlx4 and other Ethernet cards.
+"""Kernel log faults of network cards other than mlx5: bnxt, ice, irdma, ENA, EFA, mlx4 and other Ethernet cards.
 
-Rules: a card whose firmware is dead, or that its driver could not reset, works again only after the driver is reloaded
-("Rebuild failed, unload and reload driver", ice_main.c). It drains the node until a reboot, like mlx5/health_fatal. An
-EFA card that did not answer a command drains as well, because its driver sends no further commands (efa_com.c clears
-EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be created only warn, because a job
-may have used up all objects. Resets by the driver itself, other timeouts and ports that cannot be opened warn as well.
-Links that go down and failed requests are only recorded; ib_link, ib_flap and eth_link evaluate links.
+Rules: if a card's firmware is dead or its driver could not reset the card, the card works again only after the driver
+is reloaded ("Rebuild failed, unload and reload driver", ice_main.c). Such a card drains the node until a reboot, like
+mlx5/health_fatal. An EFA card that did not answer a command drains as well, because its driver sends no further
+commands (efa_com.c clears EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be
+created only warn, because a job may have used up all objects. Resets by the driver itself, other timeouts and ports
+that cannot be opened warn as well. Links that go down and failed requests are only recorded; ib_link, ib_flap and
+eth_link evaluate links.
 
 Lines from the InfiniBand core (IPoIB, management ports) that do not name an mlx5 device are handled here too. This
 includes lines about an mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), because neither the
@@ -35,8 +36,8 @@ USES = ""
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning stays open without a further line
-    link_window_seconds      the same for a link that went down, and for requests that failed
+    """warning_window_seconds   how long a warning stays open without a further kernel line
+    link_window_seconds      a link that went down, or a failed request, stays recorded for this long
     """
 
     warning_window_seconds: Seconds = 24 * 3600.0
@@ -99,7 +100,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address, or else the interface or RDMA device that the line names."""
+    """Return the card's address. If it is unknown, return the interface or RDMA device that the line names."""
     return event.pci or event.field("netdev") or event.field("ibdev")
 
 
@@ -130,7 +131,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.REBOOT,
         "A network card's driver reports that the card's firmware is dead, or that it could not reset the card.",
-        f"{_LOST} The card does not work again until its driver is reloaded.",
+        f"{_LOST} The card works again only after its driver is reloaded.",
         _CARD_TODO,
     ),
     "nic/recovery": Explain(
@@ -139,36 +140,37 @@ EXPLAIN = {
         "A network card's firmware failed or did not respond, and the driver is resetting the card.",
         "During the reset no traffic goes over the card, and RDMA connections break. If the reset fails, "
         "nic/firmware_failed follows.",
-        "No action tonight if the card came back (journalctl -k). If resets recur, update the firmware. If that does "
-        "not help, replace the card.",
+        "No action tonight if the card came back (journalctl -k). If resets recur, update the firmware. If resets "
+        "continue after the update, replace the card.",
         window="warning_window_seconds",
     ),
     "nic/rdma_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The card refused to create a completion queue, a queue pair or another RDMA object, or its RDMA function "
-        "failed. The port may still be ACTIVE.",
+        "The network card could not create an RDMA object such as a completion queue or queue pair, or its RDMA "
+        "function failed. The port may still be ACTIVE.",
         "NCCL and MPI cannot start or continue over this card, because ibv_create_cq and similar calls fail.",
         "No action tonight. ibv_devinfo -v -d DEVICE and a loopback ib_write_bw on the idle node show whether RDMA "
-        "works. If RDMA fails, reload the driver or reboot, and update the firmware. If it works, a job had used up "
-        "the card's objects.",
+        "works. If RDMA fails, reload the driver or reboot, and update the firmware. If RDMA works, a job had used "
+        "up the card's objects.",
         window="warning_window_seconds",
     ),
     "nic/command_timeout": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The card's firmware did not answer a command from the driver. The node drains if the driver gives up on the "
-        "card (EFA). Otherwise this is a warning.",
+        "The network card's firmware did not answer a command from the driver. The node drains if the driver gives "
+        "up on the card (EFA). Otherwise this is a warning.",
         "RDMA objects cannot be created or destroyed, so jobs hang when they start or end.",
-        f"If it is only a warning, no action is needed tonight. {_CARD_TODO}",
+        f"If the condition is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
     ),
     "nic/tx_timeout": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "Packets waited for seconds in one of the card's queues, and the driver restarted the queue or the card.",
-        "Connections stall or break. A single case may be caused by the switch (pause frames). If it happens "
+        "Packets waited for seconds in one of the network card's queues, and the driver restarted the queue or the "
+        "card.",
+        "Connections stall or break. A single case may be caused by the switch (pause frames). If packets wait "
         "repeatedly, the cause is the card or the driver.",
         "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the surrounding lines in "
         "journalctl -k.",
@@ -178,7 +180,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel could not open a port of an RDMA device for management packets.",
-        "The port stays in INIT because no subnet manager can reach it.",
+        "The port stays in the state INIT because no subnet manager can reach it.",
         "No action tonight. Check journalctl -k and ausearch -m avc around that time, and ibstat.",
         window="warning_window_seconds",
     ),
@@ -186,7 +188,8 @@ EXPLAIN = {
         Severity.INFO,
         Clears.WINDOW,
         "The link of a network card's port went down.",
-        "None if an administrator took the link down or it is back up. ib_link, ib_flap and eth_link evaluate links.",
+        "There is no effect if an administrator took the link down, or if the link is back up. ib_link, ib_flap and "
+        "eth_link evaluate links.",
         "No action needed. ethtool INTERFACE shows the link. If the link stays down, check the cable, the transceiver "
         "and the switch port.",
         window="link_window_seconds",
@@ -194,7 +197,7 @@ EXPLAIN = {
     "nic/request_failed": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "The card rejected a request or failed to process it.",
+        "The network card rejected a request or failed to process it.",
         "The cause is usually an application or the other node.",
         "No action needed, unless jobs of several users are affected on this node.",
         window="link_window_seconds",

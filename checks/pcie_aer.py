@@ -5,14 +5,14 @@ Rules: Meta's study counts PCIe errors as high severity. According to the kernel
 are absent if the firmware handles AER, in virtual machines and with pci=noaer. In that case only the log reports
 errors.
 
-An error in the log and its count are one condition (same code and part). Corrected errors are evaluated by their counts
-alone. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in flight is
-lost and the cause is still present. Containment (DPC) is a fatal error that was stopped at the port.
+An error in the kernel log and its count are one condition (same code and part). Corrected errors are evaluated by their
+counts alone. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in
+flight is lost and the cause is still present. Containment (DPC) is a fatal error that was stopped at the port.
 
 Repeated non-fatal errors clear after a day without further errors. On a drained node that day starts only after a
-repair, such as a reboot. Some platforms log the same few errors at each boot, while devices are probed. If these
-counted as repeats, each reboot would restart the day and the node would never be resumed. Errors in the first minutes
-of a boot therefore only warn.
+repair, such as a reboot. Some platforms log the same few errors at each boot, while devices are probed. If these errors
+counted as repeats, each reboot would restart the day, and healthd would never resume the node. Errors in the first
+minutes of a boot therefore only warn.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ FINDING_NAMES = {
 }
 FIRMWARE_SEVERITIES = {"fatal": "fatal", "recoverable": "nonfatal"}  # severity in a firmware record -> AER's severity
 RECOVERY_SECONDS = 60.0  # time that links may take to come back
-BOOT_SECONDS = 300.0  # errors this early may occur at every boot, while devices are probed
-INCIDENT_SECONDS = 5.0  # lines that are closer together report one error, as when events are coalesced
+BOOT_SECONDS = 300.0  # errors in the first minutes may occur at every boot, while devices are probed
+INCIDENT_SECONDS = 5.0  # lines that are closer together than this report the same error, as when events are coalesced
 TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fatal": "TOTAL_ERR_FATAL"}
 
 
 class Config(CheckSettings, frozen=True):
     """correctable_per_hour     warn at more corrected errors than this within an hour
-    nonfatal_repeat_seconds  degraded if a non-fatal error follows another within this time; a single one warns
-    clean_seconds            errors clear after this long under load without new ones
+    nonfatal_repeat_seconds  degraded if two non-fatal errors occur within this time; a single error warns
+    clean_seconds            errors clear after this long under load without new errors
     """
 
     correctable_per_hour: Count = 100
@@ -209,8 +209,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEvent]]:
-    """Yield (name, address of the device at fault, event). In a firmware record, the severity and the device are two
-    separate events."""
+    """Yield (name, address of the faulty device, event). In a firmware record, the severity and the device are two
+    separate events.
+    """
     devices = {
         (event.boot_id, event.field("record")): event.pci for event in events if event.code == "record" and event.pci
     }
@@ -220,7 +221,7 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
             if event.code != "recovery_failed":
                 last_error_at[event.boot_id] = max(event.last_time, last_error_at.get(event.boot_id, 0.0))
             elif event.time - last_error_at.get(event.boot_id, -math.inf) <= RECOVERY_SECONDS:
-                continue  # a failed recovery usually ends an error and is not another one
+                continue  # a failed recovery usually ends an earlier error and is not a second error
             yield FINDING_NAMES[event.code], event.pci, event
         record = (event.boot_id, event.field("record"))
         if event.kind == "mce_edac" and event.code in FIRMWARE_SEVERITIES and record in devices:
@@ -228,16 +229,18 @@ def _errors(events: Sequence[KernelEvent]) -> Iterator[tuple[str, str, KernelEve
 
 
 def _part(pci: str, node: Inventory) -> str:
-    """Return the device that a line blames. If the inventory does not list that function (audio), return its function
-    0."""
+    """Return the device that a line blames. If the inventory does not list that function (such as audio), return the
+    device's function 0.
+    """
     listed = {device.pci for device in node.devices}
     first = f"{pci[:-1]}0"
     return first if pci not in listed and first in listed else pci
 
 
 def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the description of a part, or "" if the part is not monitored. If the inventory is incomplete (another
-    machine's log), the description comes from the driver."""
+    """Return the description of a device, or "" if the device is not monitored. If the inventory is incomplete, as for
+    another machine's log, the description comes from the driver.
+    """
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return f"{KINDS[device.kind]} {part}"
@@ -249,8 +252,9 @@ def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 
 def _is_repeated(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
-    """Return True if an earlier error occurred within the repeat time in the same boot, and neither error is from the
-    boot phase."""
+    """Return True if an earlier error occurred within the repeat time in the same boot. Errors in the first minutes of
+    a boot do not count.
+    """
     since = newest.last_time - config.nonfatal_repeat_seconds
     recent = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _is_at_boot(e)]
     recent.sort(key=lambda event: event.time)
@@ -281,13 +285,13 @@ def _message(name: str, label: str, event: KernelEvent) -> str:
 
 _CARD_TODO = (
     "lspci -vvv -s PCI and journalctl -k | grep -i aer show the error. Reseat the card, check the riser and cables, "
-    "and update the firmware. The faulty part may be at either end of the link."
+    "and update the firmware. The fault may be at either end of the link."
 )
 
 OBSERVATIONS = {
     "pcie_aer_correctable_total": Meaning("Correctable PCIe errors that the device has reported since boot.", ("pci",)),
     "pcie_aer_nonfatal_total": Meaning(
-        "Uncorrectable PCIe errors since boot after which the link remained reliable.",
+        "Uncorrectable, non-fatal PCIe errors since boot; the link remained reliable after each of these errors.",
         ("pci",),
     ),
     "pcie_aer_fatal_total": Meaning("Fatal PCIe errors that the device has reported since boot.", ("pci",)),
@@ -298,10 +302,10 @@ EXPLAIN = {
     "pcie_aer/fatal": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "The kernel counted or logged a fatal PCI Express error on this device or the port above it. For devices that "
-        "jobs do not depend on, this is only a warning.",
+        "The kernel counted or logged a fatal PCI Express error on this device or the port above it. If jobs do not "
+        "depend on the device, this is only a warning.",
         "The link was reset or is dead. Work that used the device has failed, and data in flight was lost.",
-        f"If it is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
+        f"If the condition is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -309,9 +313,9 @@ EXPLAIN = {
     "pcie_aer/nonfatal_repeated": Explain(
         Severity.DEGRADED,
         Clears.WINDOW,
-        "Uncorrected PCI Express errors repeated within an hour. Errors logged in the first five minutes of a boot do "
-        "not count, because some platforms log such errors at each boot.",
-        "Single transactions fail. Jobs that use the device may be killed, or the device may fall off the bus next.",
+        "An uncorrected PCI Express error was followed by another within an hour. Errors logged in the first five "
+        "minutes of a boot do not count, because some platforms log such errors at each boot.",
+        "Single transactions fail. Jobs that use the device may be killed, or the device may soon fall off the bus.",
         _CARD_TODO,
         window="clean_seconds",
     ),
@@ -319,17 +323,18 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
-        "A single transaction failed. A single error may be harmless (a probe of the device). Repeated errors are not.",
-        f"No action tonight. If it repeats: {_CARD_TODO}",
+        "A single transaction failed. A single error may be harmless (a probe of the device). Repeated errors are "
+        "not harmless.",
+        f"No action tonight. If the error repeats: {_CARD_TODO}",
         window="clean_seconds",
     ),
     "pcie_aer/not_recovered": Explain(
         Severity.CRITICAL,
         Clears.REBOOT,
-        "After a PCI Express error, the kernel could not bring the device back. The condition is critical if the link "
-        "was reset and stayed down. If only a driver does not support recovery, it is a warning.",
+        "After a PCI Express error, the kernel could not bring the device back. The condition is critical if the "
+        "link was reset and stayed down. If a driver merely does not support recovery, the condition is a warning.",
         "The device is cut off or in an unknown state. Work that uses it fails.",
-        f"If it is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
+        f"If the condition is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,

@@ -1,9 +1,9 @@
 """PCI devices in the node's baseline that are missing or were replaced by other devices.
 
 Rule: only expected devices are checked (OCI and GCM count devices in the same way). A device that is still listed but
-no longer responds is not missing: gpu_count and pcie_link detect that. A device that comes back within a minute does
-not count as missing either. Azure removes a VM's virtual functions for its own maintenance, and mlxfwreset removes the
-card that it resets.
+no longer responds is not missing: gpu_count and pcie_link detect such a device. A device that comes back within a
+minute does not count as missing either. Azure removes a VM's virtual functions during Azure's own maintenance, and
+mlxfwreset removes the card that it resets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODEL = regex(r"[0-9a-f]{4}:[0-9a-f]{4}")
 
 class Config(CheckSettings, frozen=True):
     """expected         "vendor:device" by PCI address: {"0000:1b:00.0" = "10de:2330"}; others are not checked
-    confirm_seconds  a device must be missing or different for this long
+    confirm_seconds  a device must be missing or different for this long before it is reported
     """
 
     expected: dict[str, str] = field(default_factory=dict)
@@ -111,8 +111,8 @@ EXPLAIN = {
         "A PCI device from the node's baseline is not on the bus.",
         "A network card, disk or GPU is missing, so jobs fail or run slower than on other nodes.",
         "lspci -D shows the devices that are present, and journalctl -k | grep -iE 'pcie|aer' shows the reason. "
-        "Power-cycle the node, then reseat the card or its riser. If many devices are missing and as many are new, bus "
-        "numbers changed because a card was added or removed. {_BASELINE}",
+        "Power-cycle the node, then reseat the card or its riser. If many devices are missing and equally many are "
+        f"new, the bus numbers changed because a card was added or removed. {_BASELINE}",
         confirm="confirm_seconds",
         expects="expected",
     ),

@@ -1,8 +1,8 @@
 """PCI Express slots that lost their link, card or power, as reported by the kernel's hotplug driver.
 
-Rules: a GPU or network card that loses its link is lost to its jobs, and at best a reboot brings it back. An NVMe disk
-may be removed on purpose, so it only warns (block_device reports missing expected disks). If a person removes a card by
-button or command, the driver does not log "Link Down" but that it powers off the slot.
+Rules: if a GPU or network card loses its link, its jobs lose the device, and at best a reboot brings it back. An NVMe
+disk may be removed on purpose, so a lost disk only warns (block_device reports missing expected disks). If a person
+removes a card by button or command, the driver logs that it powers off the slot, and not "Link Down".
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ MESSAGES = {
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long under load without a further line until a warning clears"""
+    """warning_window_seconds   a warning clears after this long under load without a further kernel line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and part, from all its events. The part is the device in the slot, if known."""
+    """Yield one finding for each code and device, from all its events. The device is the card in the slot, if known."""
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "pcie_hotplug" and event.code in NAMES:
@@ -77,8 +77,9 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _device(event: KernelEvent, node: Inventory) -> PciDevice | None:
-    """Return the device in the reporting port's slot, preferably a GPU or network card, or else the named device
-    itself."""
+    """Return the device in the reporting port's slot, preferably a GPU or network card. If there is none, return the
+    device that the line names.
+    """
     slot = event.field("slot")
     found = [d for d in node.devices if event.pci and event.pci in (d.upstream, d.pci)]
     found = found or [d for d in node.devices if slot and d.slot == slot]
@@ -96,8 +97,8 @@ EXPLAIN = {
         Clears.REBOOT,
         "A slot's link went down or its card disappeared without an operator's action. This is critical for a GPU or a "
         "network card, and a warning for all other devices.",
-        "The device is lost to its users. A GPU that falls off the bus can look like this.",
-        f"If it is only a warning, no action is needed tonight. {_TODO}",
+        "Jobs can no longer use the device. A GPU that falls off the bus can cause the same lines.",
+        f"If the condition is only a warning, no action is needed tonight. {_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "warning_window_seconds"),
         remedy=Remedy.POWER_CYCLE,

@@ -1,10 +1,11 @@
 """PCI Express links to network cards, NVMe disks and switches that are narrower or slower than both ends support.
 
-Rules: OCI and DCGM compare a link with its maximum. Here the maximum is what both ends support: an x16 card in an x8
-slot is normal. Each link is checked once, at its lower end. Without a port above (virtual machines) the other end is
-unknown. GPUs lower the speed when idle, so gpu_pcie checks them. Sleeping devices (D3) are not checked. Findings warn,
-because slots may be built with fewer lanes than their ports support; with `enforce = true` they drain. Files: Linux,
-sysfs-bus-pci. A dead device's registers read as all ones, which shows as 63 lanes and speed "Unknown".
+Rules: OCI and DCGM compare a link with its maximum. In healthd the maximum is what both ends support: an x16 card in an
+x8 slot is normal. Each link is checked once, at its lower end. In virtual machines there may be no port above, so the
+other end is unknown. GPUs lower the speed when idle, so gpu_pcie checks GPUs. Sleeping devices (D3) are not checked.
+Findings warn, because slots may be built with fewer lanes than their ports support; with `enforce = true` findings
+drain the node. Files: Linux, sysfs-bus-pci. A dead device's registers read as all ones, which appears as 63 lanes and
+speed "Unknown".
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ DEAD_WIDTHS = ("0", "63")  # current_link_width: no lanes, or all bits of the re
 
 
 class Config(CheckSettings, frozen=True):
-    """confirm_seconds   the problem must last this long
+    """confirm_seconds   a problem must last this long before it is reported
     enforce           true: findings drain
     """
 
@@ -84,7 +85,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 @functools.lru_cache(maxsize=2)
 def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, str]]:
-    """Return a dict that maps each upper port to the first function at the link's lower end and its description."""
+    """Return the first function at each link's lower end, with its description, keyed by the port above the link."""
     functions = {function.pci: function for function in on_pci}
     links: dict[str, tuple[PciFunction, str]] = {}
     for function in functions.values():
@@ -95,9 +96,10 @@ def _links(on_pci: tuple[PciFunction, ...]) -> Mapping[str, tuple[PciFunction, s
 
 
 def _depth(function: PciFunction, functions: Mapping[str, PciFunction]) -> int:
-    """Return the number of ports above a function. A root port has depth 0. A device or a switch's upstream port, at
-    the lower end of a link, has depth 1. A switch's downstream ports have depth 2, with no link above them inside the
-    switch. The devices below them have depth 3, with a link above."""
+    """Return the number of ports above a function. A root port has depth 0. A device or a switch's upstream port has
+    depth 1 and is at the lower end of a link. A switch's downstream ports have depth 2; inside the switch there is no
+    link. The devices below these ports have depth 3 and are at the lower end of a link.
+    """
     above = functions.get(function.upstream)
     return 1 + _depth(above, functions) if above else 0
 
@@ -150,8 +152,9 @@ def parse(pci: str, kind: str, width: str | None, speed: str | None) -> Link:
 
 
 _TODO = (
-    "If it is only a warning, no action is needed tonight. Run lspci -vvv -s PCI | grep -E 'LnkCap|LnkSta' for the "
-    "device and the port above. Power-cycle the node. If the problem recurs, reseat the card, its riser or its cable."
+    "If the condition is only a warning, no action is needed tonight. Run lspci -vvv -s PCI | grep -E "
+    "'LnkCap|LnkSta' for the device and the port above. Power-cycle the node. If the problem recurs, reseat the "
+    "card, its riser or its cable."
 )
 
 OBSERVATIONS = {
@@ -162,32 +165,33 @@ EXPLAIN = {
     "pcie_link/narrow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link has fewer lanes than the device and the port above it support. It only warns unless enforce = true "
-        "is set.",
-        "Some lanes failed when the link was trained, so it has less bandwidth and jobs wait for this node.",
-        f"{_TODO} If the machine is built this way (a slot with fewer lanes than its port), set severity = "
-        '{ "pcie_link/narrow" = "info" }; a site without such slots can set enforce = true instead.',
+        "The link has fewer lanes than the device and the port above it support. By default this is a warning; with "
+        "enforce = true it drains the node.",
+        "Some lanes failed when the link was trained. The link has less bandwidth, so jobs wait for this node.",
+        f"{_TODO} If the machine's slots are built with fewer lanes than their ports, set severity = "
+        '{ "pcie_link/narrow" = "info" }. A site without such slots can set enforce = true instead.',
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link runs at a lower speed than the device and the port above it support. It only warns unless enforce = "
-        "true is set.",
-        "Each lower speed halves the bandwidth. Slow links often have corrected errors as well (pcie_aer).",
-        f"{_TODO} Some firmware lowers the speed of idle links or is configured for a lower speed, so check its "
-        "settings.",
+        "The link runs at a lower speed than the device and the port above it support. By default this is a warning; "
+        "with enforce = true it drains the node.",
+        "Each lower PCI Express generation halves the bandwidth. Slow links often have corrected errors as well "
+        "(pcie_aer).",
+        f"{_TODO} Some firmware lowers the speed of idle links or is configured for a lower speed, so check the "
+        "firmware's settings.",
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),
     "pcie_link/no_answer": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The device is still listed, but its registers read as all ones because its link is down. It only warns unless "
-        "enforce = true is set.",
+        "The device is still listed, but its registers read as all ones because its link is down. By default this is "
+        "a warning; with enforce = true it drains the node.",
         "Work that uses the device fails. Other checks report the effect on jobs (ib_link, block_device).",
-        f"journalctl -k | grep -iE 'pcie|aer' shows when it failed. {_TODO}",
+        f"journalctl -k | grep -iE 'pcie|aer' shows when the link failed. {_TODO}",
         confirm="confirm_seconds",
         remedy=Remedy.POWER_CYCLE,
     ),

@@ -1,31 +1,32 @@
 """Killed processes that do not exit, and large numbers of zombies.
 
-Rules: a killed process that stays in state D (uninterruptible) hangs in a driver or file system and keeps its GPU,
+Rules: a killed process that stays in state D (uninterruptible) hangs in a driver or file system. It keeps its GPU,
 memory and mounts, and Slurm cannot end its job (GCM and Azure healthagent look for such processes). A process counts as
-killed if SIGKILL is pending, into which the kernel turns every fatal signal (signal.c, complete_signal), or if it is
-already exiting (PF_EXITING, after taking the signal). A process that is writing a core dump does not count. A thread
-group leader that has ended (Z) waits for its threads, which count.
+killed if SIGKILL is pending; the kernel turns every fatal signal into SIGKILL (signal.c, complete_signal). It also
+counts if it is already exiting (PF_EXITING, after taking the signal). A process that is writing a core dump does not
+count. A thread group leader that has ended (Z) waits for its threads, which count.
 
-A user can make a process hang forever in the user's own FUSE mount, if its server takes a request and never answers it
-(fuse/dev.c, request_wait_answer). The node is not at fault, so this only warns, as processes/user_file_system, and
-never drains. A hang is treated this way only if all of the following are true, so that no hang in a driver or a file
+A user can make a process hang forever in the user's own FUSE mount, if the FUSE server takes a request and never
+answers it (fuse/dev.c, request_wait_answer). The node is not at fault, so this only warns, as
+processes/user_file_system, and never drains. All of the following must be true, so that no hang in a driver or a file
 server is hidden:
 
-- The task's kernel stack contains functions from no modules other than fuse and overlay (a driver that faults on a FUSE
-  page has its own functions on the stack).
+- The only modules with functions on the task's kernel stack are fuse and overlay. (A driver that faults on a FUSE page
+  has its own functions on the stack.)
 - The task waits for FUSE, or for a lock in the file system layer that a task waiting for FUSE may hold.
-- Requests wait in a user's FUSE connection (/sys/fs/fuse/connections/N, owned by the user who mounted it). If requests
-  also wait in a connection owned by root (a shared mount such as CVMFS), the process must belong to a user whose own
-  connection waits, or be in a user namespace that contains that user (uid_map; a rootless container).
+- Requests wait in a user's FUSE connection (/sys/fs/fuse/connections/N, owned by the user who mounted it). Requests may
+  also wait in a connection owned by root (a shared mount such as CVMFS). In that case the process must belong to a user
+  whose own connection waits, or be in a user namespace that contains that user (uid_map; a rootless container).
 
-Reading the stack requires CAP_SYS_ADMIN, which healthd.service does not grant. Without it the innermost function
-(wchan) is used, and a task that waits for a lock must belong to such a user. If neither can be read, or the connections
-cannot be read, the process drains like any other.
+Reading the stack requires CAP_SYS_ADMIN, which healthd.service does not grant. Without the stack, the innermost
+function (wchan) is used, and a task that waits for a lock must belong to such a user. If neither stack nor wchan can be
+read, or the connections cannot be read, the process drains the node like any other.
 
 Reading all of 2,000 processes takes 18 ms of CPU. Each run therefore reads only some of the processes, and the next run
-continues from there. If anything is suspicious, all processes are read, as in the first run. A stuck process is thus
-detected within (processes / processes_per_run) runs, not counting kernel threads, and reported `killed_seconds` later.
-If there are more zombies than allowed, at least one run sees a share above the limit and then counts them all.
+continues from there. If anything is suspicious, all processes are read, as in the first run. The number of runs until a
+stuck process is detected is at most the number of processes (without kernel threads) divided by processes_per_run. It
+is reported `killed_seconds` later. If there are more zombies than allowed, at least one run finds a share above the
+limit and then counts all zombies.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ CPUS = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 KTHREADD = 2
 KTHREADD_STAT = regex(r"2 \(kthreadd\) \w 0 ")  # in a container, process 2 may be any process
 STATES = frozenset("RSDTtZXxKWPI")
-MIN_FIELDS = 44  # as in Linux 2.6; later kernels have more
+MIN_FIELDS = 44  # number of fields in Linux 2.6; later kernels have more
 PF_EXITING = 0x4
 SIGKILL = 1 << (9 - 1)
 FUSE_CONNECTIONS = "/sys/fs/fuse/connections"
@@ -83,11 +84,11 @@ FILE_LOCKS = regex(
     r"|kern_path_locked|(do|filename)_(unlinkat|rmdir|renameat2)|vfs_(link|rename|rmdir|unlink|utimes)|utimes_common"
     r"|do_truncate|(chmod|chown)_common|vfs_(set|remove)(xattr|_acl)|(__)?fdget_pos|__(lock_page|folio_lock)"
 )
-MAX_FINDINGS = 20  # a dead file server may block hundreds of processes; the oldest are enough
+MAX_FINDINGS = 20  # a dead file server may block hundreds of processes; reporting the oldest is enough
 
 
 class Config(CheckSettings, frozen=True):
-    """killed_seconds        a killed process may hang for this long
+    """killed_seconds        a killed process may hang for this long before it is reported
     max_zombies_per_core  warn at more zombies than this for each CPU
     processes_per_run    number of processes read in one run, unless something is suspicious
     """
@@ -248,8 +249,9 @@ def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
 
 
 def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
-    """Return True if a task belongs to this user, who is not root: either by its uid, or because its user namespace
-    (not the initial one) contains the user."""
+    """Return True if a task belongs to this user, who is not root. It does if it has the user's uid, or if it is in a
+    user namespace (other than the initial one) that contains the user.
+    """
     uid = UID.search(host.read_or_empty(f"{task_path}/status"))
     if uid is not None and int(uid[1]) == user:
         return True
@@ -258,8 +260,9 @@ def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
 
 
 def is_fuse_wait(stack: str) -> bool:
-    """Return True if a task with this stack (/proc/PID/stack, innermost function first) waits for a FUSE server or a
-    file system lock, and not for a driver. Drivers are modules."""
+    """Return True if a task with this stack waits for a FUSE server or a file system lock, and not for a driver.
+    Drivers are modules. The stack is that of /proc/PID/stack, with the innermost function first.
+    """
     frames = [frame for line in stack.split("\n") for frame in FRAME.findall(line)]
     modules = {module for _, module in frames}
     functions = [function for function, _ in frames]
@@ -273,8 +276,9 @@ def is_fuse_function(function: str) -> bool:
 
 
 def is_file_lock(function: str) -> bool:
-    """Return True if a task in this function may be waiting for a file system lock. If the compiler copied the
-    function, the copy has a suffix such as .isra.0 or .part.0."""
+    """Return True if a task in this function may be waiting for a file system lock. The compiler may add a suffix such
+    as .isra.0 or .part.0 to the function's name.
+    """
     return FILE_LOCKS.fullmatch(function.partition(".")[0]) is not None
 
 
@@ -324,13 +328,13 @@ EXPLAIN = {
     "processes/unkillable": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A process was killed minutes ago but has not ended. It sleeps in the kernel, where no signal reaches it. The "
-        "part is its pid and its start time in ticks since boot.",
+        "A process was killed minutes ago but has not ended. It sleeps in the kernel, where no signal reaches it. "
+        "The condition's part is the pid and the start time in ticks since boot.",
         "The process still occupies its memory, GPU and mounts. Slurm cannot end its job, and the next job gets less "
         "than it was allocated.",
         "cat /proc/PID/wchan /proc/PID/stack shows where it hangs. If the functions contain nvidia or uvm, run "
         "journalctl -k | grep Xid. If they contain nfs, rpc or lustre, check the file server. The process ends when "
-        "the driver or server responds. If that never happens, reboot the node.",
+        "the driver or server responds. If it never responds, reboot the node.",
         confirm="killed_seconds",
         shared=True,
     ),
@@ -342,14 +346,14 @@ EXPLAIN = {
         "Slurm cannot end the process's job. The node is not at fault, and its other jobs and its GPUs are not "
         "affected.",
         "No action tonight. To end the process, kill the FUSE server (fuser -v /dev/fuse shows it), or run echo 1 > "
-        "/sys/fs/fuse/connections/N/abort for the N whose /sys/fs/fuse/connections/N/waiting is not 0.",
+        "/sys/fs/fuse/connections/N/abort. N is the connection whose /sys/fs/fuse/connections/N/waiting is not 0.",
         confirm="killed_seconds",
     ),
     "processes/zombies": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "Many processes have ended without being reaped by their parents.",
-        "None at first. When process ids run out, no new process can start.",
+        "There are many zombies: processes that have ended but whose parents have not reaped them.",
+        "No effect at first. When process ids run out, no new process can start.",
         "No action tonight. ps -eo stat,ppid | awk '/^Z/ {print $2}' | sort | uniq -c | sort -n | tail shows the "
         "parents. Restart or fix the parent. A common cause is a container without an init process.",
     ),

@@ -2,10 +2,10 @@
 
 Rules: no job runs without slurmd, munge or, on machines with NVLink switches, nvidia-fabricmanager. Meta's study
 includes services, and NHC's health checks begin with them. Only units named in the settings are checked. Units that
-only a profile names are checked if they are installed. A unit that is changing its state (it has a job in systemd, or
-is starting, stopping or reloading, as during a restart or a boot) only warns, even if that takes long, because systemd
-itself ends it. A unit that waits for a restart after a failure (auto-restart) is not active. A unit that fails and
-restarts repeatedly warns even while it is up.
+only a profile names are checked if they are installed. A unit that is changing its state only warns, even if that takes
+long, because systemd itself limits that time. Such a unit has a job in systemd, or is starting, stopping or reloading,
+for example during a restart or a boot. A unit that waits for a restart after a failure (auto-restart) is not active. A
+unit that fails and restarts repeatedly warns even while it is up.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROPERTIES = ("Id", "ActiveState", "SubState", "LoadState", "Result")
 OPTIONAL_PROPERTIES = (
     "Job",
     "NRestarts",
-)  # a waiting job; the number of restarts (only for services, since systemd 235)
+)  # a waiting job, and the number of restarts (only for services, since systemd 235)
 ACTIVE = ("active", "reloading", "refreshing")
 CHANGING = ("activating", "deactivating", "maintenance")
 STOPPED = ("inactive", "failed")
@@ -53,7 +53,7 @@ STOPPED = ("inactive", "failed")
 class Config(CheckSettings, frozen=True):
     """required           units that must be active, or the node is degraded: ["slurmd", "munge"]
     wanted             units that should be active; inactive ones only warn
-    confirm_seconds    a unit must be inactive for this long
+    confirm_seconds    a unit must be inactive for this long before it is reported
     restarts_per_hour  warn at more automatic restarts of one unit than this within an hour
     """
 
@@ -79,7 +79,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     seconds = config.timeout_seconds * 0.8
     result = host.run(("systemctl", "show", "-p", ",".join((*PROPERTIES, *OPTIONAL_PROPERTIES)), *units), seconds)
     if result is None and all(_only_guessed(unit, config) for unit in units):
-        yield NothingToCheck("no systemd")  # or a file tree, for which only a profile expects units
+        yield NothingToCheck("no systemd")  # a container, or a file tree for which only a profile expects units
         return
     if result is None:
         raise RuntimeError("cannot query the units in required and wanted: systemctl is missing")
@@ -87,12 +87,12 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         raise RuntimeError(f"systemctl: exit status {result.status}: {(result.stderr or result.stdout).strip()[:200]}")
     for unit, properties in zip(units, parse(result.stdout, units), strict=True):
         if properties["LoadState"] == "not-found" and _only_guessed(unit, config):
-            continue  # this site does not use it, for example munge with auth/slurm
+            continue  # this site does not use the unit, for example munge with auth/slurm
         yield from _judge(unit, properties, unit in config.required, config, past)
 
 
 def _only_guessed(unit: str, config: Config) -> bool:
-    """Return True if only a machine type's profile names the unit."""
+    """Return True if a machine type's profile names the unit and no settings file does."""
     settings = (("required", config.required), ("wanted", config.wanted))
     return all(setting in config.guessed for setting, units in settings if unit in units)
 
@@ -100,7 +100,7 @@ def _only_guessed(unit: str, config: Config) -> bool:
 def parse(text: str, units: Sequence[str]) -> list[dict[str, str]]:
     """Return each unit's properties, in the order of `units`. systemctl prints an empty line between units.
 
-    Raises ValueError for anything else.
+    Raises ValueError for any other output.
     """
     blocks = [dict(line.partition("=")[::2] for line in block.split("\n")) for block in text.strip().split("\n\n")]
     if len(blocks) != len(units):
@@ -165,7 +165,7 @@ SYSTEMCTL_SECONDS = 8.0  # less than the worker's deadline
 
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
-    """Yield the active units among the usual ones and those named in the settings or a profile."""
+    """Yield the active units that are usual on GPU nodes or are named in the settings or a profile."""
     named = {"required": config.required, "wanted": config.wanted}
     usual = {"required": REQUIRED_UNITS, "wanted": WANTED_UNITS}
     settings_by_unit = {
@@ -217,7 +217,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A unit listed in `wanted` is not active.",
-        "None immediately, because the unit is not listed in `required`.",
+        "There is no immediate effect, because the unit is not listed in `required`.",
         f"No action tonight. {_TODO}",
         confirm="confirm_seconds",
         shared=True,
@@ -226,7 +226,7 @@ EXPLAIN = {
     "services/changing": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "A unit has been starting, stopping or waiting for other units for longer than a restart takes.",
+        "A unit has been starting, stopping or waiting for other units for longer than a restart usually takes.",
         "The unit does not work until it is up. systemd gives up after the unit's own time limit, and the unit then "
         "counts as inactive.",
         "No action tonight. systemctl list-jobs shows what the unit is waiting for. " + _TODO,

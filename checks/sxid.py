@@ -1,11 +1,12 @@
 """NVSwitch errors (SXids) in the kernel log.
 
-Rules: the Fabric Manager guide assigns each SXid to one of three classes. Always fatal is CRITICAL, potentially fatal
-is CRITICAL if the driver's line contains Fatal, and non-fatal warns. For codes that are not in the guide, the driver's
-word decides as well: Fatal means that the driver has given up on the link or the switch (nvswitch_set_fatal_error()).
-Half of the codes that the driver may call Fatal are not in the guide (open-gpu-kernel-modules 595.45.04,
-src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some lines do not contain this word although the switch cannot
-work afterwards. These are DEGRADED, by their code or because they report a shutdown. All others warn.
+Rules: the Fabric Manager guide assigns each SXid to one of three classes. An always fatal SXid is CRITICAL. A
+potentially fatal SXid is CRITICAL if the driver's line contains Fatal. A non-fatal SXid warns. For codes that are not
+in the guide, the driver's word decides as well: Fatal means that the driver has given up on the link or the switch
+(nvswitch_set_fatal_error()). Half of the codes that the driver may call Fatal are not in the guide
+(open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some lines do not contain
+Fatal although the switch cannot work afterwards. Such a line is DEGRADED, because of its code or because it reports a
+shutdown. All other lines warn.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and switch, from all its events. The worst event in this boot and within the
-    window counts."""
+    """Yield one finding for each code and switch, from all its events. The worst event counts, among the events of this
+    boot and of the window.
+    """
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
         if event.kind == "sxid":
@@ -116,7 +118,9 @@ _DRIVER_TEXT = regex(
 
 
 def _driver_text(event: KernelEvent) -> str:
-    """Return the driver's own text ("SOE Watchdog error") if the code is unlisted or the line reports a shutdown."""
+    """Return the driver's own text ("SOE Watchdog error") for a code that is not listed, or a line that reports a
+    shutdown.
+    """
     code = int(event.code)
     if code in UNCLASSIFIED_FAULTS or event.field("further") or (_category(code) and not event.field("shutdown")):
         return ""
@@ -125,9 +129,9 @@ def _driver_text(event: KernelEvent) -> str:
 
 
 _TODO = (
-    "The kernel line names the switch and the link (journalctl -k | grep SXid). Read the fabric manager's log as well. "
-    "Reboot after the drain. If you reset all GPUs and switches together instead, run healthd repaired CODE PCI "
-    "afterwards. If the error recurs on the same switch or link, open a case with NVIDIA."
+    "The kernel line names the switch and the link (journalctl -k | grep SXid). Read the fabric manager's log as "
+    "well. Reboot after the drain. If you reset all GPUs and switches together instead of rebooting, run healthd "
+    "repaired CODE PCI afterwards. If the error recurs on the same switch or link, open a case with NVIDIA."
 )
 _NO_ACTION = (
     "No action tonight, because NVLink traffic continues. If the error recurs on the same link, or a job on this node "
@@ -136,11 +140,11 @@ _NO_ACTION = (
 )
 _WINDOW = "warning_window_seconds"
 _CLASSES = {
-    "always fatal": "Jobs that use the switch fail, because its links or the whole switch stop working.",
+    "always fatal": "The switch or some of its links stop working, so jobs that use the switch fail.",
     "potentially fatal": (
-        "If the line contains Fatal, jobs that use the link or switch fail, and healthd drains the node. If it "
-        "contains Non-fatal, traffic continues and healthd only warns. If it has neither word but reports a shutdown "
-        "of the switch, healthd drains the node and requeues no job."
+        "If the kernel line contains Fatal, jobs that use the link or switch fail, and healthd drains the node. If "
+        "the line contains Non-fatal, traffic continues and healthd only warns. If the line has neither word but "
+        "reports a shutdown of the switch, healthd drains the node and requeues no job."
     ),
     "non-fatal": "The switch recovered from the error, and NVLink traffic continues. healthd only warns.",
 }
@@ -150,7 +154,7 @@ MILDER_SEVERITIES = (Severity.DEGRADED, Severity.WARNING)  # potentially fatal c
 
 
 def explain(code: str) -> Explain | None:
-    """Return the text for one code ("sxid/20034"), or None if the code does not belong to this check."""
+    """Return the explanation of one code ("sxid/20034"), or None if the code does not belong to this check."""
     name = code.rpartition("/")[2]
     if not (is_decimal(name) and len(name) < 7):
         return None
@@ -170,15 +174,17 @@ def explain(code: str) -> Explain | None:
 
 
 def _potentially_fatal(meaning: str) -> Explain:
-    """Return the text for a code that is fatal only if its line says so."""
-    todo = f"{_TODO} If it is only a warning: {_NO_ACTION[:1].lower()}{_NO_ACTION[1:]}"
+    """Return the explanation of a code that is fatal only if its line contains Fatal."""
+    todo = f"{_TODO} If the condition is only a warning: {_NO_ACTION[:1].lower()}{_NO_ACTION[1:]}"
     ends = Ends(Clears.REBOOT, _WINDOW)
     matters = _CLASSES["potentially fatal"]
     return Explain(Severity.CRITICAL, Clears.REBOOT, meaning, matters, todo, MILDER_SEVERITIES, milder=ends)
 
 
 def known_codes() -> list[str]:
-    """Return every SXid in the guide, and other SXids that drain. `explain` handles other codes as well."""
+    """Return every SXid in the guide, and other SXids that drain. `explain` also handles codes that are not in this
+    list.
+    """
     return [f"sxid/{number}" for number in sorted({*codes.sxid_numbers(), *UNCLASSIFIED_FAULTS})]
 
 
@@ -187,7 +193,8 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an SXid ends a job. This depends on its class in the Fabric Manager guide, or else on its line's
-    severity."""
+    """Return when an SXid ends a job. This depends on its class in the Fabric Manager guide. For an SXid that is not in
+    the guide, it depends on the line's severity.
+    """
     always = _category(int(code.rpartition("/")[2])) == "always fatal"
     return EndsJob.ALWAYS if always else EndsJob.IF_ISOLATES

@@ -1,4 +1,4 @@
-"""Failed tests and slow parts in this node's last `healthd validate`.
+"""Failed tests and slow hardware in this node's last `healthd validate`.
 
 The check only reads the result file in the state directory, which costs nothing. By default `healthd validate` is run
 only by hand. With `before_resume`, healthd runs it before it resumes an idle node that it drained. With `epilog`,
@@ -6,9 +6,9 @@ Slurm's epilog runs a quick validation if no other job is on the node. docs/vali
 and their references.
 
 Rule: a test that a tool itself reports as failed (a wrong result, a CUDA or NCCL error) is evidence of a fault and
-drains. A slow part only warns unless the site raises the severity, because how slow is too slow depends on the site's
-jobs. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings, and calls 1.1 times
-the median slow.
+drains. A slow GPU, link or other part only warns, because the site's jobs determine which speed is too low. A site can
+raise the severity. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings. There a
+time of 1.1 times the median counts as slow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from healthd.validation.document import Result
 
 USES = ""
-AFTER_EVENTS = ("job_end",)  # an epilog may have run a validation
+AFTER_EVENTS = ("job_end",)  # an epilog may have run a validation meanwhile
 HOLDS_RESUME = False  # an unreadable document must not keep a node drained; earlier failures remain open anyway
 
 MAX_MESSAGE = 300  # maximum length in characters
@@ -57,13 +57,14 @@ DcgmLevel = Annotated[int, between(0, 4)]
 
 class Config(CheckSettings, frozen=True):
     """before_resume   run `healthd validate` on a drained, idle node before its resume
-    before_resume_seconds   time limit for that run
+    before_resume_seconds   time limit for the validation before a resume
     epilog          run a quick validation in the epilog
-    epilog_seconds  time limit for that run; HEALTHD_EPILOG_SECONDS in /etc/default/healthd must be 5 s longer
-    floors          lowest accepted value by test, in the test's unit; below it a part is slow
+    epilog_seconds  time limit for the epilog's validation; HEALTHD_EPILOG_SECONDS in /etc/default/healthd must be 5 s
+                    longer
+    floors          lowest accepted value of each test, in the test's unit; a lower value counts as slow
     tools           program paths for tools that healthd does not find: python, nvbandwidth, ib_write_bw, ...
     dcgm_level      level for `dcgmi diag -r`; 0 = do not run it
-    clear_after     the default is 1: one clean run is enough, because another would read the same document
+    clear_after     the default is 1: one clean run is enough, because a second run would read the same document
     """
 
     before_resume: bool = False
@@ -121,8 +122,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]) -> Finding:
-    """Return the finding for a part, with all its test results. The text is also the evidence, so identical text does
-    not reopen a condition after `healthd repaired` or a manual resume."""
+    """Return the finding for a part, with all its test results. The text is also the evidence. Identical text therefore
+    does not reopen a condition after `healthd repaired` or a manual resume.
+    """
     message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MAX_MESSAGE]
     evidence = f"{results[0].source}: {message}" if results[0].source else message
     return Finding(severity, code, part, message, evidence=evidence)
@@ -134,8 +136,8 @@ OBSERVATIONS = {
     ),
     "validation_duration_seconds": Meaning("Duration of this node's last validation, in seconds."),
     "validation_results": Meaning(
-        "Number of results in this node's last validation, by test and verdict (ok, slow, failed, not_measured); a "
-        "pair that did not occur has no series.",
+        "Number of results in this node's last validation, by test and verdict (ok, slow, failed, not_measured). A "
+        "pair without results has no series.",
         ("test", "verdict"),
     ),
 }
@@ -144,22 +146,22 @@ EXPLAIN = {
     "validation/failed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A test of this part failed in the last healthd validate, with a wrong result, an error from CUDA, NCCL or a "
-        "port, or another failure that the tool itself reported.",
+        "A test failed on this GPU, port or other part in the last healthd validate. The test had a wrong result or "
+        "an error from CUDA, NCCL or a port, or its tool reported another failure.",
         "A job would get the same error, or wrong results without any error.",
-        "healthd validate --show lists all results and the tools. Run healthd validate again on the idle node. healthd "
-        "status lists other open conditions of the part. The condition clears when the test passes in a later "
-        "validation, or after healthd repaired validation/failed PART.",
+        "healthd validate --show lists all results and the tools. Run healthd validate again on the idle node. "
+        "healthd status lists other open conditions of the same part. The condition clears when the test passes in a "
+        "later validation, or after healthd repaired validation/failed PART.",
     ),
     "validation/slow": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "In the last healthd validate, this part was slower than its floor, its peers or its own history.",
-        "A synchronous job runs at the pace of its slowest part, so one slow GPU slows down all others.",
-        "No action tonight. healthd validate --show lists the numbers. Look for clock, heat, PCIe width and link "
-        "problems of the part in healthd status, and run healthd validate again on the idle node. To drain the node "
-        "for slow parts, set "
-        'severity = { "validation/slow" = "degraded" } in [checks.validation].',
+        "This GPU, link or other part was slower in the last healthd validate than its floor, its peers or its own "
+        "history.",
+        "A synchronous job runs only as fast as its slowest GPU or link, so one slow GPU slows down all others.",
+        "No action tonight. healthd validate --show lists the numbers. Look in healthd status for problems with the "
+        "part's clocks, heat, PCIe width or links. Run healthd validate again on the idle node. To drain the node "
+        'for slow parts, set severity = { "validation/slow" = "degraded" } in [checks.validation].',
     ),
 }
 

@@ -30,7 +30,7 @@ _REGISTRATION = ForeignReason(
     "Run slurmd -C and slurmd -G on the node, and compare the output with the node's line in slurm.conf and with "
     "gres.conf. If a GPU is missing, run nvidia-smi -L, healthd check, and journalctl -k | grep -i xid. If memory is "
     "missing, either a memory module failed (healthd explain memory_size/too_small) or the value in slurm.conf is too "
-    "high. {_RESUME}",
+    f"high. {_RESUME}",
 )
 _SLURM_REASONS: dict[Group, ForeignReason] = {
     Group.NOT_RESPONDING: ForeignReason(
@@ -38,14 +38,14 @@ _SLURM_REASONS: dict[Group, ForeignReason] = {
         "slurmctld could not reach the node's slurmd for SlurmdTimeout and set the node to DOWN.",
         "Check the machine (BMC, ping), slurmd (systemctl status slurmd), munge, the clock and the network. Then read "
         "journalctl -u slurmd -b. The node returns to service by itself if ReturnToService is 1 or 2 and slurmd "
-        "registers. {_RESUME}",
+        f"registers. {_RESUME}",
     ),
     Group.REBOOTED: ForeignReason(
         _SLURM,
         "The node rebooted without a request from Slurm. It crashed, lost power, or was rebooted by an operator.",
         "To find the cause, check last -x, journalctl -b -1 -e (end of the previous boot), the BMC's event log "
         "(ipmitool sel elist) and healthd events (findings before the reboot). With ReturnToService = 2, Slurm would "
-        "resume such a node by itself. {_RESUME}",
+        f"resume such a node by itself. {_RESUME}",
     ),
     Group.UNKILLABLE: ForeignReason(
         _SLURM,
@@ -54,14 +54,14 @@ _SLURM_REASONS: dict[Group, ForeignReason] = {
         "healthd still recognises its drain.",
         "Run healthd explain processes/unkillable. ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /D/' lists the processes, "
         "and cat /proc/PID/stack shows where each one hangs. For nvidia, see healthd explain gpu_access/hang. For nfs "
-        "or lustre, check the file server. If the processes never exit, reboot. {_RESUME}",
+        f"or lustre, check the file server. If the processes never exit, reboot. {_RESUME}",
     ),
     Group.PROLOG_EPILOG: ForeignReason(
         _SLURM,
         "A prolog or epilog on the node failed. healthd's own prolog rejects jobs while healthd is about to drain the "
         "node. healthd then replaces this Reason with its own or lifts the drain.",
         "Find the script in journalctl -u slurmd around that time, and run it by hand in the same way as slurmd. "
-        "healthd status shows whether it was healthd's prolog, and why. {_RESUME}",
+        f"healthd status shows whether it was healthd's prolog, and why. {_RESUME}",
     ),
     Group.REGISTRATION: _REGISTRATION,
     Group.TIMED_OUT: ForeignReason(
@@ -74,13 +74,13 @@ _SLURM_REASONS: dict[Group, ForeignReason] = {
         _SLURM,
         "A reboot was requested with scontrol reboot. It is pending or has just finished.",
         "scontrol show node NODE shows the user and the time (Reason=... [user@time]). This state ends by itself after "
-        "the reboot; scontrol cancel_reboot NODE cancels the request. {_RESUME}",
+        f"the reboot; scontrol cancel_reboot NODE cancels the request. {_RESUME}",
     ),
     Group.BATCH: ForeignReason(
         _SLURM,
         "slurmd could not start or end a batch job on this node (the job's processes may hang).",
         "Read journalctl -u slurmd. Possible causes are a full disk in SlurmdSpoolDir (df -h), a file system that does "
-        "not respond, a user who does not exist on the node (id USER), and processes that do not exit. {_RESUME}",
+        f"not respond, a user who does not exist on the node (id USER), and processes that do not exit. {_RESUME}",
     ),
     Group.POWER: ForeignReason(
         _SLURM,
@@ -92,7 +92,7 @@ _SLURM_REASONS: dict[Group, ForeignReason] = {
         "slurmctld sent the node a job whose id slurmd is still running. slurmctld lost its state, or an earlier run "
         "of the job has not ended.",
         "Run scontrol listpids on the node, and check journalctl -u slurmd. Kill the earlier run's processes, or "
-        "restart slurmd. {_RESUME}",
+        f"restart slurmd. {_RESUME}",
     ),
     Group.SPOOL: ForeignReason(
         _SLURM,
@@ -130,7 +130,7 @@ _OTHER_REASONS: tuple[tuple[str, ForeignReason], ...] = (
             "the command healthd fleet lemons --apply, on the head node",
             "Over weeks, the node failed jobs much more often than other nodes. No daemon sets or lifts this drain.",
             "healthd fleet lemons, on the host with the store, shows the evidence. Test the node under load, repair or "
-            "replace the suspect parts, and resume the node by hand. {_RESUME}",
+            f"replace the suspect parts, and resume the node by hand. {_RESUME}",
         ),
     ),
 )

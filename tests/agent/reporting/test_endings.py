@@ -155,6 +155,7 @@ def test_advice_text_matches_commands(code):
     assert " -i PCI" not in todo, todo
     assert f"repaired {code} PCI" not in todo
     assert "repaired CODE" not in todo
+    assert "{_" not in todo, "a string without f prefix"
 
 
 def test_switch_warning_ends_with_time_and_says_so(capsys):

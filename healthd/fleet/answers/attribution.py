@@ -468,8 +468,8 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
     """Return the GPU replacements found in the store, as [{cluster, node, time, subject, why}], sorted by time. Pure.
 
-    flags    flags that were cleared although a GPU keeps them for life tickets  tickets; their text may mention a GPU
-             and its replacement
+    flags    flags that were cleared although a GPU keeps them for life
+    tickets  tickets; their text may mention a GPU and its replacement
 
     A flag belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was
     closed.

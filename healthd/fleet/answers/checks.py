@@ -274,8 +274,8 @@ def drains(
 
     seconds       from the first evidence to the drain; None if no failing condition was open
     sent_seconds  from the first evidence to healthd's last drain command before the drain; None if there is no such
-                  command observed      True if the node was observed for at least half of the drain's day (UTC), or
-                  half of the day before
+                  command
+    observed      True if the node was observed for at least half of the drain's day (UTC), or half of the day before
     """
     ended: dict[Node, list[tuple[int, int]]] = defaultdict(list)
     for row in outages:

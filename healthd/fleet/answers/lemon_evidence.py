@@ -151,8 +151,8 @@ class ClusterStart(NamedTuple):
 class FleetEvidence:
     """Evidence against each node, and the node's outages.
 
-    first_seen  first time at which each node occurs in the store begins      first time at which each cluster occurs,
-                used for nodes that occur only in failures
+    first_seen  first time at which each node occurs in the store
+    begins      first time at which each cluster occurs, used for nodes that occur only in failures
     """
 
     evidence: dict[Key, list[Evidence]]

@@ -288,8 +288,8 @@ class Judgement:
     fleet            None if no node failed
     min_probability  probability from which a node is a lemon
     high_signals     threshold for each signal
-    ranked           nodes with an event in the window; the most likely lemon comes first certain          lemons with
-                     enough evidence for --apply to drain them
+    ranked           nodes with an event in the window; the most likely lemon comes first
+    certain          lemons with enough evidence for --apply to drain them
     """
 
     fleet: FleetPrior | None

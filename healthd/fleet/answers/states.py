@@ -196,9 +196,7 @@ def gpu_use(
     """Return utilisation, goodput, normalised goodput and jobs per day. A value is None if nothing is available.
 
         utilisation         used GPU-seconds / available GPU-seconds
-
         goodput             (used GPU-seconds - lost GPU-seconds) / seconds: the mean number of GPUs whose work was kept
-
         normalised_goodput  goodput / available GPUs, which is the maximum goodput
 
     available_gpu_seconds: GPU-seconds that were available in the known time. known_seconds: the longest known time of a

@@ -90,8 +90,8 @@ class Choice:
     """Selection of jobs and nodes; "" selects all.
 
     partition      jobs in the partition (one of a job's partitions must match) and its nodes
-    account        the account's jobs, and the nodes on which at least one of these jobs ran model, switch  nodes with
-                   this GPU model or behind this switch, and jobs that ran on at least one of these nodes
+    account        the account's jobs, and the nodes on which at least one of these jobs ran
+    model, switch  nodes with this GPU model or behind this switch, and jobs that ran on at least one of these nodes
     """
 
     cluster: str = ""

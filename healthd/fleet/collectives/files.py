@@ -206,8 +206,7 @@ def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list
     possible = [possible_ranks(dump_view) for dump_view in views]
 
     def ranks(numbers: Sequence[Sequence[int | None]], position: int) -> list[int | None]:
-        """Return, for each file, the number at this position in its name, or None if the file's groups do not contain
-        this rank."""
+        """Return the number at this position in each file's name, or None if the file's groups lack this rank."""
         found = []
         for file_numbers, allowed in zip(numbers, possible, strict=True):
             number = file_numbers[position] if -len(file_numbers) <= position < len(file_numbers) else None

@@ -11,8 +11,7 @@ once (level.py). A sample is the logarithm of a time minus the level: 0.095 is 1
   means the noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the
   samples and the last samples must also be slow, because a few long pauses are not slowness. If fewer than 20 samples
   are tested, three quarters of them must be at least half as slow as their mean, because two disturbances close
-together
-  are not slowness either.
+  together are not slowness either.
 - The slowness must have lasted for ten samples.
 - The samples are fitted by an ascending sequence (isotonic regression). The onset is where this fit crosses 10 %. The
   relief is where a descending fit falls below 10 %.

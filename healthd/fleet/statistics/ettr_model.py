@@ -79,7 +79,8 @@ def analytic(job: Job) -> float:
 
     If lam L is 1 or more, the job loses more than it makes, and the result is 0. healthd derived this formula from the
     paper's definitions, because the formula in the paper (HPCA 2025) is unreadable. With w = q = 0, the limit equals
-    `closed_form`, which is from version 2 of the paper."""
+    `closed_form`, which is from version 2 of the paper.
+    """
     productive_share = 1 - job.lost_share
     if productive_share <= 0:
         return 0.0

@@ -1,8 +1,9 @@
 """Chooses a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure.
 
 It is unknown how long slowness will last. Acting at once is a waste if the slowness ends by itself, but waiting is a
-waste if it lasts. The planner therefore compares the loss so far with the cost of each remedy, cheapest first. When the loss has
-reached the cost of a remedy, it applies this remedy and continues with the next one. After a relief, it starts again.
+waste if it lasts. The planner therefore compares the loss so far with the cost of each remedy, cheapest first. When the
+loss has reached the cost of a remedy, it applies this remedy and continues with the next one. After a relief, it starts
+again.
 
 Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and no GPU of the job works while the
 job moves micro-batches or restarts.

@@ -215,9 +215,7 @@ def _addresses(request: ReservationRequest, result: CommandResult) -> dict[str, 
         f"{name} is {states[name][1]}" for name in request.nodes if not set(states[name][1].split("+")) <= FREE_STATES
     ]
     if taken:
-        requirement = (
-            "each node must be idle, not drained and not reserved. To validate a drained node, run the command on it"
-        )
+        requirement = "each node must be idle, not drained and not reserved; run healthd validate on a drained node"
         raise NoReservation(f"{', '.join(map(printable, taken[:8]))}: {requirement}")
     return {name: address for name, (address, _) in states.items()}
 

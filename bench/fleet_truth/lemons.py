@@ -55,9 +55,7 @@ class Node:
 
     probability   according to healthd; flagged: True if healthd flags it
     events        number of all events detected on the node, not weighted
-
     ratio         likelihood ratio of the oracle with the evidence of the store
-
     ratio_all_faults  likelihood ratio of the oracle with every fault
     """
 

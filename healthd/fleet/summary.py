@@ -138,7 +138,7 @@ def _cause_sentence(attribution: Document | None, why: str) -> str:
     ended = f"{top_cause['jobs']:,} of the {plural(known_jobs, 'job')} that known faults ended"
     if silent_node_fails > top_cause["jobs"]:
         return (
-            f"In most cases, a node was lost without a known fault: {silent_text}; among the known faults, "
+            f"Most often, a node was lost without a known fault: {silent_text}; among the known faults, "
             f"{_cause_label(top_cause['cause'])} ended the most jobs: {top_cause['jobs']:,}."
         )
     return f"The main cause of failures is {_cause_label(top_cause['cause'])}, which ended {ended}; {unexplained}."

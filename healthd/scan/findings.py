@@ -27,7 +27,7 @@ from healthd.scan.messages import Meaning, Message
 MAX_FAULTS = 5000  # number of faults whose last event is kept, to detect repetitions
 MAX_MEANINGS = 10_000
 MAX_EVENTS_PER_FAULT = 3
-UNPROVEN = "unproven: may not be the kernel's own line"
+UNPROVEN = "unproven, may not be the kernel's own line"
 
 Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 

@@ -243,7 +243,7 @@ def _check_tokens(sql_tokens: list[Token]) -> Iterator[LintError]:
         elif token.kind == "text" and "\\" in word:
             yield LintError(line, "a backslash in a text has a different meaning in Spark")
         elif word in ("/", "%") and sql_tokens[number + 1 : number + 2] and not _safe_divisor(sql_tokens, number + 1):
-            yield LintError(line, f"{word}: one engine fails if the divisor is 0: use {word} nullif(..., 0)")
+            yield LintError(line, f"{word}: if the divisor is 0, one engine fails: use {word} nullif(..., 0)")
         elif token.kind != "word":
             continue
         elif word in _REFUSED_WORDS and before != "." and after != ".":
@@ -322,9 +322,7 @@ def _check_joins(sql_tokens: list[Token]) -> Iterator[LintError]:
         if condition is None:
             yield LintError(token.line, "JOIN: the condition is missing: use ON or USING")
         elif condition and not any(_equality(condition, at) for at in range(len(condition))):
-            yield LintError(
-                token.line, "JOIN: require two columns to be equal; otherwise every row is paired with every other"
-            )
+            yield LintError(token.line, "JOIN: needs two equal columns; otherwise every row is paired with every other")
         elif any(part.word in ("<", "<=", ">", ">=", "between") for part in condition) and not any(
             _equality(condition, at) and _NARROW_COLUMN.fullmatch(condition[at - 1].word)
             for at in range(len(condition))

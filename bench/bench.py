@@ -1,8 +1,9 @@
 """`make bench`: the cost of healthd on this machine, as a table. `--json FILE` also writes the figures.
 
-Only the hardware is simulated: `healthd run` as a user starts it, its worker, a real slurmctld. CPU time is what the
-scheduler counts (the clock of the process, in nanoseconds), memory is PSS (smaps_rollup), a wake-up is a time slice of
-a thread (schedstat). The measurements are in the other files of this folder, one subject per file.
+Only the hardware is simulated. `healthd run` (as a user starts it), its worker and slurmctld are real. CPU time is the
+time that the kernel's scheduler counts (the clock of the process, in nanoseconds). Memory is PSS (smaps_rollup). A
+wake-up is a time slice of a thread (schedstat). The measurements are in the other files of this folder, one file for
+each subject.
 """
 
 from __future__ import annotations
@@ -61,14 +62,18 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--only", metavar="PART", choices=sorted(PARTS), help=f"one of {', '.join(PARTS)}")
     parser.add_argument(
-        "--rounds", metavar="N", type=int, default=rounds.LAST_ROUND, help="last round of the growth measurement"
+        "--rounds",
+        metavar="N",
+        type=int,
+        default=rounds.LAST_ROUND,
+        help="number of the last round in the measurement of growth",
     )
     args = parser.parse_args()
     PARTS["growth"] = functools.partial(rounds.growth, args.rounds)
     figures: list[Figure] = []
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as compiled:
-        # Compiled modules, as in an installation: without them each start would compile everything again.
+        # Use compiled modules, as in an installation. Without them, each start would compile everything again.
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ |= {"PYTHONPYCACHEPREFIX": compiled, "PYTHONPATH": str(REPOSITORY)}
         compile_all()
@@ -77,7 +82,7 @@ def main() -> int:
                 print(f"bench: {name} ...", file=sys.stderr, flush=True)
                 try:
                     figures += part()
-                except Exception:  # measure the other parts nevertheless
+                except Exception:  # if one subject fails, measure the others nevertheless
                     traceback.print_exc()
                     failed.append(name)
     print(machine())

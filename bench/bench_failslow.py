@@ -1,8 +1,8 @@
 """Measure the accuracy of `healthd failslow` on generated sets with known faults: `make bench-failslow`.
 
-The sets come from bench/failslow/. The script reports detected and missed faults, false alarms on healthy jobs and the
-accuracy of the blame, next to plain BOCD and a sliding window on the same sets. docs/bench.md has the figures. Exit
-status 1: a target was missed. The thresholds were chosen on seeds below 100.
+The sets come from bench/failslow/. The script reports detected and missed faults, false alarms on healthy jobs, and how
+often the right component is blamed. For comparison, it reports the same for plain BOCD and a sliding window.
+docs/bench.md has the figures. Exit status 1: a target was missed. The thresholds were chosen on seeds below 100.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from healthd.failslow.analysis import diagnose
 from healthd.failslow.model import Diagnosis
 
 SEED = 101
-STREAMS = 200  # operation streams whose period is searched
+STREAMS = 200  # number of operation streams whose period is searched
 
 
 def healthd(made: Made) -> Diagnosis:
@@ -42,15 +42,19 @@ DETECTORS: dict[str, Callable[[Made], Diagnosis]] = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure accuracy and cost of healthd failslow.")
-    parser.add_argument("--seed", type=int, action="append", help=f"seed of the sets ({SEED}); several are pooled")
-    parser.add_argument("--positive", type=int, default=POSITIVE, help="slow sets per seed")
-    parser.add_argument("--negative", type=int, default=NEGATIVE, help="healthy sets per seed")
+    parser.add_argument(
+        "--seed", type=int, action="append", help=f"seed of the sets ({SEED}); the results of several seeds are pooled"
+    )
+    parser.add_argument("--positive", type=int, default=POSITIVE, help="number of slow sets per seed")
+    parser.add_argument("--negative", type=int, default=NEGATIVE, help="number of healthy sets per seed")
     parser.add_argument("--alone", action="store_true", help="measure healthd without the two other detectors")
     parser.add_argument("--sets", action="store_true", help="name each set whose answer is wrong")
     parser.add_argument(
         "--alibaba", type=Path, metavar="DIR", help="mini-batch-time of alibaba/clusterdata, cluster-trace-gpu-v2020"
     )
-    parser.add_argument("--rows", type=int, default=0, help="rows of the files for cost and period (0: skip both)")
+    parser.add_argument(
+        "--rows", type=int, default=0, help="number of rows of the files for cost and period (0: skip both)"
+    )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for docs/bench.md to FILE")
     args = parser.parse_args()
     if args.alibaba and not (args.alibaba / "job_1_norm.csv").is_file():

@@ -1,11 +1,12 @@
 """Measure the cost of the fleet store and the accuracy of its answers: `make bench-fleet`.
 
-Measured are the ingest of a generated history from the text output of Slurm's programs, the daily rerun, the events,
-each query, each answer, and all answers at once, with all sources and without each one. The accuracy is checked against
-the truth of the history or public data (bench/fleet_truth/). `make bench-fleet JOBS=400000` is a smaller run;
-docs/bench.md has the figures.
+The cost of these steps is measured: the ingest of a generated history from the text output of Slurm's programs, the
+daily rerun, the events, each query, each answer, and all answers at once. All answers at once are measured with all
+sources, and without one source at a time. The accuracy is checked against the truth of the history, or against public
+data (bench/fleet_truth/). `make bench-fleet JOBS=400000` is a smaller run. docs/bench.md has the figures.
 
-A history is generated once for its size, seed and generator, below --folder, and kept; the stores are not kept.
+Below --folder, one history is generated and kept for each size, seed and version of the generator. The stores are not
+kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import peak
 from history.size import FULL, Size, nodes_for, refusal
 
 REPOSITORY = Path(__file__).parents[1]
-# Seconds and MiB. GROWTH is the factor for twice the jobs.
+# Targets in seconds and MiB. GROWTH is the maximum factor for twice the number of jobs.
 INGEST_SECONDS, INGEST_MIB, RERUN_SECONDS, GROWTH = 300.0, 1024.0, 10.0, 2.2
 ANSWERS_SECONDS, ANSWERS_MIB = 60.0, 1024.0  # for 4 million jobs
 RERUNS = 3
@@ -128,7 +129,7 @@ def history(size: Size, folder: Path) -> Path:
 
 
 def generator() -> str:
-    """Return a hash of the code that generates the history: other code makes another history."""
+    """Return a hash of the code that generates the history, because changed code makes another history."""
     whole = sha256()
     for path in (*sorted((REPOSITORY / "bench/history").glob("*.py")), REPOSITORY / "healthd/events/schema.py"):
         whole.update(path.read_bytes())
@@ -145,7 +146,8 @@ def ingest_without_last_day(size: Size, made: Path, store: Path) -> Cost:
 
 
 def reruns(made: Path, store: Path) -> list[Cost]:
-    """Return the cost of the same command on the next day, after a change of that day's file, and with nothing new."""
+    """Return the cost of three reruns of the command: with one new day, with a changed file of that day, with nothing
+    new."""
     costs = []
     for number in range(RERUNS):
         if number:
@@ -174,10 +176,10 @@ def optional_source_costs(made: Path, store: Path) -> list[Cost]:
 
 
 def reports_without_each_source(made: Path, jobs: Path) -> list[Cost]:
-    """Return the cost of the report on stores that lack one source each. `jobs` is a store of sacct alone.
+    """Return the cost of the report on stores that each lack one source. `jobs` is a store that has only sacct's data.
 
-    A query plan depends on which tables are empty. A site without slurmctld's log once got a plan that paired every job
-    with every pre-empted job; histories with all sources did not show this.
+    The plan of a query depends on which tables are empty. A site without slurmctld's log once got a plan that paired
+    every job with every pre-empted job. Histories with all sources did not show this problem.
     """
     sources = optional_sources(made)
     costs = []
@@ -207,7 +209,10 @@ ALL_ANSWERS = "all answers in one process"
 
 
 def answers(store: Path) -> list[Cost]:
-    """Return the cost of each answer alone, and of all on one page, with as many threads as cores."""
+    """Return the cost of each answer alone, and of all answers on one page.
+
+    The number of threads is the number of cores.
+    """
     from healthd.cli.fleet import answers as fleet_answers
     from healthd.cli.fleet import compare, lemons
 
@@ -219,7 +224,7 @@ def answers(store: Path) -> list[Cost]:
     alone = [
         fleet(f"answer {name}", name, *flags.get(name, ()), *bounds, "--json", accepted_statuses=(0, 1))
         for name in names
-    ]  # 1: it found something
+    ]  # exit status 1 means that the answer has findings
     with tempfile.TemporaryDirectory() as folder:
         return [*alone, fleet(ALL_ANSWERS, "report", *bounds, "--out", folder)]
 
@@ -239,7 +244,7 @@ def halves(store: Path) -> tuple[str, str]:
     return f"{begin}..{middle}", f"{middle}..{end}"
 
 
-# Counts as met, so that a skipped measurement fails nothing; the text shows that it was skipped.
+# A skipped measurement counts as met, so that it does not fail the benchmark. The text shows that it was skipped.
 NOT_MEASURED = (
     True,
     "NOT MEASURED: lanl.py needs the public data LA-UR-05-7318: make bench-fleet LANL=FILE",
@@ -284,7 +289,7 @@ def days(made: Path) -> list[Path]:
 
 
 def measured(name: str, argv: Sequence[str], accepted_statuses: Sequence[int] = (0,)) -> Cost:
-    """Run one program to its end. The peak is that of its largest process (getrusage(2)); a failure exits."""
+    """Run one program to its end. If it fails, exit. The peak memory is that of its largest process (getrusage(2))."""
     with tempfile.TemporaryFile() as errors:
         begun = time.monotonic()
         used = peak.run(argv, errors, environment())
@@ -337,7 +342,7 @@ def answers_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
 
 
 def reports_judged(costs: list[Cost]) -> list[tuple[bool, str]]:
-    """Compare each report without one source with the targets of the report with all sources."""
+    """Compare the reports that lack one source with the targets for the report with all sources."""
     slowest, largest = max(costs, key=lambda cost: cost.wall), max(costs, key=lambda cost: cost.mib)
     return [
         verdict(slowest.wall <= ANSWERS_SECONDS, f"{slowest.name}: {slowest.wall:.0f} s, aim {ANSWERS_SECONDS:.0f} s"),

@@ -42,7 +42,7 @@ MONTH_SECONDS = 28 * 86400
 
 
 def write(path: Path, size: int, fault_each: int, seed: int = 1) -> int:
-    """Write about `size` bytes; one line in `fault_each` is a fault (0: none). Returns the number of lines."""
+    """Write about `size` bytes. One in `fault_each` lines is a fault (0: no line). Returns the number of lines."""
     chance = random.Random(seed)
     average = 127
     step = MONTH_SECONDS / (size / average)
@@ -59,7 +59,7 @@ def write(path: Path, size: int, fault_each: int, seed: int = 1) -> int:
 
 
 def write_captures(path: Path, size: int, dated: bool) -> None:
-    """Write the captured kernel lines of the tests repeatedly; four fifths are faults.
+    """Write the captured kernel lines of the tests again and again. Four fifths of them are faults.
 
     With `dated`, the lines have syslog's prefix of one node and are two seconds apart.
     """
@@ -77,7 +77,7 @@ def write_captures(path: Path, size: int, dated: bool) -> None:
 
 
 def write_storm(path: Path, lines: int) -> None:
-    """Write the same Xid, ten thousand lines per second of log time."""
+    """Write the same Xid again and again, with ten thousand lines for each second of log time."""
     with open(path, "w") as file:
         for number in range(lines):
             seconds = number / 10_000

@@ -1,10 +1,11 @@
-"""Measure the cost of `healthd.client.step` in a training loop: healthd absent, reading, or hung with a full queue.
+"""Measure the cost of `healthd.client.step` in a training loop.
 
     python bench/client_step.py [--steps N]
 
-Times are those of the calls, by the monotonic clock. The cost of the clock itself is printed and not subtracted. In
-half of the calls of each case every step sends (SEND_SECONDS is 0), which no real loop does; the other half uses the
-default. Exit status 1: in one case more than 1 % of the calls took longer than AIM_MICROSECONDS.
+Three cases are measured: healthd is absent, healthd reads the messages, and healthd hangs with a full queue. The times
+of the calls are measured with the monotonic clock. The cost of the clock itself is printed and not subtracted. Half of
+the calls of each case use the default settings. In the other half, every step sends (SEND_SECONDS is 0), which no real
+loop does. Exit status 1: in one case, more than 1 % of the calls took longer than AIM_MICROSECONDS.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def row(name: str, took: list[float]) -> str:
 
 
 def measure_case(name: str, steps: int) -> bool:
-    """Measure with and without sending in each step. Returns True if the target is met."""
+    """Measure with the default settings, and with a message in each step. Returns True if the target is met."""
     reached = True
     for seconds, label in ((0.2, ""), (0.0, ", each step sends")):
         client.SEND_SECONDS = seconds
@@ -89,7 +90,7 @@ def main() -> int:
             reached &= measure_case("healthd reading", steps)
             reader.send_signal(signal.SIGSTOP)
             for _ in range(2000):
-                client.step()  # fills the queue
+                client.step()  # these steps fill the queue
             reached &= measure_case("healthd hung, queue full", steps)
             reader.kill()
     return 0 if reached else 1

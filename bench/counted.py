@@ -20,12 +20,14 @@ def daemon_pid(daemon: Healthd) -> int:
 
 
 def cpu_ms(pid: int) -> float:
-    """Return the CPU time of a process, with ended threads, from its clock (linux/posix-timers.h, CPUCLOCK_SCHED)."""
+    """Return the CPU time of a process, including ended threads, from its clock (linux/posix-timers.h,
+    CPUCLOCK_SCHED)."""
     return time.clock_gettime(~pid << 3 | 2) * 1000
 
 
 def time_slices(pid: int) -> int:
-    """Return how often its threads got a CPU (Documentation/scheduler/sched-stats.rst, the third field)."""
+    """Return how often the threads of a process got a CPU (Documentation/scheduler/sched-stats.rst, the third
+    field)."""
     tasks = os.listdir(f"/proc/{pid}/task")
     return sum(int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text().split()[2]) for task in tasks)
 

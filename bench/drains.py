@@ -18,8 +18,8 @@ from slurm_cluster import SlurmCluster
 
 DRAINS = 100
 INJECTED = "[kernel_log]\naccept_injected = true\n"
-# The check gpu_processes runs only on a drained idle node and would keep each drain until the next round. A node that
-# drains repeatedly would wait for an operator.
+# The check gpu_processes runs only on a drained idle node, and each drain would last until this check's next round. The
+# limit on own faults is off, because otherwise a node that drains repeatedly would wait for an operator.
 DRAINED = "[checks.gpu_processes]\nenabled = false\n[slurm]\nown_faults_per_hour = 0\n"
 
 
@@ -32,7 +32,7 @@ def drains_from_kmsg() -> list[Figure]:
 
 
 def drains_under_load() -> list[Figure]:
-    """Measure next to a busy loop on each core."""
+    """Measure while a busy loop runs on each core."""
     with background_programs([[sys.executable, "-c", "while True: pass"]] * (os.cpu_count() or 1)):
         return drains("/dev/kmsg, all cores busy", inject, "--kernel-log", "kmsg", config=INJECTED)
 
@@ -49,7 +49,7 @@ while True:
 
 
 def drains_in_storm() -> list[Figure]:
-    """Measure while another process writes Xid 31 of all GPUs to /dev/kmsg without a pause."""
+    """Measure while another process writes Xid 31 of all GPUs to /dev/kmsg as fast as it can."""
     with background_programs([[sys.executable, "-c", STORM]]):
         return drains("/dev/kmsg, in a storm", inject, "--kernel-log", "kmsg", config=INJECTED)
 
@@ -72,7 +72,10 @@ def background_programs(commands: Sequence[Sequence[str]]) -> Iterator[None]:
 
 
 def drains(source: str, write: Callable[[Healthd, str], None], *flags: str, config: str = "") -> list[Figure]:
-    """Measure from just before the write until slurmctld has logged the new Reason, with a repair after each drain."""
+    """Measure the time from just before the write until slurmctld has logged the new Reason.
+
+    Repair the node after each drain.
+    """
     taken = []
     with SlurmCluster(nodes=1) as cluster:
         daemon = Healthd("--mode", "drain", "--node-name", "n1", *flags, config=DRAINED + config, env=cluster.env)

@@ -1,9 +1,9 @@
-"""Measure the size of a node's event stream: months of a node's life on a simulated clock, with real ledger and files.
+"""Measure the size of a node's event stream. Months pass on a simulated clock; the ledger and the files are real.
 
     PYTHONPATH=. .venv/bin/python bench/event_size.py
 
-typical   a boot and an upgrade; three warnings of one day each; a fault that drains and is repaired. (Meta counts
-          6.5 failures per 1,000 node-days, arxiv.org/abs/2410.21680, table 2: one in five months would be typical.)
+typical   a boot and an upgrade; three warnings of one day each; a fault that drains and is repaired. (Meta counts 6.5
+          failures per 1,000 node-days, arxiv.org/abs/2410.21680, table 2, or one failure of a node in five months.)
 bad       a boot each day, two faults a day that drain and recover, eight conditions that stay open all month
 worst     the maximum number of conditions of one code, open all month and seen in each round
 """
@@ -32,7 +32,7 @@ from healthd.events.schema import Event
 DAY, ROUND = 86400, 300
 DAYS = 30
 CHECKS = [RunName(f"check_number_{n:02d}") for n in range(40)]
-MONTHS = {  # conditions open all month, warnings of one day, faults that drain, boots
+MONTHS = {  # numbers of: conditions open all month, warnings of one day, faults that drain, boots
     "typical": (0, 3, 1, 1),
     "bad": (8, 0, 2 * DAYS, DAYS),
     "worst": (64, 0, 0, 1),
@@ -49,7 +49,7 @@ class Node:
 
     def boot(self) -> None:
         self.boots += 1
-        self.is_new = True  # lines that the ledger has as unwritten may already be in the file
+        self.is_new = True  # lines that are unwritten according to the ledger may already be in the file
         boot_id = f"00000000-0000-4000-8000-{self.boots:012d}"
         self.memory = ConditionStore(str(self.run), lambda: self.now, lambda: self.now % DAY, "gpu-0042", "cluster")
         self.memory.load(dict, boot_id, Mode.ACT, self.now - ROUND)
@@ -59,7 +59,7 @@ class Node:
         self.write()
 
     def write(self) -> None:
-        """Save, append and acknowledge, as the daemon and its worker do."""
+        """Save the ledger, append its lines to the file and mark them as written, as the daemon and its worker do."""
         self.memory.save()
         lines = self.memory.ledger.outbox.lines
         if lines:

@@ -1,4 +1,4 @@
-"""One measured figure: a row of the table. Also the description of the machine."""
+"""A measured figure, which is one row of the table, and the description of the machine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 class Figure:
     """One row of the table.
 
-    Without `values`, the figure was not measured, and `name` gives the reason. `aim` is the limit below which the
-    median must stay (None: no target; 0: the median must be 0).
+    If `values` is empty, the figure was not measured, and `name` has the reason. `aim`: the median must be below it
+    (None: no target; 0: the median must be 0).
     """
 
     name: str

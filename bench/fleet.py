@@ -1,8 +1,8 @@
-"""A fleet of healthds on one clock, with the real decisions of each node, against a given slurmctld.
+"""Simulate a fleet of healthds on one clock. Each node makes healthd's real decisions, against a given slurmctld.
 
-The decisions are `reconcile` with policy.py and fleet_limit.py, and the delays of `SlurmDriver`, in order of time. Only
-the node itself is modelled: a fault is a condition that opens at the node's next round and ends at the second round
-after the fault, as with the mount check.
+The decisions are made by `reconcile` with policy.py and fleet_limit.py, with the delays of `SlurmDriver`, in order of
+time. Only the node itself is modelled: a condition opens at the node's first round after the fault begins, and ends at
+the second round after the fault has ended, as with the mount check.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ HEALTHY = Verdict(Health.HEALTHY, may_resume=True)
 
 class Controller(Protocol):
     def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
-        """Return the command's result, and its end time."""
+        """Return the result of a command and the time at which it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of these nodes; times in seconds of the simulation. The kernel log reports an own fault at once."""
+    """A fault of these nodes.
+
+    Times are seconds of the simulation. A fault of the node's own hardware is in the kernel log at once.
+    """
 
     nodes: frozenset[str]
     start: float
@@ -76,16 +79,16 @@ def condition(fault: Fault, since: float) -> Condition:
 
 @dataclass(slots=True)
 class HealthdNode:
-    """State of one node's daemon: its verdict, its drain record, the query that is running."""
+    """State of one node's daemon: its verdict, its record of a drain, and its running query."""
 
     name: str
     driver: SlurmDriver
     verdict: Verdict = HEALTHY
     memory: DrainRecord = field(default_factory=DrainRecord)
     query: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None
-    query_number: int = 0  # number of the next query; earlier planned queries are void
+    query_number: int = 0  # number of the next query; queries that were planned before are void
     changed: bool = False  # the verdict changed during a query
-    hold_count: int = 0  # how often the fleet limit delayed the drain
+    hold_count: int = 0  # number of times that the fleet limit delayed the drain
 
 
 class Fleet:
@@ -93,7 +96,7 @@ class Fleet:
 
     def __init__(self, names: list[str], controller: Controller, limits: FleetLimits, epoch: float = 1.8e9) -> None:
         self.controller = controller
-        self.now, self.epoch = epoch - 86400.0, epoch  # the daemons have run since the day before
+        self.now, self.epoch = epoch - 86400.0, epoch  # start time of the daemons: the day before
         self.policy = Policy(Mode.ACT, fleet=limits)
         self.nodes = {name: HealthdNode(name, self._driver(name)) for name in names}
         self.now = epoch

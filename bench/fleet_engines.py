@@ -2,9 +2,9 @@
 
 .venv-spark/bin/python bench/fleet_engines.py [JOBS ...]     default: 100000 1000000 4000000
 
-scripts/test_spark.sh creates that environment. One row per size, engine and query: wall seconds, and CPU seconds and
-peak memory of the process that answered (for Spark including its Java). Each answer has its own process, as on the
-command line.
+scripts/test_spark.sh creates that environment. It prints one row for each size, engine and query, with wall-clock
+seconds, CPU seconds and peak memory. CPU and memory are those of the process that answered, for Spark including its
+Java. Each answer has its own process, as on the command line.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ THREADS, MEMORY_MIB = 2, 4096
 
 
 def make(folder: Path, jobs: int) -> engine.Files:
-    """Generate jobs, their nodes, and a condition for each 20 jobs, half of them near a job's end.
+    """Generate jobs, their nodes, and one condition for each 20 jobs. Half of the conditions are near a job's end.
 
-    Hashes make the result repeatable. Sizes and placement do not match a real cluster; the number of rows that match in
-    each join does.
+    Hashes make the result repeatable. Sizes and placement are not those of a real cluster, but the number of matching
+    rows in each join is.
     """
     span = DAYS * 86400
     tables = {

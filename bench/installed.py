@@ -1,6 +1,7 @@
-"""A daemon with a Python as in an installation: like the packages, without pip and without .pth files.
+"""Run a daemon with a Python as the packages install it: without pip and without .pth files.
 
-The finder of an editable install imports pathlib, urllib and ipaddress into each process: 0.5 MiB in both.
+An editable install has a finder that imports pathlib, urllib and ipaddress into each process. This adds 0.5 MiB to the
+daemon and to its worker together.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @contextlib.contextmanager
 def installed(*flags: str, config: str) -> Iterator[Healthd]:
-    """Run a daemon with it. PYTHONPATH names this Python's packages, without reading their .pth files."""
+    """Run a daemon with this Python. PYTHONPATH names the packages, so that their .pth files are not read."""
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
-        # If typing_extensions exists, msgspec imports it, with inspect. Only development tools need it.
+        # If typing_extensions is installed, msgspec imports it and with it inspect. Only development tools need it.
         Path(folder, "typing_extensions.py").write_text("raise ModuleNotFoundError(__name__)\n")
         found = [folder, str(REPOSITORY), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
         paths = os.pathsep.join(found)

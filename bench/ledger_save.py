@@ -1,4 +1,4 @@
-"""Measure a save of the ledger while faults arrive one by one, at the maximum number of conditions: encode and write.
+"""Measure saving the ledger (encode and write) with the maximum number of conditions, while faults arrive one by one.
 
     PYTHONPATH=. python bench/ledger_save.py
 
@@ -51,7 +51,10 @@ KINDS = (
 
 
 def saved(clears: Clears, observed: bool) -> Iterator[float]:
-    """Save after each of a series of events on different conditions. The quiet time of an event passes before each."""
+    """Save after each of several events on different conditions.
+
+    Before each event, the quiet time after an event has passed.
+    """
     with tempfile.TemporaryDirectory(prefix="healthd-bench.", dir="/dev/shm") as folder:
         now = NOW + 3600
         memory = ConditionStore(folder, lambda: now)
@@ -128,7 +131,7 @@ def event(number: int, when: float, observed: bool) -> KernelEvent:
 
 
 def with_event(ledger: Ledger, number: int, now: float) -> Ledger:
-    """Return the ledger after one condition was seen again and an event replaced the oldest one."""
+    """Return the ledger after one condition was seen again and its new event replaced the oldest event."""
     updated = replace(ledger.conditions[number], last_seen=now, last_event=now, count=2, severity=Severity.CRITICAL)
     conditions = (*ledger.conditions[:number], updated, *ledger.conditions[number + 1 :])
     events = (*itertools.islice(ledger.events, 1, None), event(ledger.next_sequence, now, updated.observed))

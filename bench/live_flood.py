@@ -1,10 +1,11 @@
-"""Measure the cost of hostile users for the live process, and whether an honest job is still received.
+"""Measure how much CPU hostile users cost the live process, and whether it still receives an honest job's messages.
 
     python bench/live_flood.py [--floods N] [--seconds S]
 
-Real processes: `python -m healthd.failslow.live` on a fake /proc; N jobs with 8 connections each that send valid
-messages of alternating times as fast as they can; one job of 8 ranks with five steps per second. Also measured: the
-memory for the series of 1,024 ranks after 400 samples each (in this process, with the same code).
+The processes are real: `python -m healthd.failslow.live` on a fake /proc; N hostile jobs with 8 connections each, which
+send valid messages with alternating times as fast as they can; and one honest job of 8 ranks with five steps per
+second. The memory for the series of 1,024 ranks with 400 samples each is also measured (in this process, with the same
+code).
 """
 
 from __future__ import annotations

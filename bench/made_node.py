@@ -18,7 +18,8 @@ GPUS, DISKS, PROCESSES = len(node_tree.GPUS), len(node_tree.DISKS), node_tree.PR
 
 @contextlib.contextmanager
 def node(gpus: int = GPUS, disks: int = DISKS, processes: int = PROCESSES) -> Iterator[tuple[Path, str]]:
-    """Build the node's tree and yield it with settings that include its own baseline, so every check has a reference.
+    """Build the node's tree. Yield the tree, and settings that include a baseline of it, so that every check has a
+    reference.
 
     The file `gpus.toml` in the tree defines the GPUs of the fake NVML.
     """

@@ -1,8 +1,8 @@
 """A model of slurmctld for fleets that are too large for a test machine.
 
-It answers the commands that healthd sends about nodes, one request after another, each at its price, and counts them.
-Requests are served in order of arrival: a request takes effect when it arrives, and its answer comes after the requests
-before it are served. Prices are those of slurmctld 22.05 with 10,000 nodes (docs/fleet-limit.md).
+It answers the commands that healthd sends about nodes, and counts the requests. Requests are served one after another,
+in order of arrival, and each takes a fixed time. A request takes effect when it arrives, and is answered after all
+requests before it have been served. The times are those of slurmctld 22.05 with 10,000 nodes (docs/fleet-limit.md).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from itertools import groupby
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import FLEET_COLUMNS, NODE_COLUMNS, CommandResult
 
-SECONDS_PER_COMMAND = 0.01  # start a program, contact munge, connect
+SECONDS_PER_COMMAND = 0.01  # time to start a program, contact munge and connect
 SECONDS_PER_REQUEST = 0.0002
 TABLE_SECONDS_PER_NODE = 1.3e-6
 MESSAGE_TIMEOUT = 10.0
-STARTED = 1_799_000_000  # in the days before the simulation begins
+STARTED = 1_799_000_000  # a time in the days before the simulation begins
 UNREACHABLE = CommandResult(1, b"", "slurm_load error: Unable to contact slurm controller (connect failure)\n")
 TIMED_OUT = CommandResult(1, b"", "slurm_load error: Socket timed out on send/recv operation\n")
 
 
 def count_requests(argv: tuple[str, ...]) -> tuple[int, bool]:
-    """Return the number of requests of a command, and whether one of them reads the whole table of nodes.
+    """Return how many requests a command sends, and True if one of them reads the whole table of nodes.
 
     sinfo also requests the partitions, and `scontrol show config` pings each slurmctld.
     """
@@ -43,8 +43,9 @@ class Node:
 class Slurmctld:
     """One slurmctld with one partition, "all". `away` is the interval without answers.
 
-    requests  by second, the number of requests of all kinds; `tables`: of whole tables of nodes
-    busy      by second, the seconds of processing that the requests of that second take
+    requests  for each second, the number of requests of all kinds; `tables`: the number that read the whole table of
+              nodes
+    busy      for each second, how many seconds it takes to process the requests of that second
     peak      the maximum number of nodes drained at one time
     """
 
@@ -57,13 +58,13 @@ class Slurmctld:
     tables: Counter[int] = field(default_factory=Counter)
     busy: Counter[int] = field(default_factory=Counter)
     peak: int = 0
-    table: bytes = b""  # sinfo's output now, "" = outdated
+    table: bytes = b""  # current output of sinfo, "" if it is outdated
 
     def __post_init__(self) -> None:
         self.nodes = {name: Node() for name in self.names}
 
     def run(self, argv: tuple[str, ...], now: float) -> tuple[CommandResult, float]:
-        """Return the command's result, and its end time."""
+        """Return the result of a command and the time at which it ends."""
         arrival = now + SECONDS_PER_COMMAND
         if self.away[0] <= arrival < self.away[1]:
             return UNREACHABLE, arrival + 9.0
@@ -107,7 +108,7 @@ class Slurmctld:
         return b""
 
     def _table(self) -> bytes:
-        """Return sinfo's output: one row for all nodes with equal values."""
+        """Return sinfo's output. All nodes with equal values share one row."""
         drained_keys = sorted((node.since, node.reason) for node in self.drained.values())
         rows = [
             _row(("all", "idle+drain", str(since), reason[:9], str(len(list(group)))), FLEET_COLUMNS)

@@ -1,8 +1,8 @@
-"""A large DGX H100 as files below a folder: what sysfs and procfs of such a node show to healthd.
+"""A large DGX H100 as files below a folder, with the contents that healthd reads from sysfs and procfs on such a node.
 
 8 GPUs, 10 InfiniBand adapters and 16 NVMe disks, each behind its own port with AER counters; 256 CPUs, 32 DIMMs,
-2,000 processes of which 1,400 are kernel threads, mounts, an Ethernet bond. PCI addresses of the GPUs are those of
-the fake machine dgx-h100; texts as in the captures that tests/data names.
+2,000 processes of which 1,400 are kernel threads, mounts, an Ethernet bond. PCI addresses of the GPUs are those of the
+fake machine dgx-h100. Texts are those of the captures that tests/data names.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ STAT = (  # a sleeping process, as Linux 6 prints it: pid, name, parent
 
 
 def gpus(number: int) -> tuple[str, ...]:
-    """Return this many PCI addresses; the first ones are those of a DGX H100."""
+    """Return this many PCI addresses. The first addresses are those of a DGX H100."""
     return (*GPUS, *(f"0002:{more:02x}:00.0" for more in range(number)))[:number]
 
 
 def build(root: Path, gpu_count: int = len(GPUS), disks: int = len(DISKS), process_count: int = PROCESSES) -> None:
-    """Build the tree. Seven tenths of the `process_count` processes are kernel threads; 0 means no processes."""
+    """Build the tree. Seven tenths of the `process_count` processes are kernel threads. 0 means no processes."""
     gpu_addresses = gpus(gpu_count)
     disk_addresses = (*DISKS, *(f"0003:{more:02x}:00.0" for more in range(disks)))[:disks]
     for number, pci in enumerate((*gpu_addresses, *NICS, *disk_addresses)):

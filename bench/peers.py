@@ -1,6 +1,6 @@
-"""Measure Prometheus' node_exporter on this machine in the same run: NODE_EXPORTER=PROGRAM, or one in the PATH.
+"""Measure Prometheus' node_exporter on this machine in the same run.
 
-Without one, a row gives the reason.
+The program is NODE_EXPORTER=PROGRAM, or node_exporter in the PATH. If there is none, a row gives the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ SCRAPES = 20
 
 
 def peers() -> list[Figure]:
-    """Return its memory after some scrapes, as for healthd with its metrics page, and the CPU of a scrape."""
+    """Return node_exporter's memory after some scrapes, as for healthd with its metrics page, and the CPU time of a
+    scrape."""
     names = ("node_exporter", "prometheus-node-exporter")
     program = os.environ.get("NODE_EXPORTER") or next(filter(None, map(shutil.which, names)), None)
     if not program:

@@ -15,7 +15,7 @@ PROLOGS = 200
 
 
 def prologs() -> list[Figure]:
-    """Measure the prolog as slurmd runs it before each job, on a healthy node and on a node that is about to drain."""
+    """Measure the prolog, which slurmd runs before each job, on a healthy node and on a node that is about to drain."""
     figures = []
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
         default, script, verdict = (Path(folder) / name for name in ("default", "prolog", "verdict"))

@@ -17,11 +17,11 @@ WARM_ROUND, LAST_ROUND = 300, 1300
 GROWTH_SAMPLES = 20
 PATIENCE_SECONDS = 120.0
 IDLE_SECONDS = 20.0
-QUIET_SECONDS = 0.5  # after a round: time for the tasks that follow it
+QUIET_SECONDS = 0.5  # time after a round for the tasks that follow it
 
 
 def rounds() -> list[Figure]:
-    """Measure the CPU of rounds, one per second, without the programs that exec checks start."""
+    """Measure the CPU time of rounds, with one round per second, without the programs that exec checks start."""
     with node() as (folder, config), Healthd("--interval", "1", "--root", str(folder), config=config) as daemon:
         pids = [daemon_pid(daemon), daemon.worker_pid()]
         settle(daemon)
@@ -98,7 +98,10 @@ def until_round(daemon: Healthd, number: int) -> int:
 
 
 def settle(daemon: Healthd) -> None:
-    """Wait until the next round and the tasks after it have ended. Polling the verdict file wakes no process."""
+    """Wait until the next round and the tasks after it have ended.
+
+    This polls the verdict file, which wakes no process.
+    """
     verdict = daemon.run_dir / "verdict"
     last = verdict.stat().st_mtime_ns
     end = time.monotonic() + PATIENCE_SECONDS
@@ -110,13 +113,17 @@ def settle(daemon: Healthd) -> None:
 
 
 def idle() -> list[Figure]:
-    """Check that nothing runs between two rounds, with this machine's /dev/kmsg and udev and with the metrics page."""
+    """Check that nothing runs between two rounds.
+
+    The daemon reads this machine's /dev/kmsg and udev, and has a metrics page.
+    """
     flags = ("--interval", "86400", "--kernel-log", "kmsg", "--listen", "127.0.0.1:0", "--node-name", "bench")
     with Healthd(*flags) as daemon:
         daemon.wait_until(lambda status: status["health"] == "healthy", "health is healthy")
-        time.sleep(12)  # the checks that events of the start request have ended
+        time.sleep(12)  # by now, the checks that were requested at the start have ended
         pids = [daemon_pid(daemon), daemon.worker_pid()]
-        for _ in range(5):  # until no kernel line arrives meanwhile: each line is an event and wakes the daemon
+        # repeat until no kernel line arrives during the measurement: each line is an event and wakes the daemon
+        for _ in range(5):
             lines = daemon.status()["kernel_log"]["lines_total"]
             time.sleep(1)
             before = {pid: time_slices(pid) for pid in pids}

@@ -1,10 +1,12 @@
-"""Measure cost and accuracy of sampling a node's counters: `python bench/sampling.py` (PYTHONPATH=.).
+"""Measure cost and accuracy of sampling a node's counters: `PYTHONPATH=. python bench/sampling.py`.
 
-Cost: CPU time of this process for one sample of each source, on generated trees (tmpfs, /dev/shm) and a compiled stub
-of NVML (tests/support/stub_nvml.c). This covers Python, ctypes and the kernel, but no driver and no adapter firmware.
-On a machine with InfiniBand ports, these are read too. Accuracy: generated rates with a known period
-(bench/failslow/counters.py) at several thresholds, then whole jobs up to the alarm. docs/fail-slow-counters.md has the
-tables. The thresholds were chosen on seeds below 100.
+The cost is the CPU time of this process for one sample of each source. It is measured on generated trees (tmpfs,
+/dev/shm) and a compiled stub of NVML (tests/support/stub_nvml.c), so it includes Python, ctypes and the kernel, but no
+driver and no adapter firmware. If the machine has InfiniBand ports, these are read too.
+
+The accuracy is measured with generated rates that have a known period (bench/failslow/counters.py), at several
+thresholds, and then with whole jobs up to the alarm. docs/fail-slow-counters.md has the tables. The thresholds were
+chosen on seeds below 100.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ print(json.dumps([len(source.read()["nvlink"]), cost_of(source.read)]))
 
 
 def call_cost(function: Callable[[], object], times: int = 300) -> float:
-    """Return the CPU seconds of one call: the minimum of five means."""
+    """Return the CPU seconds of one call, as the minimum of five means."""
     means = []
     for _ in range(5):
         before = time.process_time()
@@ -157,7 +159,7 @@ def windows(seed: int, repeats: int) -> None:
 
 
 def job(rng: random.Random, period: float, slower: float, noise: float) -> list[float]:
-    """Return the rate at each sample: 600 iterations, slower from the middle on; evaluations, checkpoints."""
+    """Return the rates of a job with 600 iterations, evaluations and checkpoints. From the middle on, it is slower."""
     rates: list[float] = []
     duty = rng.uniform(0.1, 0.6)
     half = HALF_ITERATIONS * period
@@ -206,8 +208,8 @@ def jobs(seed: int, job_count: int, noise: float, seconds: float = 0.5) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure cost and accuracy of sampling.")
     parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--each", type=int, default=200, help="windows per kind, noise and threshold")
-    parser.add_argument("--jobs", type=int, default=30, help="jobs per sort (healthy, slow)")
+    parser.add_argument("--each", type=int, default=200, help="number of windows per kind, noise and threshold")
+    parser.add_argument("--jobs", type=int, default=30, help="number of healthy jobs, and of slow jobs")
     args = parser.parse_args(arguments)
     print(f"load average {os.getloadavg()[0]:.1f}; Python {sys.version.split()[0]}\n")
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

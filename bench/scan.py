@@ -1,10 +1,11 @@
-"""Measure how fast `healthd scan` reads three kinds of logs, with and without google-re2; optionally for two trees.
+"""Measure how fast `healthd scan` reads three kinds of logs, with and without google-re2, optionally for two trees.
 
     .venv/bin/python bench/scan.py [--seed N] [--runs N] [--tree DIRECTORY] [--size-mb N]
 
-Times are user and system time of the whole program, including its start, because other programs may load the machine.
-The program is pinned to one core; otherwise it reads a large log on all cores. Runs alternate, so that a slow moment
-affects all variants. A row has the median, the minimum and the maximum.
+Times are user and system time of the whole program, including its start. Wall-clock time is not used, because other
+programs may load the machine. The program is pinned to one core; otherwise, it would read a large log on all cores.
+Runs of the variants alternate, so that a slow moment affects all of them. A row has the median, the minimum and the
+maximum.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ TARGETS = {"storm": 150.0, "mostly benign": 140.0, "mostly benign, re2": 250.0, 
 
 
 class Row(NamedTuple):
-    """MB of log read per CPU second, one figure per run."""
+    """MB of log that were read per CPU second, one figure for each run."""
 
     name: str
     mb_per_second: list[float]
@@ -40,7 +41,10 @@ class Row(NamedTuple):
 
 
 def rows(seed: int = 1, runs: int = 5, size: int = 150_000_000, tree: Path | None = None) -> Iterator[Row]:
-    """Measure logs of `size` bytes (a tenth for faults only). `tree` is another healthd to compare with."""
+    """Measure logs of `size` bytes.
+
+    The log that has only faults has a tenth. `tree`: another healthd, for comparison.
+    """
     with tempfile.TemporaryDirectory(prefix="healthd-bench.") as folder:
         log = Path(folder) / "syslog"
         for kind in ("storm", "mostly benign", "all different faults"):

@@ -1,4 +1,4 @@
-"""Measure `healthd scan` on the logs of scan.py and on some others, with its memory."""
+"""Measure the CPU time and memory of `healthd scan` on the logs of scan.py and some other logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def scans() -> list[Figure]:
-    """Measure the CPU of the whole program, including its start. The targets are minima in MB/s, here maxima in s."""
+    """Measure the CPU time of the whole program, including its start.
+
+    Targets are minimum MB/s, converted to maximum seconds.
+    """
     figures = []
     for name, speeds, target in scan.rows(runs=3, size=50_000_000):
         times = [100 / speed for speed in speeds]

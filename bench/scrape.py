@@ -1,9 +1,9 @@
-"""Measure a scrape of the metrics page, HTTP included: with nothing changed since the last scrape, and after a round.
+"""Measure a scrape of the metrics page, including HTTP: if nothing changed since the last scrape, and after a round.
 
     PYTHONPATH=. python bench/scrape.py
 
-The daemon runs on the fake node of node_tree.py, with one round per second. The times are user and system time of its
-process, with ended threads: the threads of clients end with each answer.
+The daemon runs on the fake node of node_tree.py, with one round per second. The times are user and system time of the
+daemon's process. They include ended threads, because each client has a thread that ends with the answer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from figure import Figure, table  # noqa: E402
 from healthd_daemon import Healthd  # noqa: E402
 
 SCRAPES = 30
-APART_SECONDS = 1.1  # requests within one second share a page
-QUIET_SECONDS = 0.3  # after a round: time for the tasks that follow it
+APART_SECONDS = 1.1  # pause between requests, because requests within one second share a page
+QUIET_SECONDS = 0.3  # time after a round for the tasks that follow it
 # The headers of Prometheus 3 (prometheus/prometheus, scrape/scrape.go).
 PROMETHEUS = {
     "Accept": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
@@ -43,7 +43,7 @@ def rows() -> list[Figure]:
     try:
         node_tree.build(folder)
         with node(folder, interval="3600") as daemon:
-            time.sleep(2)  # the checks that the start requests have ended
+            time.sleep(2)  # by now, the checks that were requested at the start have ended
             same = {name: unchanged(daemon, headers) for name, headers in REQUEST_HEADERS.items()}
             sizes = {name: len(scrape(daemon, headers)) / 1024 for name, headers in REQUEST_HEADERS.items()}
         with node(folder, interval="1") as daemon:
@@ -80,7 +80,7 @@ def unchanged(daemon: Healthd, headers: dict[str, str]) -> list[float]:
 def after_rounds(daemon: Healthd, headers: dict[str, str]) -> list[float]:
     spent = []
     for _ in range(SCRAPES):
-        verdict = daemon.run_dir / "verdict"  # rewritten after each round; polling it wakes no process
+        verdict = daemon.run_dir / "verdict"  # this file is rewritten after each round; polling it wakes no process
         last = verdict.stat().st_mtime_ns
         while verdict.stat().st_mtime_ns == last:
             time.sleep(0.01)

@@ -1,9 +1,9 @@
 """`make simulate`: simulate the fleet limit of a cluster on a bad day.
 
-First 10,000 nodes against a modelled slurmctld (modelled_slurmctld.py), then 1,000 against a real one with real
-commands. In both runs each node decides with healthd's own code; only the clock is simulated (fleet.py). `--write`
-writes the tables to docs/fleet-limit.md; scripts/fleet_limit_figure.py draws the picture. Exit status 1 if a target is
-missed.
+The first run has 10,000 nodes and a modelled slurmctld (modelled_slurmctld.py). The second run has 1,000 nodes, a real
+slurmctld and real commands. In both runs, each node decides with healthd's own code; only the clock is simulated
+(fleet.py). `--write` writes the tables to docs/fleet-limit.md; scripts/fleet_limit_figure.py draws the picture. Exit
+status 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ SERVER_DIES, WAVE = 600.0, 1500.0  # seconds
 # The targets. Requests per second are means over ten seconds, of all nodes together.
 MAX_LIMIT_SHARE = 1.2
 MAX_REQUESTS = 300.0
-WAVE_SECONDS = 30.0  # by then the wave must be drained
-BACK_SECONDS = 900.0  # by then all nodes must be back after the file server: two rounds and one query
+WAVE_SECONDS = 30.0  # time by which all nodes of the wave must be drained
+BACK_SECONDS = 900.0  # time by which all nodes must be back after the file server is: two rounds and one query
 PAGE = REPOSITORY / "docs/fleet-limit.md"
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`slurmctld_away` is an outage. Without `has_targets`, the scenario has no targets."""
+    """A scenario. `slurmctld_away`: an outage of slurmctld. `has_targets`: False if the scenario has no targets."""
 
     name: str
     faults: tuple[Fault, ...]
@@ -59,13 +59,15 @@ class Scenario:
 
 @dataclass(slots=True)
 class Outcome:
-    """Results of a scenario. `drained` has the number of drained nodes at each STEP, `peak` the maximum at any time.
+    """Results of a scenario. `drained`: number of drained nodes at each STEP. `peak`: maximum number at any time.
 
     shared_peak       maximum number of drained nodes without an own fault
-    wave              nodes with an own fault; wave_drained of them were drained, the last after wave_seconds
+    wave              number of nodes with an own fault; wave_drained: how many were drained; wave_seconds: when the
+                      last was
     left_drained      nodes that are still drained at the end, without a fault
     back_seconds      time from the end of the fault until the last node is back
-    requests, tables  maximum per second; total_requests: in total; busy: maximum share of slurmctld's time, in percent
+    requests, tables  maximum per second; total_requests: number in total; busy: highest share of slurmctld's time, in
+                      percent
     """
 
     name: str
@@ -182,7 +184,8 @@ def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> O
         drained_nodes = drained()
         if not_drained and not not_drained.isdisjoint(drained_nodes):
             not_drained -= drained_nodes
-            outcome.wave_seconds = max(0.0, moment - WAVE)  # one of them may have been drained for the file server
+            # some of these nodes may have been drained for the file server
+            outcome.wave_seconds = max(0.0, moment - WAVE)
         outcome.shared_peak = max(outcome.shared_peak, len(drained_nodes - wave))
         if moment > broken_until and drained_nodes - permanent_faults(scenario, hours):
             outcome.back_seconds = moment - broken_until
@@ -196,12 +199,12 @@ def play(scenario: Scenario, fleet: Fleet, drained: Callable[[], set[str]]) -> O
 
 
 def permanent_faults(scenario: Scenario, hours: float) -> set[str]:
-    """Nodes whose fault outlasts the simulation."""
+    """Nodes whose fault lasts longer than the simulation."""
     return {name for fault in scenario.faults if fault.end > hours * HOUR for name in fault.nodes}
 
 
 def highest_mean(by_second: Mapping[int, float], seconds: int = 10) -> float:
-    """Return the highest mean over this many consecutive seconds."""
+    """Return the highest mean over the given number of consecutive seconds."""
     sums: Counter[int] = Counter()
     for second, value in by_second.items():
         for begins in range(second - seconds + 1, second + 1):
@@ -213,7 +216,7 @@ def highest_mean(by_second: Mapping[int, float], seconds: int = 10) -> float:
 
 
 class RealSlurmctld:
-    """Run the commands one after another; each takes its real duration on the simulated clock."""
+    """Run the commands one after another. On the simulated clock, each command takes as long as it really took."""
 
     def __init__(self, cluster: SlurmCluster) -> None:
         self.cluster = cluster
@@ -239,7 +242,7 @@ class RealSlurmctld:
 
 
 def against_real_slurmctld(nodes: int) -> tuple[Outcome, int]:
-    """Play on nodes without slurmd, which can be drained too. Returns the outcome and sdiag's number of requests."""
+    """Play on a real slurmctld with nodes without slurmd. Returns the outcome and sdiag's number of requests."""
     names = [f"f{i}" for i in range(1, nodes + 1)]
     lines = [
         f"NodeName=f[1-{nodes}] NodeAddr=127.0.0.1 Port=9 CPUs=1 RealMemory=100 State=UNKNOWN",

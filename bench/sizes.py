@@ -1,4 +1,4 @@
-"""Measure whether the cost of a round is linear: CPU of daemon and worker by GPUs, disks and processes."""
+"""Measure whether the CPU time of a round (daemon and worker) is linear in the number of GPUs, disks and processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROCESSES_AIM = 10.0
 
 
 def sizes() -> list[Figure]:
-    """Measure with the check `processes`, which `rounds` leaves out because it is off where tests start a daemon."""
+    """Measure with the check `processes`. `rounds` leaves it out, because it is off when tests start a daemon."""
     gpus = measured({number: {"gpus": number} for number in GPU_COUNTS})
     disks = measured({number: {"disks": number} for number in DISK_COUNTS})
     processes = measured({number: {"processes": number} for number in PROCESS_COUNTS})
@@ -36,7 +36,7 @@ def sizes() -> list[Figure]:
 
 
 def fit(unit: str, rounds: Mapping[int, Sequence[float]]) -> list[Figure]:
-    """Return the slope of the least-squares line through the medians, and the largest deviation from the line."""
+    """Fit a least-squares line through the medians. Return its slope and the largest deviation from the line."""
     points = [(number, statistics.median(values)) for number, values in rounds.items()]
     per_unit = slope(points)
     middle, level = (statistics.fmean(values) for values in zip(*points, strict=True))
@@ -48,7 +48,10 @@ def fit(unit: str, rounds: Mapping[int, Sequence[float]]) -> list[Figure]:
 
 
 def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
-    """Return the CPU of each round (ms) of nodes that run in parallel, so that a busy machine slows all of them."""
+    """Return the CPU time (ms) of each round of nodes.
+
+    The nodes run in parallel, so that a busy machine slows all of them.
+    """
     with contextlib.ExitStack() as stack:
         daemons = {}
         for number, parts in nodes.items():

@@ -1,8 +1,8 @@
-"""Measure short commands in user and system time, with children, and as a multiple of a Python that does nothing.
+"""Measure the user and system time of short commands, with children, also as a multiple of a Python that does nothing.
 
 NHC is measured too if NHC=DIR names a checkout of github.com/mej/nhc. The commands run in turn, so that a slow moment
-of the machine affects all of them, and each ratio compares two neighbouring runs. The targets are the ratios of
-2026-11-29 and about a tenth.
+of the machine affects all of them. Each ratio compares two neighbouring runs. The targets are the ratios of 2026-11-29
+plus about a tenth.
 
     [NHC=DIR] .venv/bin/python bench/start.py [TIMES]
 """
@@ -82,9 +82,9 @@ def rows(times: int = TIMES) -> list[Figure]:
 
 
 def nhc_argv(checkout: Path, conf: Path) -> list[str]:
-    """Return the command line of NHC. It marks no node offline, and logs to standard output.
+    """Return a command line for NHC with which it marks no node offline and logs to standard output.
 
-    Raises RuntimeError if a check fails, because a failing check has another cost.
+    Raises RuntimeError if a check of NHC fails, because a failing check has another cost.
     """
     argv = ["bash", str(checkout / "nhc"), "-a", "-c", str(conf), "-l", "-", f"INCDIR={checkout / 'scripts'}"]
     argv += [f"HELPERDIR={checkout / 'helpers'}", "MARK_OFFLINE=0", "NHC_RM=slurm", "TIMEOUT=60"]

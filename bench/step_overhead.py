@@ -1,11 +1,11 @@
-"""Measure the cost of monitoring for a training step: a loop with and without `healthd.client.step()`.
+"""Measure how much monitoring slows a training step: a loop runs with and without `healthd.client.step()`.
 
     python bench/step_overhead.py [--blocks N] [--steps N] [--milliseconds M]
 
-The real live process runs in parallel and samples fake counters of eight InfiniBand ports. Blocks of steps with and
-without the call alternate, so that both see the same machine; a step is a fixed amount of hashing. The overhead is the
-median over pairs of neighbouring blocks; its interval is a bootstrap of the pairs (95 %). Exit status 1: the upper end
-of the interval is above 1 %.
+The real live process runs in parallel and samples fake counters of eight InfiniBand ports. A step is a fixed amount of
+hashing. Blocks of steps with and without the call alternate, so that both run under the same conditions. The overhead
+is the median over pairs of neighbouring blocks. Its interval (95 %) is a bootstrap of the pairs. Exit status 1: the
+upper end of the interval is above 1 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def write_tree(root: Path) -> None:
-    """Make this process appear as a job's only process on its node, with ports whose counters do not change."""
+    """Build a fake node on which this process is the only process of a job. The counters of its ports do not change."""
     cgroup = root / f"proc/{os.getpid()}/cgroup"
     cgroup.parent.mkdir(parents=True)
     cgroup.write_text("0::/system.slice/slurmstepd.scope/job_1/step_0\n")
@@ -61,7 +61,7 @@ def work(rounds: int) -> None:
 
 
 def calibrate_rounds(seconds: float) -> int:
-    """Return how many rounds of work take this long on this machine."""
+    """Return the number of rounds of work that take the given time on this machine."""
     work(200)
     before = time.perf_counter()
     work(200)

@@ -1,4 +1,4 @@
-"""Measure floods of kernel lines: the time until the fault behind hundreds of thousands of lines is a condition."""
+"""Measure floods of kernel lines: the time until a fault that follows hundreds of thousands of lines is a condition."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def run(host, config, past):
 
 
 def storms() -> list[Figure]:
-    """Measure a million Xid lines in a followed file with another fault as the last line: time to its condition."""
+    """Measure a million Xid lines in a followed file: the time until the fault in the last line is a condition."""
     varying = storm("varying, 8 GPUs", varying_line)
     return [*storm("the same", same_line), *varying, *burst(), *different_parts(), *many_checks()]
 
 
 def different_line(number: int) -> str:
-    """Return a line with its own part; most have their own code too."""
+    """Return a line about its own part. Most lines also have their own code."""
     code = 200 + number % 9000
     return xid_line(code, f"{number % 65536:04x}:{number // 65536:02x}:00", "a fault of another part")
 
 
 def burst() -> list[Figure]:
-    """Measure different faults at once with an Xid 79 in the middle: the time until it has its own condition."""
+    """Measure many different faults at once, with an Xid 79 in the middle: the time until the Xid 79 is a condition."""
     waited = []
     for _ in range(STORMS):
         lines = [different_line(number) for number in range(BURST_LINES)]
@@ -62,7 +62,7 @@ def burst() -> list[Figure]:
 
 
 def different_parts() -> list[Figure]:
-    """Measure lines that each name another part: what is kept, and how long the daemon takes to answer."""
+    """Measure lines that each name another part: how much is kept, and how long the daemon takes to answer."""
     with Healthd("--interval", "3600", "--listen", "127.0.0.1:0") as daemon:
         scrape(daemon)
         log_offset, began = daemon.log.stat().st_size, time.perf_counter()
@@ -89,7 +89,8 @@ def different_parts() -> list[Figure]:
 
 
 def many_checks() -> list[Figure]:
-    """Measure a further Xid and the status while site checks find hundreds of parts and the log thousands of codes."""
+    """Measure a further Xid and the status, while site checks report hundreds of parts and the log has thousands of
+    codes."""
     directory = Path(tempfile.mkdtemp(prefix="healthd."))
     checks = directory / "checks.d"
     checks.mkdir()
@@ -160,7 +161,7 @@ def storm(name: str, line: Callable[[int], str]) -> list[Figure]:
             waited.append((time.perf_counter() - began) * 1000)
             spent.append(cpu_ms(daemon_pid(daemon)) - used)
             grown.append(peak_mib(daemon_pid(daemon)) - before)
-            daemon.status()  # saves what the last pass received
+            daemon.status()  # this saves the lines that the last pass received
             ledger.append((file.stat().st_size - size) / 1024)
     return [
         Figure(f"{STORM_LINES} Xid lines ({name}): delay until the last fault is open", "ms", waited, aim=1000),

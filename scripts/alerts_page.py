@@ -1,5 +1,7 @@
-"""Write docs/alerts.md: the alerts of packaging/prometheus as a table. Run it after a rule changes;
-tests/packaging/test_alerts.py fails if the page is outdated. It needs PyYAML, from the extra `docs`.
+"""Write docs/alerts.md: the alerts of packaging/prometheus as a table.
+
+Run it after a rule changes; tests/packaging/test_alerts.py fails if the page is outdated. The script needs PyYAML (`pip
+install -e '.[docs]'`).
 """
 
 from __future__ import annotations
@@ -121,7 +123,10 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def readable(template: str) -> str:
-    """Return the text of a rule with words in place of looked-up values. Lists become "..."; conditions are dropped."""
+    """Return the text of a rule.
+
+    Words replace values that are looked up, "..." replaces lists, and conditions are dropped.
+    """
     parts, depth = [], 0
     for part in _ACTION.split(template):
         template_words = part.strip("{} \n").split() if part.startswith("{{") else []

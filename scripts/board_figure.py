@@ -2,8 +2,8 @@
 
 The script loads the history below into a real Prometheus (Debian's package prometheus, with promtool), runs the queries
 of each panel, and draws the results with matplotlib (`pip install -e '.[docs]'`) at the position of the panel. The
-pictures show the results of the queries, not Grafana's appearance. Run `python scripts/board_figure.py`; the same
-queries give the same pictures.
+pictures show the results of the queries, not Grafana's appearance. Run `python scripts/board_figure.py`. If the queries
+are unchanged, the pictures are unchanged too.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ FAULTS = (
     Fault([SHOWN_NODE], "gpu_ecc/uncorrected", "0000:c3:00.0", [(13.9, 2)], drained=None),
     Fault(["gpu-005"], "ib_flap/flapping", "mlx5_3/1", [(2.0, 1)], 8.0),
     Fault(["gpu-040"], "disk_space/low", "/var", [(12.0, 1)]),
-    # A file server fails for an hour: all nodes report it, and the fleet limit lets healthd drain only a few.
+    # A file server fails for an hour. All nodes report the failure, and healthd drains only as many as the fleet limit
+    # allows.
     Fault(NODES, "mount/hang", "/data", [(18.0, 1), (18.17, 2)], 19.1, (18.3, 19.2), NODES[9:14]),
 )
 DEAD_NODE = "gpu-044", 20.5  # healthd on this node stops answering at this hour
@@ -151,7 +152,7 @@ def _node_metrics(node: str, number: int, at: int, hour: float) -> Iterator[Metr
     yield "healthd_config_last_reload_successful", float(node != "gpu-047"), {}
     yield "healthd_paused", float(node == "gpu-002"), {}
     yield "healthd_stream_lines_waiting", 0, {}
-    if number in (6, 7, 30):  # two nodes of one gang, and the node of the second board
+    if number in (6, 7, 30):  # two nodes of one gang, and the node that the second board shows
         slow = 11 <= hour < 13.5 and number != 30
         yield "healthd_failslow_jobs", 1, {}
         yield "healthd_failslow_slow_jobs", float(slow or (number == 30 and hour >= 23)), {}

@@ -1,4 +1,4 @@
-"""Write docs/checks.md, the number of checks in README.md, and the checks that docs/peers.md does not list.
+"""Write docs/checks.md, the number of checks in README.md, and docs/peers.md's list of checks without a comparison.
 
 Run it after a check changes. Order and headings are those of conf/healthd.toml. tests/docs/test_checks_page.py fails if
 a page is outdated.
@@ -115,7 +115,7 @@ def _settings(name: str) -> list[str]:
 
 
 def _accepted_values(check: Check) -> list[str]:
-    """Return the accepted ranges of the check's own numbers, except for seconds, in the words of the error message."""
+    """Return the accepted ranges of the check's own numbers, without seconds, in the words of the error message."""
     common = {field.name for field in fields_of(CheckConfig)}
     hints = typing.get_type_hints(check.config, include_extras=True)
     (seconds,) = _rules(Seconds)

@@ -1,8 +1,8 @@
 """`make demo`: show the main function of healthd in a few seconds, without a GPU and without changing the machine.
 
 healthd reads this machine's /proc, /sys and mounts, with a fake DGX H100 behind NVML and a fifo as kernel log. GPU 3
-falls off the bus (Xid 79); a repair follows. The mode is "observe": nothing changes in Slurm. The demo ends by itself
-with exit status 0 and needs no terminal.
+falls off the bus (Xid 79), and is then repaired. The mode is "observe": nothing changes in Slurm. The demo ends by
+itself with exit status 0 and needs no terminal.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def show(folder: Path) -> int:
         print(run("status", *common))
         step("the metrics page", "")
         show_metrics(log)
-        step("cat RUNTIME_DIR/verdict", "what a Slurm prolog reads: observe mode never writes drain")
+        step(
+            "cat RUNTIME_DIR/verdict",
+            "what a Slurm prolog reads: in mode observe, healthd never writes drain",
+        )
         print_indented((folder / "run" / "verdict").read_text().strip())
 
         step(f"healthd repaired gpu_xid/79 {PCI}", "an engineer has replaced the GPU")

@@ -57,7 +57,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "One line of healthd's event stream",
-        "description": "docs/events.md documents each event and field. Readers keep unknown events and fields.",
+        "description": "docs/events.md documents each event and field. Readers must keep unknown events and fields.",
         "type": "object",
         "properties": fields,
         "required": list(event.HEAD),

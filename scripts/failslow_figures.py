@@ -1,8 +1,8 @@
 """Write the pictures and the command output of docs/fail-slow.md: `scripts/failslow_figures.py`.
 
-The jobs on that page are generated from a seed, so their faults are known and each machine gets the same files. `--data
-DIR` writes only those files. Run it after the detection or the plots change: tests/docs/test_failslow_docs.py fails if
-the page or a picture is outdated.
+The jobs on that page are generated from a seed, so their faults are known, and the files are the same on each machine.
+`--data DIR` writes only the files of these jobs. Run it after the detection or the plots change:
+tests/docs/test_failslow_docs.py fails if the page or a picture is outdated.
 """
 
 from __future__ import annotations

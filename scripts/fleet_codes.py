@@ -1,4 +1,5 @@
-"""Write healthd/fleet/codes.csv: cause, effect on jobs and permanence of each code of the built-in checks.
+"""Write healthd/fleet/codes.csv: for each code of the built-in checks, its cause, whether it ends jobs, and whether it
+is permanent.
 
 The checks declare these values (CAUSES, ENDS_JOB, PERMANENT). `healthd fleet` imports no checks, so it reads this
 table. Run the script after a check gets a new code; tests/fleet/answers/test_causes.py fails if the table differs.
@@ -14,8 +15,9 @@ from healthd.agent.settings.registry import Check, built_in_checks
 from healthd.common.job_failures import EndsJob
 
 TABLE = Path(__file__).resolve().parents[1] / "healthd/fleet/codes.csv"
-UNUSED = 1000  # Xids below this number may be in the catalogue as unused, without a text
-UNLISTED = 10**6  # a number that no catalogue has: its row, CHECK/*, applies to every number without a row
+UNUSED = 1000  # below this number, Xids that the catalogue lists as unused have no text
+# an Xid number that no catalogue has; its row becomes CHECK/*, which applies to all numbers without a row
+UNLISTED = 10**6
 
 
 def table(checks: Mapping[str, Check]) -> str:

@@ -1,7 +1,8 @@
 """Write the output of the commands in docs/fleet-answers.md, each below its command: `scripts/fleet_excerpts.py`.
 
-The commands query a store that is built from a generated history with known faults (bench/history). It is the same on
-every machine. Run the script after an answer changes; tests/docs/test_fleet_answers_docs.py fails if the page differs.
+The commands query a store that is built from a generated history with known faults (bench/history). The history is the
+same on every machine. Run the script after an answer changes; tests/docs/test_fleet_answers_docs.py fails if the page
+differs.
 """
 
 from __future__ import annotations

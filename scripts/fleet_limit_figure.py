@@ -1,4 +1,4 @@
-"""Draw docs/fleet-limit.svg: the number of drained nodes among 10,000 on a bad day, as decided by healthd's own code.
+"""Draw docs/fleet-limit.svg: how many of 10,000 nodes healthd's own code drains on a simulated bad day.
 
 Run it after the fleet limit changes. The simulation (bench/simulate.py) takes half a minute. It needs matplotlib
 (`pip install -e '.[docs]'`; .venv has it). The same simulation gives the same file.
@@ -23,9 +23,9 @@ from matplotlib.figure import Figure  # noqa: E402
 from simulate import HOUR, NODES, STEP, Outcome, Scenario, scenarios, simulate  # noqa: E402
 
 FIGURE = ROOT / "docs/fleet-limit.svg"
-DRAWN = 4  # scenarios; the fifth, a bug that affects all nodes, would need another scale
+DRAWN = 4  # the scenarios to draw; the fifth, a bug that affects all nodes, would need another scale
 CURVE, LIMIT, LABEL, DEAD, AWAY = "#1f5f9f", "#222222", "#555555", "#eeeeee", "#dddddd"
-# Text stays text, and the file contains no date, so the same simulation gives the same bytes.
+# Write text as text, and no date, so that the same simulation gives the same bytes.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "fleet limit", "font.family": "sans-serif", "font.size": 9.0}
 METADATA = {"Date": None, "Creator": None}
 

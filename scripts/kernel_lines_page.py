@@ -29,7 +29,7 @@ from healthd.scan.lines import Block, Tally  # noqa: E402
 
 PAGE = ROOT / "docs/kernel-lines.md"
 DATA = sorted((ROOT / "tests/data").glob("kernel_lines*.jsonl"))
-NOW = 1_795_000_000.0  # any time: it dates lines without a year
+NOW = 1_795_000_000.0  # an arbitrary time, needed to date lines without a year
 CHECKS = registry.built_in_checks()
 # A program's own log that quotes an Xid is not the driver's line.
 QUOTED = {"k0023"}
@@ -164,7 +164,7 @@ def kinds(rows: Sequence[Captured]) -> Iterator[str]:
 
 
 def _ending(judged: scan_judged.Judged) -> str:
-    """Return the ending of the finding of a line, from its code, its severity and the default settings."""
+    """Return what ends the finding about a line, from the code, the severity and the default settings."""
     check = CHECKS[judged.code.partition("/")[0]]
     explain = check.explain(judged.code)
     assert explain is not None

@@ -1,4 +1,4 @@
-"""Write the table of every metric in docs/metrics.md from the code, and keep the hand-written text around it.
+"""Write the table of all metrics in docs/metrics.md from the code. The hand-written text around the table is kept.
 
 Run it after a metric or the OBSERVATIONS of a check change. tests/docs/test_metrics_doc.py fails if the page is
 outdated.

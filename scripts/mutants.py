@@ -1,6 +1,6 @@
-"""Mutation tests of the decisions: apply one stored fault at a time and run the tests that should notice it.
+"""Mutation tests of the decisions: apply one stored fault at a time and run the tests that should detect it.
 
-    scripts/mutants.py draw --seed N          draw the random half of the list again; the chosen mutants stay
+    scripts/mutants.py draw --seed N          draw the random half of the list again; mutants chosen by hand stay
     scripts/mutants.py draw --seed N --replace ID ...
                                               replace these mutants by new ones from other functions
     scripts/mutants.py verify                 check that each mutant of the list still applies
@@ -9,12 +9,14 @@
 The list is tests/data/mutants.json. A mutant names a file, the qualified name of a function ("" for the module level),
 one line without indentation, and the line that replaces it. After a rename or a move, adapt these by hand.
 
-`run` works in copies of the tree, one for each job. It first records which test executes which function (kept in build/
-until a source or a test changes). For each mutant it then runs the test that killed it before, the tests that execute
-the mutated function, the fastest first, and the tests that import its module or start healthd as a program. A killing
-test must pass without the mutant. Mutants that have a result are skipped. Results go to the list, or to FILE. FILE is
-then compared with the list: the exit status is 1 if a mutant survives that the list records as killed. End-to-end tests
-do not run.
+`run` works in copies of the tree, one for each job. It first records which test executes which function. The record is
+kept in build/ until a source or a test changes. For each mutant, it then runs tests in this order: the test that killed
+the mutant before, the tests that execute the mutated function (the fastest first), and the tests that import its module
+or start healthd as a program. A test counts as killing only if it passes without the mutant. End-to-end tests do not
+run. Mutants that already have a result are skipped.
+
+Results are written to the list, or to FILE. FILE is then compared with the list: the exit status is 1 if a mutant
+survives that is killed according to the list.
 """
 
 from __future__ import annotations
@@ -52,16 +54,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / "tests/data/mutants.json"
 RECORD = ROOT / "build/mutants-record.json"
-# Each area with its folder and the number of mutants drawn in it. The same number, 100 in all, is chosen by hand.
+# Each area with its folder and the number of mutants drawn at random in it. As many are chosen by hand, 100 in all.
 AREAS = {
     "slurm": ("healthd/agent/slurm", 12),
     "conditions": ("healthd/agent/conditions", 13),
     "kernel_log": ("healthd/agent/kernel_log", 12),
     "checks": ("checks", 13),
 }
-# Slow tests that execute none of the areas, and the test that each mutant applies to the source.
+# Tests that are not run: slow tests that execute none of the areas, and the test that each mutant applies to the
+# source.
 UNRELATED = re.compile(r"fleet(?!_limit|_lemons_apply)|spark|test_mutants")
-EXTRA_SECONDS, MAX_SLOWDOWN = 60, 5  # a run may take this much longer than recorded
+EXTRA_SECONDS, MAX_SLOWDOWN = 60, 5  # how much longer than recorded a run may take (seconds, factor)
 TIME_LIMIT = "time limit"
 CHOSEN = "chosen"  # the kind of a mutant that was chosen by hand
 
@@ -133,7 +136,7 @@ def matches(source: str, function: str, line: str) -> list[int]:
 
 
 def applied(mutant: Mutant, source: str) -> str:
-    """Return the mutated source. Raises NotApplicable, also if the result does not compile or is equivalent."""
+    """Return the mutated source. Raises NotApplicable, even if only the result does not compile or is equivalent."""
     found = matches(source, mutant.function, mutant.line)
     if len(found) < max(mutant.occurrence, 1) or (len(found) > 1 and not mutant.occurrence):
         raise NotApplicable(f"{len(found)} lines {mutant.line!r} in {mutant.function}")
@@ -165,7 +168,7 @@ def verify(mutants: Sequence[Mutant], root: Path) -> list[str]:
 
 
 class Edit(NamedTuple):
-    """Replace the bytes `start` to `end` of one line (from 1 on) with `text`."""
+    """Replace the bytes `start` to `end` of a line with `text`. Lines are counted from 1."""
 
     kind: str
     line: int
@@ -257,7 +260,7 @@ def make_mutant(file: str, function: str, source: str, edit: Edit) -> Mutant:
 
 
 def draw(seed: int, root: Path, numbers: Mapping[str, int], taken: Container[tuple[str, str]] = ()) -> list[Mutant]:
-    """Draw `numbers` mutants for each area, at most one per function and none in the functions `taken`."""
+    """Draw `numbers` mutants for each area: at most one for each function, and none in the functions `taken`."""
     chance = random.Random(seed)
     drawn: list[Mutant] = []
     for area, (folder, _) in AREAS.items():
@@ -286,7 +289,7 @@ def draw(seed: int, root: Path, numbers: Mapping[str, int], taken: Container[tup
 
 
 def redraw(seed: int, root: Path, mutants: Sequence[Mutant], replaced: Sequence[str]) -> list[Mutant]:
-    """Return the list with the mutants `replaced` exchanged for others under the same ids."""
+    """Return the list in which other mutants replace the mutants `replaced`, under the same ids."""
     numbers = Counter(mutant.area for mutant in mutants if mutant.id in replaced)
     new = iter(draw(seed, root, numbers, {(mutant.file, mutant.function) for mutant in mutants}))
     return [dataclasses.replace(next(new), id=mutant.id) if mutant.id in replaced else mutant for mutant in mutants]
@@ -294,7 +297,7 @@ def redraw(seed: int, root: Path, mutants: Sequence[Mutant], replaced: Sequence[
 
 # --- recording: a pytest plugin (-p mutants) in the worker processes
 
-ENOUGH_CALLS = 1_000_000  # after this many calls without a new function, stop tracing the test
+ENOUGH_CALLS = 1_000_000  # if a test makes this many calls without a new function, tracing it ends
 _executed: set[tuple[str, int]] = set()
 _times: dict[str, list[Any]] = {}  # test -> seconds, passed, functions
 _began = 0.0
@@ -422,9 +425,9 @@ def record(copy: Path, jobs: int) -> dict[str, Test]:
 def choices(mutant: Mutant, copy: Path, tests: Mapping[str, Test]) -> Iterator[list[str]]:
     """Yield groups of tests to run against a mutant, the likeliest first.
 
-    The first group is the test that killed the mutant before. The second has the tests that execute the mutated
-    function (at the module level: any function of the file). The third has the tests of files that import the mutated
-    module, have its name, or start healthd as a program.
+    The first group is the test that killed the mutant before. The second group is the tests that execute the mutated
+    function or, if the mutant is at the module level, any function of the file. The third group is the tests in files
+    that import the mutated module, have its name, or start healthd as a program.
     """
     yield [test for test in tests if test.rpartition("/")[2] in mutant.tests]
     nodes = functions(ast.parse((copy / mutant.file).read_text("utf-8")))
@@ -460,7 +463,7 @@ def failed_test(copy: Path, chosen: Sequence[str], tests: Mapping[str, Test]) ->
     status, output = run_pytest(copy, ["-x", "-n", "0", f"--timeout={test_limit:.0f}", *chosen], limit)
     if status is None:
         return TIME_LIMIT
-    if status in (0, 5):  # all passed, none selected
+    if status in (0, 5):  # exit statuses: all passed, none selected
         return ""
     if found := re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE):
         return found[1].partition("[")[0]
@@ -549,7 +552,9 @@ def main(arguments: Sequence[str]) -> int:
     draws.add_argument("--replace", nargs="+", default=[], metavar="ID", help="replace only these mutants")
     commands.add_parser("verify", help="check that each mutant still applies")
     runs = commands.add_parser("run", help="run the tests for each mutant without a result")
-    runs.add_argument("--only", nargs="+", default=[], metavar="ID", help="run only these, also with a result")
+    runs.add_argument(
+        "--only", nargs="+", default=[], metavar="ID", help="run only these mutants, even if they have a result"
+    )
     runs.add_argument("--jobs", type=int, default=1, metavar="N", help="mutants to test in parallel")
     runs.add_argument("--out", type=Path, default=LIST, metavar="FILE", help="write results here (default: the list)")
     runs.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="run only these test files")

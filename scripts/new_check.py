@@ -67,7 +67,7 @@ def aligned(table: str) -> str:
 
 
 def restore(before: dict[str, str | None]) -> None:
-    """Restore the files as far as possible, so that nothing is half written."""
+    """Restore all files as far as possible, so that no check is half written."""
     for path, text in before.items():
         with contextlib.suppress(OSError):
             if text is None:

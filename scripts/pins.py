@@ -1,7 +1,7 @@
-"""Write constraints.txt: the newest versions of all packages in healthd's environments, on each supported Python.
+"""Write constraints.txt: for each supported Python, the newest versions of all packages in healthd's environments.
 
-Run it with `make pins`; nothing else changes the versions used for tests, wheel and packages. It needs each of these
-Pythons. The extra `spark` is left out: pyspark is a source package of 456 MB.
+Run it with `make pins`. Nothing else changes the versions that tests, wheel and packages use. Each supported Python
+must be installed. The optional dependencies `spark` are left out: pyspark is a source package of 456 MB.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ else:
 
 ROOT = Path(__file__).parents[1]
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
-# Build requirements of source packages that declare none: setuptools (listed in `dev`), and before pip 24.1 also:
+# Build requirements of source packages that declare none: setuptools (listed in `dev`) and, before pip 24.1, also
+# these:
 BUILD_TOOLS = ("wheel",)
 HEAD = """\
 # Written by `make pins`. The versions used for .venv, .venv-3.X, the wheel and the packages, builds included. An
@@ -62,7 +63,8 @@ def newest(python: str) -> dict[str, str]:
 
 
 def pins(found: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return one line per package, or one per version if the Pythons (oldest first) have different versions."""
+    """Return one line for each package, or one line for each version if the Pythons (oldest first) have different
+    versions."""
     names = sorted({name for versions in found.values() for name in versions}, key=str.lower)
     return [line for name in names for line in lines(name, {python: found[python].get(name) for python in found})]
 
@@ -70,7 +72,7 @@ def pins(found: Mapping[str, Mapping[str, str]]) -> list[str]:
 def lines(name: str, versions: Mapping[str, str | None]) -> list[str]:
     """Return the lines of one package.
 
-    A Python that does not need the package may get the pin of its neighbours: a constraint installs nothing.
+    The line may also apply to a Python that does not need the package, because a constraint installs nothing.
     """
     needed = {python: version for python, version in versions.items() if version}
     runs = [(version, [*pythons]) for version, pythons in groupby(needed, key=needed.__getitem__)]

@@ -2,15 +2,17 @@
 
     PYTHON scripts/run_tests.py [--flaky-is-red] [PYTEST OPTION...]
 
-Tests that fail in parallel run again in one process with nothing in parallel, as in CPython's regrtest and LLVM's lit,
-if they belong to at most `MAX_RERUN_FILES` files. A test that passes then is listed as FLAKY in the last lines. It is a
-defect of the test, but does not fail the run, except with `--flaky-is-red`. Tests marked `alone` run after that, once,
-in one process with nothing in parallel. The exit status is pytest's for the run that counts.
+Tests run in parallel. Tests that fail run again in one process, with nothing in parallel, as in CPython's regrtest and
+LLVM's lit. This second run takes place only if the failed tests are in at most `MAX_RERUN_FILES` files. A test that
+passes in the second run is listed as FLAKY in the last lines. This is a defect of the test, but it fails the run only
+with `--flaky-is-red`. Finally, tests marked `alone` run once, in one process with nothing in parallel. The exit status
+is pytest's for the run that counts.
 
-Each run has its own folder, which is `TMPDIR` for all processes it starts; HEALTHD_TEST_RUN has its path. At the end,
-or at the start of the next run if this one was killed, the script ends the processes, mounts, loop devices and cgroups
-of the run and removes the folder. A mount elsewhere has the folder as its source; a cgroup has the folder's name in its
-own (tests/support/of_this_run.py). SIGTERM ends the run and prints the tests that were running.
+Each run has its own folder, which is `TMPDIR` for all processes that the run starts. HEALTHD_TEST_RUN has its path. At
+the end, the script removes the folder and everything that belongs to the run: processes, mounts, loop devices and
+cgroups. If a run was killed, the next run does this. A mount outside the folder belongs to the run if the folder is its
+source. A cgroup belongs to it if its name contains the folder's name (tests/support/of_this_run.py). SIGTERM ends the
+run and prints the tests that were running.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ T = TypeVar("T")
 libc = ctypes.CDLL(None, use_errno=True)
 
 MARK, PART = "HEALTHD_TEST_RUN", "HEALTHD_TESTS"
-FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short: the path of a socket has at most 107 characters
-OWN_FILES = ("lock", "cache", "running", "alone")  # files of the run itself in its folder
-MAX_RERUN_FILES = 3  # failures in more files are not caused by chance
-PASSED, FAILED, NONE_RAN = 0, 1, 5  # exit statuses of pytest; other values are errors of pytest itself
+FOLDER, PREFIX = Path(tempfile.gettempdir()), "hdt."  # short, because the path of a socket has at most 107 characters
+OWN_FILES = ("lock", "cache", "running", "alone")  # names of the run's own files in its folder
+MAX_RERUN_FILES = 3  # if tests in more files fail, chance is not the cause
+PASSED, FAILED, NONE_RAN = 0, 1, 5  # pytest's exit statuses for test results; other values are errors of pytest itself
 END_SECONDS = 20.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 FITHAW = 0xC0045878  # linux/fs.h
@@ -92,7 +94,9 @@ def run_in_parallel(run: Path, options: Sequence[str], flaky_is_red: bool) -> in
     failed = last_failed(run)
     files = {test.partition("::")[0] for test in failed}
     if not failed or len(files) > MAX_RERUN_FILES:
-        print(f"run_tests: tests of {len(files)} files failed: too many for chance, no second run", flush=True)
+        print(
+            f"run_tests: tests in {len(files)} files failed: too many for chance, so they do not run again", flush=True
+        )
         return status
     end_leftovers(run)
     print(f"run_tests: {len(failed)} failed, running them again alone: {', '.join(failed)}", flush=True)
@@ -107,7 +111,7 @@ def run_in_parallel(run: Path, options: Sequence[str], flaky_is_red: bool) -> in
 
 
 def run_pytest(run: Path, options: Sequence[str], part: str) -> int:
-    """Run pytest and return its exit status. Processes orphaned meanwhile become our children and are reaped."""
+    """Run pytest and return its exit status. Orphaned processes become children of this script and are reaped."""
     argv = [sys.executable, "-m", "pytest", "-o", f"cache_dir={run}/cache", f"--basetemp={run}/t", *options]
     (run / "running").write_text("")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
@@ -142,7 +146,7 @@ def running(run: Path) -> list[str]:
 
 @contextlib.contextmanager
 def run_folder() -> Iterator[Path]:
-    """Create the run's folder, locked while this process lives. It gets its final name once it is locked."""
+    """Create the run's folder and lock it until this process ends. It gets its final name after it is locked."""
     unlocked = Path(tempfile.mkdtemp(prefix="hdt-", dir=FOLDER))
     unlocked.chmod(0o755)  # commands of other users connect to munge's socket in it
     with open(unlocked / "lock", "w") as lock:
@@ -154,7 +158,7 @@ def run_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def claim(run: Path) -> Iterator[bool]:
-    """Lock a run's folder for this block. Yields True if its process is dead and no other process is removing it."""
+    """Try to lock a run's folder. Yields True if the run's process is dead and no other process removes the folder."""
     with contextlib.ExitStack() as stack:
         try:
             lock = stack.enter_context(open(run / "lock"))
@@ -166,7 +170,7 @@ def claim(run: Path) -> Iterator[bool]:
 
 
 def is_own_run_folder(run: Path) -> bool:
-    """Return True for a folder of `run_folder` that this user owns: anyone can write to /tmp."""
+    """Return True if `run_folder` created this folder and this user owns it. Anyone can write to /tmp."""
     with contextlib.suppress(FileNotFoundError):
         found = run.lstat()
         named = run.parent == FOLDER and run.name.startswith(PREFIX)
@@ -188,7 +192,7 @@ def sweep_dead_runs() -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphans below this process its children, so that none is lost."""
+    """Make all orphans below this process its children, so that none is lost."""
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -196,7 +200,7 @@ def become_subreaper() -> None:
 def end_leftovers(run: Path) -> None:
     """End everything that the run started; print what is still there after END_SECONDS.
 
-    Mounts and frozen cgroups come first: a process that hangs in one cannot be killed.
+    Mounts and frozen cgroups come first: a process that hangs in a mount or a frozen cgroup cannot be killed.
     """
     unmount(run)
     thaw(run)
@@ -214,7 +218,8 @@ def end_leftovers(run: Path) -> None:
 
 
 def repeat_until_none(find: Callable[[], list[T]], end: Callable[[T], None]) -> None:
-    """Repeat `end` until nothing is left: a process may start another, and takes a moment to leave its cgroup."""
+    """Repeat `end` until nothing is left: a process may start another process, and needs a moment to leave its
+    cgroup."""
     deadline = time.monotonic() + END_SECONDS
     while found := find():
         if time.monotonic() > deadline:
@@ -260,7 +265,10 @@ def processes(run: Path) -> Iterator[psutil.Process]:
 
 
 def environment(process: psutil.Process) -> list[str]:
-    """Return the environment at the start of the process. A process can overwrite its beginning, as slurmstepd does."""
+    """Return the environment at the start of the process.
+
+    A process can overwrite the beginning of it, as slurmstepd does.
+    """
     with contextlib.suppress(OSError):  # a process of another user
         return os.fsdecode(Path(f"/proc/{process.pid}/environ").read_bytes()).split("\0")
     return []
@@ -278,9 +286,10 @@ def is_in_cgroup(process: psutil.Process, run: Path) -> bool:
 
 
 def uses_folder(process: psutil.Process, run: Path, sockets: Container[str]) -> bool:
-    """Return True if a process that overwrote its environment has its folder, a file or a bound socket below `run`.
+    """Return True if a process that overwrote its environment uses `run`.
 
-    A process with an intact environment but without the mark is unrelated: a backup, or an interactive shell.
+    It does if its current folder, an open file or a bound socket is below `run`. If a process has an intact environment
+    without the mark, it is unrelated: a backup, or an interactive shell.
     """
     if "=" in "".join(environment(process)[:1]):
         return False
@@ -312,9 +321,10 @@ def mountinfo() -> Iterator[tuple[str, str, str]]:
 
 
 def unmount(run: Path) -> None:
-    """Unmount everything mounted below `run`, or elsewhere with a source below it.
+    """Unmount everything that is mounted below `run`, or elsewhere with a source below `run`.
 
-    A frozen file system is thawed first. Only file systems on disks are opened for that, because others may hang.
+    A frozen file system is thawed first. To thaw it, it must be opened. Only file systems on disks are opened, because
+    others may hang.
     """
     for point, _, source in mountinfo():
         if not point.startswith(f"{run}/") and not f"{source}/".startswith(f"{run}/"):
@@ -342,7 +352,7 @@ def detach(run: Path) -> None:
 
 
 def cgroups(run: Path) -> Iterator[Path]:
-    """Yield the cgroups named after `run` and those below them, in each hierarchy, the innermost first."""
+    """Yield the cgroups that are named after `run`, and all cgroups below them, in each hierarchy, innermost first."""
     for root in {point for point, kind, _ in mountinfo() if kind in ("cgroup", "cgroup2")}:
         for folder, _, _ in os.walk(root, topdown=False):
             if run.name in folder.removeprefix(root):

@@ -2,9 +2,9 @@
 
 Run it after a text, severity or time of a check changes; tests/docs/test_runbooks.py fails if a page is out of date.
 
-Alert rules and `healthd explain --json` link to the pages: the page is CHECK.md, the heading of a code is the code, and
-the anchor is GitHub's: the code in lower case without its "/". `gpu_xid/79` is
-`gpu_xid.md#gpu_xid79`; in a Prometheus rule:
+Alert rules and `healthd explain --json` link to the pages. The page of a check is CHECK.md, and the heading of a code
+is the code. The anchor is the one that GitHub makes: the code in lower case without its "/". `gpu_xid/79` becomes
+`gpu_xid.md#gpu_xid79`. In a Prometheus rule:
 
     runbook_url: "URL/docs/runbooks/{{ $labels.check }}.md#{{ reReplaceAll "/" "" $labels.code }}"
 """
@@ -100,7 +100,7 @@ def _section(code: str, text: Explain, check: Check) -> str:
 
 
 def _reactions(run: dict[str, Any], check: Check) -> Iterator[str]:
-    """Yield what healthd does and the times involved, without the fleet limit, which is the same for all codes."""
+    """Yield what healthd does, with its times. The fleet limit is left out, because it is the same for all codes."""
     yield from (sentence for sentence in explanation.sentences(run) if "of a partition (" not in sentence)
     for row in run["settings"]:
         if row["setting"].endswith("_seconds"):

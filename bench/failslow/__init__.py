@@ -1,5 +1,8 @@
 """The benchmark of `healthd failslow`.
 
-generate has sets of series with known faults, baselines has plain BOCD and a sliding window, score counts what is
-found, missed and blamed, alibaba reads a public trace, and cost measures time and memory.
+- generate makes sets of series with known faults.
+- baselines has plain BOCD and a sliding window.
+- score counts which faults are found, missed and blamed on the right component.
+- alibaba reads a public trace.
+- cost measures time and memory.
 """

@@ -1,8 +1,9 @@
 """Run the detectors on a public trace: iteration times of four PyTorch and TensorFlow jobs of ten workers each.
 
 The folder contains job_1_norm.csv to job_4_norm.csv of alibaba/clusterdata, cluster-trace-gpu-v2020, mini-batch-time.
-Its `time` counts the rows of all workers of a job, so a worker's row number is its iteration. The rows were inspected
-while thresholds were chosen, so they are no evidence. The test is only that nothing obvious is missed or invented.
+Its `time` counts the rows of all workers of a job, so a worker's row number is its iteration. These rows were inspected
+while thresholds were chosen, so they are no evidence of accuracy. The script only tests that the detectors miss nothing
+obvious and report nothing absurd.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from failslow.generate import Made
 from healthd.failslow.model import Diagnosis, Point, Series
 
-SIGNIFICANT_SLOWDOWN = 0.15  # other points in job_1 below this slowdown are marginal
+SIGNIFICANT_SLOWDOWN = 0.15  # other points in job_1 do not count if their slowdown is below this
 JOB_4_POINTS = 5
 SLOW_IN_JOB_3 = {"6", "7", "8", "9"}
 JOB_1 = ("6", 181, 194)
@@ -42,7 +43,7 @@ def _job(path: Path) -> Made:
 def verdicts(
     folder: Path, healthd: Callable[[Made], Diagnosis], baselines: dict[str, Callable[[Made], Diagnosis]]
 ) -> list[tuple[bool | None, str]]:
-    """Return (met, None without a target; sentence) of each job, then the counts of the other detectors."""
+    """Return (met, sentence) for each job, then the counts of the other detectors. met: None if there is no target."""
     made = jobs(folder)
     found = [
         {point.name: points for point, points in zip(job.series, healthd(job).points, strict=True) if points}

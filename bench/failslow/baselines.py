@@ -1,6 +1,7 @@
-"""The detectors that healthd is compared with: plain BOCD and a sliding window, as in the tables of FALCON (2.4).
+"""The detectors with which healthd is compared: plain BOCD and a sliding window, as in the tables of FALCON (2.4).
 
-Both ignore regimes, restarts and peers. Each series is analysed alone, and each point that they report is the result.
+Both detectors ignore regimes, restarts and peers. They analyse each series alone, and all points that they report
+count.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def sliding_window(made: Made) -> Diagnosis:
 def _points_by_series(
     made: Made, find_points: Callable[[Sequence[float]], tuple[Point, ...]]
 ) -> Iterator[tuple[Point, ...]]:
-    """Yield the points of each series. A gang's iteration times differ only by the ranks' clocks, so one is enough."""
+    """Yield the points of each series.
+
+    For a gang, one series is analysed: the others differ only by the ranks' clocks.
+    """
     for position, series in enumerate(made.series):
         yield find_points(series.value) if position == 0 or not made.gang else ()
 
@@ -38,9 +42,9 @@ def _points_by_series(
 def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
     """Return the points of Bayesian online change-point detection (Adams and MacKay, arXiv 0710.3742).
 
-    It has a constant hazard and a Normal-Gamma prior at the scale of the first samples. A point is each time that
-    P(r <= 5) rises above 0.9; P(r = 0) would always be the hazard. The longest run lengths are merged.
-    Changes are not verified: each one is a point, faster or slower.
+    It has a constant hazard and a Normal-Gamma prior at the scale of the first samples. Each time that P(r <= 5) rises
+    above 0.9 is a point; P(r = 0) is not used, because it would always equal the hazard. The longest run lengths are
+    merged. Changes are not verified: each change is a point, whether the job becomes faster or slower.
     """
     x = np.asarray(value, dtype=float)
     if len(x) < 2 * RECENT:
@@ -48,7 +52,7 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
     first = x[: 2 * WINDOW]
     mean0 = float(np.median(first))
     spread = max(float(np.median(np.abs(first - mean0))) * 1.4826, 1e-3 * mean0)
-    x = (x - mean0) / spread  # in units of the first noise: mean 0, precision 1
+    x = (x - mean0) / spread  # units of the first samples' noise, so the prior has mean 0 and precision 1
     mu, kappa, alpha, beta = np.zeros(1), np.ones(1), np.ones(1), np.ones(1)
     weight: NDArray[np.float64] = np.ones(1)
     lgamma = np.array([math.lgamma(1 + n / 2) for n in range(RUN_LENGTHS + 2)])
@@ -61,7 +65,7 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
         grown = weight * predictive
         weight = np.concatenate(([grown.sum() * HAZARD], grown * (1 - HAZARD)))
         total = weight.sum()
-        if not total > 0:  # an outlier with probability 0: it begins a run
+        if not total > 0:  # an outlier so unlikely that its probability is 0: it begins a run
             weight = np.zeros(len(weight))
             weight[0] = total = 1.0
         weight /= total
@@ -80,7 +84,7 @@ def bocd_points(value: Sequence[float]) -> tuple[Point, ...]:
 
 
 def window_points(value: Sequence[float]) -> tuple[Point, ...]:
-    """Return a point where the mean of ten samples rises 10 % above that of the ten before."""
+    """Return a point wherever the mean of ten samples rises 10 % above the mean of the ten samples before."""
     x = np.asarray(value, dtype=float)
     if len(x) < 2 * WINDOW:
         return ()

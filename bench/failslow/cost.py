@@ -1,7 +1,7 @@
 """Measure the cost of `healthd failslow`: time per sample of the online detector, time and memory of the command.
 
-The command reads files of ten million rows. Values are medians of several runs, each in its own process with compiled
-bytecode.
+The command reads files of ten million rows. Values are medians of several runs. Each run has its own process and uses
+compiled bytecode.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ print(1e6 * (time.process_time() - begun) / (len(series) * len(at)))
 
 
 def verdicts(rows: int = ROWS) -> list[tuple[bool | None, str]]:
-    """Return (met, None without a target; sentence) for each cost."""
+    """Return (met, sentence) for each cost. met: None if there is no target."""
     online, together = _repeated(ONLINE), _repeated(TOGETHER)
     results: list[tuple[bool | None, str]] = [
         (
@@ -91,7 +91,8 @@ def _spread(values: list[float]) -> str:
 
 
 def _write_file(path: Path, rows: int, series: int) -> None:
-    """Write the times of healthy workers, with 5 % noise, and of three that slow down half-way, in order of time."""
+    """Write the times of healthy workers with 5 % noise, and of three workers that slow down halfway, in order of
+    time."""
     import duckdb
 
     each = rows // series

@@ -1,4 +1,4 @@
-"""Generate rates of a link with a known period: those of a job's iterations, and others without training."""
+"""Generate rates of a link: rates with the known period of a job's iterations, and rates without a training job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bursts(rng: random.Random, count: int, period: float, duty: float, jitter: f
 
 
 def shares(edges: Sequence[tuple[float, float, float]], count: int) -> list[float]:
-    """Return the mean height in each sample of stretches (begin, end, height)."""
+    """Return, for each sample, the mean height of the stretches (begin, end, height) in it."""
     rate = [0.0] * count
     for begin, end, height in edges:
         for at in range(max(0, math.floor(begin)), min(count, math.ceil(end))):

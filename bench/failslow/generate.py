@@ -1,13 +1,14 @@
-"""Generate sets of series of one job each from a seed, with the truth of where and why they became slow.
+"""Generate sets of series from a seed. A set is one job, with the truth about where and why it became slow.
 
-Half of the sets are synchronous gangs: every rank waits for the slowest one. All ranks have the same iteration time,
-the maximum over the ranks of busy + transfer, and each reports its busy, wait and transfer time. The others are workers
-that do not wait for each other and report only their iteration times. Causes, their frequency by duration, and the
-variation of communication are those of FALCON (arXiv 2410.12588v1, tables 1 and 2). Pauses, warm-up, sequence lengths
-and uneven stages follow "Understanding Stragglers in Large Model Training" (arXiv 2505.05713).
+Half of the sets are synchronous gangs, in which every rank waits for the slowest rank. All ranks have the same
+iteration time, which is the maximum of busy + transfer over the ranks. Each rank reports its busy, wait and transfer
+time. The others are workers that do not wait for each other and report only their iteration times. Causes, their
+frequency by duration, and the variation of communication are those of FALCON (arXiv 2410.12588v1, tables 1 and 2).
+Pauses, warm-up, sequence lengths and uneven stages follow "Understanding Stragglers in Large Model Training" (arXiv
+2505.05713).
 
-This code does not depend on the detector. The height of a slowdown compares the iteration time without noise with the
-baseline of the regime. Its onset is the first iteration with 10 % or more.
+This code does not depend on the detector. The height of a slowdown is the increase of the iteration time, without
+noise, relative to the baseline of the regime. Its onset is the first iteration with 10 % or more.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ Array = NDArray[np.float64]
 POSITIVE, NEGATIVE = 250, 250
 SLOW = 0.10  # the onset is the first iteration with this slowdown, FALCON 2.2
 CVS = (0.02, 0.05, 0.10)
-MINUTES = (10, 24, 72)  # FALCON, table 1: the mean duration of the slow jobs of its three probes
+MINUTES = (10, 24, 72)  # mean durations of the slow jobs in FALCON's three probes (table 1)
 HEIGHTS = (0.15, 0.60)
 SHAPES = ("step", "ramp", "staircase")
 SHAPE_ODDS = (0.6, 0.2, 0.2)
-# Causes by minutes. FALCON, table 1: CPUs and GPUs in one node, congestion between nodes, and in the largest jobs
-# several causes at once, which are two events here.
+# Causes by duration in minutes. FALCON, table 1: CPUs and GPUs in one node, congestion between nodes and, in the
+# largest jobs, several causes at once. Several causes are two events here.
 CAUSES: dict[int, tuple[tuple[Cause, float], ...]] = {
     10: ((Cause.COMPUTE_CPU, 0.5), (Cause.COMPUTE_GPU, 0.3), (Cause.COMMUNICATION_INTRA_NODE, 0.2)),
     24: ((Cause.COMMUNICATION_INTER_NODE, 0.7), (Cause.COMMUNICATION_INTRA_NODE, 0.15), (Cause.COMPUTE_CPU, 0.15)),
     72: ((Cause.COMMUNICATION_INTER_NODE, 0.7), (Cause.COMPUTE_GPU, 0.3)),
 }
-FLUCTUATION = {  # relative to the height, by iteration; a throttled GPU is steady, a shared link is not
+# variation from one iteration to the next, relative to the height: a throttled GPU is steady, a shared link is not
+FLUCTUATION = {
     Cause.COMPUTE_GPU: 0.03,
     Cause.COMPUTE_CPU: 0.15,
     Cause.COMMUNICATION_INTRA_NODE: 0.10,
@@ -57,7 +59,7 @@ HEALTHY = (
     "small_step",
     "quiet",
 )
-# Probability that a set also has what any job may have.
+# Probability of each healthy disturbance in a set.
 DISTURBANCES = {
     "warm_up": 0.4,
     "pauses": 0.3,
@@ -68,7 +70,7 @@ DISTURBANCES = {
     "bimodal": 0.05,
     "batch_size": 0.07,
 }
-QUIET_BEFORE = 60  # iterations without a slowdown at the beginning, after a warm-up or in a new regime
+QUIET_BEFORE = 60  # number of iterations without a slowdown at the beginning, after a warm-up, or in a new regime
 MAX_ITERATIONS = 3000  # iterations of one event
 
 
@@ -78,11 +80,13 @@ class Event:
 
     begin        the first iteration above normal
     onset        the first iteration with 10 % or more; equal to begin for a step
-    early, late  where the slowdown crosses 8 and 12 %, which noise hides from 10 %; for a step both are begin
+    early, late  where the slowdown crosses 8 % and 12 %; noise makes these indistinguishable from 10 %. For a step,
+                 both equal begin
     height       maximum slowdown, relative to the iteration time
     slow         names of the series that cause it
     names        other correct answers (a node, a group)
-    nameable     fewer than half of at least four peers of one role are slow, and the peers reported enough
+    nameable     True if the cause can be named: fewer than half of at least four peers of one role are slow, and the
+                 peers reported enough
     """
 
     cause: Cause
@@ -101,11 +105,11 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One set: its series, the evidence of its nodes, and the truth. at: the job's iteration of each sample."""
+    """One set: its series, the evidence of its nodes, and the truth. at: for each sample, the iteration of the job."""
 
     name: str
     gang: bool
-    about: str  # an entry of HEALTHY, or the shape of the first event
+    about: str  # for a healthy set an entry of HEALTHY, otherwise the shape of the first event
     cv: float
     minutes: int
     iteration_seconds: float
@@ -122,7 +126,10 @@ class Made:
 
 @dataclass(slots=True)
 class _Job:
-    """A job under construction. Arrays are iterations x ranks, in normal iteration times; stall delays all ranks."""
+    """A job under construction. Arrays have the shape iterations x ranks; their unit is the normal iteration time.
+
+    stall: a delay of all ranks.
+    """
 
     random: np.random.Generator
     gang: bool
@@ -148,7 +155,7 @@ class _Job:
         return int(self.busy.shape[1])
 
     def time(self) -> Array:
-        """Return the time of each rank, iterations x ranks; in a gang, that of the slowest rank for all."""
+        """Return the time of each rank (iterations x ranks). In a gang, all ranks have the time of the slowest."""
         own = self.busy + self.transfer
         return (own.max(axis=1, keepdims=True) if self.gang else own) + self.stall
 
@@ -156,7 +163,7 @@ class _Job:
 def sets(
     seed: int, positive: int = POSITIVE, negative: int = NEGATIVE, part: int = 0, parts: int = 1
 ) -> Iterator[Made]:
-    """Yield the sets of one seed, or one part of `parts` of them for a process.
+    """Yield the sets of one seed, or one of `parts` equal parts of them, for one process.
 
     Each set has its own generator, so the first ten of 250 equal the first ten of ten.
     """
@@ -167,7 +174,7 @@ def sets(
 
 
 def _made(random: np.random.Generator, name: str, number: int, slow: bool) -> Made:
-    # Not drawn at random: each half, CV and duration has the same share in every seed.
+    # These are not drawn at random: each half, CV and duration has the same share in every seed.
     gang, cv, minutes = number % 2 == 0, CVS[number // 2 % 3], MINUTES[number // 6 % 3]
     if slow:
         about = str(random.choice(SHAPES, p=SHAPE_ODDS))
@@ -218,7 +225,7 @@ def _made(random: np.random.Generator, name: str, number: int, slow: bool) -> Ma
 
 
 def _excluded(about: str) -> tuple[str, ...]:
-    """Return what would make a healthy set slow in combination with its subject, or hide the subject."""
+    """Return the disturbances that a healthy set must not have: they would make it slow, or hide its subject."""
     if about in ("drift", "small_step", "drift_told"):
         return ("batch_size", "restarts", "bimodal")
     if about == "batch_size":
@@ -237,7 +244,7 @@ def _gang_or_workers(
     ranks_per_node = int(random.choice((4, 8)))
     nodes = 1 if minutes == 10 else int(random.choice((2, 4))) if minutes == 24 else int(random.choice((2, 4, 8)))
     ranks = ranks_per_node * nodes
-    # Tensor parallel within a node, then data parallel, then stages: the order of ranks in Megatron.
+    # The order of ranks is Megatron's: tensor parallel within a node, then data parallel, then stages.
     tensor = int(random.choice((1, 2, 4), p=(0.2, 0.3, 0.5)))
     stages = 2 if imbalance and ranks // tensor >= 4 else 1
     if stages == 2 and ranks >= 32 and random.random() < 0.5:
@@ -245,7 +252,7 @@ def _gang_or_workers(
     replicas = ranks // tensor // stages
     order = [(p, d, t) for p in range(stages) for d in range(replicas) for t in range(tensor)]
     level = np.ones(stages)
-    if stages > 1:  # the last stage has the loss, the first the embedding; the slowest has level 1
+    if stages > 1:  # the last stage computes the loss, the first one the embedding; the slowest stage has level 1
         level = random.uniform(0.6, 1.0, stages)
         level[random.choice((0, stages - 1))] = 1.0
     share = random.uniform(0.1, 0.35)  # communication's share of the iteration
@@ -275,11 +282,11 @@ def _gang_or_workers(
 
 
 def _workers(random: np.random.Generator, cv: float, cause: Cause, iterations: int, imbalance: bool) -> _Job:
-    """Return workers that do not wait for each other; a quarter of these jobs reports only one series."""
+    """Return a job whose workers do not wait for each other. A quarter of these jobs report only one series."""
     workers = 1 if random.random() < 0.25 else int(random.choice((4, 6, 8, 10, 16)))
     workers_per_node = 2 if random.random() < 0.3 else 1
     level = random.uniform(0.95, 1.05, workers)
-    if imbalance:  # other GPUs, other shards: the workers of Alibaba's job_4 differ by a factor of 4
+    if imbalance:  # workers may have different GPUs or shards: those of Alibaba's job_4 differ by a factor of 4
         level *= np.exp(random.uniform(0, math.log(random.uniform(1.3, 4.0)), workers))
     rho = random.uniform(0.2, 0.5) if random.random() < 0.25 else 0.0
     skewed = "gamma" if random.random() < 0.5 and not rho else "lognormal"
@@ -291,7 +298,7 @@ def _workers(random: np.random.Generator, cv: float, cause: Cause, iterations: i
 
 
 def _noise(random: np.random.Generator, cv: float, shape: tuple[int, int], rho: float, family: str) -> Array:
-    """Return factors with mean 1 and this CV; rho is the correlation of consecutive iterations."""
+    """Return random factors with mean 1 and the given CV. rho: correlation of consecutive iterations."""
     if family == "gamma":
         return random.gamma(1 / cv**2, cv**2, shape)
     sigma = math.sqrt(math.log(1 + cv**2))
@@ -310,7 +317,10 @@ def _noise(random: np.random.Generator, cv: float, shape: tuple[int, int], rho: 
 def _add_disturbances(
     job: _Job, disturbances: set[str], about: str, plan: Sequence[tuple[int, int, int | None]]
 ) -> None:
-    """Add healthy variation before a slowdown is applied. plan: intervals [begin, end) that will be slow."""
+    """Add healthy variation to the job, before a slowdown is applied.
+
+    plan: intervals [begin, end) that will be slow.
+    """
     random, iterations, main = job.random, job.iterations, not plan
     first = plan[0][0] if plan else iterations
     if "restarts" in disturbances:
@@ -351,12 +361,12 @@ def _add_disturbances(
 
 
 def _add_batch_sizes(job: _Job, first: int, main: bool) -> None:
-    """Change the batch size as a reported regime: each size has a name and its own iteration time."""
+    """Change the batch size. It is reported as a regime: each size has a name and its own iteration time."""
     size, begin = int(job.random.choice((16, 32, 64))), 0
     names: list[str] = []
     room = (QUIET_BEFORE, job.iterations - 30) if main else (QUIET_BEFORE, max(QUIET_BEFORE + 1, first - QUIET_BEFORE))
     changes = sorted({int(job.random.integers(*room)) for _ in range(int(job.random.integers(1, 5)) if main else 1)})
-    cost = {size: 1.0}  # a size that returns takes as long as before
+    cost = {size: 1.0}  # a size that occurs again takes as long as before
     for end in (*changes, job.iterations):
         names += [f"batch {size}"] * (end - begin)
         job.busy[begin:end] *= cost[size]
@@ -368,7 +378,7 @@ def _add_batch_sizes(job: _Job, first: int, main: bool) -> None:
 
 
 def _add_sequence_lengths(job: _Job) -> None:
-    """Simulate a curriculum: sequences become longer, by buckets, and some shorter ones return."""
+    """Simulate a curriculum: the buckets of sequence lengths become longer, and some shorter buckets occur again."""
     lengths = 512 * (1 + np.arange(int(job.random.integers(3, 7))))
     names, begin = list[str](), 0
     cost = lengths / lengths[0]
@@ -384,7 +394,7 @@ def _add_sequence_lengths(job: _Job) -> None:
 
 
 def _add_small_steps(job: _Job) -> None:
-    """Add one to three steps of 4 to 7 % that do not overlap: each ends before the next."""
+    """Add one to three steps of 4 to 7 %. Each step ends before the next begins."""
     at = QUIET_BEFORE
     for _ in range(int(job.random.integers(1, 4))):
         begin = at + int(job.random.integers(20, 150))
@@ -399,7 +409,7 @@ def _add_small_steps(job: _Job) -> None:
 
 
 def _add_jitter(job: _Job, rate: float) -> None:
-    """Add heavy tails, and bursts of two to seven iterations, on one rank, as a disturbance of a host does."""
+    """Add heavy tails, and bursts of two to seven iterations, on one rank, as if its host were disturbed."""
     random = job.random
     hit = np.flatnonzero(random.random(job.iterations) < rate)
     job.busy[hit, random.integers(0, job.ranks, len(hit))] *= 1 + 0.3 * (1 + random.pareto(1.5, len(hit))).clip(max=30)
@@ -409,12 +419,13 @@ def _add_jitter(job: _Job, rate: float) -> None:
 
 
 def _add_pauses(job: _Job, main: bool) -> None:
-    """Add pauses (checkpoints, evaluations, data loader, garbage collection): 1 to 3 iterations of 1.5 to 10 times."""
+    """Add pauses (checkpoints, evaluations, data loader, garbage collection): 1 to 3 iterations take 1.5 to 10 times as
+    long."""
     random, usual_time = job.random, float(np.median(job.time()))
     for _ in range(int(random.integers(1, 4)) if main else 1):
         every, length = int(random.integers(20, 500)), int(random.integers(1, 4))
         times, wobble = random.uniform(1.5, 10.0), int(random.integers(0, 3))
-        collected = random.random() < 0.3  # on one rank at its own time; the others wait for it
+        collected = random.random() < 0.3  # each rank at its own time; the others wait for it
         for rank in range(job.ranks) if collected and not job.gang else (None,):
             phase = int(random.integers(0, every))
             for at in range(phase, job.iterations, every):
@@ -430,7 +441,7 @@ def _add_pauses(job: _Job, main: bool) -> None:
 
 
 def _drop_samples(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> None:
-    """Drop samples: single ones and one stretch, but not around an onset."""
+    """Drop samples: some single samples and one stretch, but none around an onset."""
     random = job.random
     lost = random.random((job.iterations, job.ranks)) < random.uniform(0.005, 0.05)
     length = int(random.integers(20, 300))
@@ -447,7 +458,7 @@ def _drop_samples(job: _Job, plan: Sequence[tuple[int, int, int | None]]) -> Non
 
 
 def _apply_slowdown(job: _Job, cause: Cause, shape: str, begin: int, end: int, relief: int | None) -> Event:
-    """Apply one slowdown to the job. A faster rank first loses its lead over the slowest."""
+    """Apply one slowdown to the job. If the rank is faster than the slowest, the slowdown first uses up its lead."""
     slow = _culprits(job, cause)
     height = float(job.random.uniform(*HEIGHTS))
     level = _levels(job.random, shape, height, end - begin)
@@ -455,7 +466,7 @@ def _apply_slowdown(job: _Job, cause: Cause, shape: str, begin: int, end: int, r
     wobble = _noise(job.random, FLUCTUATION[cause], (end - begin, 1), 0.0, "gamma")
     assert job.calm is not None
     own = job.calm[begin:end]
-    if job.gang:  # the slowest culprit takes as long as the slowest rank plus the height, and so does the iteration
+    if job.gang:  # the slowest culprit, and so the iteration, takes as long as the slowest rank plus the height
         slowest = own.max(axis=1, keepdims=True)
         added = slowest - own[:, slow].max(axis=1, keepdims=True) + slowest * level[:, None] * wobble
     else:
@@ -501,7 +512,7 @@ def _culprits(job: _Job, cause: Cause) -> list[int]:
             return all_ranks  # the parameter servers, or the fabric
         node_ranks = [rank for rank in all_ranks if job.node[rank] == job.node[culprit]]
         return node_ranks if cause is not Cause.COMPUTE_GPU and random.random() < 0.5 else [culprit]
-    # Mostly the heaviest stage: it would hide the slowdown of another one.
+    # Usually the heaviest stage is slowed, because it would hide a slowdown of another stage.
     own = np.median(job.busy + job.transfer, axis=0)
     heaviest = job.stage[int(own.argmax())]
     candidates = [rank for rank in all_ranks if job.stage[rank] == heaviest] if random.random() < 0.8 else all_ranks
@@ -511,15 +522,15 @@ def _culprits(job: _Job, cause: Cause) -> list[int]:
     ]
     if cause is Cause.COMPUTE_GPU:
         return [culprit]
-    if cause is Cause.COMPUTE_CPU:  # all of the node, whatever their stage, or those bound to the occupied cores
+    if cause is Cause.COMPUTE_CPU:  # all ranks of the node, in whatever stage, or the ranks bound to the occupied cores
         probability = 1.0 if random.random() < 0.75 else 0.4
         node_ranks = [rank for rank in all_ranks if job.node[rank] == job.node[culprit]]
         return [rank for rank in node_ranks if rank == culprit or random.random() < probability]
-    if cause is Cause.COMMUNICATION_INTRA_NODE:  # a tensor-parallel group, or all that share the node's links
+    if cause is Cause.COMMUNICATION_INTRA_NODE:  # a tensor-parallel group, or all ranks that share the node's links
         tensor_group = [rank for rank in same_node if job.replica[rank] == job.replica[culprit]]
         return tensor_group if len(tensor_group) > 1 and random.random() < 0.7 else same_node
     if random.random() < 0.3:
-        return all_ranks  # the fabric: all are equally slow, and no rank is to blame
+        return all_ranks  # the fabric: all ranks are equally slow, and no rank is to blame
     return [rank for rank in all_ranks if (job.stage[rank], job.tensor[rank]) in _groups(job, [culprit])]
 
 
@@ -530,7 +541,7 @@ def _levels(random: np.random.Generator, shape: str, height: float, length: int)
     if shape == "ramp":
         rise = int(min(length * random.uniform(0.2, 0.7), random.integers(20, 300)))
         return np.minimum(1.0, np.arange(1, length + 1) / max(rise, 1)) * height
-    # Each step is below the limit of 10 %, so none is detected alone: FALCON misses these.
+    # Each step is below the limit of 10 %, so no step is detected alone. FALCON misses such slowdowns.
     steps, total = list[float](), 0.0
     while total < max(height, 0.15) and len(steps) < 6:
         steps.append(float(random.uniform(0.04, 0.095)))
@@ -588,7 +599,7 @@ def _report(
         )
         at.append(recorded)
     evidence = tuple(item for event in events for item in _evidence(job, event, clock))
-    if not events and random.random() < 0.1:  # a node that was hot without being slower
+    if not events and random.random() < 0.1:  # a hot node that is not slower
         begin = int(random.integers(0, job.iterations - 1))
         evidence = (_hot(_node_name(int(random.choice(job.node))), clock[begin], None),)
     return Made(

@@ -1,9 +1,9 @@
 """Measure how accurately the iteration time is read from a stream of operations (FALCON 2.2, step 2: at most 1.2 %).
 
-It also counts wrong times without a warning. The generated streams have the calls of a training loop in order: buckets,
-sharded layers, tensor and pipeline parallel micro-batches. A call is named by its kind alone or with its communicator.
-The streams include jitter, lost entries, a ring that begins anywhere, a start, logged losses, evaluations, checkpoints
-and pauses.
+It also counts wrong times that were reported without a warning. The generated streams have the calls of a training loop
+in order: buckets, sharded layers, tensor-parallel and pipeline-parallel micro-batches. The name of a call is its kind,
+or its kind and communicator. The streams include jitter, lost entries, a ring buffer that begins anywhere, the start of
+a job, logged losses, evaluations, checkpoints and pauses.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import numpy as np
 from failslow.score import share
 from healthd.failslow.period import PeriodNotFound, find_period
 
-AIM, MIN_SHARE = 0.012, 0.99  # error of the time, and the share of streams within it; one without a period is outside
+# maximum error of the time, and minimum share of streams within it; a stream without a period is not within it
+AIM, MIN_SHARE = 0.012, 0.99
 MIN_CONFIDENCE = 0.5  # confidence
 LOST = (0.0, 1e-3, 1e-2)
-MAX_OPERATIONS = 4_000  # operations of an iteration
+MAX_OPERATIONS = 4_000  # number of operations in an iteration
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Stream:
     lost: float
     operations: list[str]
     times: list[float]
-    seconds: float  # the median of the iterations in the stream
+    seconds: float  # true time: the median of the iterations in the stream
 
 
 def loop(kind: str, random: np.random.Generator) -> list[str]:
@@ -76,7 +77,7 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
     iteration_operations = loop(kind, random)
     while len(iteration_operations) > MAX_OPERATIONS:
         iteration_operations = loop(kind, random)
-    if random.random() < 0.5:  # with the communicator, which is another one for the last operations
+    if random.random() < 0.5:  # named with the communicator; the last operations use another one
         iteration_operations = [
             f"{operation_or_time} dp" if at >= len(iteration_operations) - 2 else f"{operation_or_time} tp"
             for at, operation_or_time in enumerate(iteration_operations)
@@ -97,7 +98,7 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
         clock += random.random()
     for iteration in range(iterations):
         begins.append(clock)
-        # The iteration varies as a whole, and each of its operations by itself.
+        # The iteration varies as a whole, and each of its operations also varies by itself.
         took = seconds * shares * random.gamma(1 / cv**2, cv**2) * random.gamma(25.0, 0.04, len(iteration_operations))
         for operation, operation_or_time in zip(iteration_operations, took, strict=True):
             operations.append(operation)
@@ -118,7 +119,7 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
             times.append(clock)
             clock += 3 * seconds
     kept = random.random(len(operations)) >= lost
-    cut = int(random.integers(0, 2 * len(iteration_operations)))  # a ring begins anywhere
+    cut = int(random.integers(0, 2 * len(iteration_operations)))  # the ring buffer begins anywhere
     kept[:cut] = False
     durations = [end - begin for begin, end in zip(begins, ends, strict=True) if begin >= times[cut]]
     return Stream(
@@ -131,7 +132,7 @@ def stream(random: np.random.Generator, kind: str) -> Stream:
 
 
 def verdicts(seed: int, streams: int) -> list[tuple[bool | None, str]]:
-    """Return (met, None without a target; sentence) for the errors of this many streams."""
+    """Return (met, sentence) for each measure of the errors of this many streams. met: None if there is no target."""
     random = np.random.default_rng(seed)
     errors, no_period, wrong_without_warning, doubtful = list[float](), 0, 0, 0
     missed: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Score answers against the truth of the sets: what is found, missed, reported for healthy jobs, and blamed."""
+"""Score answers against the truth of the sets: found and missed faults, reports for healthy jobs, and blame."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from failslow.generate import Event, Made
 from healthd.failslow.model import Cause, Diagnosis, Point
 
-NEAR, ONSETS = 10, 0.95  # iterations, and the share of onsets within them
+NEAR, ONSETS = 10, 0.95  # number of iterations, and the minimum share of onsets that must be within this number
 FPR, FNR, DELAY_MEDIAN, DELAY_P95 = 0.01, 0.05, 10, 30
-QUIET_CV = 0.05  # the targets apply to noise up to this
+QUIET_CV = 0.05  # the targets apply to sets with noise up to this CV
 
 COMPUTE = (Cause.COMPUTE, Cause.COMPUTE_CPU, Cause.COMPUTE_GPU)
 COMMUNICATION = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTER_NODE, Cause.COMMUNICATION_INTRA_NODE)
@@ -20,7 +20,10 @@ COMMUNICATION = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTER_NODE, Cause.COMM
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An event with a point: errors in iterations, later than the truth above 0. relief: None without one."""
+    """Errors of the point for an event, in iterations; above 0 means later than the truth.
+
+    relief: None if it has none.
+    """
 
     event: Event
     onset: int
@@ -36,14 +39,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one set. stray: points outside events, or of series that are not slow. blamed: right, wrong, nobody."""
+    """Result of one set. stray: number of points outside events, or in series that are not slow.
+
+    blamed: right, wrong, nobody.
+    """
 
     made: Made
     alarmed: bool
     found: tuple[Found, ...]
     stray: int
     blamed: str
-    is_cause_right: bool | None  # for a correct blame
+    is_cause_right: bool | None  # whether the class of the cause is right; only if the blame is correct
 
     def without_samples(self) -> Outcome:
         """Return a copy that is small enough to send to another process."""
@@ -62,7 +68,7 @@ def outcome(made: Made, answer: Diagnosis) -> Outcome:
     alarmed = any(answer.points) or bool(answer.suspects or answer.slow_jobs or answer.slow_throughout)
     found, matched = [], set[tuple[int, int]]()
     for event in made.events:
-        firsts: list[tuple[int, int, int | None]] = []  # the first point in the event, of each series
+        firsts: list[tuple[int, int, int | None]] = []  # the first point of each series in the event
         for position, (series, points) in enumerate(zip(made.series, points_by_series, strict=True)):
             if not made.gang and series.name not in event.slow:
                 continue
@@ -107,7 +113,7 @@ def _blamed(made: Made, answer: Diagnosis) -> tuple[str, bool | None]:
             return "wrong", None
     causes = {event.cause in COMPUTE for event in made.events}
     reported_causes = [suspect.cause for suspect in answer.suspects]
-    # Workers that report only iteration times show no difference between computing and communicating.
+    # Workers that report only iteration times do not show whether computing or communicating is slow.
     is_right = not made.gang or all(
         (cause in COMPUTE and True in causes) or (cause in COMMUNICATION and False in causes)
         for cause in reported_causes
@@ -124,7 +130,7 @@ def interval(count: int, total: int) -> tuple[float, float]:
 
 
 def share(count: int, total: int) -> str:
-    """Format a share as "1.2 % (0.1 to 4.3), 2 of 167"."""
+    """Format a share and its interval as "1.2 % (0.1 to 4.3), 2 of 167"."""
     if not total:
         return "none"
     low, high = interval(count, total)
@@ -167,7 +173,7 @@ def groups() -> list[tuple[str, list[Group]]]:
 
 
 def table(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
-    """Return (group, FPR, FNR) of each group, "" where a group has no such sets."""
+    """Return (group, FPR, FNR) of each group. A rate is "" if the group has no such sets."""
     rows = []
     for _, members in groups():
         for name, belongs in members:

@@ -2,9 +2,10 @@
 
     PYTHONPATH=.:bench python bench/fleet_truth/attribution.py --db DB --truth DIR
 
-Precision: of the jobs with a cause, the share whose cause and node match the truth (for a program: that no fault ended
-the job). It is printed for all causes, and for all except the program's, which is harder and decides. Recall: of the
-failures whose fault a check detected, the share with the right cause and node.
+Precision is the share of right causes among the jobs with a cause. A cause is right if cause and node match the truth.
+The cause "program" is right if no fault ended the job. Precision is printed for all causes, and for all causes except
+"program". The second number is harder to reach, and the target applies to it. Recall is the share with the right cause
+and node among the failures whose fault a check detected.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from healthd.fleet.answers.study import Study, open_study, table_files
 from healthd.fleet.store import open_for_reading
 
 PRECISION, RECALL = 0.97, 0.95
-# The naive rule: all conditions that were open in the window, whether they began there or not.
+# The naive rule: all conditions that were open in the window, even if they began before it.
 _OPEN_CONDITIONS = """
 SELECT jobs.db_index, job_nodes.node, conditions.code, conditions.severity
 FROM jobs JOIN job_nodes USING (cluster, db_index) CROSS JOIN parameters
@@ -37,7 +38,7 @@ WHERE jobs.state IN ('FAILED', 'NODE_FAIL') AND jobs.end_time >= parameters.from
 
 
 class Failure(NamedTuple):
-    """One failure. is_detected: a check detected the fault then and there; None: no fault ended the job."""
+    """One failure. is_detected: True if a check detected the fault then and there, None if no fault ended the job."""
 
     state: str
     cause: str
@@ -93,7 +94,7 @@ def measured(found: Iterable[Named], truth: dict[int, Failure]) -> dict[str, flo
 
 
 def naive(study: Study, isolating: bool) -> list[Named]:
-    """Return the first cause by CAUSE_ORDER that was open in the window. isolating: only those that drain."""
+    """Return the first cause, in CAUSE_ORDER, that was open in the window. isolating: only conditions that drain."""
     study.compute_tables("conditions")
     best: dict[int, tuple[int, str, str]] = {}
     for db_index, node, code, severity in study.database.rows(_OPEN_CONDITIONS).rows:

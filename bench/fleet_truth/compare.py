@@ -3,8 +3,9 @@
     PYTHONPATH=. python bench/fleet_truth/compare.py [--histories 500] [--seed 1]
 
 Each history has two sides with seven measures of 100 nodes. The counts of a node are negative binomial with a mean of
-0.5 and a variance of 1, 3 or 7 times the mean; LANL's nodes have 3 to 7. The target is a difference in at most 5 % of
-the histories. The share without the adjustment for many measures (an interval of 95 % each) is printed too.
+0.5 and a variance of 1, 3 or 7 times the mean; LANL's nodes have 3 to 7. Target: a difference is reported in at most 5
+% of the histories. For comparison, the share without the adjustment for many measures (each with an interval of 95 %)
+is printed too.
 """
 
 from __future__ import annotations

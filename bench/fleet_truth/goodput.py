@@ -1,8 +1,7 @@
 """Compare `healthd fleet goodput` and `availability` with the truth of a generated history.
 
-Compared are the losses of first and second order, and the time that nodes were out of service.
-`PYTHONPATH=. python bench/fleet_truth/goodput.py --db DB --truth DIR`: DIR is truth/ of the history in the store
-(bench/make_history.py).
+It compares the losses of first and second order, and the time that nodes were out of service. `PYTHONPATH=. python
+bench/fleet_truth/goodput.py --db DB --truth DIR`: DIR is truth/ of the history in the store (bench/make_history.py).
 """
 
 from __future__ import annotations

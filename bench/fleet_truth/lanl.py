@@ -2,13 +2,14 @@
 
     PYTHONPATH=. python bench/fleet_truth/lanl.py --data LA-UR-05-7318-failure-data-1996-2005.csv.xz
 
-The data are from Los Alamos National Laboratory (LA-UR-05-7318), a CSV, plain or .xz. Every 28 days of 2004 and 2005
-two rules flag the same number of nodes of each system: nodes with two or more failures in the last 28 days, and the
-nodes with the highest score (healthd/fleet/statistics/lemon_score.py; its constants were chosen on the years before
-2004). Precision is the share of the flagged nodes that fail in the next 28 days. The lift is the ratio of the two
-precisions, pooled. Its interval is a paired bootstrap of whole nodes; one of whole windows is printed too.
+The data are from Los Alamos National Laboratory (LA-UR-05-7318), a CSV, plain or .xz. Every 28 days of 2004 and 2005,
+two rules each flag the same number of nodes of each system. The first rule flags nodes with two or more failures in the
+last 28 days. The second rule flags the nodes with the highest score (healthd/fleet/statistics/lemon_score.py; its
+constants were chosen on the years before 2004). The precision of a rule is the share of its flagged nodes that fail in
+the next 28 days. The lift is the ratio of the two precisions, pooled over all windows. Its interval is a paired
+bootstrap of whole nodes; a bootstrap of whole windows is printed too.
 
-Front ends (node 0 of each cluster, and nodes whose purpose says so) are left out by name: people log in there, and they
+Front ends (node 0 of each cluster, and nodes with this purpose) are left out, because people log in there, and they
 fail ten times as often as other nodes. `--write FILE` writes the rest in the format of `healthd fleet ingest
 --failures`.
 """
@@ -49,7 +50,10 @@ RESAMPLED = 4000
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One system. failures: times by node, ascending; front_ends: the same for the nodes that are left out."""
+    """One system. failures: times of failures by node, ascending.
+
+    front_ends: the same for the nodes that are left out.
+    """
 
     name: str
     nodes: int
@@ -67,7 +71,10 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Flagged:
-    """One node in one window. `old`, `new`: 1 if that rule flags it. `fails`: 1 if it fails in the next 28 days."""
+    """One node in one window.
+
+    `old`, `new`: 1 if the first or second rule flags it. `fails`: 1 if it then fails in 28 days.
+    """
 
     system: str
     window: int
@@ -89,7 +96,7 @@ def read(path: Path) -> tuple[dict[str, System], int]:
     for row in rows:
         try:
             system, node = str(int(row["System"])), int(row["nodenumz"])
-            # as written, without a time zone: only differences count
+            # the time as written, without a time zone, because only differences matter
             when = calendar.timegm(time.strptime(row["Prob Started"], "%m/%d/%Y %H:%M"))
             sizes[system] = int(row["nodes"])
         except ValueError:
@@ -107,7 +114,7 @@ def read(path: Path) -> tuple[dict[str, System], int]:
 
 
 def windows(system: System, years: tuple[int, int]) -> Iterator[int]:
-    """Yield the evaluation times: 28 days of data exist before and after each."""
+    """Yield the times of evaluation. There are 28 days of data before and after each."""
     at = max(years[0], system.first + WINDOW)
     while at + WINDOW <= min(years[1], system.last):
         yield at
@@ -142,7 +149,7 @@ def _between(times: Sequence[int], begin: int, end: int) -> int:
 def bounds(rows: Sequence[Flagged], by_window: bool) -> tuple[float, float]:
     """Return the 95 % interval of the lift by a paired bootstrap.
 
-    Whole nodes (or windows) are drawn, stratified by system, each with the results of both rules (Efron and Tibshirani,
+    Whole nodes (or whole windows) are drawn within each system, with the results of both rules (Efron and Tibshirani,
     An Introduction to the Bootstrap, 1993, 8.6).
     """
     clusters: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
@@ -166,7 +173,7 @@ def study(systems: dict[str, System], years: tuple[int, int]) -> list[Flagged]:
 
 
 def precisions(rows: Sequence[Flagged]) -> tuple[int, float, float]:
-    """Return (nodes flagged by each rule, precision of the two failures, precision of the score)."""
+    """Return (number of nodes that each rule flags, precision of the rule of two failures, precision of the score)."""
     flagged_count = sum(row.old for row in rows)
     return (
         flagged_count,
@@ -193,7 +200,9 @@ def show(rows: Sequence[Flagged]) -> tuple[float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Find lemons among LANL's nodes.")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="LA-UR-05-7318, CSV or .csv.xz")
-    parser.add_argument("--tuning", action="store_true", help="use the years before 2004, which set the constants")
+    parser.add_argument(
+        "--tuning", action="store_true", help="use the years before 2004, on which the constants were chosen"
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the failures for `fleet ingest --failures`")
     args = parser.parse_args()
     if not args.data.is_file():
@@ -214,7 +223,7 @@ def main() -> int:
                 for node, times in system.failures.items():
                     file.writelines(f"lanl{system.name},n{node:04d},{at},failure\n" for at in times)
     if args.tuning:
-        print("before 2004 (years that set the constants):")
+        print("before 2004 (the years on which the constants were chosen):")
         show(study(systems, TUNED_ON))
         return 0
     print("2004 and 2005 (independent of the constants):")

@@ -3,21 +3,23 @@
     PYTHONPATH=.:bench python bench/fleet_truth/lemons.py                       # generates 30 histories, measures
     PYTHONPATH=.:bench python bench/fleet_truth/lemons.py --db DB --truth DIR   # each 28 days of one history
 
-There are 30 windows of 28 days, each of another history. 1.2 % of the nodes fail 5, 10 or 20 times as often as the
-others, in ten windows each. Seeds 111 to 120 were measured once. Seeds 101 to 110 were inspected twice before the prior
-was chosen, on a history of seed 1; --tuning uses 21 to 24. A lemon is a node that is one for at least half of the
-window; a shorter one counts neither as found nor as missed.
+There are 30 windows of 28 days, each from its own history. In each window, 1.2 % of the nodes fail more often than the
+others: 5 times as often in ten windows, 10 times in ten windows, and 20 times in ten windows. Seeds 111 to 120 were
+measured once. Seeds 101 to 110 were inspected twice before the prior was chosen, on a history of seed 1; --tuning uses
+21 to 24. A node counts as a lemon if it fails that often for at least half of the window. If it does so for a shorter
+time, it counts neither as found nor as missed.
 
-The oracle knows both rates, how long each node was in service and which events are faults, but not which nodes are
+An oracle knows both rates, how long each node was in service, and which events are faults, but not which nodes are
 lemons. It ranks by the likelihood ratio n log(factor) - (factor - 1) rate days. No other ranking by these counts is
-better (Neyman and Pearson 1933). There are two oracles. healthd is compared with the one that has the evidence of the
-store: n counts the faults that a check detected or that Slurm noted as DOWN, and the rate is that of these faults. The
-other oracle uses every fault (truth/faults.csv), hidden or not, which no store contains. Neither is misled by false
-alarms, crash loops or drains by people.
+better (Neyman and Pearson 1933). There are two oracles. healthd is compared with the oracle that has the evidence of
+the store: n is the number of faults that a check detected or that Slurm noted as DOWN, and the rate is that of these
+faults. The other oracle uses every fault (truth/faults.csv), hidden or not, which no store contains. False alarms,
+crash loops and drains by people mislead neither oracle.
 
-Recall is the maximum at a precision of at least that of healthd's flags, over all windows together. It is printed for
-each factor too, though few lemons support it. At five times the rate a lemon has 0.8 failures in 28 days, and no oracle
-finds one in ten of them unless more than half of its flags are wrong.
+An oracle's recall is the highest recall at which its precision is at least that of healthd's flags, over all windows
+together. It is also printed for each factor, although it is then based on few lemons. A lemon with five times the rate
+has 0.8 failures in 28 days. To find one in ten of these lemons, any oracle must accept that more than half of its flags
+are wrong.
 """
 
 from __future__ import annotations
@@ -51,10 +53,10 @@ PRECISIONS = (0.1, 0.3, 0.5, 0.7, 0.9)
 class Node:
     """One node in one window.
 
-    probability   by healthd; flagged: by healthd
-    events        everything detected on the node, not weighted
-    ratio         of the oracle with the evidence of the store
-    ratio_all_faults  of the oracle with every fault
+    probability   according to healthd; flagged: True if healthd flags it
+    events        number of all events detected on the node, not weighted
+    ratio         likelihood ratio of the oracle with the evidence of the store
+    ratio_all_faults  likelihood ratio of the oracle with every fault
     """
 
     is_lemon: bool
@@ -73,7 +75,7 @@ def rows(truth: Path, name: str) -> list[dict[str, str]]:
 def nodes_in_window(db: Path, truth: Path, begin: int, factor: float | None) -> Iterator[Node]:
     """Yield all nodes in the window from `begin` on.
 
-    `factor` is that of the lemons. With None each has its own, and the oracle knows their mean.
+    factor: the lemons' factor. None: each lemon has its own, and the oracle knows their mean.
     """
     end = begin + WINDOW
     with open_for_reading(str(db)) as snapshot, open_study(table_files(snapshot), 0, end) as study:
@@ -124,7 +126,7 @@ def quality(flags: Sequence[bool], nodes: Sequence[Node]) -> tuple[float, float]
 
 
 def recall_at(scores: Sequence[float], nodes: Sequence[Node], precision: float) -> float:
-    """Return the highest recall of a threshold on the scores with at least this precision."""
+    """Return the highest recall that a threshold on the scores reaches with at least this precision."""
     order = sorted(zip(scores, (node.is_lemon for node in nodes), strict=True), reverse=True)
     lemon_count, right_count, best = sum(node.is_lemon for node in nodes), 0, 0
     for position, (value, is_lemon) in enumerate(order):
@@ -136,7 +138,10 @@ def recall_at(scores: Sequence[float], nodes: Sequence[Node], precision: float) 
 
 
 def show(name: str, nodes: Sequence[Node]) -> tuple[float, float]:
-    """Print one line for each rule. Returns healthd's recall and that of the store's oracle at equal precision."""
+    """Print one line for each rule.
+
+    Returns healthd's recall, and the recall of the store's oracle at the same precision.
+    """
     precision, recall = quality([node.flagged for node in nodes], nodes)
     oracles = ([node.ratio for node in nodes], [node.ratio_all_faults for node in nodes])
     at_precision = [recall_at(ratios, nodes, precision) for ratios in oracles]

@@ -3,14 +3,15 @@
     PYTHONPATH=.:bench python bench/fleet_truth/lemons_history.py           # seeds 71 to 78, to report
     PYTHONPATH=.:bench python bench/fleet_truth/lemons_history.py --tuning  # seeds 61 and 62, to choose thresholds
 
-Each history has 8 months and 200 nodes. 1.2 % of the nodes fail 5 to 20 times as often as the others, some of them not
-from the beginning, some not until the end. The three kinds are: busy (83 % of the GPU time used), idle (21 %) and few
-faults (busy, a fifth of the usual rate of faults). Each answer is requested three times: at the end, and 28 and 56 days
-before it, so the store always contains more than 180 days.
+Each history has 8 months and 200 nodes. 1.2 % of the nodes are lemons: they fail 5 to 20 times as often as the others.
+Some become lemons only later, and some stop being lemons before the end. There are three kinds of histories: busy (83 %
+of the GPU time is used), idle (21 %), and few faults (busy, with a fifth of the usual rate of faults). Each answer is
+requested three times: at the end, and 28 and 56 days before the end, so the store always has more than 180 days.
 
-A node counts as a lemon if it is one for at least half of the last 28 days. Two kinds of nodes are neither right nor
-wrong: a node that was a lemon in another part of the window and no longer is (`mended`, if named), and the three nodes
-of a leaf switch whose links fail 70 times as often as usual for 12 days in that window.
+A node counts as a lemon if it is a lemon for at least half of the last 28 days. If one of two kinds of nodes is named,
+this is neither right nor wrong. The first kind was a lemon in another part of the window and no longer is (`mended`).
+The second kind is the three nodes of a leaf switch whose links fail 70 times as often as usual for 12 days in the
+window.
 
 `expected` is the share of lemons that the answer itself expects to name (`share_named` of the document).
 """
@@ -37,7 +38,7 @@ MEASURED, TUNED = range(71, 79), range(61, 63)
 NODES, MONTHS, FACTORS = 200, 8, (5, 20)
 WINDOW = WINDOW_DAYS * DAY
 WINDOWS = (WINDOW_DAYS, 180)  # days
-# name -> jobs (50 GPU-hours each), share of the GPU time in use, factor on the usual rate of faults
+# name: number of jobs (50 GPU-hours each), share of the GPU time in use, factor for the usual rate of faults
 KINDS = {"busy": (150_000, 0.83, 1.0), "idle": (38_000, 0.21, 1.0), "few faults": (150_000, 0.83, 0.2)}
 
 
@@ -48,7 +49,7 @@ class Counts:
     lemons                according to the truth
     named, right          named by healthd, and how many of these are lemons
     certain, right_certain  the same for the nodes that --apply drains
-    mended                named nodes that were lemons and no longer are, not in `named`
+    mended                named nodes that were lemons and no longer are; they are not included in `named`
     expected              share of the lemons that the answer expects to name
     """
 
@@ -62,7 +63,8 @@ class Counts:
 
 
 def truth_at(truth: Path, size: Size, end: int, days: float) -> dict[str, str]:
-    """Return the state of each node at `end`: "lemon", "mended" (in the days before), "spike" (of links) or "good"."""
+    """Return the state of each node at `end`: "lemon", "mended" (a lemon in the days before), "spike" (of links) or
+    "good"."""
     begin = end - round(days * DAY)
     found: dict[str, str] = {}
     for row in rows(truth, "nodes"):
@@ -80,7 +82,10 @@ def truth_at(truth: Path, size: Size, end: int, days: float) -> dict[str, str]:
 
 
 def spike_nodes(truth: Path, first: int, last: int) -> list[str]:
-    """Return the nodes of the spike. The truth does not name them, but they have by far the most faults then."""
+    """Return the nodes of the link spike.
+
+    The truth does not name them, but at that time they have by far the most faults.
+    """
     *_, cause, _, nodes_of_leaf = SPIKE
     faults = Counter(
         row["node"] for row in rows(truth, "faults") if row["cause"] == cause and first <= int(row["time"]) < last

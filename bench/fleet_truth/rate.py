@@ -1,14 +1,16 @@
-"""Check `healthd fleet rate`: r_f of a generated history, and coverage and width of its interval on drawn histories.
+"""Check `healthd fleet rate`: r_f on a generated history, and the coverage and width of its interval on drawn
+histories.
 
 `PYTHONPATH=. python bench/fleet_truth/rate.py --db DB --truth DIR`: DIR is truth/ of the history in the store
 (bench/make_history.py). The interval must contain the rate at which faults ended large jobs. Crash loops are printed in
-a separate column: a loop begins with a fault and then takes down its nodes itself. Slurm's NODE_FAIL cannot distinguish
-the two, so r_f counts the loops, and they make the interval wide.
+a separate column: a loop begins with a fault, and then the job itself takes down its nodes. Slurm records NODE_FAIL in
+both cases, so r_f counts the loops too, and they make the interval wide.
 
-`--histories 1000 --seed 100` draws counts of nodes, once as independent failures and once in clumps (a Gamma mixture of
-rates for lemons; incidents of several failures for loops) with variance / mean from 3 to 7. A third group has the same
-clumps with only six failures, to show how much the coverage drops there. The exact Poisson interval of the same counts
-is printed too. Seeds below 100 were used for tuning. Needs no store. Exit status 1: a target was missed.
+`--histories 1000 --seed 100` needs no store. It draws the failures of nodes in three groups of histories. In the first
+group, failures are independent. In the second group, they come in clumps with variance / mean from 3 to 7 (a Gamma
+mixture of rates for lemons; incidents of several failures for loops). The third group has the same clumps but only six
+failures, to show how much the coverage drops. The exact Poisson interval of the same counts is printed too. Seeds below
+100 were used for tuning. Exit status 1: a target was missed.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ from healthd.fleet.answers.study import open_study, table_files
 from healthd.fleet.statistics.intervals import Spread, poisson_interval, rate_estimate
 from healthd.fleet.store import open_for_reading
 
-AIMS = {"independent": 0.94, "dispersed": 0.90, "few": None}  # few: no guarantee is possible, docs/fleet-answers.md
+# no target for "few", because no guarantee is possible (docs/fleet-answers.md)
+AIMS = {"independent": 0.94, "dispersed": 0.90, "few": None}
 NODES = (60, 367, 1000)
-MEAN_COUNTS = (0.2, 0.5, 2.0)  # failures per node; 12 to 2,000 in total
-MIN_EXPECTED_FAILURES = 30  # expected in a dispersed history: clumps of 7 need several clumps to be recognisable
-EXPECTED_FEW_FAILURES = 6  # expected in a history of "few", in the same clumps
+MEAN_COUNTS = (0.2, 0.5, 2.0)  # failures per node; this is 12 to 2,000 failures in total
+# expected failures in a dispersed history: several clumps of 7 are needed to be recognisable
+MIN_EXPECTED_FAILURES = 30
+EXPECTED_FEW_FAILURES = 6  # expected failures in a history of the group "few", in the same clumps
 DISPERSIONS = (3.0, 5.0, 7.0)
 
 
@@ -56,7 +60,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--db", type=Path, help="store of a generated history")
     parser.add_argument("--truth", type=Path, help="truth/ of the history")
-    parser.add_argument("--histories", type=int, default=1000, help="histories to draw per kind (1000; 0: none)")
+    parser.add_argument(
+        "--histories", type=int, default=1000, help="number of histories to draw for each group (1000; 0: none)"
+    )
     parser.add_argument("--seed", type=int, default=100, help="seed; those below 100 were used for tuning (100)")
     args = parser.parse_args()
     if (args.db is None) != (args.truth is None):
@@ -134,7 +140,10 @@ def measure_coverage(histories: int, seed: int) -> bool:
             f"{group:11} {histories:9,}  {coverage:5.3f}  {verdict} {width:5.2f}  "
             f"{median:6.2f}  {exact_coverage:11.3f}  {exact_width:11.2f}  {bootstrapped:12.3f}"
         )
-    print("width: interval / true rate, mean and median; exact: the Poisson interval of the same counts")
+    print(
+        "width: width of the interval / true rate, mean and median; exact: the exact Poisson interval of the same "
+        "counts"
+    )
     return not missed
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 class Sign:
     """The finding of a check about a fault.
 
-    chance  probability of the finding, from one draw for the whole fault: a rarer sign implies the more frequent one
+    chance  probability of the finding; there is one draw for the whole fault, so a rarer sign implies all more frequent
+            ones
     part    gpu, port, mount, disk, node
     clears  reboot, pass, window, operator
     """
@@ -36,7 +37,7 @@ class Sign:
 class Cause:
     """A kind of fault.
 
-    share    of the faults that hit jobs
+    share    share of the faults that hit jobs
     effects  crash: the program fails; requeue: healthd requeues it; node_fail: the node no longer answers Slurm
     whole    True if all jobs of the node are hit, False for those on one GPU
     """
@@ -134,18 +135,18 @@ CAUSES = (
 )
 BY_NAME = {cause.name: cause for cause in CAUSES}
 
-# Per day and node, for nodes that are not lemons. With lemons, r_f is 6.50 / 1000 node-days, as RSC-1.
+# Faults per day and node, for nodes that are not lemons. With lemons, r_f is 6.50 / 1000 node-days, as in RSC-1.
 BASE_RATE = 0.0057
-LEMONS = 0.012  # of the nodes; size.py has their factors
+LEMONS = 0.012  # share of the nodes; size.py has their factors
 
-# Faults of programs that look like hardware faults: Xid 13 and 31 are the program's (docs/severity.md).
+# Faults of programs that look like hardware faults: Xids 13 and 31 are caused by the program (docs/severity.md).
 PROGRAM_SIGNS = (
     Sign("gpu_xid/31", "warning", "edge", "gpu", "window", "Xid 31: MMU fault"),
     Sign("gpu_xid/13", "warning", "edge", "gpu", "window", "Xid 13: Graphics Engine Exception"),
     Sign("gpu_xid/43", "info", "edge", "gpu", "window", "Xid 43: GPU stopped processing"),
     Sign("gpu_xid/45", "info", "edge", "gpu", "window", "Xid 45: Preemptive cleanup"),
 )
-PROGRAM_SIGN_SHARE = 0.10  # of the FAILED jobs without a fault
+PROGRAM_SIGN_SHARE = 0.10  # share of the FAILED jobs without a fault
 
 # Findings that hurt no job, with their rate per day and node and their duration in seconds.
 HARMLESS = (
@@ -176,7 +177,7 @@ CHECKS = (
     *("gpu_nvlink", "gpu_pcie", "gpu_power", "gpu_temperature", "gpu_xid", "ib_errors", "ib_link", "ipmi_sel"),
     *("kernel", "memory_edac", "pcie_aer", "pcie_link", "processes", "services"),
 )
-# (time as a share of the history, event, check). Before that time a check finds nothing.
+# (time as a share of the history, event, check). Before this time, the check finds nothing.
 ROLL_OUTS = (
     (0.20, "check_enabled", "mount"),
     (0.30, "check_changed", "gpu_ecc"),
@@ -184,7 +185,7 @@ ROLL_OUTS = (
     (0.50, "check_enabled", "ib_flap"),
     (0.70, "check_disabled", "gpu_clocks"),
 )
-# (from, to as shares of the history, cause, factor on its rate): a faulty driver, until it is replaced.
+# (from and to as shares of the history, cause, factor for its rate): a faulty driver, until it is replaced.
 REGRESSION = (0.45, 0.55, "gsp", 12.0)
-# (from, to, cause, rate per day and node, nodes of one leaf): a few links in a short time.
+# (from, to, cause, rate per day and node, number of nodes of one leaf): a few links fail often for a short time.
 SPIKE = (0.75, 0.80, "ib_link", 0.4, 3)

@@ -16,7 +16,10 @@ class Clock:
         self._number = 0
 
     def at(self, when: int, action: Callable[[int, Any], None], about: Any = None) -> None:
-        """Schedule what(when, about). Events of one second run in the order in which they were scheduled."""
+        """Schedule the call what(when, about).
+
+        Events of the same second run in the order in which they were scheduled.
+        """
         self._number += 1
         heapq.heappush(self._heap, (when, self._number, action, about))
 
@@ -28,7 +31,8 @@ class Clock:
             action(when, about)
 
     def by_chance(self, start: int, until: int, a_day: float, draw: Draw, action: Callable[[int, Any], None]) -> None:
-        """Schedule what(when, None) at random times from `start` to `until`, `a_day` times a day on average."""
+        """Schedule calls of what(when, None) at random times from `start` to `until`, on average `a_day` times a
+        day."""
 
         def happens(now: int, _: None) -> None:
             action(now, None)

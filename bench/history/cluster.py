@@ -1,7 +1,7 @@
 """Free GPUs of each node, and the placement of jobs.
 
-A node is `shut` while it is drained, down or in maintenance (a counter, since several reasons can apply). `closes` is
-the start of its next maintenance: a job whose time limit reaches beyond that is not placed there.
+A node is `shut` while it is drained, down or in maintenance. `shut` is a counter, because several reasons can apply at
+once. `closes` is the start of the node's next maintenance: a job whose time limit ends later is not placed on the node.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from history.size import GPUS_PER_NODE
 from history.workload import Job
 
 NEVER = 1 << 40
-MARGIN = 400  # seconds: from a decision to the start, and from the limit to the end
+MARGIN = 400  # seconds from a decision to the start of a job, and from its time limit to its end
 PREEMPTIBLE_AFTER = 7200
 TRIES = 4
 SPREAD = 0.25  # share of the small jobs that take an empty node, for its memory and CPUs
@@ -58,10 +58,13 @@ class Cluster:
         return tuple(sorted((nodes + nodes)[first : first + job.wants]))
 
     def place_with_preemption(self, job: Job, now: int) -> tuple[tuple[int, ...], tuple[Job, ...]]:
-        """Return (nodes, jobs to pre-empt): consecutive nodes that are free or have low-priority jobs, or ((), ())."""
+        """Return (nodes, jobs to pre-empt), or ((), ()).
+
+        The nodes are consecutive, and free or with only low-priority jobs.
+        """
         until, excluded = now + job.limit + MARGIN, job.excluded
         ran_from = now - PREEMPTIBLE_AFTER
-        for _ in range(TRIES):  # prefer nodes with small jobs: a large one would lose everything
+        for _ in range(TRIES):  # prefer nodes with small jobs: pre-emption of one node would stop a whole large job
             first = int(self._draw() * self.nodes)
             if any(not running.wants for running in self.jobs[first]):
                 break

@@ -1,4 +1,4 @@
-"""Random numbers that are equal on every Python: only Random.random() with a text seed, and plain arithmetic.
+"""Random numbers that are equal in every Python version: only Random.random() with a text seed, and plain arithmetic.
 
 Each subject has its own stream, so that a change of one subject does not affect another.
 """

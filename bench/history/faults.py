@@ -152,7 +152,10 @@ class Faults:
                 self._clock.at(at, self._crash, (job, job.row, cause.name, node, number))
 
     def _hit(self, node: int, cause: Cause) -> list[Job]:
-        """Return the jobs that a fault hits: a link hurts no single-node job, a GPU only one job."""
+        """Return the jobs that a fault hits.
+
+        A link fault does not hurt single-node jobs, and a GPU fault hurts only one job.
+        """
         jobs = list(self._cluster.jobs[node])
         if cause.name == "ib_link":
             return [job for job in jobs if job.wants > 1]
@@ -246,7 +249,7 @@ class Faults:
         self._clock.at(now + 5, self._outages.when_empty, (node, self._repair_node, (node, keys)))
 
     def _found_by_people(self, now: int, about: tuple[int, list[Key]]) -> None:
-        """Handle a fault that no check detected. Half of them disappear by themselves."""
+        """Handle a fault that no check detected. Half of these faults disappear by themselves."""
         node, keys = about
         if node in self._outages or self._repair() < 0.5:
             self._streams.clear(now, node, keys, "pass")
@@ -310,7 +313,7 @@ class Faults:
             self._exclude_node(now, job.user, where, "superstition")
 
     def _window(self, now: int, about: tuple[int, Key]) -> None:
-        """End a window condition after enough time without events."""
+        """End a condition that clears by time, after enough time without events."""
         node, key = about
         condition = self._streams.nodes[node].standing.get(key)
         if condition:
@@ -327,7 +330,7 @@ class Faults:
 
 
 def subject(sign: Sign, share: float) -> str:
-    """Return the part that a sign names; `share` selects one of several."""
+    """Return the part that a sign names. If there are several, `share` selects one."""
     number = int(share * 8)
     return {
         "gpu": f"0000:{(0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)[number]:02x}:00.0",

@@ -21,11 +21,11 @@ from history.truth import Truth
 from history.upkeep import Upkeep
 from history.workload import Job, Workload
 
-WARM_UP = 7 * DAY  # of jobs before the history begins, so that its first day is as full as the others
+WARM_UP = 7 * DAY  # days of jobs before the history begins, so that its first day is as full as the others
 
 
 class _SchedulerListener:
-    """Passes what the scheduler does to Slurm's books and to the truth."""
+    """Records the scheduler's actions in Slurm's accounting and in the truth."""
 
     def __init__(self, size: Size, books: Books, truth: Truth) -> None:
         self._start, self._books, self._truth = size.start, books, truth
@@ -44,7 +44,10 @@ class _SchedulerListener:
 
 
 def make(size: Size, folder: Path) -> dict[str, Any]:
-    """Generate the history and return truth/summary.json. The folder must not exist; it appears only when complete."""
+    """Generate the history and return truth/summary.json.
+
+    The folder must not exist; it appears only when it is complete.
+    """
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Nodes out of service: drained or down, with the reason, until they are back. One reason at a time, as in slurmdbd."""
+"""Nodes that are out of service (drained or down), with the reason. A node has one reason at a time, as in slurmdbd."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Outages:
 
     def end(self, now: int, node: int) -> None:
         if node not in self._out:
-            return  # it died in a job's crash loop during a drain, and its boot ended the drain
+            return  # the node died in a job's crash loop during a drain, and its boot ended the drain
         since, state, reason, user, why = self._out.pop(node)
         self.states += 1
         self._books.node_state(node, since, now, state, reason, user)
@@ -64,7 +64,7 @@ class Outages:
             action(now, argument)
 
     def ticket(self, node: int, opened: int, closed: int, until: int) -> None:
-        """Write a ticket. If it is open at the end of the history, it has no end."""
+        """Write a ticket. If the ticket is still open at the end of the history, it has no end."""
         self.tickets += 1
         text = TICKET_TEXTS[between(self._draw, 0, len(TICKET_TEXTS))]
         self._tickets.write(f"{node_name(node)},{opened},{closed if closed < until else ''},{text}\n")

@@ -1,7 +1,7 @@
 """A model of slurmctld's scheduling: starts, pre-emption, and the states in which records end.
 
-A record ends in one of Slurm's states. A requeue keeps the job id and begins a new record (a new db_index), which
-starts at the earliest after 121 s, when slurmctld considers the old credentials expired.
+A record ends in one of Slurm's states. A requeue keeps the job id and begins a new record (a new db_index). The new
+record starts after 121 s at the earliest, because slurmctld then considers the old credentials expired.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from history.size import Size
 from history.workload import HOUR, RUNS_FROM, Job, Workload
 
 REQUEUE_DELAY = 121
-CHECKPOINT = 1800  # seconds of work that a disturbed job repeats: half of an hour
+CHECKPOINT = 1800  # seconds of work that a disturbed job repeats: half of the hour between two checkpoints
 PASS = 180  # seconds between two passes for whole nodes (bf_interval)
-STUCK = 6 * HOUR  # a large job that waits longer blocks the other large ones
+STUCK = 6 * HOUR  # a large job that waits longer than this blocks the other large jobs
 
 
 class SchedulerListener(Protocol):
@@ -34,7 +34,7 @@ class Scheduler:
 
     listener    receives records and pre-emptions
     after_end   called with (job, state, now), for the nodes' side
-    on_loop     called with (now, job) when a job in a crash loop begins
+    on_loop     called with (now, job) when a crash-looping job starts
     """
 
     def __init__(
@@ -154,7 +154,10 @@ class Scheduler:
             self._listener.ended(job, "CANCELLED", now)
 
     def end(self, job: Job, state: str, now: int) -> None:
-        """End the job's record. A pre-empted job is requeued if it may; other jobs are up to the caller."""
+        """End the job's record. A pre-empted job is requeued if this is allowed.
+
+        For all other jobs, the caller decides.
+        """
         del self.running[job]
         now = max(now, job.started)
         self.cluster.give(job)
@@ -165,7 +168,7 @@ class Scheduler:
             self.requeue(job, now, max(10, job.work - ran + min(ran, CHECKPOINT)), 0)
 
     def requeue(self, job: Job, now: int, work: int, after_failure: int) -> None:
-        """Requeue a job. after_failure: the record that hardware ended, 0 if none."""
+        """Requeue a job. after_failure: the record that hardware ended, or 0."""
         job.restarts += 1
         job.work, job.after_failure = min(work, job.limit), after_failure
         self._record(job, now, now + REQUEUE_DELAY)
@@ -183,11 +186,11 @@ class Scheduler:
         self._schedule(now)
 
     def _resubmission(self, now: int, about: tuple[Job, int]) -> None:
-        """Submit the run again as a new job."""
+        """Submit the rest of a run as a new job."""
         job = self._workload.resubmit(*about)
         self._record(job, now, now)
         self._enter(now, job)
 
     def opened(self, now: int) -> None:
-        """Schedule after a node is back."""
+        """Start waiting jobs after a node is back."""
         self._schedule(now)

@@ -6,11 +6,11 @@ import calendar
 from dataclasses import dataclass
 
 GPUS_PER_NODE = 8
-NODES_PER_POD = 20  # behind one leaf switch: 10 racks of 2
+NODES_PER_POD = 20  # nodes behind one leaf switch: 10 racks of 2
 FIRST = (2025, 12)  # the first month
 DAY = 86400
 UTILISATION = 0.83
-FULL = (4_000_000, 2_000, 11)  # jobs, nodes, months
+FULL = (4_000_000, 2_000, 11)  # full size: jobs, nodes, months
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Size:
     """Parameters of a history.
 
     jobs    approximate number of accounting records; pre-emptions and requeues add some
-    nodes   with 8 GPUs each
+    nodes   number of nodes, with 8 GPUs each
     """
 
     jobs: int
@@ -27,7 +27,7 @@ class Size:
     seed: int
     lemon_factors: tuple[float, float] = (5, 20)  # range of the factor on the fault rate of lemons
     utilisation: float = UTILISATION  # share of the GPU time used by jobs
-    fault_rate: float = 1.0  # factor on BASE_RATE
+    fault_rate: float = 1.0  # factor for BASE_RATE
 
     @property
     def start(self) -> int:
@@ -43,7 +43,7 @@ class Size:
         return (self.end - self.start) // DAY
 
     def at(self, share: float) -> int:
-        """Return the time at which this share of the history is over."""
+        """Return the time at which the given share of the history is over."""
         return self.start + int(share * (self.end - self.start))
 
     @property
@@ -56,7 +56,7 @@ def node_name(index: int) -> str:
 
 
 def nodes_for(jobs: int, months: int, utilisation: float = UTILISATION) -> int:
-    """Return the number of nodes with that utilisation for jobs as long as in the full size."""
+    """Return the number of nodes that gives this utilisation if jobs are as long as in the full size."""
     full_jobs, full_nodes, full_months = FULL
     return max(4, round(full_nodes * jobs * full_months / full_jobs / months * UTILISATION / utilisation))
 

@@ -1,9 +1,9 @@
 """Output of Slurm's programs: one sacct file per day, slurmctld's log, sacctmgr's events and reservations.
 
 sacct: --parsable2 --duplicates --allocations with SLURM_TIME_FORMAT=%s, called right after each day, as for `healthd
-fleet ingest --sacct`. A record is in the file of each day at whose end the job waited or ran, in its state at that
-time, and finally in the file of the day on which it ended. The other formats are described next to their readers in
-healthd/fleet/sources/.
+fleet ingest --sacct`. If a job waits or runs at the end of a day, its record is in the file of that day, with its state
+at that time. Its final record is in the file of the day on which it ended. The other formats are described next to
+their readers in healthd/fleet/sources/.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CPUS_PER_GPU = 12
 
 
 class Books:
-    """Writes the files. `states`, `job_nodes`, `gpu_seconds` describe the printed records, each counted once.
+    """Writes the files. `states`, `job_nodes` and `gpu_seconds` are totals of the printed records, each counted once.
 
-    `gpu_seconds` covers only the time within the history.
+    `gpu_seconds` includes only time within the history.
     """
 
     def __init__(self, size: Size, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The nodes' event streams (docs/events.md), as their daemons would write them.
 
-A node's daemon is `on` or not. While lines are lost, numbering continues: the result is a gap, or a range that one
-`dropped` event names. The truth contains what a stream reports late or never.
+A node's daemon is `on` or not. While lines are lost, numbering continues. This causes a gap, or a range that one
+`dropped` event names. The truth contains everything, even what a stream reports late or never.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from history.truth import Truth
 ROUND = 300
 CLUSTER = "made"
 VERSION, NEXT_VERSION = "0.1.0", "0.1.1"
-BUFFER = 1 << 14  # bytes of a node that are buffered before they are written
-REPEATED, TORN = 0.0005, 0.1  # share of the lines repeated; share of the starts after a kill with a torn line
+BUFFER = 1 << 14  # bytes that are buffered for each node before they are written
+# share of the lines that are repeated; share of the starts after a kill that have a torn line
+REPEATED, TORN = 0.0005, 0.1
 
 
 class OpenCondition:
-    """A condition of a node. `onset`: its true start; `because`: its cause. `opened`: 0 = not yet reported."""
+    """A condition of a node. `onset`: its true start.
+
+    `because`: its cause. `opened`: when it was reported, 0 if not yet.
+    """
 
     __slots__ = (
         *("sign", "subject", "onset", "because", "jobs", "severity", "state", "id"),
@@ -38,16 +42,16 @@ class OpenCondition:
         self.first = self.last = self.count = self.opened = self.written = 0
 
     def update_count(self, now: int) -> None:
-        """Update the count: each round sees a level."""
+        """Update the count of sightings. A level is seen in each round."""
         if self.sign.kind == "level":
             self.count = 1 + (now - self.first) // ROUND
             self.last = self.first + (self.count - 1) * ROUND
 
 
 class Daemon:
-    """A node's daemon. `rolled`: the ROLL_OUTS it has; `run`: the number of its start.
+    """A node's daemon. `rolled`: the ROLL_OUTS that it has. `run`: how often it was started.
 
-    Events that were planned in an earlier run are void.
+    Events that were planned before its last start are void.
     """
 
     __slots__ = (
@@ -57,7 +61,7 @@ class Daemon:
 
     def __init__(self, name: str, phase: int) -> None:
         self.name, self.phase, self.on = name, phase, False
-        self.lost: tuple[str, int, int] | None = None  # how, from which number, since when
+        self.lost: tuple[str, int, int] | None = None  # how lines are lost, from which number, since when
         self.run = self.seq = self.booted = self.stopped = self.bytes = 0
         self.source = Source(CLUSTER, name, "", "")
         self.lines: list[str] = []
@@ -65,12 +69,12 @@ class Daemon:
         self.standing: dict[tuple[str, str], OpenCondition] = {}
 
     def round_from(self, now: int) -> int:
-        """Return the time of its next round."""
+        """Return the time of the daemon's next round."""
         return now + (self.phase - now) % ROUND
 
 
 class Streams:
-    """Writes the streams. `event_counts` counts the lines that a reader finds, by event, without repeats."""
+    """Writes the streams. `event_counts`: number of lines that a reader finds, by event, without repeated lines."""
 
     def __init__(self, size: Size, clock: Clock, folder: Path, truth: Truth) -> None:
         self._size, self._clock, self._folder, self._truth = size, clock, folder, truth
@@ -107,7 +111,7 @@ class Streams:
         self._clock.at(now + 30, self._alive, (d, d.run))
 
     def stop(self, now: int, node: int, clean: bool) -> None:
-        """Stop a daemon: it ends cleanly, or is killed with or without its node."""
+        """Stop a daemon. It ends cleanly, or it is killed alone or together with its node."""
         d = self.nodes[node]
         if d.on:
             if clean:
@@ -152,7 +156,10 @@ class Streams:
     # conditions
 
     def fault(self, now: int, node: int, sign: Sign, subject: str, because: str, jobs: tuple[int, ...] = ()) -> None:
-        """Begin a fault. An edge is reported at once or never, a level at the next round of a running daemon."""
+        """Begin a fault. An edge is reported at once or never.
+
+        A level is reported at the next round of a running daemon.
+        """
         d = self.nodes[node]
         key = sign.code, subject
         condition = d.standing.get(key)
@@ -208,12 +215,13 @@ class Streams:
             self._condition(now, d, "acknowledged", condition, who=who, why="known", until=until)
 
     def job_ended(self, now: int, node: int) -> None:
-        """Schedule a write, five minutes later, of what was seen in the job's last ten minutes."""
+        """Schedule the writing of a job's evidence: five minutes after its end, all sightings of its last ten
+        minutes."""
         if any(s.opened for s in self.nodes[node].standing.values()):
             self._clock.at(now + 300, self._flush, (self.nodes[node], now))
 
     def end(self) -> None:
-        """End the history: write open conditions to the truth and all lines to their files."""
+        """End the history: write the open conditions to the truth, and all lines to their files."""
         for d in self.nodes:
             for condition in d.standing.values():
                 self._true_condition(d, condition, None)
@@ -279,12 +287,12 @@ class Streams:
     # lines
 
     def slurm(self, now: int, node: int, event: str, **fields: object) -> None:
-        """Write a decision, drain, resume, requeue, pause or repaired event if the daemon is on."""
+        """If the daemon is on, write a decision, drain, resume, requeue, pause or repaired event."""
         if self.nodes[node].on:
             self._emit(now, self.nodes[node], event, **fields)
 
     def lose(self, now: int, node: int, how: str) -> None:
-        """Begin to lose lines: `lost`, or `dropped`, which a later line reports; "" ends the loss."""
+        """Begin to lose lines. "lost": without a trace; "dropped": a later line reports the loss; "": end the loss."""
         d = self.nodes[node]
         if how and not d.lost:
             d.lost = (how, d.seq + 1, now)

@@ -1,4 +1,5 @@
-"""The truth behind the programs' output: CSV files below truth/; the first line names the columns."""
+"""The truth behind the programs' output: CSV files below truth/. The first line of a file has the names of the
+columns."""
 
 from __future__ import annotations
 
@@ -8,18 +9,19 @@ from typing import TextIO
 COLUMNS = {
     # Each record that ended abnormally. cause: one of causes.py, "user", "crash_loop", "false_alarm", "limit".
     "failures": "db_index,job_id,state,end_time,gpus,cause,node,fault",
-    # second_order: the pre-emptor is the requeue of a record that hardware ended (`after`).
+    # second_order: True if the pre-emptor is the requeue of a record that hardware ended (`after`).
     "preemptions": "time,victim_db_index,victim_job_id,preemptor_db_index,preemptor_job_id,second_order,after",
-    # Each fault. seen: a check detected it then and there; hit: number of records that it ended.
+    # Each fault. seen: True if a check detected it then and there. hit: number of records that it ended.
     "faults": "fault,node,time,cause,effect,seen,hit",
-    # Faults per day, and when the node was a lemon ("" = never).
+    # Each node: faults per day, and when it was a lemon ("" = never).
     "nodes": "node,faults_a_day,factor,lemon_from,lemon_until",
-    # Each condition: its fault, "user", "harmless" or "false_alarm". onset: true start; opened: reported ("" = never).
+    # Each condition: its fault, "user", "harmless" or "false_alarm". onset: true start. opened: when reported ("" =
+    # never).
     "conditions": "condition,node,code,subject,kind,severity,onset,opened,cleared,because",
     # why: daemon_off, node_down, lost (the lines are missing), dropped (a line reports how many did not fit)
     "not_observed": "node,from_time,until_time,why",
     "checks": "node,check,event,time",
-    # why: fault (the node had one), superstition
+    # why: fault (the node had a fault), superstition (it had none)
     "exclusions": "user,node,from_time,until_time,why",
     # why: fault, false_alarm, person, node_fail, crash_loop
     "outages": "node,from_time,until_time,state,why",

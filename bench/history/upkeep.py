@@ -1,5 +1,6 @@
-"""Other events of the nodes: harmless warnings, drains by people, maintenance, new checks, daemons that do not run, and
-lost lines.
+"""Other events of the nodes.
+
+These are harmless warnings, drains by people, maintenance, new checks, daemons that do not run, and lost lines.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from history.streams import ROUND, OpenCondition, Streams
 from history.truth import Truth
 from history.workload import HOUR, MAX_DURATION
 
-MAINTENANCE_EVERY, MAINTENANCE_TAKES = 120 * DAY, (4 * HOUR, 9 * HOUR)  # per pod
-ANNOUNCED = MAX_DURATION + DAY  # before maintenance begins
-MANUAL_DRAINS, NEEDLESS_TICKETS, PAUSES = 0.003, 0.0005, 0.0005  # per day and node
+MAINTENANCE_EVERY, MAINTENANCE_TAKES = 120 * DAY, (4 * HOUR, 9 * HOUR)  # rate per pod
+ANNOUNCED = MAX_DURATION + DAY  # time before maintenance begins
+MANUAL_DRAINS, NEEDLESS_TICKETS, PAUSES = 0.003, 0.0005, 0.0005  # rates per day and node
 DAEMONS_OFF, LINES_LOST = 0.008, 0.003
 WORSENED_SHARE, ACKNOWLEDGED_SHARE = 0.05, 0.02  # share of the warnings
 PEOPLE = ("anna", "ben", "chen", "dora")
@@ -96,7 +97,7 @@ class Upkeep:
     def _daemon_on(self, now: int, about: tuple[int, int, bool, int]) -> None:
         node, since, killed, run = about
         if self._streams.nodes[node].run != run:
-            return  # a boot has started it meanwhile
+            return  # a boot has started the daemon in the meantime
         self._truth.row("not_observed", node_name(node), since, now, "daemon_off")
         self._streams.start(now, node, False, not killed, since)
 
@@ -177,7 +178,7 @@ class Upkeep:
     # maintenance
 
     def _announce(self, now: int, about: tuple[int, int]) -> None:
-        """Reserve a pod: jobs that could still run at that time are not placed there."""
+        """Reserve a pod for maintenance. Jobs that could still run when it begins are not placed on the pod."""
         pod, start = about
         end = start + between(self._maintain, *MAINTENANCE_TAKES)
         self.reserved += len(self._pod(pod))

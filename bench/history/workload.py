@@ -1,9 +1,9 @@
 """The jobs that users submit: sizes, durations, users, and the end of a job that nothing disturbs.
 
-Shares follow arXiv 2410.21680, sections on job states and sizes. More than 40 % of the jobs use 1 GPU; more than 90 %
-use at most one server, with less than 10 % of the GPU time; jobs of 256 and more GPUs use 50 to 66 % of it. States:
-COMPLETED 60 %, FAILED 24 %, PREEMPTED 10 %, REQUEUED 2 %, TIMEOUT 0.6 %, OUT_OF_MEMORY 0.1 %. PREEMPTED and NODE_FAIL
-result from the simulation.
+Shares follow arXiv 2410.21680, sections on job states and sizes. More than 40 % of the jobs use 1 GPU. More than 90 %
+of the jobs use at most one server, and together they use less than 10 % of the GPU time. Jobs of 256 and more GPUs use
+50 to 66 % of the GPU time. States: COMPLETED 60 %, FAILED 24 %, PREEMPTED 10 %, REQUEUED 2 %, TIMEOUT 0.6 %,
+OUT_OF_MEMORY 0.1 %. PREEMPTED and NODE_FAIL are not drawn; the simulation causes them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from history.size import GPUS_PER_NODE, Size
 
 HOUR = 3600
 MAX_DURATION = 7 * 24 * HOUR
-RUNS_FROM = 16  # GPUs from which a job belongs to a chain that a user continues
+RUNS_FROM = 16  # jobs with at least this many GPUs belong to a chain that a user continues
 
 # (GPUs, share of the jobs, share of the GPU time)
 SIZES = (
@@ -49,7 +49,7 @@ DURATIONS = (
     (1, 25),
 )
 
-# End of a job that nothing disturbs. REQUEUED: by the user's own program, before its time limit.
+# End of a job that nothing disturbs. REQUEUED: the user's own program requeued it before its time limit.
 ENDS = Choice(
     (
         *(("COMPLETED", 0.600), ("FAILED", 0.240), ("CANCELLED", 0.032), ("REQUEUED", 0.020)),
@@ -57,7 +57,7 @@ ENDS = Choice(
     )
 )
 RECORDS = 1.15  # records per job on average, because of pre-emption and requeues
-WORK_REPEATED = 1.035  # how often work is done on average: work that was not yet saved is repeated
+WORK_REPEATED = 1.035  # how often work is done on average, because work that was not saved is repeated
 BY_HOUR = (
     *(0.55, 0.5, 0.45, 0.45, 0.5, 0.55, 0.65, 0.8, 1.05, 1.3, 1.45, 1.5),
     *(1.45, 1.5, 1.55, 1.55, 1.5, 1.4, 1.25, 1.15, 1.05, 0.95, 0.85, 0.7),
@@ -66,8 +66,8 @@ WEEKEND = 0.6
 NOT_PREEMPTED = 0.1  # share of the jobs of at most one node
 LIMITS = tuple(hours * HOUR for hours in (1, 4, 12, 24, 48, 72, 168))
 SMALL_NAMES = ("wrap", "eval", "interactive", "debug", "sweep", "preprocess", "notebook", "finetune")
-ARRAYS, MAX_TASKS = 0.03, 24  # share of the submissions of at most one node; 2 to 23 tasks
-TASKS = 1 + ARRAYS * ((2 + MAX_TASKS - 1) / 2 - 1)  # average tasks of such a submission
+ARRAYS, MAX_TASKS = 0.03, 24  # share of arrays among the submissions of at most one node; an array has 2 to 23 tasks
+TASKS = 1 + ARRAYS * ((2 + MAX_TASKS - 1) / 2 - 1)  # average number of tasks of an array
 LARGE_NAMES = ("pretrain", "llm", "vision", "diffusion", "speech", "ranking")
 
 
@@ -89,7 +89,7 @@ class Job:
 
 
 class Workload:
-    """Generates submissions. `exclusions`: the nodes that a user excludes: user -> node -> end time."""
+    """Generates submissions. `exclusions`: for each user, the excluded nodes and when each exclusion ends."""
 
     def __init__(self, size: Size) -> None:
         seed = size.seed
@@ -99,7 +99,7 @@ class Workload:
         self._end, self._size_draw = (even(stream(seed, subject)()) for subject in ("ends", "sizes"))
         self._users = max(12, size.nodes // 4)
         self._ids, self._runs = 1000, 0
-        self._broken: dict[int, deque[tuple[int, str, str]]] = {}  # GPUs -> runs that a user will continue
+        self._broken: dict[int, deque[tuple[int, str, str]]] = {}  # number of GPUs -> runs that a user will continue
         self.exclusions: dict[int, dict[int, int]] = {}
 
         max_gpus = size.nodes * GPUS_PER_NODE * LARGEST
@@ -145,7 +145,7 @@ class Workload:
         return jobs
 
     def resubmit(self, job: Job, work: int) -> Job:
-        """Return the same run as another job, with the remaining work."""
+        """Return another job of the same run, with the remaining work."""
         self._ids += 1
         new_job = Job(self._ids)
         for name in ("gpus", "wants", "user", "qos", "name", "folder", "limit", "ends_as", "may_requeue", "priority"):
@@ -154,7 +154,7 @@ class Workload:
         return new_job
 
     def will_continue(self, job: Job) -> None:
-        """Queue the run to be submitted again as one of the next jobs of its size."""
+        """Queue the run, so that it is submitted again as one of the next jobs of its size."""
         if job.gpus >= RUNS_FROM:
             self._broken.setdefault(job.gpus, deque(maxlen=50)).append((job.user, job.name, job.folder))
 
@@ -191,7 +191,7 @@ class Workload:
             enough = [limit for limit in LIMITS if limit > work]
             job.limit = enough[0] if luck < 0.5 else enough[min(len(enough) - 1, 2)] if luck < 0.8 else MAX_DURATION
         job.gpus, job.wants, job.work, job.ends_as = gpus, gpus // GPUS_PER_NODE, work, ends_as
-        # A high or normal job takes whole nodes from low ones that have run for two hours.
+        # A job with high or normal priority takes whole nodes from low-priority jobs that have run for two hours.
         if gpus >= 256:
             job.qos, job.priority = "high", 3000
         elif gpus > GPUS_PER_NODE:

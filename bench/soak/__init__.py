@@ -1,11 +1,11 @@
 """`make soak`: run a real `healthd run` with a real Slurm for an hour under random faults.
 
-Two nodes share one Slurm. The daemon of one is killed and restarted; the other's lives all the time, so that growth
-shows. The same seed gives the same events in the same order.
+Two nodes share one Slurm. The daemon of one node is killed and restarted. The daemon of the other node runs all the
+time, so that growth becomes visible. The same seed gives the same events in the same order.
 
     node.py      a node, its daemon, and the actions on both
-    actions.py   the events: one function each, and the deck of all
-    model.py     the expected result: every event and every decision once
+    actions.py   the events (one function each), and the deck of all events
+    model.py     checks the result: every event and every decision must occur exactly once
     growth.py    values that must not grow
     run.py       the soak from the first step to the report
 """

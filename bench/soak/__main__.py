@@ -17,7 +17,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0: a random seed")
     parser.add_argument("--verbose", action="store_true", help="print each step")
     args = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # so that all started processes end, also for a background job
+    # so that all started processes end, even if this is a background job
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     seed = args.seed or random.SystemRandom().randrange(1, 10**6)
     print(f"soak: seed {seed}, {args.seconds:.0f} s", file=sys.stderr, flush=True)

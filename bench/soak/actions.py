@@ -34,7 +34,7 @@ HOSTILE = (
     b'{"command":"repaired","code":{"a":[]},"part":{}}',
 )
 NO_REQUEST = (b"", b"\n", b"GET", b"GET /metrics", b"\x16\x03\x01\x02\x00", b"POST / HTTP/1.1\r\n\r\n", b"A" * 100_000)
-# A rank of a job: makes a step for each number it reads, of that many seconds by its own clock.
+# A rank of a job. For each number that it reads, it makes a step of this many seconds by its own clock.
 RANK = """
 import os, sys
 from healthd import client
@@ -57,7 +57,7 @@ def draining_fault(node: Node, random: Random) -> None:
     jobs = [node.cluster.sbatch("sleep 600", "-w", node.name) for _ in range(random.randrange(1, 3))]
     for job in jobs:
         node.cluster.wait_job(job, "RUNNING")
-    time.sleep(1.1)  # Slurm's times have whole seconds: the jobs must start before the fault
+    time.sleep(1.1)  # wait, because Slurm's times have whole seconds, and the jobs must have started before the fault
     warnings = [node.xid(31) for _ in range(random.randrange(3))]
     part = node.xid(79)
     disturb(node, random)
@@ -78,7 +78,7 @@ def draining_fault(node: Node, random: Random) -> None:
 
 
 def warnings(node: Node, random: Random) -> None:
-    """Kernel lines that only warn, each of another part. Some are repaired at once, the others at the next rest."""
+    """Kernel lines that only warn, each about another part. Some are repaired at once, the others at the next rest."""
     parts = [node.xid(31) for _ in range(random.randrange(1, 5))]
     disturb(node, random)
     for part in parts:
@@ -88,7 +88,7 @@ def warnings(node: Node, random: Random) -> None:
 
 
 def storm(node: Node, random: Random) -> None:
-    """Thousands of lines of one fault at once, and another fault behind them."""
+    """Thousands of lines about one fault at once, followed by another fault."""
     part = node.xid(31)
     for _ in range(random.randrange(1, 4)):
         node.repeat_fault(31, part, random.randrange(1000, 5000))
@@ -126,7 +126,7 @@ def hang_slurm(node: Node, random: Random) -> None:
 
 
 def lose_gpu(node: Node, random: Random) -> None:
-    """NVML reports a lost GPU, and the node is drained. After its return, only `repaired` ends the condition."""
+    """NVML reports a lost GPU, and the node is drained. The GPU returns, but only `repaired` ends the condition."""
     number = random.randrange(len(GPUS))
     node.machine.gpus(f"[gpu.{number}]\nlost = true")
     node.expected.opened["gpu_access/lost", GPUS[number]] += 1
@@ -151,7 +151,7 @@ def lose_persistence(node: Node, random: Random) -> None:
 
 
 def hang_driver(node: Node, random: Random) -> None:
-    """Workers hang in NVML, one second per GPU; another worker continues; the driver recovers."""
+    """Workers hang in NVML for one second per GPU. Another worker continues, and the driver recovers."""
     node.machine.gpus('hang = "nvmlDeviceGetPersistenceMode"\nhang_seconds = 1')
     node.until(lambda s: _outcome(s, "gpu_persistence") not in ("completed", None), "a worker hangs in NVML")
     disturb(node, random)
@@ -181,7 +181,7 @@ def kill_worker(node: Node, random: Random) -> None:
 
 
 def kill_daemon(node: Node, random: Random) -> None:
-    """Kill the daemon, or its worker on the node whose daemon must live."""
+    """Kill the daemon. On the node whose daemon must not be killed, kill its worker instead."""
     if not node.is_killed:
         return kill_worker(node, random)
     for _ in range(random.randrange(1, 4)):
@@ -199,7 +199,7 @@ def stop_daemon(node: Node, random: Random) -> None:
 
 
 def kill_during_command(node: Node, random: Random) -> None:
-    """Kill the daemon during a pause request: the pause may begin once or not at all, and ends equally often."""
+    """Kill the daemon during a pause request. The pause may begin once or never, and must end as often as it began."""
     if not node.is_killed:
         return pause(node, random)
     with socket.socket(socket.AF_UNIX) as stream:
@@ -237,7 +237,7 @@ def scrapes(node: Node, random: Random) -> None:
 
 
 def invalid_http_requests(node: Node, random: Random) -> None:
-    """Clients that send nonsense or nothing and stay connected; then a real scrape."""
+    """Metrics clients that send nonsense or nothing and stay connected. Then a real scrape must work."""
     host, _, port = growth.address(node.daemon).removeprefix("http://").partition("/")[0].partition(":")
     with contextlib.ExitStack() as clients:
         for _ in range(random.randrange(1, 30)):
@@ -251,7 +251,10 @@ def invalid_http_requests(node: Node, random: Random) -> None:
 
 
 def invalid_socket_requests(node: Node, random: Random) -> None:
-    """Clients that send invalid requests, leave before the answer, or stay silent; then a real request."""
+    """Control clients that send invalid requests, leave before the answer, or stay silent.
+
+    Then a real request must work.
+    """
     path = str(node.daemon.run_dir / "healthd.sock")
     with contextlib.ExitStack() as clients:
         for _ in range(random.randrange(1, 60)):
@@ -273,13 +276,13 @@ def run_commands(node: Node, random: Random) -> None:
     for command in random.sample((["status", *run_dir], ["hook", "epilog", *run_dir], ["explain", "gpu_xid/79"]), 2):
         argv = [sys.executable, "-m", "healthd", *command]
         done = subprocess.run(argv, env=node.daemon.env, capture_output=True, text=True, timeout=600)
-        # 3: unknown, because a check could not run at this moment, or the busy daemon did not answer in time
+        # exit status 3 means unknown: a check could not run at this moment, or the busy daemon did not answer in time
         assert done.returncode in (0, 1, 2, 3), (argv, state, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr
 
 
 def acknowledge(node: Node, random: Random) -> None:
-    """Acknowledge a warning: for a long time, until it is repaired; or briefly, and it counts again."""
+    """Acknowledge a warning, either for a long time until it is repaired, or briefly, so that it then counts again."""
     part, is_brief = node.xid(31), random.random() < 0.5
     node.until_open("gpu_xid/31", part)
     request = {"command": "ack", "code": "gpu_xid/31", "part": part, "why": "of the soak"}
@@ -328,7 +331,7 @@ def _rank(node: Node, number: int, environment: dict[str, str]) -> Iterator[subp
             rank.kill()
 
 
-# Another event at a random moment during an event.
+# These run another event at a random moment during an event.
 def disturb(node: Node, random: Random) -> None:
     disturbance = random.choice((None, None, "kill", "kill", "worker", "hup", "status", "warning"))
     time.sleep(random.uniform(0, random.choice((0.01, 0.1, 0.6))))

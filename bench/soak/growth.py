@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 from healthd_daemon import Healthd
 
-# These must return exactly to their earlier values. The others are memory, which the allocator keeps in pieces.
+# These values must return exactly to their earlier values. All other values are memory, of which the allocator keeps
+# some.
 COUNTED = ("descriptors", "threads", "processes", "files")
-WARM = 0.25  # share of the time before memory is compared; by then all caches are filled
+WARM = 0.25  # share of the soak's time after which memory is compared; by then, all caches are filled
 
 
 class Sample(NamedTuple):
-    """One measurement. seconds: since the soak began. round, pid: of the daemon; a new pid is a restart."""
+    """One measurement. seconds: time since the soak began.
+
+    round, pid: the daemon's; a new pid means that it was restarted.
+    """
 
     seconds: float
     round: int
@@ -53,7 +57,7 @@ def is_series(line: bytes) -> bool:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the descendants of a process, which may end meanwhile."""
+    """Yield the descendants of a process. They may end in the meantime."""
     with suppress(OSError):
         for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
             yield child
@@ -63,14 +67,15 @@ def descendants(pid: int) -> Iterator[int]:
 def memory(pid: int, name: str) -> float:
     """Return a value of /proc/PID/smaps_rollup in KiB.
 
-    Pss_Anon is what the process itself allocated. Other processes do not change it, unlike the share of libraries.
+    Pss_Anon is memory that the process itself allocated. Other processes do not change it, but they change the
+    process's share of libraries.
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def address(daemon: Healthd) -> str:
-    """Return the address of the metrics page that the current daemon logged last."""
+    """Return the address of the metrics page, as last logged by the current daemon."""
     return [word for word in daemon.log.read_text(errors="replace").split() if word.startswith("http://")][-1]
 
 
@@ -81,7 +86,7 @@ def page(daemon: Healthd) -> bytes:
 
 
 def growth_problems(samples: Sequence[Sample], max_kib: float, max_series: float) -> list[str]:
-    """Return one sentence for each value that grew. The first sample is taken after everything happened once.
+    """Return one sentence for each value that grew. Every event must have happened once before the first sample.
 
     For counts, the last sample is compared with the first; for memory, with the first sample after the warm-up.
     """
@@ -93,7 +98,7 @@ def growth_problems(samples: Sequence[Sample], max_kib: float, max_series: float
         if name in COUNTED:
             limit, since = 0.0, first
         elif name.startswith("own memory"):
-            # After a kill the worker is a new one that has not yet run all checks.
+            # After a kill, the worker is a new process that has not yet run all checks.
             limit, since = max_kib * (4 if "worker" in name else 1), warm[0]
         elif name.startswith("series"):
             limit, since = max_series, first
@@ -112,7 +117,7 @@ def after_warming(samples: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def slope(samples: Sequence[Sample], name: str) -> float:
-    """Return the growth per 1,000 rounds: the least-squares line through the samples after the warm-up."""
+    """Return the growth per 1,000 rounds, from the least-squares line through the samples after the warm-up."""
     points = [(sample.round / 1000, sample.values[name]) for sample in after_warming(samples)]
     x, y = (sum(values) / len(points) for values in zip(*points, strict=True))
     across = sum((at - x) ** 2 for at, _ in points)
@@ -120,7 +125,7 @@ def slope(samples: Sequence[Sample], name: str) -> float:
 
 
 def table(samples: Sequence[Sample]) -> str:
-    """Return the first, warm and last value of each name, and its slope."""
+    """Return, for each name, the first value, the value after the warm-up, the last value, and the slope."""
     warm = after_warming(samples)[0]
     head = (f"round {sample.round}" for sample in (samples[0], warm, samples[-1]))
     lines = [f"{'':32} " + " ".join(f"{word:>12}" for word in (*head, "per 1000"))]

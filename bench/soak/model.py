@@ -1,4 +1,6 @@
-"""Check a node's history: every event and every decision once. The functions are pure; [] means that all is right.
+"""Check a node's history: every event and every decision must occur exactly once.
+
+The functions are pure. They return the problems; [] means that all is right.
 
 Events are the fields of the node's stream (docs/events.md) in order of their numbers. Commands are those that healthd
 ran in Slurm, as recorded by a wrapper around scontrol.
@@ -34,8 +36,9 @@ class Command(NamedTuple):
 class Expected:
     """Expected results of the actions on a node.
 
-    opened    how often each condition (code, part) must open; other codes may open, and must be cleared
-    reports   how often each of COUNTED must be reported, (min, max): a command may have worked before a kill
+    opened    how often each condition (code, part) must open; conditions with other codes may open, and must be cleared
+    reports   (min, max) of how often each event in COUNTED must be reported; a range, because a command may have worked
+              before a kill
     requeued  jobs that must be requeued, each once
     """
 
@@ -50,7 +53,7 @@ class Expected:
 
 
 def find_problems(events: Sequence[Event], commands: Sequence[Command], expected: Expected) -> list[str]:
-    """Return the problems of a node at rest: no condition is open, nothing waits to be written."""
+    """Return the problems of a node at rest. At rest, no condition is open and nothing waits to be written."""
     dropped = [f"the stream dropped lines: {dict(event)}" for event in events if event["event"] == "dropped"]
     return [
         *dropped,
@@ -62,7 +65,8 @@ def find_problems(events: Sequence[Event], commands: Sequence[Command], expected
 
 
 def _condition_problems(events: Sequence[Event]) -> Iterable[str]:
-    """Check that each condition is opened once, first, and cleared once, last."""
+    """Check that the first event of each condition is its only opening, and that the last event is its only
+    clearing."""
     events_by_condition: defaultdict[str, list[str]] = defaultdict(list)
     names: dict[str, str] = {}
     for event in events:
@@ -108,7 +112,10 @@ def _counted_name(event: Event) -> str:
 
 
 def _command_problems(events: Sequence[Event], commands: Sequence[Command], expected: Expected) -> Iterable[str]:
-    """Check that the commands match the events, in order. Only a kill may separate an event from its command."""
+    """Check that commands and events match, in order.
+
+    Only a kill may cause an event without a command, or the reverse.
+    """
     changes = [event for event in events if event["event"] in ("drain", "resume", "requeue")]
     reported = [_command(event) for event in changes if event["stage"] == "sent"]
     unreported = list((Counter(commands) - Counter(reported)).elements())
@@ -133,7 +140,7 @@ def _command_problems(events: Sequence[Event], commands: Sequence[Command], expe
 def _answer_problems(changes: Sequence[Event]) -> Iterable[str]:
     """Check that each sent command has one answer before the same command is sent again.
 
-    A command without an answer is reported as refused, but may have worked: then Slurm shows it later.
+    A command without an answer is reported as refused. It may have worked nevertheless; Slurm then shows this later.
     """
     last: dict[str, Event] = {}
     for event in changes:

@@ -23,7 +23,7 @@ from healthd.events.reader import Cursor, Tally, find, read
 from soak import growth
 from soak.model import Command, Expected, find_problems
 
-PATIENCE_SECONDS = 240.0  # for what takes seconds on an idle machine
+PATIENCE_SECONDS = 240.0  # time limit for actions that take seconds on an idle machine
 FAULTS_TO_FILL = MAX_EVENTS + 100
 FAULTS_AT_ONCE = MAX_CONDITIONS - 4
 CONFIG = """\
@@ -50,7 +50,7 @@ timeout_seconds = 3.0
 client = true
 """
 SITE = '[checks.exec.site]\ncommand = ["/bin/true"]\n'
-# Records changes in Slurm, one line of JSON per command, and runs the command unchanged.
+# A wrapper around scontrol. It records each command that changes Slurm as one line of JSON, and runs it unchanged.
 SCONTROL = """\
 #!{python}
 import json, os, sys
@@ -62,7 +62,10 @@ os.execv({scontrol!r}, ["scontrol", *sys.argv[1:]])
 
 
 class Node:
-    """A node. `is_killed`: its daemon may be killed. `expected`: what its stream must contain when it is at rest."""
+    """A node. `is_killed`: True if its daemon may be killed.
+
+    `expected`: the required contents of its stream at rest.
+    """
 
     def __init__(self, cluster: SlurmCluster, name: str, folder: Path, is_killed: bool) -> None:
         self.cluster, self.name, self.folder, self.is_killed = cluster, name, folder, is_killed
@@ -99,7 +102,7 @@ class Node:
     # actions
 
     def xid(self, code: int) -> str:
-        """Write a kernel line of a new part, which opens one condition. Returns the part."""
+        """Write a kernel line about a new part, which opens one condition. Returns the part."""
         self.parts += 1
         pci = f"{self.parts >> 8:04x}:{self.parts & 255:02x}:00"
         self.daemon.kernel_line(xid_line(code, pci, when=time.clock_gettime(time.CLOCK_MONOTONIC)))
@@ -107,12 +110,12 @@ class Node:
         return f"{pci}.0"
 
     def repeat_fault(self, code: int, part: str, times: int) -> None:
-        """Repeat the same fault, many times at once: no further condition opens."""
+        """Repeat the same fault many times at once. No further condition must open."""
         line = xid_line(code, part.rpartition(".")[0], when=time.clock_gettime(time.CLOCK_MONOTONIC))
         self.daemon.kernel_line(*[line] * times)
 
     def command(self, expected_event: str, **request: Any) -> None:
-        """Send a command to the control socket. It must succeed, and the stream must have one event for it."""
+        """Send a command to the control socket. The command must succeed, and the stream must have one event for it."""
         answer = self.daemon.request(**request)
         assert "done" in answer, f"{request}: {answer}"
         self.expected.expect_report(expected_event)
@@ -140,7 +143,7 @@ class Node:
         os.kill(self.daemon.worker_pid(), signal.SIGKILL)
 
     def fill(self) -> None:
-        """Write enough faults to fill everything that keeps them, so memory has no further reason to grow."""
+        """Write enough faults to fill all buffers for faults, so that memory has no further reason to grow."""
         for _ in range(-(-FAULTS_TO_FILL // FAULTS_AT_ONCE)):
             parts = [self.xid(31) for _ in range(FAULTS_AT_ONCE)]
             self.until(lambda s, parts=parts: all(condition(s, "gpu_xid/31", part) for part in parts), "all are open")

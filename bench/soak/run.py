@@ -18,20 +18,23 @@ from soak.actions import DECK, Action
 from soak.growth import Sample, growth_problems, table
 from soak.node import Node
 
-MAX_KIB = 1024.0  # growth of own memory in an hour after the warm-up
+MAX_KIB = 1024.0  # maximum growth of own memory in an hour after the warm-up
 MAX_SERIES = 0.0
 MIN_CARDS = 8
 NO_LIMIT = float("inf")
-SETTLE_SECONDS = 600.0  # until temporary descriptors and processes are gone, on a busy machine
+SETTLE_SECONDS = 600.0  # time until temporary descriptors and processes are gone on a busy machine
 
 
 class SoakError(Exception):
-    """What failed, and how to repeat it."""
+    """A check of the soak failed. The message says what failed and how to repeat it."""
 
 
 @dataclass
 class Soak:
-    """State of a soak. seed: of all random choices. done: count of each event. samples: by node, at its rests."""
+    """State of a soak. seed: seed of all random choices.
+
+    done: count of each event. samples: each node's samples at rest.
+    """
 
     seed: int
     nodes: Sequence[Node]
@@ -43,7 +46,8 @@ class Soak:
     happening: str = "the start"
 
     def run(self, seconds: float, max_kib: float = MAX_KIB, max_series: float = MAX_SERIES, verbosity: int = 0) -> None:
-        """Play decks of all events until the time is over: the first one whole, at least a few cards of the second.
+        """Play decks of all events until the time is over, but at least the whole first deck and a few cards of the
+        second.
 
         `verbosity`: 1 prints each rest, 2 each step. Raises SoakError.
         """
@@ -96,7 +100,7 @@ class Soak:
             print(f"soak: {seconds:.0f} s, {self.steps} steps, {self.rests} rests", file=sys.stderr, flush=True)
 
     def settled(self, node: Node) -> Sample:
-        """Measure once nothing exceeds the first rest, or after SETTLE_SECONDS."""
+        """Measure as soon as no value exceeds that of the first rest, or after SETTLE_SECONDS."""
         earlier = self.samples.get(node.name)
         end = time.monotonic() + SETTLE_SECONDS
         while True:
@@ -118,7 +122,7 @@ class Soak:
             time.sleep(1)
 
     def samples_of_last_daemon(self, node: Node) -> list[Sample]:
-        """Return the samples of its last process: each kill starts a new one, and older ones are not compared."""
+        """Return the samples of the node's last daemon process. Samples from before a kill are not compared."""
         samples = self.samples.get(node.name, [])
         return [sample for sample in samples if sample.pid == samples[-1].pid]
 
@@ -144,7 +148,7 @@ class Soak:
 
 @contextlib.contextmanager
 def start_soak(seed: int) -> Iterator[Soak]:
-    """Yield a soak with two nodes whose daemons run: n1's lives all the time, n2's is killed."""
+    """Yield a soak with two nodes whose daemons run. The daemon of n1 runs all the time, the daemon of n2 is killed."""
     with contextlib.ExitStack() as ends:
         cluster = ends.enter_context(SlurmCluster(nodes=2, message_timeout=5))
         nodes = []

@@ -1,24 +1,24 @@
 """Finds series that were slower than their peers from the first sample to the last. Pure.
 
-The detector compares a series with its own past, so it cannot detect slowness that was present from the start. A
-comparison with peers that have the same work can show such slowness. It includes:
+The detector compares a series with its own past, so it cannot detect slowness that was present from the start. This
+module detects such slowness by comparing a series with peers that have the same work. It compares:
 
-- Ranks of one declared group (a pipeline stage) with at least MIN_PEERS ranks. A slow rank takes LIMIT times the median
-  of the others, and the difference is at least MIN_STANDARD_ERRORS deviations of the others.
-- Ranks that report their own time but no group. Only a single rank is named that takes SINGLE_LIMIT times as long as
-  any other, while the others agree within SIMILAR_LIMIT. Stages, or a rank with extra work, differ by less or are not
-  alone.
+- Ranks of one declared group (a pipeline stage) with at least MIN_PEERS ranks. A rank is slow if its time is LIMIT
+  times the median of the others, and if the difference is at least MIN_STANDARD_ERRORS deviations of the others.
+- Ranks that report their own time but no group. At most one rank is named: it takes SINGLE_LIMIT times as long as any
+  other rank, while the others agree within SIMILAR_LIMIT. A whole stage has several such ranks, and a rank with extra
+  work differs by less.
 
-Workers without a declared group that do not wait for each other are not compared: they may have different GPUs or
-shards. In Alibaba's public trace, they differ by a factor of four. A group does not count as compared either if its
-slowest member takes more than LIMIT times as long as the fastest but no member is named (half of the group is slow, or
-times are spread evenly).
+Workers that do not wait for each other and have no declared group are not compared: they may have different GPUs or
+shards. In Alibaba's public trace, they differ by a factor of four. Sometimes the slowest member of a group takes more
+than LIMIT times as long as the fastest, but no member can be named, because half of the group is slow or the times are
+spread evenly. Such a group does not count as compared.
 
-The compared time is each series' own time: the value without waiting, or its busy time. For workers that report
-neither, it is the value. In a synchronous job, the value proves nothing, because it is the same for all ranks.
+The compared time is each series' own time: the value without waiting, or the busy time. For workers that report
+neither, it is the value itself. In a synchronous job, the value proves nothing, because it is the same for all ranks.
 
-The time that all series cover is divided into up to PARTS parts. "Throughout" means in the first part and in all but
-one.
+The time that all series cover is divided into up to PARTS parts. A series is slow throughout if it is slow in the first
+part and in all other parts but one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from healthd.failslow.outliers import MIN_PEERS, MIN_STANDARD_ERRORS
 
 LIMIT = 1.2
 SINGLE_LIMIT, SIMILAR_LIMIT = 1.5, 1.15
-PARTS, MIN_PART_SAMPLES = 8, 5  # maximum number of parts; minimum samples in each part
-MIN_SAMPLES = 20  # per series, as in readers/table.py
+PARTS, MIN_PART_SAMPLES = 8, 5  # maximum number of parts; minimum number of samples in each part
+MIN_SAMPLES = 20  # minimum number of samples in a series, as in readers/table.py
 MIN_SPREAD = 0.02
 
 
@@ -47,8 +47,8 @@ class Comparison(NamedTuple):
     """The result of the comparison with peers.
 
     slow: the series that are slower throughout. compared_count: number of series that had peers. skipped: maps each
-    reason to the number of series that were not compared for it. Series that are too short are not included, because
-    their reader reports them.
+    reason to the number of series that were not compared for this reason. It does not include series that are too
+    short, because their reader reports them.
     """
 
     slow: tuple[SlowThroughout, ...]
@@ -59,7 +59,7 @@ class Comparison(NamedTuple):
 NO_PEERS = "their group has fewer than four series with 20 or more samples"
 NO_GROUP = "no groups of peers with the same work are declared (--group)"
 NO_OVERLAP = "their samples have different times or regimes"
-ONLY_ITERATIONS = "only whole iterations are reported, which take equally long on all ranks that wait for each other"
+ONLY_ITERATIONS = "only whole iterations are reported, and they take equally long on all ranks that wait for each other"
 
 
 class _Role(NamedTuple):
@@ -114,7 +114,8 @@ def compare_with_peers(series: Sequence[Series]) -> Comparison:
 
 
 def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
-    """Return the slowest member's time divided by the fastest member's, using the median over each member's parts."""
+    """Return the slowest member's time divided by the fastest member's. A member's time is the median over its
+    parts."""
     times: list[float] = [statistics.median(part_times) for part_times in zip(*parts, strict=True)]
     return max(times) / min(times)
 
@@ -148,22 +149,23 @@ def _roles(series: Sequence[Series], candidates: Sequence[int], skipped: Counter
 
 
 def _own_times(series: Series) -> tuple[str, Sequence[float]]:
-    """Return the name of a rank's own time and its samples, or "" and no samples if the series does not report it."""
+    """Return a rank's own time: its name and its samples.
+
+    If the series does not report it, return "" and no samples.
+    """
     if series.wait is not None:
         return "own", [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     return ("busy", series.busy) if series.busy is not None else ("", ())
 
 
 def _common_measure(own: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Return the measure that all ranks report, "own" or "busy". Otherwise return "iteration"."""
+    """Return "own" or "busy" if all ranks report this measure, otherwise "iteration"."""
     names = {name for name, _ in own}
     return next(iter(names)) or "iteration" if len(names) == 1 else "iteration"
 
 
 def _are_synchronous(series: Sequence[Series], members: Sequence[int]) -> bool:
-    """Return True if the ranks may be waiting for each other, because their iterations are equally long to within one
-    percent.
-    """
+    """Return True if the ranks may wait for each other: their iteration times are equal to within one percent."""
     levels = [statistics.median(series[member].value) for member in members]
     return max(levels) <= 1.01 * min(levels)
 
@@ -203,7 +205,7 @@ def _slow_members(
 def _median_without(ordered: Sequence[float], value: float) -> float:
     """Return the median of sorted values without one of them.
 
-    Sorting the rest again for each rank would take minutes.
+    The values are sorted only once, because sorting the rest again for each rank would take minutes.
     """
     removed, count = bisect_left(ordered, value), len(ordered) - 1
     low, high = (ordered[at + (at >= removed)] for at in ((count - 1) // 2, count // 2))
@@ -225,7 +227,8 @@ def _slow_in(part: Sequence[float], is_declared: bool) -> set[int]:
 def _parts(members: Sequence[Series], times: Sequence[Sequence[float]]) -> list[list[float]]:
     """Return each series's median in each part of the time.
 
-    The regime that is most frequent over all series is used. Omit a part if a series has too few samples in it there.
+    Only samples of one regime are used, the most frequent one over all series. A part is omitted if any series has too
+    few of these samples in it.
     """
     count = min(PARTS, min(len(series.value) for series in members) // MIN_PART_SAMPLES)
     edges = [_edges(series, members, count) for series in members]
@@ -251,10 +254,11 @@ def _parts(members: Sequence[Series], times: Sequence[Sequence[float]]) -> list[
 
 
 def _edges(series: Series, members: Sequence[Series], count: int) -> list[int]:
-    """Return where the parts of `series` begin and the last part ends, or [] if the series have no time in common.
+    """Return the beginnings of the parts of `series` and the end of the last part, or [] without a common time.
 
-    The series are split by the index, so that each part has equally many samples of the first series; an index may have
-    gaps that all series share. If a job restarted, they are split by position.
+    The series are split by their index. The borders are chosen so that each part has the same number of samples of the
+    first series, because the index may have gaps that all series share. If a job restarted, the series are split by
+    position instead.
     """
     length = len(series.value)
     if any(len(member.starts) > 1 for member in members):

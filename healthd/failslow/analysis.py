@@ -1,4 +1,4 @@
-"""Analyses series: finds where each is slow, and which components are suspects. This is the package's entry point."""
+"""Finds where each series is slow, and which components are suspects. This module is the package's entry point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMPY_MIN_SAMPLES = 20_000  # with fewer samples, importing numpy takes longer t
 
 
 def find_points(series: Sequence[Series]) -> tuple[tuple[Point, ...], ...]:
-    """Return the points in each series. Use numpy if there are many samples and the extra is installed."""
+    """Return the points in each series. Use numpy if there are many samples and numpy is installed."""
     if sum(len(item.value) for item in series) >= NUMPY_MIN_SAMPLES:
         with suppress(ImportError):
             from healthd.failslow import detect_numpy

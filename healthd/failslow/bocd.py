@@ -1,12 +1,13 @@
-"""Bayesian online change-point detection: the distribution of the length of the current run of samples.
+"""Bayesian online change-point detection: computes how likely each length of the current run of samples is.
 
 R. P. Adams and D. J. C. MacKay, "Bayesian online changepoint detection" (arXiv 0710.3742), with a constant hazard: a
 run ends at each sample with probability 1 / HAZARD_SAMPLES. Samples in a run are Normal with unknown mean and variance
 (conjugate prior: normal-inverse-gamma). The predictive distribution of a run is therefore Student's t.
 
-FALCON (arXiv 2410.12588) detects a change by P(r_t = 0) > 0.9. With a constant hazard, this never happens: at every
-sample, a share of 1 / HAZARD_SAMPLES of the probability goes to r_t = 0, no matter what the sample is. A change moves
-probability to short runs a few samples later. The rule here is therefore P(r_t <= RECENT) > MIN_PROBABILITY.
+FALCON (arXiv 2410.12588) detects a change by P(r_t = 0) > 0.9, where r_t is the length of the run. With a constant
+hazard, this never happens: at every sample, r_t = 0 gets a share of 1 / HAZARD_SAMPLES of the probability, whatever the
+sample is. Only a few samples after a change, short runs become likely. The rule here is therefore P(r_t <= RECENT) >
+MIN_PROBABILITY.
 
 Memory use is constant: all runs of RUNS - 1 or more samples are treated as one run, which gradually forgets older
 samples.
@@ -23,8 +24,8 @@ RUNS = 40
 RECENT = 5
 MIN_PROBABILITY = 0.9
 
-# A run's prior for the logarithm of times: 5 % noise, with the weight of 2 PRIOR_ALPHA samples. The mean may differ
-# from the last run's mean by about 40 %.
+# Prior of a run, for the logarithm of times. The noise is 5 %, with the weight of 2 PRIOR_ALPHA samples. The mean may
+# differ from the previous run's mean by about 40 %.
 PRIOR_NOISE = 0.05
 PRIOR_ALPHA = 3.0
 PRIOR_BETA = PRIOR_ALPHA * PRIOR_NOISE**2
@@ -41,7 +42,8 @@ FACTORS = tuple(
 )
 # Update of a run's mean and beta with d = sample - mean: mean += d * STEPS, beta += d^2 * SHAPES.
 STEPS = tuple(1 / (kappa + 1) for kappa in KAPPAS)
-BETA_KEPT_SHARE = ALPHAS[-1] / (ALPHAS[-1] + 0.5)  # of the longest run's beta, for a weight of RUNS - 1 samples
+# factor for the longest run's beta, so that it keeps the weight of RUNS - 1 samples
+BETA_KEPT_SHARE = ALPHAS[-1] / (ALPHAS[-1] + 0.5)
 CONTINUE_PROBABILITY = 1 - 1 / HAZARD_SAMPLES
 
 

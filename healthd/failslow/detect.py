@@ -1,18 +1,20 @@
 """Detects the onset and relief of slowness in a series of times, one sample at a time and in constant memory.
 
-FALCON (arXiv 2410.12588, section 4) finds a change point (healthd/failslow/bocd.py) and keeps it if the means before
-and after differ by 10 %. In a job that fluctuates, this reports most fluctuations. It also misses slowness that
-develops in steps below 10 %. This detector therefore compares samples with the level of their regime (level.py), which
-is learned once. A sample is the logarithm of a time minus that level: 0.095 is 10 % slower.
+FALCON (arXiv 2410.12588, section 4) finds a change point (healthd/failslow/bocd.py) and reports it if the means before
+and after differ by 10 %. This rule reports most fluctuations of a job that fluctuates. It also misses slowness that
+develops in steps below 10 %. This detector therefore compares samples with the level of their regime, which is learned
+once (level.py). A sample is the logarithm of a time minus the level: 0.095 is 10 % slower.
 
-- It tests the samples since a change point for fast changes, and the last 20 to 160 samples for slow ones.
-- The samples are slow if their mean is above 10 % and exceeds 7 % by more than chance explains. Chance covers the
-  noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the samples and
-  the last samples must also be slow, because a few long pauses are not slowness. For fewer than 20 samples, three
-  quarters must be at least half as slow as their mean, because two disturbances close together are not slowness either.
+- To find fast changes, it tests the samples since a change point. To find slow changes, it tests the last 20 to 160
+  samples.
+- The tested samples are slow if their mean is above 10 %, and if it exceeds 7 % by more than chance explains. Chance
+  means the noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the
+  samples and the last samples must also be slow, because a few long pauses are not slowness. If fewer than 20 samples
+  are tested, three quarters of them must be at least half as slow as their mean, because two disturbances close
+  together are not slowness either.
 - The slowness must have lasted for ten samples.
-- The onset is where the samples, fitted by an ascending sequence (isotonic regression), cross 10 %. The relief is where
-  a descending fit falls below it.
+- The samples are fitted by an ascending sequence (isotonic regression). The onset is where this fit crosses 10 %. The
+  relief is where a descending fit falls below 10 %.
 
 The onset depends only on samples up to the alarm, so later samples never move it. docs/fail-slow.md, "How good it is",
 gives the rates of false alarms and misses.
@@ -34,35 +36,39 @@ from healthd.failslow.model import Kind, Point
 MIN_SLOW_SAMPLES = 10  # minimum number of samples
 LAST_SAMPLES = 3  # number of last samples that must also be slow
 SMOOTHING_RADIUS = 3  # number of samples on each side, used to locate the onset
-FOLLOWED_SAMPLES = 40  # number of samples for which a change point is followed
+FOLLOWED_SAMPLES = 40  # number of samples for which a change point is tested after it was found
 HISTORY_SAMPLES = 160  # samples
 WINDOWS = (20, 28, 40, 56, 80, 112, HISTORY_SAMPLES)
-SIGMAS = 3.0  # standard errors by which a mean must exceed the tolerated limit
-RARE_SIGMAS = 6.0  # ... and the level, because each sample of each series can cause a false alarm
-ONSET_SHARE = 0.95  # the level measured at an onset is below the limit as often as above it
+SIGMAS = 3.0  # number of standard errors by which a mean must exceed the tolerated limit
+RARE_SIGMAS = 6.0  # the same for the level; it is high because each sample of each series can cause a false alarm
+# factor for the limit at an onset, because the level measured there is as often below the limit as above
+ONSET_SHARE = 0.95
 WARM_UP = 60  # maximum number of samples after a start during which times may still fall
 WARM_UP_DROP = 0.02
 BLOCK, BLOCKS = 20, 24  # samples per block; number of blocks used to estimate the drift
-BLOCK_TRIM = 2  # number of longest and of shortest samples in a block that do not count as drift
-MIN_DRIFT, MAX_DRIFT = 0.006, 0.04  # for FOLLOWED_SAMPLES or fewer; the mean of more samples drifts less
-DRIFT_PER_BLOCK = 0.002  # maximum, because a few blocks give a poor estimate
+# number of longest samples, and of shortest samples, in a block that are ignored when the drift is measured
+BLOCK_TRIM = 2
+# for the mean of at most FOLLOWED_SAMPLES samples; the mean of more samples drifts less
+MIN_DRIFT, MAX_DRIFT = 0.006, 0.04
+DRIFT_PER_BLOCK = 0.002  # maximum drift; needed because an estimate from a few blocks is poor
 MAX_LOG_RATIO = 50.0  # maximum logarithm; higher values are clipped so that no sum overflows
 ESTABLISHED_SAMPLES = 200  # number of samples after which a level counts as established
 SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slow period that may be normal for the job
-EXCEEDS_USUAL = 1.5  # factor by which a slow period must exceed earlier ones in length or height
-MAX_REGIMES = 64  # with more, nearly every sample has its own regime, and nothing can be learned
+EXCEEDS_USUAL = 1.5  # a slow period is reported if it exceeds earlier ones in length or height by this factor
+# maximum number of regimes; with more, nearly every sample has its own regime, and no level can be learned
+MAX_REGIMES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the logarithm. slow: limit for the mean. tolerated: limit that must be exceeded with certainty."""
+    """Limits, as logarithms. slow: limit for the mean. tolerated: limit that the mean must exceed beyond chance."""
 
     slow: float
     tolerated: float
 
 
 # FALCON 2.2, step 4: less than 10 % is jitter. Communication varies more than compute (FALCON, table 2: CoV 0.29 for
-# RDMA latency, 0.01 for a copy within a GPU), and Greyhound's detector calls a group degraded from a factor of 1.2.
+# RDMA latency, 0.01 for a copy within a GPU). Greyhound's detector therefore uses a factor of 1.2 for a group.
 LIMITS = {
     Kind.ITERATION: Limits(math.log(1.10), math.log(1.07)),
     Kind.BUSY: Limits(math.log(1.10), math.log(1.07)),
@@ -115,16 +121,16 @@ class Detector:
     _limits: Limits = field(init=False)
     _position: int = -1
     _levels: dict[str, Level] = field(default_factory=dict)
-    _earlier_levels: list[Level] = field(default_factory=list)  # established but slower levels from earlier in the job
+    _earlier_levels: list[Level] = field(default_factory=list)  # slower levels that were established earlier in the job
     _run_lengths: RunLengths = field(default_factory=RunLengths)
     _last_two: tuple[float, float] | None = None
-    _starting: list[float] | None = None  # samples since a start, kept until times no longer fall
+    _starting: list[float] | None = None  # samples since the job's start; kept until the times no longer fall
     # The last samples minus their level, the same samples clipped at MAX_DISTANCE, and their positions.
     _off: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
     _clipped: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
     _positions: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
     _changed_at: int = -1  # first sample after the followed change point
-    # Healthy samples in blocks: mean without BLOCK_TRIM, and variance.
+    # Blocks of healthy samples: the mean without the BLOCK_TRIM longest and shortest samples, and the variance.
     _block: list[float] = field(default_factory=list)
     _blocks: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=BLOCKS))
     _noise: float = MIN_NOISE
@@ -140,7 +146,7 @@ class Detector:
     def add(self, value: float, regime: str = "", restarted: bool = False, run_length: int | None = None) -> None:
         """Add one time.
 
-        A value that is not a time (0, NaN) uses a position but is otherwise ignored.
+        A value that is not a time (0, NaN) counts as a position but is otherwise ignored.
 
         Args:
             restarted: True if the job restarted before this sample.
@@ -186,7 +192,7 @@ class Detector:
             self._measure(level)
         if run_length:
             self._follow_change(self._position, clipped_off, run_length)
-        # Nearly all samples return here.
+        # Nearly all samples are done here.
         if clipped_off >= self._limits.slow / 2:
             self._check_for_slowness(regime, level)
         elif clipped_off <= -self._limits.slow / 2:
@@ -202,7 +208,7 @@ class Detector:
         return None if self._slowness is None else self.points[-1]
 
     def baseline(self, regime: str = "") -> float:
-        """Return the healthy time in this regime, in the unit of the samples. Return 0 while it is unknown."""
+        """Return the healthy time in this regime, in the unit of the samples, or 0 if it is not known yet."""
         level = self._levels.get(regime)
         return math.exp(level.mean) if level is not None and level.is_known else 0.0
 
@@ -217,7 +223,7 @@ class Detector:
         return math.exp(min(sum(last) / MIN_SLOW_SAMPLES, MAX_LOG_RATIO))
 
     def _smoothed(self, sample: float) -> float:
-        """Return the median of this sample and the two before it, because a single outlier is not a change."""
+        """Return the median of this sample and the two before it. A single outlier then does not look like a change."""
         before, last = self._last_two or (sample, sample)
         self._last_two = (last, sample)
         return sorted((before, last, sample))[1]
@@ -232,7 +238,7 @@ class Detector:
         self._changed_at = -1
 
     def _is_settled(self, sample: float) -> bool:
-        """Return True once times no longer fall after a start. Nothing is learned or tested before that."""
+        """Return True if the times no longer fall after a start. Before that, nothing is learned or tested."""
         assert self._starting is not None
         self._starting.append(sample)
         if len(self._starting) < MIN_SLOW_SAMPLES:
@@ -261,8 +267,8 @@ class Detector:
         """Update the noise of samples and the drift of blocks.
 
         The newest two blocks are excluded, because they may belong to slowness that is not detected yet. Older blocks
-        may belong to a ramp or to small steps, which must not count as drift. The drift is therefore the median step
-        from one block to the next, converted to the deviation of a normal distribution (its median is 0.6745
+        may belong to a ramp or to small steps, which must not count as drift. The median of the steps from one block to
+        the next is therefore used. It is converted to the deviation of a normal distribution (whose median is 0.6745
         deviations).
         """
         if len(self._blocks) < 5:
@@ -347,16 +353,16 @@ class Detector:
         self._block.clear()
 
     def _usual_length(self, mean: float) -> float:
-        """Return how many samples as slow as `mean` are not reported because such periods have occurred repeatedly.
+        """Return the length up to which a slow period with this mean is normal for the job and is not reported.
 
-        Examples are an evaluation every hundred iterations, or a job that fluctuates. The first two periods are
-        reported.
+        Such periods have occurred repeatedly, for example an evaluation every hundred iterations, or in a job that
+        fluctuates. The first two periods are reported.
         """
         lengths = [length for length, height in self._short_slownesses if mean < EXCEEDS_USUAL * height]
         return EXCEEDS_USUAL * max(lengths) if len(lengths) >= 2 else 0.0
 
     def _start_faster_level(self, samples: list[float], regime: str, level: Level) -> None:
-        """Start a new level, because a faster job is a separate regime."""
+        """Start a new level: the job became faster, which is a separate regime."""
         if level.samples_since >= ESTABLISHED_SAMPLES:
             self._earlier_levels = [level, *self._earlier_levels][:3]
         fresh = Level()
@@ -408,7 +414,7 @@ class Detector:
 
 @dataclass(slots=True)
 class Slowness:
-    """How slow a series has been since the onset of a slow period.
+    """Measures how slow a series has been since the onset of a slow period.
 
     rest_level: mean of the samples before the onset, if it is below the level.
     """
@@ -420,7 +426,7 @@ class Slowness:
     _last: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=HISTORY_SAMPLES))
 
     def add(self, sample: float) -> None:
-        """Add a sample. A pause during the slow period has no more weight than any other sample."""
+        """Add a sample. A pause is clipped, so that it has no more weight than any other sample."""
         if self._count >= MIN_SLOW_SAMPLES:
             sample = min(sample, self._total / self._count + MAX_DISTANCE)
         ratio = math.exp(min(sample - self.rest_level, MAX_LOG_RATIO))
@@ -436,8 +442,8 @@ class Slowness:
         """Return the slowdown. 0.65 is 65 % slower.
 
         Args:
-            without: number of trailing samples to exclude, at most HISTORY_SAMPLES. It is ignored if it would
-                exclude all samples.
+            without: number of last samples to exclude, at most HISTORY_SAMPLES. If this would exclude all samples,
+                none is excluded.
         """
         count = self._count - without
         if count <= 0 or without > len(self._last):
@@ -446,7 +452,7 @@ class Slowness:
 
 
 def median_filter(samples: Sequence[float]) -> list[float]:
-    """Return, for each sample, the median of it and its SMOOTHING_RADIUS neighbours on each side.
+    """Replace each sample by the median of the sample and its SMOOTHING_RADIUS neighbours on each side.
 
     This removes pauses shorter than the radius without moving steps.
     """
@@ -454,9 +460,9 @@ def median_filter(samples: Sequence[float]) -> list[float]:
 
 
 def isotonic_fit(samples: Iterable[float]) -> list[float]:
-    """Return the least-squares fit that never falls.
+    """Return the best ascending fit to the samples (least squares).
 
-    It is computed by pooling adjacent violators (Ayer et al. 1955).
+    The method is pooling adjacent violators (Ayer et al. 1955).
     """
     pools: list[tuple[float, int]] = []
     for sample in samples:

@@ -1,7 +1,8 @@
 """The detector for many series at once. numpy excludes most series without slowness before detect.py tests the others.
 
 numpy computes the run lengths of all series together (bocd.py). detect.py then tests the remaining series sample by
-sample. This needs the extra healthd[failslow]. A test checks that it finds the same points as detect.py.
+sample. Requires the optional dependencies `healthd[failslow]`. A test checks that this module finds the same points as
+detect.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MAX_BATCH_SERIES = 2048  # number of series; each array of runs takes 640 KiB
 MAX_BATCH_SAMPLES = 1 << 21  # number of samples per batch: 16 MiB
 PIECE = 8192  # samples per piece of a long series; the pieces are computed together
 ROUNDING = 1e-9
-OVERLAP = 1024  # overlap of the pieces in samples; after it, run lengths do not depend on where a piece begins
+# number of samples by which pieces overlap; after the overlap, run lengths no longer depend on where a piece begins
+OVERLAP = 1024
 
 
 def detect(
@@ -35,7 +37,7 @@ def detect(
     points: list[tuple[Point, ...]] = [()] * len(values)
     batch: list[int] = []
     for series_index in sorted(range(len(values)), key=lambda series_index: -len(values[series_index])):
-        # With regimes, run lengths need times minus the regime's level, which only the detector knows.
+        # With regimes, run lengths are computed from times minus the regime's level, which only the detector knows.
         if regimes[series_index] is not None or not len(values[series_index]):
             points[series_index] = run_detector(
                 values[series_index], None, regimes[series_index], starts[series_index], kind
@@ -86,7 +88,7 @@ def _detect_batch(
 def run_lengths_in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
     """Return the result of `recent_run_lengths`.
 
-    Long series are split, because one series takes as long as a hundred.
+    Long series are split into pieces, because numpy needs about as much time for one series as for a hundred.
     """
     count, length = samples.shape
     if length <= PIECE + OVERLAP:
@@ -99,7 +101,7 @@ def run_lengths_in_pieces(samples: NDArray[np.float64]) -> NDArray[np.int8]:
 
 
 def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return, for each sample, the median of it and the two before it. Shape: series x samples."""
+    """Replace each sample by the median of the sample and the two before it. Shape: series x samples."""
     padded = np.pad(samples, ((0, 0), (2, 0)), mode="edge")
     return np.median((padded[:, :-2], padded[:, 1:-1], padded[:, 2:]), axis=0)
 
@@ -150,10 +152,10 @@ def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: 
     """Return True for each series that certainly has no point. Most healthy series then need no further test.
 
     detect.py reports slowness only if the mean of MIN_SLOW_SAMPLES consecutive samples exceeds the level by a limit.
-    The level is the mean of whole batches of BATCH consecutive samples (level.py), in which each sample is clipped at
-    MAX_DISTANCE from the others. It is therefore at least the lowest mean of BATCH samples. If the highest mean and the
-    lowest mean differ by less than the limit, there is no point at any level. This holds only without restarts, after
-    which a batch may have a gap, and without regimes.
+    The level is the mean of whole batches of BATCH consecutive samples (level.py), so it is at least the lowest mean of
+    BATCH samples. (Samples in a batch are clipped at MAX_DISTANCE from the others.) If the highest mean of
+    MIN_SLOW_SAMPLES exceeds the lowest mean of BATCH samples by less than the limit, no level allows a point. This is
+    valid only without regimes and without restarts, because a batch may have a gap after a restart.
 
     Args:
         samples: series x samples, logarithms of times. Only the first `counts` samples of each series are valid.
@@ -162,7 +164,8 @@ def has_no_point(samples: NDArray[np.float64], counts: NDArray[np.int64], kind: 
         return np.ones(len(samples), np.bool_)
     is_present = np.arange(samples.shape[1]) < counts[:, None]
     lowest = np.where(is_present, samples, np.inf).min(axis=1, keepdims=True)
-    # The median of a level is at least the lowest sample. Clipping can only lower samples that are far above it.
+    # The median of a level is at least the lowest sample. Clipping can lower only samples that are far above the
+    # median.
     level = np.where(is_present[:, BATCH - 1 :], _means(np.minimum(samples - lowest, MAX_DISTANCE), BATCH), np.inf)
     level = lowest + level.min(axis=1, keepdims=True)
     above = _means(np.clip(samples - level, -MAX_DISTANCE, MAX_DISTANCE), MIN_SLOW_SAMPLES)

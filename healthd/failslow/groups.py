@@ -1,21 +1,22 @@
-"""Groups series without declared groups: finds the gangs in a file, and the peers with one role in each gang. Pure.
+"""Finds the gangs in a file, and the peers with the same role in each gang, if no groups are declared. Pure.
 
-A gang is synchronous: each iteration ends for all of its ranks with the same collective, so their iteration times move
-together. Two series belong to one gang if the signs of their sample-to-sample changes agree in MIN_AGREEMENT of the
-first COMPARED_SIGNS that both have. For normally distributed noise, this is a correlation of 0.7 (agreement = 1/2 +
-asin(rho) / pi). A gang with fewer than SMALL_GANG ranks must agree in SMALL_GANG_AGREEMENT, because among many series
-whose load sometimes varies together, two can agree in MIN_AGREEMENT by chance. If there is only one gang, series that
-report waiting for other ranks also belong to it.
+The ranks of a gang are synchronous: each iteration ends with the same collective, so their iteration times rise and
+fall together. To compare two series, this module takes the signs of their sample-to-sample changes, the first
+COMPARED_SIGNS that both have. The series belong to one gang if a share of MIN_AGREEMENT of these signs agrees. For
+normally distributed noise, this is a correlation of 0.7 (agreement = 1/2 + asin(rho) / pi). A gang with fewer than
+SMALL_GANG ranks must agree in a share of SMALL_GANG_AGREEMENT: among many series whose load sometimes varies together,
+two series can reach MIN_AGREEMENT by chance. If there is only one gang, series that report waiting for other ranks also
+belong to it.
 
-All other series form one pool: workers that do not wait for each other (parameter server), or series whose measurements
-are too coarse.
+All other series form one pool. They are workers that do not wait for each other (parameter server), or their
+measurements are too coarse.
 
-Peers have the same role: the same declared group, or about the same healthy level. Without declared groups, members are
-sorted by level, and a role ends where the next level is more than LEVEL_GAP times the previous one. Levels stand for
-stage and volume (FALCON, arXiv 2410.12588, compares groups of identical role and volume).
+Peers have the same role: they are in the same declared group or have about the same healthy level. Without declared
+groups, members are sorted by level, and a new role begins where a level is more than LEVEL_GAP times the previous one.
+The level represents the stage and volume (FALCON, arXiv 2410.12588, compares groups of identical role and volume).
 
-Limits: several jobs without synchronisation in one file are separated only by their levels. Two gangs with the same
-rhythm become one. Stages of about the same level become one role. `--group` separates them.
+Limits: if a file contains several jobs without synchronisation, only their levels separate them. Two gangs with the
+same rhythm become one gang. Stages with about the same level become one role. `--group` separates all of these.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ MIN_SIGNS = 48
 MIN_AGREEMENT = 0.75
 SMALL_GANG, SMALL_GANG_AGREEMENT = 4, 0.85
 LEVEL_GAP = 1.5
-MAX_GANGS = 256  # maximum number of gangs compared with each series, so that 100,000 series take only seconds
+MAX_GANGS = 256  # a series is compared with at most this many gangs, so that 100,000 series take only seconds
 
 
 class Pool(NamedTuple):
-    """Series that belong together. members: their indices, ascending. synchronous: True if they move together."""
+    """Series that belong together.
+
+    members: their indices, ascending. synchronous: True if their times rise and fall together.
+    """
 
     members: tuple[int, ...]
     synchronous: bool
@@ -66,7 +70,7 @@ def find_pools(series: Sequence[Series]) -> list[Pool]:
             found.append(gang)
         else:
             unmatched += gang
-    if len(found) == 1:  # a series that reports waiting belongs to a gang, and there is only one
+    if len(found) == 1:  # a series that reports waiting belongs to a gang, and there is only one gang
         found[0] += [member for member in unmatched if series[member].wait is not None]
         unmatched = [member for member in unmatched if series[member].wait is None]
     result = [Pool(tuple(sorted(gang)), True) for gang in found]
@@ -115,10 +119,10 @@ class _Signs(NamedTuple):
 
 
 def _change_signs(series: Sequence[Series]) -> list[_Signs]:
-    """Return the signs of the first COMPARED_SIGNS samples that all series can have.
+    """Return the signs of the first COMPARED_SIGNS changes that all series can have.
 
-    If the series share an index, samples are aligned by it, so that a gap shifts nothing. Otherwise they are aligned by
-    position.
+    If the series share an index, samples are aligned by this index, so that a gap in one series does not shift its
+    later samples. Otherwise, samples are aligned by position.
     """
     begin = max((item.index[0] for item in series if len(item.index)), default=0.0)
     slices, times = [], set[float]()

@@ -1,15 +1,15 @@
-"""Computes the typical duration of an iteration from the iterations' positions and the operations' times. Pure.
+"""Computes the typical duration of an iteration, from the positions of iterations and the times of operations. Pure.
 
-It is the median of the durations, with two corrections:
+The result is the median of the durations, with two corrections:
 
-- A mark can be anywhere in the iteration. The time from mark to mark then covers the end of one iteration and the
-  beginning of the next, a mixture that is nearer to the mean than either. For 40 iterations that differ by a tenth,
-  median and mean differ by 1 %. The loop is therefore also evaluated from other phases. An iteration begins at the
-  phase where consecutive durations differ most.
+- The mark (the operations at which iterations are counted) can be anywhere in the iteration. The time from mark to mark
+  then covers the end of one iteration and the beginning of the next. This mixture varies less than whole iterations, so
+  its median is nearer to the mean. For 40 iterations that differ by a tenth, median and mean differ by 1 %. The loop is
+  therefore also evaluated at other phases. An iteration begins at the phase where consecutive durations differ most.
 - An iteration with a pause (a checkpoint) shows only the pause and does not count.
 
-The error estimate covers missing iterations (which may all be on one side of the median), the phases next to the chosen
-one, and the clock tick (each duration may be wrong by one tick).
+The error estimate has three parts: missing iterations (all of them may be on one side of the median), the difference to
+the phases next to the chosen one, and the clock tick (each duration may be wrong by one tick).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-PHASES = 32  # number of phases in a loop; a mixture of 1 and 31 parts is negligible
-FINE_PHASES = 16  # with this many phases or more, neighbours give about the same result
-PAUSE_RATIO = 2.0  # maximum factor above or below the median
+PHASES = 32  # number of phases in a loop; a mixture of 1/32 of one iteration and 31/32 of the next is negligible
+FINE_PHASES = 16  # from this number of phases on, neighbouring phases give about the same result
+PAUSE_RATIO = 2.0  # an iteration whose duration is more than this factor above or below the median is a pause
 TICK_SAMPLES = 100_000  # number of times from which the clock tick is estimated
 
-Position = float  # position in the stream; 2.5 is half-way between operations 2 and 3
+Position = float  # position in the stream; 2.5 is halfway between operations 2 and 3
 
 
 class Chain(NamedTuple):
     """Consecutive iterations, from mark to mark.
 
-    before, after: number of operations outside the chain that belong to an iteration.
+    before, after: numbers of operations before and after the chain that continue an iteration.
     """
 
     marks: Sequence[Position]
@@ -107,8 +107,8 @@ def _mean_difference(phase: _Phase) -> float:
 def _relative_error(phase: _Phase, seconds: float, chains: int) -> float:
     """Return how far the true median may deviate, as a share of `seconds`.
 
-    Each chain has one incomplete iteration. By chance, a missing iteration is below or above the median, so it is very
-    unlikely that many are all on one side.
+    Each chain has one incomplete iteration, whose duration is missing. A missing duration is below or above the median
+    by chance, so it is very unlikely that many missing durations are all on the same side.
     """
     ascending, unseen = sorted(phase.seconds), chains + phase.paused
     middle, reach = (len(ascending) - 1) / 2, min(unseen / 2, math.sqrt(unseen))

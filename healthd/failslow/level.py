@@ -1,7 +1,7 @@
-"""Learns the level of a healthy regime from its first samples, and then keeps it fixed.
+"""Learns the level of a healthy regime from its first samples. The level then stays fixed.
 
-A level that followed its series would also follow slowness that develops gradually. FALCON misses such slowness (arXiv
-2410.12588, section 6: consecutive steps below 10 %). Samples are logarithms of times.
+If the level followed its series, it would also follow slowness that develops gradually. FALCON misses such slowness
+(arXiv 2410.12588, section 6: consecutive steps below 10 %). Samples are logarithms of times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIXED_AFTER = 2 * MAX_SAMPLES  # number of samples after which the level is fixe
 WARM_UP_SAMPLES = 60  # number of samples searched for a warm-up
 MAX_DISTANCE = math.log(1.6)  # distances are clipped here, so that a pause counts as one sample
 MIN_NOISE = 0.005
-MIN_BATCH_DISTANCE = 0.03  # distance from the other batches that a batch may always have
+MIN_BATCH_DISTANCE = 0.03  # a batch within this distance from the other batches is always accepted
 
 
 @dataclass(slots=True)
@@ -49,8 +49,8 @@ class Level:
     def learn(self, sample: float) -> float:
         """Add one sample. Return the change in the level.
 
-        A batch that is far from the others is set aside. If the job returns to the level within three batches, it
-        fluctuates, and these batches count. Otherwise they were the start of another regime.
+        A batch that is far from the other batches is set aside. If the job returns to the level within three batches,
+        it fluctuates, and the batches that were set aside count. Otherwise, they were the start of another regime.
         """
         self._batch.append(sample)
         if len(self._batch) < BATCH:
@@ -85,7 +85,7 @@ class Level:
     def _forget_warm_up(self) -> None:
         """Drop the first batches if they are clearly above all later ones.
 
-        The first iterations compile, tune and fill caches.
+        They are slower because the first iterations compile, tune and fill caches.
         """
         accepted = self._accepted
         if len(accepted) > WARM_UP_SAMPLES or self.samples_since > 2 * WARM_UP_SAMPLES:

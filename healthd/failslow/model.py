@@ -12,13 +12,13 @@ from healthd.failslow.times import TimeStyle
 class Cause(enum.Enum):
     """Kind of slowness: from FALCON (arXiv 2410.12588, table 1 and section 2.2), or caused by the job itself."""
 
-    COMPUTE = "compute"  # on a worker; it is unknown whether the GPU or the CPU is the cause
+    COMPUTE = "compute"  # slow compute on a worker; it is unknown whether the GPU or the CPU is the cause
     COMPUTE_GPU = "compute_gpu"
     COMPUTE_CPU = "compute_cpu"
-    COMMUNICATION = "communication"  # it is unknown whether the cause is within a node or between nodes
+    COMMUNICATION = "communication"  # slow communication; it is unknown whether within a node or between nodes
     COMMUNICATION_INTRA_NODE = "communication_intra_node"
     COMMUNICATION_INTER_NODE = "communication_inter_node"
-    IMBALANCE = "imbalance"  # in the job: a pipeline stage, longer sequences, data loading
+    IMBALANCE = "imbalance"  # caused by the job itself: a pipeline stage, longer sequences, data loading
     UNKNOWN = "unknown"
 
 
@@ -41,14 +41,14 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Samples from one worker, rank or job, oldest first and cleaned: every value is > 0 and finite.
+    """Samples from one worker, rank or job, oldest first. They are cleaned: every value is > 0 and finite.
 
     index: position of each sample in the index column (iterations, seconds), ascending within an attempt. Without an
-    index column, it is 0, 1, 2, ... busy, wait, transfer: seconds (or the unit of value) for the same samples, None if
-    not reported, NaN for a missing sample. regimes: a name for each sample (batch size, sequence length), None if not
-    reported. Each name is a regime. starts: positions at which the job started, always including 0. A warm-up follows.
-    rows: if rows without a value were left out, the position of each sample among the series's rows, otherwise None.
-    times: if the index is seconds since 1970, the style in which the file writes times.
+    index column, it is 0, 1, 2, ... busy, wait, transfer: times for the same samples, in the same unit as the values;
+    None if not reported, NaN for a missing sample. regimes: the name of each sample's regime (batch size, sequence
+    length), None if not reported. starts: positions at which the job started, always including 0; each start is
+    followed by a warm-up. rows: if rows without a value were left out, the position of each sample among the series's
+    rows, otherwise None. times: if the index is seconds since 1970, the style in which the file writes times.
     """
 
     name: str  # "6"
@@ -71,7 +71,7 @@ class Point:
     """One slow period in one series. Indices are positions in its samples, from 0.
 
     slowdown: 0.65 is 65 % slower than the regime's baseline. confidence: 0 to 1. alarm_index: the sample at which it
-    was detected. onset_index and alarm_index never change once a point is reported; relief_index is None until the
+    was detected. After a point is reported, onset_index and alarm_index never change. relief_index is None until the
     relief.
     """
 
@@ -84,7 +84,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A condition on a series's node, reported by root. begin, end: in the same form as Series.index."""
+    """A condition on a series's node, reported by root. begin, end: same unit as Series.index."""
 
     node: str
     begin: float
@@ -97,8 +97,8 @@ class Evidence:
 class Suspect:
     """The component that is probably slowing a job.
 
-    subject: name of a series, group or node. subject_kind: its kind ("worker", "rank", "group", "node"). whole_stage:
-    True if it runs all ranks of at least one role, so that no other rank can take over its work.
+    subject: name of a series, group or node. subject_kind: kind of the subject ("worker", "rank", "group", "node").
+    whole_stage: True if the subject runs all ranks of at least one role, so that no other rank can take over its work.
     """
 
     subject: str
@@ -113,10 +113,13 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class SlowJob:
-    """Slowness without a suspect: all peers are slow, or there are too few to compare. whole_stage: as in Suspect."""
+    """Slowness without a suspect: all peers are slow, or there are too few peers to compare.
+
+    whole_stage: as in Suspect.
+    """
 
     group: str
-    onset: float  # as Series.index
+    onset: float  # same unit as Series.index
     point: Point
     series: tuple[str, ...]  # the slow series
     peers: int  # number of peers
@@ -129,8 +132,8 @@ class SlowJob:
 class SlowThroughout:
     """A series that was slower than its peers from the first sample. Its onset is unknown.
 
-    measure: the time that was compared: "own" (the value without waiting), "busy" or "iteration". ratio: time /
-    peers_time, both in the unit of the values. group: "" if the peers are all ranks that wait for each other.
+    measure: the time that was compared: "own" (the value without waiting), "busy" or "iteration". ratio: time divided
+    by peers_time, both in the unit of the values. group: "" if the peers are all ranks that wait for each other.
     """
 
     series: str

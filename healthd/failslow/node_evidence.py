@@ -32,9 +32,9 @@ _FAMILIES = {
 def suspect_by_evidence(
     observed: Observed, step: Step, members: Sequence[int], changes: Mapping[int, Change]
 ) -> Suspect | None:
-    """Return the node as a suspect if only this node in the job reported a condition that can slow a job.
+    """Return the node as a suspect if it is the job's only node with a condition that can slow a job.
 
-    Return None if its ranks' times contradict that.
+    Return None if the times of the node's ranks contradict this.
     """
     nodes = {observed.series[item].node for item in members} - {""}
     members_by_node: dict[str, list[int]] = defaultdict(list)
@@ -67,7 +67,7 @@ def suspect_by_evidence(
 
 
 def agreeing_evidence(observed: Observed, step: Step, members: Iterable[int]) -> tuple[str, ...]:
-    """Return the conditions that the members' nodes reported at that time, as sentences."""
+    """Return sentences about the conditions that the members' nodes reported at that time."""
     records = {
         (item.begin, item.code, item.text, item.node)
         for member in members
@@ -77,9 +77,9 @@ def agreeing_evidence(observed: Observed, step: Step, members: Iterable[int]) ->
 
 
 def _evidence_at(observed: Observed, step: Step, member: int) -> list[Evidence]:
-    """Return the conditions on the node that were open at the onset or that began before the alarm.
+    """Return the conditions on the node that were open at the onset or that began between the onset and the alarm.
 
-    The latter count because checks detect conditions late.
+    A condition that began after the onset also counts, because checks detect conditions late.
     """
     series = observed.series[member]
     begin, _ = observed.window(step, member)

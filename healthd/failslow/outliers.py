@@ -1,4 +1,4 @@
-"""Finds outliers among peers: ranks whose own time rose relative to its baseline and to the peers. Pure.
+"""Finds outliers among peers: ranks whose own time rose relative to their baseline and to their peers. Pure.
 
 peers.py describes the limits and their reasons.
 """
@@ -23,13 +23,14 @@ MIN_EXPLAINED_SHARE = 0.3
 PAUSE_EXCESS, MAX_FAST_SHARE = (
     1.3,
     0.2,
-)  # a higher rise, with a larger share of samples as fast as before, indicates frequent pauses
+)  # a rise above this, with a larger share of samples as fast as before, indicates frequent pauses
 
 
 class Outlier(NamedTuple):
     """An outlier.
 
-    excess: its change divided by its peers' change. standard_errors: the difference in standard errors.
+    excess: its change divided by its peers' change. standard_errors: difference between both changes, in standard
+    errors.
     """
 
     member: int
@@ -60,7 +61,7 @@ def find_outliers(
     Args:
         lost: increase in the iteration time.
         candidates: members to test; all by default.
-        ranks: size of the role, if `role` is only a sample.
+        ranks: number of ranks with the role, if `role` contains only a selection of them.
     """
     peer_changes = {member: changes[member] for member in role if member in changes}
     if len(peer_changes) < MIN_PEERS:
@@ -121,7 +122,8 @@ def find_host_outliers(
     candidates: Iterable[int] = (),
     ranks: int = 0,
 ) -> list[Outlier]:
-    """Return the members whose host time is a larger share of an iteration than before and than for their peers.
+    """Return the members whose host time takes a larger share of an iteration than before, and than their peers' host
+    time.
 
     The arguments are those of `find_outliers`.
     """
@@ -204,7 +206,7 @@ def with_pause_note(found: Outlier) -> Outlier:
 def _peers_text(compared: int, ranks: int) -> str:
     """Return text like "its 7 peers".
 
-    It gives the number compared if the role is large or some do not report the time.
+    If not all peers were compared (the role is large, or some do not report the time), the text has both numbers.
     """
     peers = ranks - 1
     return f"its {peers} peers" if compared >= peers else f"the median of {compared} of its {peers} peers"

@@ -20,15 +20,15 @@ from healthd.failslow.model import Cause, Diagnosis, Point, Series, SlowJob, Sus
 MAX_PANELS = 24
 MAX_COLUMNS = 320
 MAX_PEERS = 60  # maximum number of peers used for a band; from more peers, an even selection is used
-MIN_BAND_PEERS = 4  # this many peers or more get a median and a spread; fewer get a line each
+MIN_BAND_PEERS = 4  # minimum number of peers for a band (median and spread); if there are fewer, each gets a line
 SPREAD = (0.1, 0.9)  # quantiles of the peers that a band shows
-MAX_ONSET_DISTANCE = 10  # in samples; onsets within this distance count as simultaneous
+MAX_ONSET_DISTANCE = 10  # number of samples; onsets within this distance count as simultaneous
 MAX_SPAN_TEXTS = 3  # maximum number of spans per panel that its caption describes
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Range of the samples at one index `x` of a series, or of its peers' medians. low <= middle <= high."""
+    """Range of a series's samples (or of its peers' medians) at one index `x`. low <= middle <= high."""
 
     x: float
     low: float
@@ -56,9 +56,9 @@ class DrawnSpan:
 class Panel:
     """One panel.
 
-    above: number of samples above `top`; a pause of one sample does not raise `top`. peers: the peers' band, or empty.
-    peer_lines: a line for each peer if there are too few for a band. Both are scaled to the line's level before its
-    onset. times: style of x, None for plain numbers.
+    top: upper end of y; a pause of one sample does not raise it. above: number of samples above `top`. peers: the
+    peers' band, or empty. peer_lines: a line for each peer if there are too few peers for a band. Peers are scaled to
+    this series's level before its onset. times: style of x, None for plain numbers.
     """
 
     title: str
@@ -165,15 +165,16 @@ def _suspect_indices(indices_by_name: Mapping[str, Sequence[int]], diagnosis: Di
 
 
 def _began_together(points: Sequence[Point], onsets: Sequence[int]) -> bool:
-    """Return True if all points began together with a suspect's onset, as in a gang that waited.
+    """Return True if all points of a series began together with a suspect's onset, as in a gang that waited.
 
-    Such a series is among the suspect's peers.
+    Such a series is drawn among the suspect's peers.
     """
     return all(any(abs(point.onset_index - onset) <= MAX_ONSET_DISTANCE for onset in onsets) for point in points)
 
 
 def _measure(series: Series, cause: Cause) -> str:
-    """Return the measure to draw, which is the rank's own time: it distinguishes the rank from those that waited."""
+    """Return the measure to draw: the rank's own time, because it distinguishes the rank from ranks that only
+    waited."""
     if series.busy is not None and cause in (Cause.COMPUTE, Cause.COMPUTE_GPU, Cause.COMPUTE_CPU):
         return "busy"
     communicates = (Cause.COMMUNICATION, Cause.COMMUNICATION_INTRA_NODE, Cause.COMMUNICATION_INTER_NODE)
@@ -181,9 +182,9 @@ def _measure(series: Series, cause: Cause) -> str:
 
 
 def _measure_point(series: Series, measure: str, point: Point) -> Point:
-    """Return the point with the slowdown of this measure.
+    """Return the point with the slowdown of this measure instead of the iteration time's.
 
-    A gang's iteration time rises by a smaller percentage.
+    The iteration time of a gang rises by a smaller percentage.
     """
     ys = _values(series, measure)
     before = _healthy_level(series, ys, point, _healthy_positions(ys, (point,)))
@@ -192,7 +193,7 @@ def _measure_point(series: Series, measure: str, point: Point) -> Point:
 
 
 def _healthy_requests(series: Sequence[Series]) -> list[PanelRequest]:
-    """If nothing became slow, return a request for one series from each group, shown among its peers."""
+    """If nothing became slow, request one series from each group, drawn among its peers."""
     first: dict[str, int] = {}
     for at, item in enumerate(series):
         if len(item.value):
@@ -279,7 +280,7 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float],
 
 
 def _line(xs: Sequence[float], ys: Sequence[float], begin: float, end: float) -> tuple[Column, ...]:
-    """Return the samples between begin and end, or columns if there are many samples.
+    """Return the samples between begin and end, one by one or, if there are many, combined into columns.
 
     Values that are not finite are left out.
     """
@@ -420,7 +421,7 @@ def _y_range(line: Sequence[Column], peers: Sequence[Column], spans: Sequence[Dr
         during = sorted(column.high for column in line if span.onset <= column.x <= span.end)
         if during and math.isfinite(span.level):
             top = max(top, min(_quantile(during, 0.9), 2 * span.level))
-    # Peers may be far off, but the plot of the series must stay readable.
+    # Peers far away from the series are not shown completely, because the series must stay readable.
     middles = [column.middle for column in peers]
     bottom = min([bottom, *(max(middle, bottom - (top - bottom)) for middle in middles)])
     top = max([top, *(min(column.high, top + (top - bottom)) for column in peers)])

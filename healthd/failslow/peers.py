@@ -1,40 +1,40 @@
-"""Compares series with their peers to find the component that causes slowness, if one can be named. Pure.
+"""Compares series with their peers, to find the component that causes slowness. Pure.
 
 A collective makes every rank of a gang equally slow. A step in all iteration times therefore shows only that the job is
-slow. Workers explain over half of the slowdown in 1.7 % of straggling jobs (Lin et al., OSDI 2025, arXiv 2505.05713). A
-suspect is therefore a component whose own time rose
+slow. In only 1.7 % of straggling jobs, slow workers explain more than half of the slowdown (Lin et al., OSDI 2025,
+arXiv 2505.05713). A suspect is therefore a component whose own time rose
 
   against its own baseline   and   against its peers, by more than a limit times the median of the peers' changes.
 
 The limit is 1.1 for compute and for whole iterations (FALCON, arXiv 2410.12588, step 5). It is 1.2 for communication,
-which varies more (FALCON's table 2: a CoV of 0.29 between nodes against 0.01 for a copy within a GPU; its released
-detector uses 1.2). The rise must also exceed MIN_STANDARD_ERRORS standard errors, which include the series's own
-scatter and the spread of the peers. In a gang, the time that rose must also make up MIN_EXPLAINED_SHARE of what an
-iteration lost. The median is the upper one of all peers, including the suspect. If half of a role or more is slow, it
-is not a minority, so no member is named. The exception is one of at least four nodes, where the other nodes are the
-peers (suspects.py).
+as in FALCON's released detector, because communication varies more (FALCON's table 2: a CoV of 0.29 between nodes, and
+0.01 for a copy within a GPU). The rise must also exceed MIN_STANDARD_ERRORS standard errors, which include the series's
+own scatter and the spread of the peers. In a gang, the time that rose must also make up MIN_EXPLAINED_SHARE of the time
+that an iteration lost. The median is the upper median of all peers, including the suspect. If half of a role or more is
+slow, the slow members are not a minority, so no member is named. There is one exception: if the slow members are one of
+at least four nodes, the other nodes are the peers (suspects.py).
 
 An iteration consists of busy (compute), transfer, wait, and the rest, which is host time. A rank that only waits is a
-victim. groups.py defines the peers of one role. No member is named in a role of fewer than MIN_PEERS, and no group
-among fewer groups. Conditions on a node can name it without peers, if they cover the onset and the times of the node's
-ranks do not contradict this.
+victim. groups.py defines the peers with the same role. No member is named in a role with fewer than MIN_PEERS members,
+and no group is named if there are fewer than MIN_PEERS groups. A node can be named without peers if conditions on the
+node cover the onset and the times of the node's ranks do not contradict this.
 
-No component is named for slowness shorter than MIN_LENGTH samples. The confidence counts four facts: an excess of 1.2
-(communication: 1.4); twice the required number of standard errors; seven or more other peers; agreeing conditions on
-the node. Three of these facts give high confidence, two give medium. The exceptions are:
+No component is named for slowness shorter than MIN_LENGTH samples. The confidence depends on four facts: an excess of
+1.2 (for communication 1.4); twice the required number of standard errors; seven or more other peers; agreeing
+conditions on the node. Three of these facts give high confidence, two give medium confidence. Exceptions:
 
-- Three or more ranks at once do not get high confidence without conditions on the node, because the common cause is not
-  in the data.
-- If busy time rises while no iteration becomes slower (the rank has slack), the confidence is low, and the rise must be
-  at least 1.25 and three times as long.
-- A rise by PAUSE_EXCESS or more in which more than MAX_FAST_SHARE of the samples are as fast as before gets low
-  confidence.
+- If three or more ranks become slow at once and there are no conditions on the node, the confidence is not high,
+  because the common cause is not in the data.
+- If busy time rises but no iteration becomes slower (the rank has slack), the confidence is low. In this case, the rise
+  must be at least 1.25 and last three times as long.
+- If the rise is PAUSE_EXCESS or more, but more than MAX_FAST_SHARE of the samples are as fast as before, the confidence
+  is low.
 - Conditions on a node alone give medium confidence, or low if they were open during the whole baseline.
 
-Points: if most peers of a role that do not wait for each other step together, one slow job replaces the points in each
-of their series. If WHOLE_SHARE of all series step, the points are kept. This depends only on samples up to the alarm,
-so later samples never remove a point. A verdict uses the first 50 samples of a step, or 200 if the first 50 name no
-component.
+Points: if most peers of a role become slow together and do not wait for each other, one slow job replaces the points of
+their series. But if a share of WHOLE_SHARE of all series becomes slow together, the points are kept. This depends only
+on samples up to the alarm, so later samples never remove a point. A verdict uses the first 50 samples after the onset,
+or the first 200 if the first 50 show no component.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from healthd.failslow.windows import Change, measure_change, position
 
 SLACK_LIMIT = 1.25  # for busy time only
 WHOLE_SHARE = 0.9
-MAX_COMPARED = 64  # maximum number of peers used from a large role, chosen evenly
+MAX_COMPARED = 64  # maximum number of peers to compare; from a larger role, an even selection is used
 
 
 def compare_peers(
@@ -193,7 +193,7 @@ class _PeerComparison:
     ) -> None:
         """Find ranks that became slow or recovered during the step, using each rank's own time.
 
-        The iteration time does not show this, because it follows the slowest rank.
+        The iteration time does not show such changes, because it follows the slowest rank.
 
         Args:
             suspects_before: number of suspects before this step.
@@ -262,7 +262,7 @@ class _PeerComparison:
         host: Mapping[int, Change],
         lost: float,
     ) -> tuple[Cause, str]:
-        """Return the cause if one kind of time rose in half or all of a role and there is no outlier."""
+        """Return the cause if there is no outlier but one kind of time rose in at least half of a role."""
         largest_increase, cause, reason = (
             MIN_EXPLAINED_SHARE * lost,
             Cause.UNKNOWN,
@@ -306,9 +306,7 @@ class _PeerComparison:
         return "all peers" if role_count == 1 else f"group {name}" if name else f"{len(role)} peers of one role"
 
     def _part_text(self, risen: Sequence[int], members: Sequence[int]) -> str:
-        """Return text like "on node gpu-0 (4 of 8 ranks)" if these are all ranks on that node, otherwise "in 4 of 8
-        ranks".
-        """
+        """Return "on node gpu-0 (4 of 8 ranks)" if these are all ranks on one node, otherwise "in 4 of 8 ranks"."""
         kind = self.observed.series[risen[0]].label
         count = f"{len(risen)} of {len(members)} {f'{kind}s' if kind and '/' not in kind else 'series'}"
         nodes = {self.observed.series[member].node for member in risen}
@@ -333,7 +331,7 @@ class _PeerComparison:
                 slower_count = max(slower_count, count)
         own = {member: point for member, point in role_points.items() if member not in common}
         if own:
-            # Members that were already slow before their peers and are no longer outliers.
+            # These members became slow before their peers and are no longer outliers.
             count, joined = self._name_outliers(step, own, role, compared)
             slower_count = max(slower_count, count)
         else:
@@ -346,10 +344,10 @@ class _PeerComparison:
                 self.shared |= set(common.items())
 
     def _count_common(self, member: int, point: Point, compared: Sequence[int]) -> int:
-        """Return how many peers have the step, if at least half have it with this member and the member is not an
-        outlier.
+        """Return how many peers became slow together with this member, or 0.
 
-        Return 0 otherwise. Only samples up to the alarm are used.
+        The result is 0 if fewer than half of them did, or if the member is an outlier. Only samples up to the alarm are
+        used.
         """
         own_step = Step(member, {member: point})
         changes = {}
@@ -362,7 +360,7 @@ class _PeerComparison:
                 changes[peer] = change
         if member not in changes or sum(peer in changes for peer in compared) < MIN_PEERS:
             return 0
-        # A peer has the step too if its change is half of the member's step, or would count as slow by itself.
+        # A peer became slow too if its change is half of the member's change, or would count as slow by itself.
         middle = statistics.median_high(changes[peer].ratio for peer in compared if peer in changes)
         if middle <= max(SLOWER_RATIO, min(LIMIT, 1 + (changes[member].ratio - 1) / 2)):
             return 0
@@ -375,7 +373,7 @@ class _PeerComparison:
     ) -> tuple[int, dict[int, Point]]:
         """Name the outliers.
 
-        If half of the role has the step, return how many members have it and the points in the role.
+        If half of the role became slow together, return the number of these members and the points in the role.
         """
         found: list[Outlier] = []
         waiting: set[int] = set()
@@ -497,7 +495,7 @@ def _sample_role(role: Sequence[int]) -> Sequence[int]:
 
 
 def _is_share_slower(ratios: Iterable[float], share: float) -> bool:
-    """Return True if more than this share of the ratios show a slowdown."""
+    """Return True if more than the given share of the ratios show a slowdown."""
     ratios = list(ratios)
     return bool(ratios) and _count_slower(ratios) > share * len(ratios)
 
@@ -516,8 +514,9 @@ def _block_medians(values: Sequence[float]) -> list[float]:
 
 
 def _risen_members(own: Mapping[int, Sequence[float]], limit: float) -> list[int]:
-    """Return the members to test, in which two consecutive blocks rose above the first by more than the peers' blocks
-    did.
+    """Return the members to test.
+
+    In these, two consecutive blocks rose above the first block, by more than the blocks of the peers.
     """
     ratios: dict[int, list[float]] = {}
     for member, values in own.items():

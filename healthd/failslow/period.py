@@ -1,29 +1,31 @@
-"""Finds the number of operations in an iteration and each iteration's duration in a stream (operation, time). Pure.
+"""Finds the iterations in a stream of (operation, time): the operations in one, and each one's duration. Pure.
 
-FALCON (arXiv 2410.12588, 2.2 step 2): the period is the smallest k >= 1 with ACF_k >= 0.95, the autocorrelation of the
-sequence of operations. The duration of an iteration is the time of an operation minus that of its occurrence one period
-earlier. This rule is sufficient if nothing is lost and an iteration contains no loop. This module differs in these
-points:
+FALCON (arXiv 2410.12588, 2.2 step 2): ACF_k is the autocorrelation of the sequence of operations, and the period is the
+smallest k >= 1 with ACF_k >= 0.95. The duration of an iteration is the time from an operation to its next occurrence
+one period later. This rule is sufficient if no operation is lost and an iteration contains no loop. This module differs
+in these points:
 
-- A lost entry shifts all entries after it. With 1 in 100 lost, no long sequence agrees with itself at a fixed lag.
-  Here, an operation, or a few consecutive operations, is a *mark*. The distances to its next occurrences are one vote
-  each, and a lost entry spoils only the votes next to it. Most of the stream must lie between marks at about the usual
-  distance.
-- The operations between two marks must be the same, in the same order, each time. This is measured by the
-  agreement of its short runs of operations, which is the ACF of a stream that may have gaps. Operations are compared by
-  name; the paper numbers them.
-- If layers are loops within an iteration, the smallest k is a layer's. This module selects the outermost loop. A
-  longer loop replaces one that may be a layer (a few operations without repetition). It replaces any other loop
-  (micro-batches) if it contains fewer than ten of these, or if its additional part takes time (3 % of one loop, beyond
-  chance) or has more than one operation. A single operation that takes no time in every tenth loop is a logged loss
-  value.
-- L >= 20 k remains required for the selected period. A longer period with fewer repetitions makes the choice doubtful,
-  unless it looks like an evaluation or a checkpoint: many loops, followed by a pause longer than one loop.
+- A lost operation shifts all operations after it. If 1 in 100 operations is lost, no long sequence agrees with itself
+  at a fixed lag. This module therefore uses a *mark*: one operation, or a few consecutive operations. Each distance
+  from a mark to its next occurrence is one vote, and a lost operation spoils only the votes next to it. Most of the
+  stream must lie between marks at about the usual distance.
+- The operations between two marks must be the same each time, in the same order. This is measured by the agreement of
+  short runs of operations, which corresponds to the ACF but allows gaps. Operations are compared by name; the paper
+  numbers them.
+- If layers are loops within an iteration, the smallest k is the length of a layer. This module selects the outermost
+  loop. A longer loop always replaces a loop that may be a layer (a few operations without repetition). It replaces any
+  other loop (micro-batches) in three cases: it contains fewer than ten of these loops; its additional part takes time
+  (3 % of one loop, beyond chance); or its additional part has more than one operation. A single operation that takes no
+  time and occurs in every tenth loop logs a loss value.
+- The selected period must still have at least 20 repetitions (L >= 20 k). If a longer period has fewer repetitions, the
+  choice is doubtful, unless the longer period looks like an evaluation or a checkpoint: many loops, followed by a pause
+  longer than one loop.
 
-The choice is also doubtful if the deciding part took less than 10 % of the shorter loop, or if the longer loop contains
-16 loops or more that are not layers. The confidence is then below 0.5, and the other period is also reported.
+The choice is also doubtful if the additional part that decided it takes less than 10 % of the shorter loop, or if the
+longer loop contains 16 or more loops that are not layers. If the choice is doubtful, the confidence is below 0.5, and
+the other period is also reported.
 
-If an iteration's mark was lost, the iteration begins at the position expected from its neighbours.
+If the mark of an iteration was lost, the iteration begins at the position expected from its neighbours.
 """
 
 from __future__ import annotations
@@ -43,44 +45,50 @@ MIN_REPEATS = 5  # number of repetitions from which a loop can make a choice dou
 SEARCHED_OPERATIONS = (
     40_000,
     400_000,
-)  # number of newest operations to use: twice the ring in FALCON's hook, then more for long iterations
+)  # numbers of newest operations to use: first twice the ring buffer of FALCON's hook, then more for long iterations
 MARK_SIZES = (1, 2, 4, 8, 16)  # maximum number of operations in a mark
-MAX_MARKS_PER_ITERATION = 8  # maximum number of marks per iteration, for marks of one or two operations
+# maximum number of occurrences of a mark in an iteration, for marks of one or two operations
+MAX_MARKS_PER_ITERATION = 8
 MIN_REGULAR_SHARE = 0.6  # share of the stream that must lie between marks at the usual distance
-LOSS_INTERVAL = 25  # one operation in this many may be lost from a loop, and one more from a long loop
+LOSS_INTERVAL = 25  # 1 in this number of operations may be lost from a loop, and one more from a long loop
 LONG_LOOP = 8  # number of operations
 MIN_SAME_CONTENT = 0.7  # share of the runs of operations that consecutive loops must have in common
 CONTENT_RUN = 3
 MAX_COMPARED_LOOPS = 64  # number of loops whose contents are compared
-MIN_ADDED_TIME = 0.03  # share of a loop's time from which on the additional part belongs to the iteration
+MIN_ADDED_TIME = 0.03  # if the additional part takes at least this share of a loop's time, it belongs to the iteration
 CLEAR_ADDED_TIME = 0.1
 MIN_STANDARD_ERRORS = 3.0  # in standard errors
-NEIGHBOURS = 4  # number of loops on each side for the comparison
+NEIGHBOURS = 4  # number of neighbouring loops on each side with which a loop is compared
 MAX_LAYER = 24  # maximum number of operations
 RARE_LOOPS = (
-    10  # in loops; a single operation that takes no time and occurs at most this often is not part of an iteration
+    # a single operation that takes no time is not part of an iteration if it occurs at most once in this number of
+    # loops
+    10
 )
-DOUBTFUL_LOOPS = 16  # loops in an iteration, if they are not layers
+DOUBTFUL_LOOPS = 16  # number of loops in an iteration from which the choice is doubtful, if the loops are not layers
 MAX_LOOPS = 128
-PHASE_LOOPS = 1.0  # in loops; a longer, rare part is an evaluation or a checkpoint
+PHASE_LOOPS = 1.0  # a rare part that is longer than this number of loops is an evaluation or a checkpoint
 DOUBTFUL_CONFIDENCE = 0.45  # maximum confidence
-MAX_FILLED = 3  # maximum number of consecutive iterations with lost marks; more are another phase
-SIMILAR_DURATION = 1.25  # maximum factor above or below the neighbours' duration
+MAX_FILLED = 3  # maximum number of consecutive iterations with lost marks; a longer gap is another phase of the job
+SIMILAR_DURATION = 1.25  # maximum factor by which a duration may differ from its neighbours'
 MAX_RELATIVE_ERROR = 0.012  # share of an iteration's time: the maximum error in FALCON (2.2, step 2)
 
 
 class PeriodNotFound(HealthdError):
-    """The stream has no period. The message is the reason; it is meant to follow the stream's name."""
+    """The stream has no period.
+
+    The message is the reason and continues a sentence that begins with the stream's name.
+    """
 
 
 class Period(NamedTuple):
     """The result for one stream.
 
-    operations: number in one iteration, as observed. iteration_seconds: typical duration (iteration_time.py).
-    relative_error: possible error as a share. confidence: share of the stream in such iterations, 0 to 1; below 0.5 if
-    the alternative is about as good, or relative_error is above 0.012. begin_seconds: start of each iteration, given by
-    its mark. seconds: duration of each iteration. Both lists have the same length. alternative: operations and seconds
-    in the other possible period.
+    operations: number of operations in an iteration. iteration_seconds: typical duration (iteration_time.py).
+    relative_error: possible error of this duration, as a share. confidence: share of the stream that consists of such
+    iterations, 0 to 1. It is below 0.5 if the alternative is about as good, or if relative_error is above 0.012.
+    begin_seconds: time of each iteration's mark. seconds: duration of each iteration. Both lists have the same length.
+    alternative: number of operations and seconds of the other possible period.
     """
 
     operations: int
@@ -95,8 +103,9 @@ class Period(NamedTuple):
 class _Mark(NamedTuple):
     """A run of operations that repeats.
 
-    positions: where it occurs. size: number of operations. per_iteration: occurrences per iteration. operations:
-    distance to the same mark in the next iteration. regular_share: share of the stream with that distance.
+    positions: where it occurs. size: number of operations in the run. per_iteration: number of occurrences in an
+    iteration. operations: number of operations from one iteration to the next. regular_share: share of the stream with
+    this distance.
     """
 
     positions: list[int]
@@ -107,17 +116,18 @@ class _Mark(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One pass through a loop: the positions at which this pass and the next begin."""
+    """One pass through a loop: the position where it begins, and the position where the next pass begins."""
 
     begin: int
     end: int
 
 
 class _Added(NamedTuple):
-    """The additional part of a longer loop.
+    """The part that a longer loop has in addition to the shorter loops in it.
 
-    seconds: median absolute difference from the usual duration, in loops. standard_error: the standard error of that
-    median (for normal values, 1.2533 deviations divided by the square root of their number). operations: median number.
+    seconds: median of the absolute differences from the usual duration, in loops. standard_error: standard error of
+    this median (for normal values, 1.2533 deviations divided by the square root of their number). operations: median
+    number of additional operations.
     """
 
     seconds: float
@@ -142,7 +152,7 @@ def find_period(operations: Sequence[str], times: Sequence[float]) -> Period:
             f"has {len(operations):,} operations with a time; a period needs at least {2 * MIN_PERIODS}"
         )
     if len(set(operations[-SEARCHED_OPERATIONS[0] :])) == 1:
-        raise PeriodNotFound("has only one kind of operation, so the start of an iteration is not visible")
+        raise PeriodNotFound("has only one kind of operation, so it does not show where an iteration begins")
     choice = None
     for limit in SEARCHED_OPERATIONS:
         recent = operations[-limit:]
@@ -177,9 +187,9 @@ def _find_loops(operations: Sequence[str]) -> list[_Mark]:
 
 
 def _with_measured_length(mark: _Mark) -> _Mark:
-    """Return the mark with the measured length of its loop.
+    """Return the mark and the measured length of its loop.
 
-    An operation that occurs twice in a row has two distances.
+    If an operation occurs twice in succession, it has two different distances.
     """
     return mark._replace(operations=int(statistics.median(step.end - step.begin for step in _steps(mark))))
 
@@ -202,10 +212,9 @@ def _find_marks(operations: Sequence[str]) -> Iterator[_Mark]:
 
 
 def _make_mark(positions: list[int], size: int, per_iteration: int, length: int) -> _Mark | None:
-    """Return the mark, or None if its distances differ.
+    """Return the mark, or None if its distances differ too much.
 
-    The usual distance is the middle one in the stream, because lost or accidental operations make some distances
-    longer or shorter.
+    The usual distance is the median: lost operations make some distances longer, and accidental ones make some shorter.
     """
     if len(positions) < MIN_REPEATS * per_iteration:
         return None
@@ -223,7 +232,7 @@ def _make_mark(positions: list[int], size: int, per_iteration: int, length: int)
 
 
 def _tolerance(operations: int) -> int:
-    """Return the number of lost operations by which a loop's length may differ."""
+    """Return how many operations may be lost from a loop, so that its length may differ by this number."""
     return operations // LOSS_INTERVAL + (operations >= LONG_LOOP)
 
 
@@ -311,7 +320,7 @@ def _may_be_layer(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _added_time(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
-    """Return how the loops with the longer loop's mark differ from their neighbours."""
+    """Return how loops that contain the longer loop's mark differ from their neighbours."""
     steps = _steps(loop)
     ends = sorted({position for step in steps for position in step})
     seconds, operations = list[float](), list[int]()
@@ -342,7 +351,7 @@ def _make_period(operations: Sequence[str], times: Sequence[float], choice: _Cho
         if (stop := seconds_at(times, end)) > (start := seconds_at(times, begin))
     ]
     if len(iterations) < MIN_PERIODS // 2:
-        raise PeriodNotFound(f"has a period of {mark.operations:,} operations, but their times do not advance by it")
+        raise PeriodNotFound(f"has a period of {mark.operations:,} operations, but its times do not advance")
     begins, seconds, operation_counts = zip(*iterations, strict=True)
     estimate = estimate_iteration_time(times, chains, mark.operations)
     confidence = min(1.0, sum(operation_counts) / (len(operations) - mark.operations))
@@ -359,7 +368,7 @@ def _make_period(operations: Sequence[str], times: Sequence[float], choice: _Cho
 
 
 def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> Iterator[Chain]:
-    """Yield the consecutive iterations from mark to mark. A lost mark is replaced by its expected position."""
+    """Yield chains of consecutive iterations, from mark to mark. A lost mark is replaced by its expected position."""
     steps = _steps(mark)
     marks, first = list[float](), 0
     for nth, step in enumerate(steps):
@@ -375,11 +384,11 @@ def _chains(operations: Sequence[str], times: Sequence[float], mark: _Mark) -> I
 def _fill_between(
     operations: Sequence[str], times: Sequence[float], before: _Step, after: _Step, length: int
 ) -> list[float]:
-    """Return the starts of the iterations between two steps, including the end of the last iteration, or [].
+    """Return the starts of the iterations in the gap between two steps, and the end of the last one, or [].
 
     The gap must have as many operations as a small number of loops, apart from lost operations. It must contain the
-    same operations as before and take as long as its neighbours. An evaluation does not meet these conditions, although
-    it may call the same operations.
+    same operations as before, and each loop must take as long as its neighbours. An evaluation may call the same
+    operations, but it does not meet these conditions.
     """
     gap = after.begin - before.end
     count = round(gap / length)
@@ -401,9 +410,9 @@ def _fill_between(
 
 
 def _count_matching(operations: Sequence[str], step: _Step, direction: int) -> int:
-    """Return how many operations after a step continue an iteration, at most one whole iteration.
+    """Return the number of operations after a step that continue an iteration, at most one whole iteration.
 
-    If direction is -1, count the operations before the step.
+    If direction is -1, return the number of such operations before the step.
     """
     position, reference = (step.end, step.begin) if direction == 1 else (step.begin - 1, step.end - 1)
     limit = min(step.end - step.begin, len(operations) - 1 - position if direction == 1 else step.begin)
@@ -414,7 +423,7 @@ def _count_matching(operations: Sequence[str], step: _Step, direction: int) -> i
 
 
 def _find_everywhere(operations: Sequence[str], mark: _Mark, offset: int) -> _Mark:
-    """Return a mark that was found in the newest part, with its positions in the whole stream."""
+    """Find the positions of a mark in the whole stream. The mark was found in the newest part of the stream."""
     if not offset:
         return mark
     begin = mark.positions[0] + offset

@@ -1,8 +1,8 @@
 """`healthd failslow --plot FILE`: draws the series with onset, relief and peers, as SVG or as a page with a table.
 
-This needs the extra healthd[failslow]: vl-convert renders a Vega-Lite chart without a browser. The files contain no
-scripts and fetch nothing. The chart is written as Vega-Lite JSON (https://vega.github.io/vega-lite/docs/) because
-altair takes 10 s to build 24 panels that render in 2 s.
+Requires the optional dependencies `healthd[failslow]`: vl-convert renders a Vega-Lite chart without a browser. The
+files contain no scripts and fetch nothing. The chart is built directly as Vega-Lite JSON
+(https://vega.github.io/vega-lite/docs/): altair would take 10 s to build 24 panels that render in 2 s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ROWS = 1000  # maximum rows of the table on the page; --json lists all
 
 
 class InvalidPlotPath(HealthdError):
-    """The file name has an unknown ending, or the file exists and must not be replaced."""
+    """The file name of a plot has an unknown ending, or the file exists and must not be replaced."""
 
 
 class MissingExtra(HealthdError):
@@ -46,7 +46,7 @@ def file_ending(path: str) -> str:
 def check_plot(path: str, inputs: Sequence[str]) -> None:
     """Check, before the analysis, that a plot can be drawn and may replace the file at `path`.
 
-    A symbolic link is rejected, because the link would be replaced, not its target. Raises MissingExtra,
+    A symbolic link is rejected, because writing would replace the link instead of its target. Raises MissingExtra,
     InvalidPlotPath.
     """
     file_ending(path)
@@ -55,7 +55,7 @@ def check_plot(path: str, inputs: Sequence[str]) -> None:
     try:
         existing = os.lstat(path)
     except OSError:
-        return  # no such file; writing it will show other problems
+        return  # the file does not exist yet; writing it will report any other problem
     if stat.S_ISLNK(existing.st_mode):
         raise InvalidPlotPath(f"{path}: is a symbolic link; name its target")
     if not stat.S_ISREG(existing.st_mode) and not stat.S_ISDIR(existing.st_mode):
@@ -74,7 +74,7 @@ def write_plot(series: Sequence[Series], diagnosis: Diagnosis, path: str) -> Non
 
 
 def headline(series: Sequence[Series], diagnosis: Diagnosis) -> str:
-    """Return the result as one line."""
+    """Return the diagnosis as one line."""
     slow = sum(bool(points) for points in diagnosis.points)
     found = [plural(len(diagnosis.suspects), "suspect")] if diagnosis.suspects else []
     found += ["the job is slow"] if diagnosis.slow_jobs else []
@@ -102,7 +102,8 @@ PEERS_NOTE = (
 
 WIDTH, HEIGHT = 880, 150  # size of one panel in pixels
 MAX_LABELS = 12  # maximum number of slowdowns written above one panel
-FONT = "'Liberation Sans', Arial, sans-serif"  # included in vl-convert, so that a chart looks the same on every machine
+# vl-convert contains this font, so a chart looks the same on every machine
+FONT = "'Liberation Sans', Arial, sans-serif"
 SERIES, PEERS, BEFORE, SLOW, JOB = "the series", "its peers", "before", "slow", "the job is slow"
 COLOURS = {SERIES: "#0b5cad", PEERS: "#6b7785", BEFORE: "#1b1f24", SLOW: "#c2410c", JOB: "#b08800"}
 SHAPES = {"onset": "triangle-up", "detected": "diamond", "relief": "triangle-down"}
@@ -219,7 +220,7 @@ def _layer(
 ) -> dict[str, Any]:
     """Return a layer with the colour of `kind`.
 
-    If an encoding is None, the panel's encoding is removed, so the mark is as high as the plot.
+    An encoding that is None removes the panel's encoding. Without an encoding for y, a mark is as high as the plot.
     """
     return {"data": {"values": rows}, "mark": mark, "encoding": {"color": _scale_encoding(kind, COLOURS), **encoding}}
 
@@ -284,9 +285,7 @@ def _page(series: Sequence[Series], diagnosis: Diagnosis, picture: str) -> str:
 <body>
 <h1>{_text(title)}</h1>
 {body}
-<p class="soft">Made by healthd failslow. This file fetches nothing and runs nothing.</p>
-</body>
-</html>
+<p class="soft">Made by healthd failslow. This file contains no scripts and loads no other files.</p> </body> </html>
 """
 
 

@@ -24,8 +24,8 @@ MAX_NAMED = 8
 MAX_DETAILED = 3  # maximum number of suspects with all details; further suspects have two lines each
 MAX_NAME = 40
 UNLIMITED_WIDTH = 1 << 30  # in columns; in a pipe, each sentence is one line
-MAX_ONSET_DISTANCE = 20  # maximum distance between onsets that are reported together, as in peers.py
-MIN_COMBINED = 4  # this many series or more are reported together
+MAX_ONSET_DISTANCE = 20  # maximum number of samples between onsets that are reported together, as in peers.py
+MIN_COMBINED = 4  # from this number of series on, series are reported together
 MAX_SUBJECT_WIDTH = 24
 _CONFIDENCE_ORDER = [confidence.value for confidence in (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)]
 _CAUSES = {
@@ -208,13 +208,13 @@ def _limited_lines(sentences: Sequence[str], noun: str, page: Page) -> list[str]
 def _heading(document: Document) -> str:
     """Return text like "job.csv: 10 series, 3,000 samples; 1 fail-slow".
 
-    Suspects and slow jobs count once per onset.
+    Suspects and slow jobs with the same onset count once.
     """
     files = document["files"]
     name = files[0] if len(files) == 1 else f"{len(files):,} files"
     suspects = {(item["subject_kind"], item["subject"], _onset(item.get("point"))) for item in document["suspects"]}
     count, stops = len(suspects) + len(_group_slow_jobs(document)), len(document["fail_stop"])
-    # Without peers, slowness that was present from the first sample is not visible.
+    # If no series was compared with peers, slowness that was present from the first sample cannot be seen.
     slow = "nothing is slow" if document["compared"] == len(document["series"]) else "nothing became slow"
     if document["series"] and all(item["samples"] < MIN_SAMPLES for item in document["series"]):
         slow = "too few samples to evaluate"
@@ -235,8 +235,8 @@ def _heading(document: Document) -> str:
 def _suspect_rows(document: Document) -> list[_Row]:
     """Return the suspects' rows, sorted by onset.
 
-    For each onset, the suspects come first (the worst first), then evidence that several suspects share, then other
-    series that were slow at the same time. If there are too many suspects, only the worst are included.
+    For each onset, the suspects come first, worst first. Then comes evidence that several suspects share, and then
+    other series that were slow at the same time. If there are too many suspects, only the worst are included.
     """
     unassigned = _group_episodes(_remaining_points(document))
     sort_key = partial(
@@ -287,7 +287,7 @@ def _group_by_onset(suspects: Sequence[Mapping[str, Any]]) -> list[list[Mapping[
 
 
 def _shared_evidence(suspects: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return each sentence that more than two suspects share, together with these suspects."""
+    """Return each sentence of evidence that more than two suspects share, with these suspects."""
     suspects_by_sentence: dict[str, list[Mapping[str, Any]]] = {}
     for suspect in suspects:
         for sentence in suspect["evidence"]:
@@ -308,7 +308,8 @@ def _is_simultaneous(slow: Sequence[_Slow], suspects: Iterable[Mapping[str, Any]
 def _waiting_row(slow: Sequence[_Slow], suspects: Sequence[Mapping[str, Any]], series: int) -> _Row:
     """Return a row for series that were slow at the same time as suspects.
 
-    If most series are slow at once, they wait for each other. For independent workers, this would be a slow job.
+    If most series are slow at once, they waited for the suspects. (If they were independent workers, this would be
+    reported as a slow job.)
     """
     involved = {name for item in suspects for name in item["series"]} | {item.series for item in slow}
     spans = _episode_text([item.point for item in slow])
@@ -360,7 +361,7 @@ def _overlap(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 
 
 def _group_slow_jobs(document: Document) -> list[list[Mapping[str, Any]]]:
-    """Group slow jobs with the same contents and time (for example three waiting ranks)."""
+    """Group slow jobs that have the same contents and time (for example three ranks that waited)."""
     found: list[list[Mapping[str, Any]]] = []
     for job in document["job_slow"]:
         for group in found:
@@ -400,7 +401,9 @@ def _slow_throughout_row(item: Mapping[str, Any]) -> _Row:
         f"slower than its peers throughout ({item['ratio']:.2f} x): {_MEASURES[item['measure']]} "
         f"{format_duration(item['time'])}, its {peers} {format_duration(item['peers_time'])}; the onset is unknown"
     )
-    caution = () if item["group"] else ("no groups are declared, and a rank with more work would look the same",)
+    caution = (
+        () if item["group"] else ("no groups are declared, so this may also be a rank with more work than the others",)
+    )
     return _Row(_subject_name(item["kind"], item["series"]), description, caution)
 
 
@@ -409,7 +412,7 @@ def _slow_throughout_row(item: Mapping[str, Any]) -> _Row:
 
 def _remaining_points(document: Document) -> list[_Slow]:
     points_by_series: dict[str, list[Mapping[str, Any] | None]] = {}
-    suspect_onsets: dict[str, list[int]] = {}  # series that became suspects while they were waiting for another
+    suspect_onsets: dict[str, list[int]] = {}  # series that became suspects while they waited for another suspect
     for item in document["suspects"]:
         for name in {item["subject"], *item["series"]}:
             points_by_series.setdefault(name, []).append(item.get("point"))
@@ -442,7 +445,7 @@ def _unsuspected_rows(document: Document) -> list[_Row]:
     rows, alone = [], []
     for episode in _group_episodes(_remaining_points(document)):
         if _is_simultaneous(episode, document["suspects"]):
-            continue  # reported with these suspects
+            continue  # already reported with these suspects
         if len(episode) >= MIN_COMBINED:
             rows.append(_Row(_series_text(episode), f"{_episode_text([item.point for item in episode])}; no suspect"))
         else:
@@ -498,7 +501,7 @@ def _span_text(point: Mapping[str, Any], slowdown: str = "") -> str:
 
 
 def _episode_text(points: Sequence[Mapping[str, Any]]) -> str:
-    """Return the span of the middle point among several points with about the same onset."""
+    """Return the span of one of several points with about the same onset, the middle one."""
     middle = sorted(points, key=_onset)[(len(points) - 1) // 2]
     return _span_text(middle, _slowdown_text(points))
 
@@ -520,7 +523,7 @@ def _fail_stop_text(item: Mapping[str, Any]) -> str:
 
 
 def _render_row(row: _Row, subject_width: int, page: Page) -> list[str]:
-    """Return a row's lines: the subject, with the text in the next column."""
+    """Return the lines of a row. The first column is the subject, the second the text."""
     label = row.subject.ljust(subject_width)
     painted = page.paint(label, "warning") if row.is_suspect else label
     if row.is_brief:
@@ -532,7 +535,7 @@ def _render_row(row: _Row, subject_width: int, page: Page) -> list[str]:
 
 
 def _render_brief(row: _Row, painted: str, label: str, page: Page) -> list[str]:
-    """Return at most two lines: subject and text, then as much of the evidence as fits."""
+    """Return at most two lines: the subject with the text, and as much of the evidence as fits."""
     columns = max(page.width, 40)
     first, *other_lines = textwrap.wrap(f"{label}   {plain(row.text)}", columns, break_long_words=False)
     second = " ".join(other_lines) or plain("; ".join(row.details))

@@ -1,4 +1,4 @@
-"""Finds steps, which are simultaneous changes in several series, and each series's values before and after. Pure."""
+"""Finds steps (simultaneous changes in several series), and the position of a step in each series. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from healthd.failslow.groups import sort_key
 from healthd.failslow.model import Evidence, Point, Series
 from healthd.failslow.windows import Change, Channel, measure_change, position
 
-MAX_ONSET_DISTANCE = 20  # maximum samples between two onsets in one step; each onset is accurate to 10
+# maximum number of samples between two onsets of one step; each onset is accurate to 10 samples
+MAX_ONSET_DISTANCE = 20
 MIN_LENGTH = 10  # in samples; no suspect is named for a shorter step
-SLOWER_RATIO = 1.05  # a member that is slower by this factor is part of a step
+SLOWER_RATIO = 1.05  # a member that becomes slower by this factor is part of a step
 
 
 @dataclass(slots=True)
@@ -30,7 +31,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The input for the comparison. points: the points in each series. In this module, a member is a series's index."""
+    """The input for the comparison.
+
+    points: the points in each series. In this module, "member" means the index of a series.
+    """
 
     series: Sequence[Series]
     points: Sequence[Sequence[Point]]
@@ -78,7 +82,7 @@ class Observed:
             return onset, len(series.value) if point.relief_index is None else point.relief_index
         if leader_point.relief_index is None:
             return onset, len(series.value)
-        # Use the leader's duration, limited to the samples that this series has.
+        # Use the duration of the step in the leading series, limited to the samples that this series has.
         return onset, max(position(leader, leader_point.relief_index, series), onset)
 
     def changes(self, step: Step, members: Iterable[int], channel: Channel) -> dict[int, Change]:
@@ -111,7 +115,10 @@ class Observed:
         )
 
     def suspect_point(self, step: Step, members: Sequence[int]) -> Point:
-        """Return the members' first point in this step, or else the leader's point."""
+        """Return the first point of the members in this step.
+
+        If they have none, return the point of the leading series.
+        """
         own = [member for member in members if member in step.points]
         if not own:
             return step.points[step.leader]

@@ -1,11 +1,11 @@
 """Converts ranks' streams of operations to iteration times, and detects ranks that have stopped. Pure.
 
-A hook between a job and NCCL records the type and time of each call (FALCON, arXiv 2410.12588, 2.2 step 1). A rank
-whose last operation stays the same between two observations is a fail-stop (FALCON's released detector, control_plane).
+A hook between a job and NCCL records the type and time of each call (FALCON, arXiv 2410.12588, 2.2 step 1). If a rank's
+last operation is the same in two observations, the rank has stopped (FALCON's released detector, control_plane).
 
 The duration of a collective on a rank includes the wait for the last rank, so it is not the transfer time. If all ranks
-in a group reported the same collective, the smallest time belongs to the last rank, which did not wait. This is the
-transfer time. The rest of the other ranks' time is waiting.
+of a group reported the same collective, the shortest duration is that of the last rank, which did not wait. This
+duration is the transfer time. The rest of the other ranks' durations is waiting.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from healthd.failslow.period import Period, PeriodNotFound, find_period
 
 MAX_NOTES = 3
 STOPPED_ITERATIONS = 10
-STOPPED_PAUSES = 3  # multiple of the rank's longest pause so far
+STOPPED_PAUSES = 3  # a rank has stopped if it is silent for this multiple of its longest pause so far
 STOPPED_SECONDS = 10.0
-STOPPED_SECONDS_DUMPED = 60.0  # for dumps, because ranks do not all dump at the same time
+STOPPED_SECONDS_DUMPED = 60.0  # for dumps; needed because not all ranks write their dumps at the same time
 
 
 class StreamError(HealthdError):
@@ -39,8 +39,8 @@ class Operation(NamedTuple):
     """One operation.
 
     time_seconds: seconds since the epoch or any other time; NaN if not reported. size: size of the data, as text.
-    sequence: number of the operation, the same on all ranks in its group; -1 if not reported. duration_seconds: NaN if
-    not reported.
+    sequence: number of the operation, equal on all ranks of its group; -1 if not reported. duration_seconds: NaN if not
+    reported.
     """
 
     time_seconds: float
@@ -55,8 +55,8 @@ class Operation(NamedTuple):
 class Stream:
     """One rank's operations.
 
-    operations: in order of their start. group_ranks: number of ranks in each group. dumped: True if all were written at
-    once, not continuously. source: the file's name in messages.
+    operations: in order of their start. group_ranks: number of ranks in each group. dumped: True if all operations were
+    written at once, not continuously. source: the file's name in messages.
     """
 
     rank: str
@@ -116,8 +116,9 @@ def analyse_streams(streams: Sequence[Stream]) -> StreamAnalysis:
 def find_stream_period(stream: Stream) -> Period:
     """Find the period of a stream. Raises StreamError.
 
-    Use the most detailed names for which the operations repeat: kind, group and size; kind and group; only kind. If
-    none repeat, use only the busiest group's operations, because the order between groups may change.
+    Three kinds of names are tried for the operations: kind, group and size; kind and group; only the kind. The most
+    detailed names with which the operations repeat are used. If they repeat with none of these, only the operations of
+    the busiest group are used, because the order between groups may change.
     """
     timed = [operation for operation in stream.operations if not math.isnan(operation.time_seconds)]
     if stream.operations and not timed:
@@ -148,7 +149,7 @@ def find_stream_period(stream: Stream) -> Period:
 
 
 def _missing_text(stream: Stream) -> str:
-    """Return text about gaps in the sequence numbers, which show missing operations, or "" if there are none."""
+    """Return text about missing operations, which gaps in the sequence numbers show, or "" if there are none."""
     sequences: dict[tuple[str, str], list[int]] = defaultdict(list)
     for operation in stream.operations:
         if operation.sequence >= 0:
@@ -215,7 +216,7 @@ def _stopped_behind(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> I
 def _rank_series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iterator[Series]:
     """Yield a series for each rank that has a period.
 
-    The index is the iteration number, which is the same on all ranks for iterations that began at the same time.
+    The index is the iteration number. Iterations that began at the same time have the same number on all ranks.
     """
     min_durations = _min_durations(ranks)
     clock = max((found.begin_seconds for found in periods.values()), key=len, default=())
@@ -240,7 +241,10 @@ def _rank_series(ranks: Sequence[Stream], periods: Mapping[str, Period]) -> Iter
 
 
 def _iteration_numbers(begins: Sequence[float], clock: Sequence[float], iteration_seconds: float) -> list[float]:
-    """Return ascending iteration numbers. Each is that of the clock's nearest iteration, if one is near."""
+    """Number a rank's iterations, ascending.
+
+    Each gets the number of the nearest iteration of the `clock` rank, if one is near.
+    """
     numbers: list[float] = []
     for begin in begins:
         at = bisect_left(clock, begin - iteration_seconds / 2)
@@ -272,9 +276,9 @@ def _min_durations(ranks: Iterable[Stream]) -> dict[_Key, float]:
 def _communication(
     stream: Stream, begins: Sequence[float], seconds: Sequence[float], min_durations: Mapping[_Key, float]
 ) -> tuple[list[float], list[float]]:
-    """Return the duration of each iteration's operations, and their duration without waiting.
+    """Return the total duration of the operations in each iteration, and this duration without waiting.
 
-    Both are empty if any iteration has no operation that all ranks reported.
+    Both are empty if an iteration has no operation that all ranks reported.
     """
     operation_seconds, transfer = [0.0] * len(begins), [0.0] * len(begins)
     for operation in stream.operations:
@@ -286,7 +290,9 @@ def _communication(
 
 
 def _group_series(ranks: Sequence[Stream]) -> list[Series]:
-    """Return series for operations without times. They contain the duration without waiting, by group, kind and size.
+    """Return series for operations whose times are not reported.
+
+    There is a series for each group, kind and size. Its values are the durations without waiting.
 
     Peers are groups with the same number of ranks and the same operations.
     """

@@ -1,14 +1,14 @@
-"""Selects the suspects for a slow step: outlying ranks or their node, groups, and nodes that alone are slow. Pure.
+"""Selects the suspects for a step: outlying ranks or their node, groups, and a node that alone is slow. Pure.
 
 peers.py determines when each rule applies. It describes the limits and the confidence.
 
-Nodes that alone are slow: ranks are compared with peers of one role. This cannot name a node that runs a whole pipeline
-stage (tensor times data parallel ranks = GPUs per node) or half of one, because the role has no healthy majority. The
-other nodes are then the peers, and each rank is compared with its own earlier time. More work for the job (a larger
-batch, longer sequences) would also have slowed the other stages. Work that moved between stages would have made another
-stage faster. In both cases, the node is not the cause. A change in the work of only one stage looks the same as a slow
-node. A node with a whole stage is therefore a suspect with low confidence. Only the busy time counts there, because
-only the first stage loads the data.
+A node that alone is slow: ranks are compared with peers of the same role. This comparison cannot name a node that runs
+a whole pipeline stage (tensor-parallel times data-parallel ranks = GPUs per node) or half of one, because the role then
+has no healthy majority. In this case, the other nodes are the peers, and each rank is compared with its own earlier
+time. If the job had more work (a larger batch, longer sequences), the other stages would also have become slower. If
+work had moved between stages, another stage would have become faster. In both cases, the node is not the cause. But if
+only the work of one stage changed, this looks the same as a slow node. A node with a whole stage is therefore a suspect
+with low confidence. Only its busy time counts, because only the first stage loads the data.
 """
 
 from __future__ import annotations
@@ -39,15 +39,13 @@ from healthd.failslow.outliers import (
 from healthd.failslow.steps import SLOWER_RATIO, Observed, Step
 from healthd.failslow.windows import Change
 
-FASTER = 0.97  # a stage has less work than before if its median change is below this
+FASTER = 0.97  # if a stage's median change is below this, the stage has less work than before
 
 
 def name_suspects(
     observed: Observed, step: Step, members: Sequence[int], found: Sequence[Outlier], slack: bool = False
 ) -> list[Suspect]:
-    """Return the node as a suspect if all outliers are on one node in a job with several, otherwise return each
-    outlier.
-    """
+    """Return one suspect, the node, if all outliers are on one node of several. Otherwise, return each outlier."""
     found = [with_pause_note(with_final_change(observed, step, item)) for item in found]
     nodes = {observed.series[item.member].node for item in found}
     all_nodes = {observed.series[item].node for item in members}
@@ -80,7 +78,7 @@ def name_suspects(
         if is_several:
             sentences += (f"{slow_count} became slow at about the same time, possibly from a common cause",)
         if slack:
-            sentences += ("no iteration became slower, so it has slack",)
+            sentences += ("no iteration became slower, so the rank has slack",)
         confidence = _outlier_confidence(observed, step, [item], bool(agreeing), slack)
         if is_several and confidence is Confidence.HIGH and not agreeing:
             confidence = Confidence.MEDIUM
@@ -112,7 +110,8 @@ def _outlier_confidence(
 
 
 def grade_confidence(*counts: bool) -> Confidence:
-    """Return the confidence from the facts listed in peers.py: high for three facts, medium for two, low for fewer."""
+    """Return the confidence from the facts in the description of peers.py: high for three facts, medium for two, else
+    low."""
     count = sum(counts)
     return Confidence.HIGH if count >= 3 else Confidence.MEDIUM if count == 2 else Confidence.LOW
 
@@ -123,10 +122,10 @@ def grade_confidence(*counts: bool) -> Confidence:
 def find_slow_groups(
     observed: Observed, step: Step, members: Sequence[int], transfer: Mapping[int, Change], lost: float
 ) -> list[Suspect]:
-    """Return suspects for groups whose transfer time is long while other groups with the same role are normal.
+    """Return suspects for groups whose transfer time rose, while that of other groups with the same role did not.
 
     Groups with the same role have the same number of ranks and about the same healthy time (the same volume). If the
-    slow groups have exactly one member or node in common, that is the suspect. Otherwise each slow group is a suspect.
+    slow groups have exactly one member or node in common, it is the suspect. Otherwise, each slow group is a suspect.
     """
     groups: dict[str, list[int]] = defaultdict(list)
     for member in members:
@@ -234,12 +233,12 @@ def _group_suspects(
 
 
 class SlowNode(NamedTuple):
-    """A node that is the only slow one.
+    """The only slow node in a job.
 
     members: its ranks. others: ranks on other nodes. roles: roles with a member on the node. whole: the node runs all
     members of these roles. node_count: number of nodes in the job. added_time: median added time of its ranks. excess:
-    change in its least slowed rank divided by the median of the other nodes. standard_errors: that difference in
-    standard errors.
+    change of its least slowed rank divided by the median change on the other nodes. standard_errors: the difference
+    between these two changes, in standard errors.
     """
 
     node: str
@@ -297,7 +296,7 @@ def node_suspect(observed: Observed, step: Step, found: SlowNode) -> Suspect:
 
 
 def too_few_nodes_text(observed: Observed, found: SlowNode) -> str:
-    """Return why no node is named when there are so few nodes, as a sentence without a full stop."""
+    """Return a sentence, without a full stop, that explains why no node is named in a job with so few nodes."""
     return (
         f"{_MEASURE_NAMES[found.measure]} rose in all {len(found.members)} ranks of node {found.node}, "
         f"{_role_share_text(observed, found)}, and in no other rank, but {found.node_count} nodes are too few to name "
@@ -313,7 +312,10 @@ _MEASURE_NAMES = {
 
 
 def _host_changes(host: Mapping[int, Change], values: Mapping[int, Change]) -> dict[int, Change]:
-    """Return the iteration time with only the host's part changed, because the host's own time may be near zero."""
+    """Return the iteration time with only the host's part changed.
+
+    The host's own time is not used: it may be near zero.
+    """
     return {
         member: Change(values[member].before, values[member].before + change.increase, change.noise, change.fast_share)
         for member, change in host.items()
@@ -367,7 +369,7 @@ def _find_by_measure(
 def _role_medians(
     changes: Mapping[int, Change], role_by_member: Mapping[int, tuple[int, ...]], others: Collection[int]
 ) -> list[float]:
-    """Return each role's median change over its ranks on other nodes."""
+    """Return, for each role, the median change of its ranks on other nodes."""
     roles = {role_by_member[member] for member in others}
     return [statistics.median(changes[member].ratio for member in role if member in others) for role in roles]
 
@@ -384,8 +386,8 @@ def slow_node_cause(observed: Observed, found: SlowNode) -> Cause:
 def _confidence(found: SlowNode, agreeing: bool) -> Confidence:
     """Return the confidence.
 
-    For a whole stage it is low, or medium if there are conditions on the node. For a clear part of a stage it is one
-    grade higher.
+    If the node runs a whole stage, the confidence is low, or medium if there are conditions on the node. If the node
+    runs clearly only a part of a stage, the confidence is one grade higher.
     """
     clearly = (
         not found.whole
@@ -407,7 +409,7 @@ def _sentence(found: SlowNode) -> str:
 def _caution(observed: Observed, found: SlowNode) -> str:
     part = _role_share_text(observed, found)
     if found.whole:
-        return f"its ranks are {part}, so a change in that work alone would look the same"
+        return f"its ranks are {part}, so a change in the work of this part would look the same"
     return f"its ranks are {part}, and the other ranks with the same work did not become slower"
 
 

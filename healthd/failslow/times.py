@@ -9,7 +9,7 @@ from healthd.common.text import regex
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:([T ])(\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?(Z|[+-]\d\d:?(?:\d\d)?)?)?")
 _EPOCH = datetime(1970, 1, 1)
-_MICROSECONDS = 6  # precision of a float that holds seconds since 1970
+_MICROSECONDS = 6  # number of decimals that a float with seconds since 1970 can represent
 
 
 class TimeStyle(NamedTuple):
@@ -40,7 +40,8 @@ def parse_seconds(text: str) -> float | None:
 def units_per_second(first: float, last: float) -> float | None:
     """Return the unit of times since 1970: 1 for seconds, 1000 for ms, and so on for us and ns.
 
-    Return None if the numbers are not times. A time is between 2001 and 2286, so its magnitude shows its unit.
+    Return None if the numbers are not times. Only times from 2001 to 2286 are accepted, so the magnitude shows the
+    unit.
     """
     return next((unit for unit in (1.0, 1e3, 1e6, 1e9) if 1e9 * unit <= first <= last < 1e10 * unit), None)
 
@@ -54,7 +55,7 @@ def detect_style(text: str) -> TimeStyle | None:
 
 
 def format_time(since: float, time_style: TimeStyle) -> str:
-    """Format a time like its column, with at most microseconds."""
+    """Format a time in the format of its column, with at most microseconds."""
     digits = min(time_style.digits, _MICROSECONDS)
     try:
         micro = round(round(since + offset(time_style.zone), digits) * 1_000_000)

@@ -1,10 +1,10 @@
 """Measures a series's times before and after an onset, for each kind of time. Pure.
 
-Before: the MAX_BASELINE samples before the onset in the same regime and outside slow spans, in blocks of BLOCK. The
-result is their lower quartile, so that a ramp or another slow span does not become the baseline. Peers are measured in
-the same way, so the bias cancels in a comparison. After: samples until the relief, at most AFTER_SAMPLES. Means are
-trimmed by a tenth at each end, so that checkpoints and pauses do not count as a step, but a step that comes and goes
-does.
+The time before an onset is measured over the last MAX_BASELINE samples that are in the same regime and outside slow
+spans, in blocks of BLOCK. It is the lower quartile of the blocks, so that a ramp or another slow span does not become
+the baseline. Peers are measured in the same way, so the bias cancels in a comparison. The time after an onset is
+measured over the samples until the relief, at most AFTER_SAMPLES. Means are trimmed by a tenth at each end: checkpoints
+and pauses then do not count as a step, but a step that comes and goes does.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import NamedTuple
 from healthd.failslow.model import Point, Series
 
 MAX_BASELINE = 400
-AFTER_SAMPLES = (50, 200)  # number of samples; the longer window is used if the first names no component
+AFTER_SAMPLES = (50, 200)  # numbers of samples; the longer window is used if the shorter one shows no component
 MIN_SAMPLES = 5  # number of samples
 BLOCK = 20
 MAX_LOOKBACK = 5000  # number of samples searched for the same regime
-GUARD = 3  # number of samples before an onset that may belong to it
+GUARD = 3  # number of samples before an onset that may already be slow
 
 Channel = Callable[[Series, int], float]  # time of a sample; NaN if missing
 
 
 class Change(NamedTuple):
-    """The change in a time, in the series's unit.
+    """The change of a time, in the series's unit.
 
-    noise: standard error of after - before, from the scatter before. fast_share: share of the later samples that are
-    nearly as fast as before (within a quarter of the change).
+    noise: standard error of after - before, from the scatter before the onset. fast_share: share of the samples after
+    the onset that are nearly as fast as before (within a quarter of the change).
     """
 
     before: float
@@ -82,9 +82,9 @@ def residual(series: Series, at: int) -> float:
 
 
 def position(source: Series, at: int, target: Series) -> int:
-    """Return the position that `target` had reached when `source` was at sample `at`, by index within the same attempt.
+    """Return the position in `target` that corresponds to sample `at` of `source`, by index within the same attempt.
 
-    The result is len(target.value) if that is after its last sample.
+    If it is after the last sample of `target`, the result is len(target.value).
     """
     attempt = bisect_right(source.starts, at) - 1
     if attempt >= len(target.starts):
@@ -97,7 +97,7 @@ def position(source: Series, at: int, target: Series) -> int:
 def measure_change(
     series: Series, points: Sequence[Point], onset: int, end: int, channel: Channel, since: int | None = None
 ) -> Change | None:
-    """Return how `channel` changed at `onset`, or None if one side has fewer than MIN_SAMPLES samples.
+    """Return how `channel` changed at `onset`, or None if there are fewer than MIN_SAMPLES samples before or after it.
 
     Args:
         end: end of the samples after the onset.
@@ -140,7 +140,7 @@ def rest_level(series: Series, channel: Channel) -> float | None:
 def trimmed_mean(values: Sequence[float]) -> float:
     """Return the mean, trimmed by a tenth at each end.
 
-    With few values, trim a quarter instead, because two of ten may be a pause.
+    With few values, a quarter is trimmed instead, because two of ten values may be pauses.
     """
     cut = len(values) // (10 if len(values) >= BLOCK else 4)
     return statistics.fmean(sorted(values)[cut : len(values) - cut])

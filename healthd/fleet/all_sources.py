@@ -1,4 +1,4 @@
-"""Lists the sources in reading order. Sources to which others refer come first."""
+"""List of all sources, in the order in which they are read. A source comes before the sources that refer to it."""
 
 from __future__ import annotations
 

@@ -24,13 +24,14 @@ Files = Mapping[str, Sequence[str]]  # absolute paths of each table's Parquet fi
 
 NUMBER_COUNT = 10_000  # size of the table `numbers`: n from 0 to 9,999
 FETCH_ROWS = 10_000  # rows
-# The machine may be a head node that also runs slurmctld, so DuckDB uses half of its cores, at most 4, with 1 GiB each.
+# The machine may be a head node that also runs slurmctld. DuckDB therefore uses half of its cores, but at most 4, with
+# 1 GiB for each core.
 THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
 MEMORY_MIB = 1024 * THREADS
-# DuckDB's limit covers only its buffers. Other memory and Python took another 150 MiB of 1 GiB with 4 million jobs.
-# The limit is therefore this share of the process's memory.
+# DuckDB's memory limit covers only its buffers. With 4 million jobs and 1 GiB, DuckDB's other memory and Python took
+# another 150 MiB. DuckDB's limit is therefore this share of the process's limit.
 BUFFER_SHARE = 3 / 4
-# Columns that contain times, by table. A job's nodes have the job's times.
+# Columns that contain times, by table. The table of a job's nodes is not listed, because it repeats the job's times.
 TIME_COLUMNS = {
     "ingests": ("from_time", "to_time - 1"),
     "jobs": ("submit_time", "start_time", "end_time"),
@@ -75,7 +76,7 @@ def run_queries(
     threads: int = THREADS,
     memory_mib: int = MEMORY_MIB,
 ) -> Iterator[QueryResult]:
-    """Run the last of these queries. The others are its dependencies (`queries.with_dependencies`).
+    """Run the last of these queries. The other queries are its dependencies (`queries.with_dependencies`).
 
     Raises InvalidQuery if DuckDB rejects the SQL, and StoreError if a file is damaged.
     """
@@ -87,7 +88,7 @@ def run_queries(
 def open_database(
     files: Files, threads: int = THREADS, memory_mib: int = MEMORY_MIB
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an in-memory database with a view of each table, for a process limited to `memory_mib`.
+    """Open an in-memory database with a view of each table. memory_mib: memory limit of the process.
 
     Data that does not fit into memory is written to a temporary folder below TMPDIR, which is removed at the end.
     Raises StoreError.

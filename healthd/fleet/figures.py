@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-# Okabe and Ito's colours, which colour-blind people can tell apart, in an order in which the greys also differ.
+# Okabe and Ito's colours, which colour-blind people can distinguish. Neighbouring colours also differ when printed in
+# grey.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 HEIGHT = 260  # height of a figure in CSS pixels
-# Weekly figures leave out partial weeks at both ends, because their few jobs would look like a drop or a peak. In days.
+# Days in a complete week. Weekly figures omit incomplete weeks at both ends, because their few jobs would look like a
+# drop or a peak.
 WHOLE_WEEK = 7
 
 Record = Mapping[str, Any]

@@ -11,7 +11,7 @@ option. Its `ingest(run, files)` reads new data:
 
 At the end of a block, either all its tables are committed or none. A source that is killed resumes after its last
 block. `run.track(items)` shows the progress. Each file is read within `run.guard()`. If a file cannot be read, the
-IngestError is reported there, and the next file is read. An error outside `run.guard()` ends the source.
+guard reports the IngestError, and the next file is read. An error outside `run.guard()` ends the source.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IngestError(HealthdError):
 
 
 class UsageError(IngestError):
-    """A usage error that affects all files, so no further file is read."""
+    """A usage error that affects all files. No further file is read."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Unread:
             self.examples.append(printable(f"{source}: {location}: {why}"))
 
     def messages(self) -> Iterator[str]:
-        """Yield messages about the first unread rows, and their number for each source."""
+        """Yield messages about the first unread rows, and the number of unread rows for each source."""
         yield from self.examples
         hidden = sum(self.unread.values()) - len(self.examples)
         if hidden > 0:
@@ -153,7 +153,7 @@ class Run:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Collect the errors of one file, so that the next one can be read. Raises StoreError, UsageError."""
+        """Record the errors of one file, so that the next file can be read. Raises StoreError, UsageError."""
         try:
             yield
         except (StoreError, UsageError):
@@ -171,8 +171,8 @@ class Run:
     ) -> Iterator[Step]:
         """Stage rows in the block, and commit them at its end together with a row in `ingests`. Raises StoreError.
 
-        name: name of the piece; an existing row with this name is replaced. from_time, to_time: the period that the
-        piece covers.
+        name: name of the piece (a file, a day); it replaces an existing row with this name in `ingests`. from_time,
+        to_time: the period that the piece covers.
         """
         with self.steps() as new_step, self.piece(new_step, name, from_time, to_time, cluster):
             yield new_step
@@ -194,7 +194,7 @@ class Run:
         to_time: int | None = None,
         cluster: str | None = None,
     ) -> Iterator[None]:
-        """Add the row in `ingests` for the rows that the block reads, if the block completes (see `step`)."""
+        """At the end of the block, add a row to `ingests` for the rows that the block read (see `step`)."""
         source = self.source.name
         rows, unread = self.rows.rows[source], self.rows.unread[source]
         step.covered, step.clusters = None, set()

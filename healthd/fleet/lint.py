@@ -1,7 +1,7 @@
-"""Checks that a query gives the same result in DuckDB and Spark, and has no joins that are too large. Pure.
+"""Checks that a query gives the same result in DuckDB and Spark, and that none of its joins is too large. Pure.
 
 A query is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions in FUNCTIONS.
-Anything else is rejected with its line and an alternative.
+Everything else is rejected with a message that names the line and an alternative.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ _KEYWORDS_AFTER_FROM = frozenset(
     ["where", "group", "having", "window", "order", "limit", "union", "except", "intersect"]
 )
 _JOINS = frozenset(["join", "inner", "left", "right", "full", "outer", "cross"])
-# If these columns must be equal, a join over a time range is cheap: a time bin, or a job's or stream's identifier.
+# A join over a time range is cheap if it also requires equal values in one of these columns: a time bin, or the
+# identifier of a job or stream.
 _NARROW_COLUMN = regex(r"(\w+_)?(bin|day|job_id|db_index|condition_id|stream_id)")
 _SMALL_TABLES = ("parameters", "numbers")  # tables allowed in a CROSS JOIN
 
@@ -93,7 +94,7 @@ _ALL_HINT = "name the columns; UNION ALL is allowed only between two SELECTs"
 # Rejected words and their alternatives.
 _REFUSED_WORDS = {
     "anti": "use WHERE NOT EXISTS or a LEFT JOIN with IS NULL",
-    "asof": "only DuckDB has ASOF JOIN: join by an equal time bin and take the newest with row_number()",
+    "asof": "only DuckDB has ASOF JOIN: join on equal time bins and take the newest row with row_number()",
     "columns": "name the columns",
     "exclude": "name the columns",
     "ilike": "compare lower(...) with LIKE",
@@ -288,7 +289,7 @@ def _check_from(sql_tokens: list[Token], known_tables: Collection[str]) -> Itera
         if name.word == "(":
             inner = _word(sql_tokens, number + 2)
             if inner not in ("select", "with"):
-                yield LintError(name.line, "only a SELECT may be in brackets after FROM or JOIN; or use WITH")
+                yield LintError(name.line, "brackets after FROM or JOIN must contain a SELECT; or use WITH")
         elif name.kind != "word" or _word(sql_tokens, number + 2) in (".", "("):
             yield LintError(name.line, f"{token.word.upper()} {name.word}: only named tables can be read")
         elif name.word not in known_tables:
@@ -321,7 +322,7 @@ def _check_joins(sql_tokens: list[Token]) -> Iterator[LintError]:
         if condition is None:
             yield LintError(token.line, "JOIN: the condition is missing: use ON or USING")
         elif condition and not any(_equality(condition, at) for at in range(len(condition))):
-            yield LintError(token.line, "JOIN: needs two equal columns, or every row is paired with every other")
+            yield LintError(token.line, "JOIN: needs two equal columns; otherwise every row is paired with every other")
         elif any(part.word in ("<", "<=", ">", ">=", "between") for part in condition) and not any(
             _equality(condition, at) and _NARROW_COLUMN.fullmatch(condition[at - 1].word)
             for at in range(len(condition))

@@ -1,4 +1,4 @@
-"""The store's manifest, which lists the valid files in its folder. Replacing the manifest is the commit.
+"""The store's manifest: the list of valid files in the store's folder. A change is committed by replacing the manifest.
 
 It also records how far each source was read (the cursors), how users are stored, and the date before which data is
 removed.
@@ -112,7 +112,7 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
     """Write the manifest atomically, even across a power failure. Raises StoreError."""
     temporary, path = os.path.join(folder, f"{NAME}.new"), os.path.join(folder, NAME)
     try:
-        if os.path.lexists(temporary):  # left behind when a writer was killed, as there is only one writer at a time
+        if os.path.lexists(temporary):  # left behind by a killed writer: there is only one writer at a time
             os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(temporary, flags, 0o666), "w", encoding="utf-8") as file:
@@ -123,7 +123,7 @@ def write_manifest(folder: str, manifest: Manifest) -> None:
         sync_path(folder)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            with suppress(OSError):  # it may not exist, because a file system can run out of inodes
+            with suppress(OSError):  # the temporary file may not exist, because a file system can run out of inodes
                 os.unlink(temporary)
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""Stores user names as names, as hashes or not at all, and computes keys that connect a run's jobs without names.
+"""Converts user names for storage (unchanged, as hashes or not at all), and computes keys that connect a run's jobs.
 
 A hash is HMAC-SHA256 with the site's key, truncated to 128 bits as RFC 2104, section 5, allows. Anyone who has the key
 can try names until one matches, so protect it like a password.
@@ -46,7 +46,7 @@ class Privacy:
 
     @property
     def marks_key(self) -> bytes:
-        """A key of 32 bytes for hashing text from other programs' files, which may contain people's names."""
+        """A key of 32 bytes that hashes text from other programs' files. Such text may contain people's names."""
         return self._hash(b"marks", b"").encode("ascii")
 
     @property

@@ -1,7 +1,7 @@
 """Removes data that is older than a given date. Later ingests do not add it again.
 
-Whether a row is old depends on the time that determines its month. A row with an end time is kept if it ended after the
-date or has not ended yet. A job is kept together with its nodes and exclusions.
+A row is old if the time that determines its month is before the date. However, a row that ended after the date or has
+not ended yet is kept. A job's nodes and exclusions are kept if the job is kept.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def prune(store: Store, before: int) -> dict[str, int]:
 
 
 def _kept_job_condition(store: Store, before: int) -> str:
-    """Return the SQL condition that an exclusion belongs to a kept job, because exclusions have no end time of their
-    own.
+    """Return the SQL condition for exclusions that belong to a kept job.
+
+    Exclusions have no end time of their own.
     """
     jobs = select_sql(store.connection, "jobs", store.files("jobs"))
     names = "cluster, job_id, submit_time"

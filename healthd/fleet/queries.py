@@ -1,4 +1,4 @@
-"""Reads the queries for the store. Each is an SQL file, either fleet/sql/NAME.sql or a site's own.
+"""Reads the queries for the store. Each query is an SQL file: fleet/sql/NAME.sql, or a site's own file.
 
 The first line of the comment at the top of a file is its title. Below a line "-- parameters", it lists the parameters
 for --param: `--   before_seconds BIGINT = 600   words`. The SQL reads them as columns of the one-row table
@@ -51,9 +51,9 @@ def builtin_queries() -> dict[str, Query]:
     return _read_all(SQL_FOLDER)
 
 
-# The time is an hour earlier, not later. Before the failure, the node was in service under the same kind of load;
-# afterwards it is drained, down or under repair. Early signs of a slow fault count as chance, so chance is
-# overestimated.
+# Chance matches are searched an hour before the failure, not an hour after it. Before the failure, the node was in
+# service under the same kind of load; afterwards it is drained, down or under repair. Early signs of a slowly
+# developing fault also count as chance matches, so chance is overestimated.
 BY_CHANCE_SHIFT_SECONDS = -3600
 
 
@@ -120,7 +120,7 @@ def _parse_value(where: str, name: str, kind: str, text: str) -> Value:
 
 
 def with_dependencies(query: Query, available: Mapping[str, Query], extra_tables: Collection[str] = ()) -> list[Query]:
-    """Return the queries that this query reads (each after those on which it depends), followed by the query itself.
+    """Return the queries that this query reads, followed by the query itself. Each query comes after its dependencies.
 
     extra_tables: further tables that it may read. Raises InvalidQuery if the SQL is not allowed; the message names the
     file and line.

@@ -74,8 +74,8 @@ class Source(NamedTuple):
 class Chapter:
     """A chapter of the report.
 
-    command            `healthd fleet` arguments for the same answer; "" if they are just the chapter's name
-    takes_store_flags  True if that command also takes the store's options
+    command            arguments of `healthd fleet` for the same answer; "" if the only argument is the chapter's name
+    takes_store_flags  True if this command also takes the store's options
     """
 
     name: str
@@ -98,8 +98,8 @@ def report_chapters(
         price: price per GPU-hour.
         sla: percentage of time for which nodes should be up.
         nccl_folders: folders with flight recorder dumps.
-        compared: the arguments of `healthd fleet compare`, and a function that returns its document or raises an error
-        of `compute_answers`.
+        compared: the arguments of `healthd fleet compare`, and a function that computes its document. The function may
+        raise the same errors as `compute_answers`.
     """
     found = [
         Chapter("states", "Outcome of the jobs", states.states, states_view.view),
@@ -152,7 +152,7 @@ class Answers:
 
     documents   each chapter's document, by name
     unanswered  why a chapter has no document (missing data or an error), by name
-    failed      like `unanswered`, but only errors: not enough memory or disk, a damaged file
+    failed      the errors in `unanswered`: not enough memory or disk, a damaged file
     """
 
     documents: dict[str, Document]
@@ -181,7 +181,7 @@ def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) 
 def report_document(study: Study, found: Answers) -> dict[str, Document]:
     """Return the `--json` document.
 
-    `report` contains the opening, the sources and the missing answers; the answers follow.
+    The key `report` has the opening, the sources and the missing answers. The other keys have the answers.
     """
     notes = [f"There is no answer for {name}: {why}." for name, why in found.unanswered.items()]
     head = {
@@ -228,9 +228,11 @@ def _command(part: Chapter, flags: str) -> str:
 # Limits that apply to every report.
 LIMITS = (
     "Where healthd did not run or its lines are missing, faults may be unrecorded.",
-    "Prometheus records a condition at each scrape: a condition that opens and closes between two scrapes is missing.",
+    "Prometheus records a condition only when it scrapes: a condition that opens and closes between two scrapes is "
+    "missing.",
     "Slurm accounts for a job when it ends, so running jobs are incomplete.",
-    "A condition near a failure is evidence, not proof: the chapter on causes shows how many chance would explain.",
+    "A condition near a failure is evidence, not proof: the chapter on causes estimates how many such matches are "
+    "chance.",
 )
 
 
@@ -256,7 +258,7 @@ def write_report(folder: str, text: str) -> str:
 
 def load_assets() -> Assets:
     """Load the page's style and scripts from the installed packages."""
-    import vl_convert  # not installed where Spark computes the answers
+    import vl_convert  # not installed on machines where Spark computes the answers
 
     folder = Path(__file__).with_name("page")
     return Assets(

@@ -19,12 +19,14 @@ from healthd.common.text import printable, regex
 from healthd.fleet.figures import COLOURS, Figure
 from healthd.fleet.view import Column, Detail, Form, Table, View
 
-MAX_CAPTION_LENGTH = 260  # maximum characters of a caption above its chart; longer captions appear with the numbers
+# maximum characters of a caption above its chart; a longer caption appears above the table of the chart's numbers
+MAX_CAPTION_LENGTH = 260
 MAX_ROWS = 400  # maximum rows per table on the page; --json lists all
 GENERATOR = "healthd fleet report"
-# Defaults for all charts (https://vega.github.io/vega-lite/docs/config.html): no background, so that the page's
-# background is visible; legends at the top, where they take no width from a narrow page; readable text sizes. report.js
-# sets the number of legend columns from the page's width: Vega reserves no room for a computed number of rows.
+# Defaults for all charts (https://vega.github.io/vega-lite/docs/config.html). Charts have no background, so that the
+# page's background is visible. Legends are at the top, where they take no width from a narrow page. Text sizes are
+# readable. report.js computes the number of legend columns from the page's width, because Vega reserves no room if it
+# computes this number itself.
 _CHART_CONFIG: dict[str, Any] = {
     "background": None,
     "font": "system-ui, sans-serif",
@@ -111,12 +113,12 @@ def render_page(report: Report, assets: Assets) -> str:
 
 
 def is_report(beginning: str) -> bool:
-    """Return True if a file that begins with this text is a healthd report."""
+    """Return True if this text is the beginning of a healthd report."""
     return f'<meta name="generator" content="{GENERATOR}">' in beginning
 
 
 def embed_json(value: Any) -> str:
-    """Return JSON that cannot end the script element around it, even if its text tries to (HTML, 4.12.1.3)."""
+    """Return JSON in which no text can end the script element that contains it (HTML, 4.12.1.3)."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -146,7 +148,7 @@ def _body(report: Report, specs: list[str]) -> Iterator[str]:
 
 
 LIMITS = "Limits of this report"
-_NO_NETWORK = "This file needs no network: the program in it draws the charts and fetches nothing."
+_NO_NETWORK = "This file needs no network: the program that draws the charts is in the file and fetches nothing."
 
 
 def _chapter(chapter: View, command: str, specs: list[str]) -> Iterator[str]:
@@ -193,7 +195,7 @@ def _detail(detail: Detail) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    """Yield a table in a region that scrolls sideways, also by keyboard, so that a narrow page need not scroll."""
+    """Yield a table in a region that scrolls sideways, also by keyboard. A narrow page itself then need not scroll."""
     label = _text(table.title)
     right_aligned = frozenset(number for number, column in enumerate(table.columns) if column.form.right_aligned)
     titles = [column.title for column in table.columns]
@@ -222,7 +224,8 @@ def _cells(tag: str, cells: Sequence[str], numbers: frozenset[int]) -> Iterator[
         yield f"<{tag}{kind}>{_text(cell)}</{tag.partition(' ')[0]}>"
 
 
-LONG_CELL_LENGTH = 40  # in characters; otherwise a longer text could be one word wide on a phone
+# a cell with more characters gets a minimum width, because on a phone it could become one word wide
+LONG_CELL_LENGTH = 40
 
 
 # --- charts
@@ -260,8 +263,8 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-# Bars and areas are distinguishable without colour: each colour except the first has its own hatching. The rules match
-# the fill that Vega writes, since Vega itself has no patterns.
+# Bars and areas can be distinguished without colour, because each colour except the first has its own hatching. Vega
+# has no patterns, so these CSS rules select the fill colours that Vega writes.
 _STROKES = (
     "M-1,1L1,-1M0,8L8,0M7,9L9,7",
     "M2,2h1M6,6h1",
@@ -303,7 +306,7 @@ def _text(text: str) -> str:
 
 
 def _text_with_units(text: str) -> str:
-    """Return a sentence with non-breaking spaces between numbers and their units."""
+    """Insert non-breaking spaces between numbers and their units in a sentence."""
     return _UNIT.sub("&nbsp;", _text(text))
 
 
@@ -313,7 +316,7 @@ _UNIT = regex(r"(?<=\d) (?=%|(?:s|min|h|d)\b)")
 def _escape_script(script: str) -> str:
     """Return the script in a form that does not end its element (HTML, 4.12.1.3).
 
-    Line ends are normalised as an HTML parser does, because the digest covers the parsed text.
+    Line ends are normalised in the same way as by an HTML parser, because the digest is computed from the parsed text.
     """
     text = script.replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -1,6 +1,7 @@
-"""Runs queries on Spark, for stores that are too large for one machine. sqlglot translates the SQL to Spark's dialect.
+"""
 
-The Parquet files must be readable on all machines in the cluster. This needs the extra healthd[spark] and Java.
+The Parquet files must be readable on all machines in the cluster. Requires the optional dependencies `healthd[spark]`,
+and Java.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ def run_queries(
 
 
 class Spark:
-    """A session with the store's tables for an answer's SQL. It is a `database.Database`. Raises StoreError."""
+    """A Spark session with the store's tables, used as the `database.Database` of the answers. Raises StoreError."""
 
     def __init__(self, session: Any, files: Files) -> None:
         self._session = session
         _create_views(session, files)
 
     def table(self, name: str, sql: str) -> None:
-        # This is a checkpoint, not a cache, because the plan of a later query would otherwise contain the plans of all
-        # tables below.
+        # Use a checkpoint, not a cache. With a cache, the plan of a later query would contain the plans of all tables
+        # that it reads.
         with _raise_store_errors():
             self._session.sql(to_spark_sql(sql)).localCheckpoint().createOrReplaceTempView(name)
 
@@ -107,7 +108,7 @@ def _create_views(spark: Any, files: Files) -> None:
             nothing = ", ".join(f"CAST(NULL AS {_TYPES[kind]}) AS {column}" for column, kind in table.columns.items())
             rows = spark.sql(f"SELECT {nothing} WHERE false")
         rows.createOrReplaceTempView(name)
-    # This does not use Python rows, because Spark would then need the same Python version on all its machines.
+    # Do not create the table from Python rows: Spark would then need the same Python version on all its machines.
     spark.range(NUMBER_COUNT).toDF("n").createOrReplaceTempView("numbers")
 
 

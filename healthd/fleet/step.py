@@ -1,8 +1,9 @@
 """Performs one step of an ingest: stages rows, merges them into their tables' months, and commits them together.
 
-The table (tables.py) defines which of two versions of a row is kept: the more complete one. If both are equally
-complete, a staged row replaces a stored one. Of two staged rows, the one with the later end is kept (the larger values
-of `preferred_columns`), or else the larger row, so that their order does not matter.
+If there are two versions of a row, the more complete one is kept, as defined by the table (tables.py). If both are
+equally complete, a staged row replaces a stored one. Of two equally complete staged rows, the one with the larger
+values in `preferred_columns` (the later end) is kept. If these are equal too, the larger row is kept, so that the order
+of the rows does not matter.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from healthd.fleet.tables import TABLES, Table
 from healthd.fleet.times import CLOCK_AHEAD_SECONDS, CLOCK_SET_SECONDS
 
 MAX_TIME = 4102444799  # the end of 2099: a later time is invalid
-MONTH_SECONDS_COLUMN = "month_seconds"  # column of a staged row: the time that determines its month, -1 for none
-RANK_COLUMN = "merge_rank"  # one bit per column of `preferred_columns` with a value; the lowest bit marks staged rows
+# column of a staged row with the time that determines the row's month; -1 if there is no time
+MONTH_SECONDS_COLUMN = "month_seconds"
+# column with one bit for each column of `preferred_columns` that has a value; the lowest bit marks staged rows
+RANK_COLUMN = "merge_rank"
 
 Execute = Callable[[str], duckdb.DuckDBPyConnection]
 
@@ -81,10 +84,11 @@ class Merge:
         return " AND ".join(f"{left_alias}.{name} IS NOT DISTINCT FROM {right_alias}.{name}" for name in names)
 
     def _settle_months(self) -> list[str]:
-        """If a key moved to another month, for example after a corrected time zone, keep only its best rows.
+        """If the rows of a key moved to another month, keep only the best rows of this key.
 
-        Return the months that the rows left. Only the keys of the stored months are read, and Parquet's statistics
-        limit that to row groups that may contain them.
+        This happens, for example, after a time zone was corrected. Return the months from which rows were moved. Only
+        the keys of the stored months are read, and only from row groups that may contain the keys according to
+        Parquet's statistics.
         """
         keys_sql = f"SELECT {self.key}, {MONTH_SECONDS_COLUMN}, {self._rank_sql(1)} FROM {self.staged}"
         if live := self.store.manifest.files(self.table.name):
@@ -137,7 +141,7 @@ class Merge:
         return f"{stored_sql} UNION ALL {staged_sql} WHERE {self._month_sql(MONTH_SECONDS_COLUMN)} = {literal(month)}"
 
     def _best_rows_sql(self, rows_sql: str) -> str:
-        """Return a query for the rows to keep. Most keys have only one version, which need not be compared."""
+        """Return a query for the rows to keep. Most keys have only one version and need no comparison."""
         prefer = [quoted(name) for name in self.table.preferred_columns]
         versions_sql = f"SELECT {', '.join([self.row_key, *prefer, RANK_COLUMN])} FROM ({rows_sql})"
         lows = "".join(f", min({name}) AS low_{n}, max({name}) AS high_{n}" for n, name in enumerate(prefer))
@@ -224,12 +228,12 @@ class Step:
         self.execute(f"INSERT INTO {self.staged(table)} SELECT *, {seconds} FROM ({typed})", parameters)
 
     def staged(self, table: str) -> str:
-        """Return SQL for FROM that selects the staged rows, with the table's columns and one more."""
+        """Return SQL for a FROM clause with the staged rows. They have the table's columns and one more."""
         self._create_staging(table)
         return f"staging.{quoted(table)}"
 
     def live(self, table: str) -> str:
-        """Return SQL for FROM that selects the rows in the store."""
+        """Return SQL for a FROM clause with the rows in the store."""
         return f"({select_sql(self.store.connection, table, self.store.files(table))})"
 
     def execute(self, query: str, parameters: Iterable[Any] = ()) -> duckdb.DuckDBPyConnection:
@@ -242,7 +246,7 @@ class Step:
         self.cursors[f"{self.source}{name}"] = text
 
     def set_coverage(self, from_time: int | None, to_time: int | None, *clusters: str) -> None:
-        """Set the piece's period and clusters, if only the rows show them."""
+        """Set the piece's period and clusters. Used if these are known only from the rows."""
         self.covered = from_time, to_time
         self.clusters.update(clusters)
 
@@ -267,7 +271,7 @@ class Step:
         if not self._staged:
             path = os.path.join(self.store.temporary, "staged.duckdb")
             self.execute(f"ATTACH {literal(path)} AS staging")
-            self.execute("BEGIN")  # never committed, because it is not needed later
+            self.execute("BEGIN")  # never committed, because the staged rows are not needed later
         if table not in self._staged:
             self._staged.add(table)
             kinds = (f"{quoted(name)} {kind}" for name, kind in TABLES[table].columns.items())
@@ -305,7 +309,7 @@ def step(store: Store, source: str = "") -> Iterator[Step]:
         if manifest != store.manifest:
             store.commit(manifest)
     except BaseException:
-        with suppress(OSError):  # the new files take up the disk space that is missing
+        with suppress(OSError):  # the new files fill the disk, so remove them first
             store.remove_leftovers()
         raise
     finally:

@@ -9,9 +9,9 @@
 The store is readable only by its owner (folders 0700, files 0600). If the site gave the folder a group with read
 permission (chmod 2750), that group can also read it. The key and the lock remain the owner's.
 
-A writer that is killed at any point leaves the manifest unchanged. The next writer removes its other files. Readers
-hold a shared lock on the folder itself, so that no file disappears while they read. Unlisted files are removed when
-there is no reader.
+If a writer is killed, the manifest is unchanged, and the next writer removes the files that the killed writer left.
+Readers hold a shared lock on the folder itself, so that no file disappears while they read. Files that the manifest
+does not list are removed only when there is no reader.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def select_sql(connection: duckdb.DuckDBPyConnection, table: str, files: list[st
 def damaged_file_error(connection: duckdb.DuckDBPyConnection, files: list[str], error: duckdb.Error) -> StoreError:
     """Return an error that names the damaged file or contains DuckDB's message.
 
-    If the error is about memory and no file is damaged, raise it again, because engine.open_database knows the limit.
+    If no file is damaged and the error is about memory, raise it again: engine.open_database reports it with the limit.
     """
-    with suppress(duckdb.Error):  # an aborted transaction would reject the queries below
+    with suppress(duckdb.Error):  # end the transaction: if it was aborted, it would reject the queries below
         connection.execute("ROLLBACK")
     for file in files:
         try:
@@ -114,7 +114,7 @@ def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
         "temp_directory": folder,
     }
     connection = duckdb.connect(":memory:", config=options)
-    connection.execute("SET enable_progress_bar = false")  # it would spoil the output on a terminal
+    connection.execute("SET enable_progress_bar = false")  # a progress bar would spoil the output on a terminal
     return connection
 
 
@@ -183,7 +183,7 @@ class Store:
 
 @contextmanager
 def keyboard_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on Ctrl-C while DuckDB runs, since DuckDB handles the signal itself."""
+    """Raise KeyboardInterrupt on Ctrl-C while DuckDB runs. Otherwise, DuckDB would handle the signal."""
     try:
         yield
     except (duckdb.InterruptException, RuntimeError) as error:
@@ -230,7 +230,7 @@ def open_for_writing(folder: str, make: bool = False) -> Iterator[Store]:
 def _absolute_path(folder: str) -> str:
     """Return the absolute path. Raises StoreError for characters that DuckDB and Spark expand as patterns.
 
-    With such a path, files from other stores that match would also be read.
+    With such a path, matching files from other stores would also be read.
     """
     path = os.path.abspath(folder)
     if not path.isprintable() or any(sign in path for sign in "*?[]{}\\"):
@@ -240,7 +240,7 @@ def _absolute_path(folder: str) -> str:
 
 @contextmanager
 def _restricted_umask(folder: str) -> Iterator[None]:
-    """Restrict files that are created in the block (also by DuckDB) to the owner and a group with read permission."""
+    """Make files that are created in the block readable only by the owner and by the folder's group, if it may read."""
     shared = stat.S_ISGID | stat.S_IRGRP
     try:
         mode = os.stat(folder).st_mode
@@ -256,7 +256,7 @@ def _restricted_umask(folder: str) -> Iterator[None]:
 def leftovers(folder: str, manifest: Manifest) -> Iterator[str]:
     """Yield files in the store's folder that are named like data files but are not in the manifest.
 
-    A file whose number is above the next generation is not healthd's.
+    A file with a number above the next generation was not written by healthd and is left out.
     """
     live = _file_names(manifest)
     for table in TABLES:
@@ -309,7 +309,7 @@ def _recreate_folder(folder: str) -> None:
 def _write_lock(folder: str) -> Iterator[None]:
     """Lock the store for one writer. Raises StoreError.
 
-    If this runs as root, no other user may be able to put a link there (docs/adr/0019).
+    If this runs as root, it fails if another user could put a link in place of the lock (docs/adr/0019).
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -345,7 +345,10 @@ def _write_lock(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _shared_lock(folder: str) -> Iterator[None]:
-    """Keep live files until the end of the block. On NFS without locks, keep them until the next writer begins."""
+    """Keep the store's files until the end of the block.
+
+    On NFS without locks, they are kept only until the next writer begins.
+    """
     descriptor = -1
     try:
         with suppress(OSError):
@@ -359,7 +362,7 @@ def _shared_lock(folder: str) -> Iterator[None]:
 
 @contextmanager
 def _exclusive(folder: str) -> Iterator[bool]:
-    """Yield True if there is no reader. Prevent new readers until the end of the block."""
+    """Yield True if there is no reader. New readers must wait until the end of the block."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:

@@ -1,7 +1,7 @@
 """Writes a report's five opening sentences for managers: usage, loss, interruptions, main cause, recommendation.
 
-They are computed from the documents that `--json` prints, and are true for any store. Unknown facts are reported as
-unknown, with the reason. Pure.
+They are computed from the documents that `--json` prints. If a store lacks the data for a fact, the sentence says that
+the fact is unknown, and why. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GPUS_PER_NODE = 8
 DAY = 86400
 MAX_MTTF_SECONDS = 1000 * 365 * DAY  # as in `rate`
 MAX_NODES = 3  # maximum number of nodes named in a sentence; the chapter lists all
-# Describes missing data for readers who know neither stores nor commands.
+# Descriptions of missing data for readers who do not know the store or its commands.
 PLAIN_REASONS = {
     "the store has no jobs": "no job records were read",
     "the store has no events": "no records of health checks were read",
@@ -70,7 +70,7 @@ def _loss_sentence(goodput: Document | None, states: Document | None, why: str) 
     first, second = goodput["first_order"], goodput["second_order"]
     hours = first["gpu_hours"] + second["gpu_hours"]
     if not first["jobs"]:
-        return "No job is known to have been ended by the infrastructure, so no loss is known."
+        return "The infrastructure ended no job, as far as is known, so no loss is known."
     lost_share = percent(hours / total) if states is not None and (total := _gpu_hours(states)) else None
     share = f", {lost_share} of the time used" if lost_share is not None else ""
     price = goodput["price_per_gpu_hour"]

@@ -1,7 +1,7 @@
 """Defines the store's tables, which ingests write and queries read.
 
-Times are whole seconds since the epoch, UTC. None (NULL) is "unknown" or "not yet", never 0 or "". Types are those that
-DuckDB and Spark have in common.
+Times are whole seconds since the epoch, UTC. None (NULL) means "unknown" or "not yet". 0 and "" never mean this. All
+types exist in both DuckDB and Spark.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ class Table:
     """The definition of a table.
 
     columns            type of each column by name, in order
-    key_columns        key; a row with equal values in these columns replaces an earlier row
+    key_columns        the row's key; a row with equal values in these columns replaces an earlier row
     month_column       the column whose month (UTC) determines the row's file; "" if the table is one file
-    preferred_columns  of two versions of a row, the more complete one is kept: the first of these columns that is None
-                       in only one version decides, whichever was read first; if none decides, the version read later
+    preferred_columns  columns that decide which of two versions of a row is more complete and therefore kept: in the
+                       first of these columns that is None in only one version, the other version has a value and is
+                       kept. If no column decides, the version that was read later is kept
     row_key_columns    further key columns, for keys with many rows
     """
 
@@ -31,13 +32,15 @@ class Table:
     row_key_columns: tuple[str, ...] = ()
 
 
-# Each of a job's accounting records has one row. A requeue gives the same job_id a new db_index.
+# One row for each accounting record of a job. A requeued job keeps its job_id but gets a new record, with a new
+# db_index.
 JOBS = Table(
     "jobs",
     {
         "cluster": TEXT,
-        # Slurm's 64 bits as a signed number. From 24.11, it is an SLUID, whose upper bit may be set
-        # (src/common/sluid.c). For a history without one, 62 bits of a hash of the row's identity.
+        # Slurm's 64 bits as a signed number. From 24.11 on, this is an SLUID, whose upper bit may be set
+        # (src/common/sluid.c). A job history has no DBIndex; for its rows, this is 62 bits of a hash of the row's
+        # identity.
         "db_index": BIGINT,
         "job_id": BIGINT,  # the raw id, also for an array task
         "array_job_id": BIGINT,
@@ -110,10 +113,10 @@ EVENTS = Table(
         "subject": TEXT,
         "severity": TEXT,
         "was": TEXT,
-        "kind": TEXT,  # edge: it happened at one moment; level: each run of the check finds it
+        "kind": TEXT,  # edge: the problem happened at one moment; level: each run of the check finds the problem again
         "first_time": BIGINT,
         "last_time": BIGINT,
-        "times": BIGINT,  # number of times it was seen so far (`count`)
+        "times": BIGINT,  # number of times the condition was seen so far (`count`)
         "jobs": TEXT,  # ids separated by blanks
         "message": TEXT,
         "cleared_by": TEXT,
@@ -126,14 +129,14 @@ EVENTS = Table(
         "since_time": BIGINT,
         "last_alive_time": BIGINT,
         "dropped": BIGINT,
-        "rest": TEXT,  # JSON of all other fields; the whole line for an unknown schema or event
-        # Only for events about conditions, otherwise None. observed: reported only by a source that a user can forge.
-        # history: reported only by log lines from before healthd's first start. Rows written before these columns
-        # existed have None.
+        "rest": TEXT,  # JSON of all fields without a column; the whole line if its schema or event is unknown
+        # These two columns are None except for events about conditions. observed: reported only by a source that a user
+        # can forge. history: reported only by log lines from before healthd's first start. Rows that were stored before
+        # these columns existed have None.
         "observed": BOOLEAN,
         "history": BOOLEAN,
-        # Only for measured slowness, otherwise None. slowdown: 0.26 if an iteration takes 26 % longer. onset: first
-        # slow iteration.
+        # These two columns are None except for measured slowness. slowdown: 0.26 if an iteration takes 26 % longer.
+        # onset: first slow iteration.
         "slowdown": DOUBLE,
         "onset_time": BIGINT,
     },
@@ -152,7 +155,8 @@ NODE_STATES = Table(
         "state": TEXT,
         "reason": TEXT,
         "user_name": TEXT,  # the name, None or a hash, depending on --users
-        "set_by": TEXT,  # healthd, slurm, person; None if unknown. Determined from the name before --users applies
+        # healthd, slurm, person; None if unknown. Determined from the user's name before --users hashes or drops it
+        "set_by": TEXT,
     },
     ("cluster", "node", "start_time"),
     "start_time",
@@ -184,8 +188,9 @@ PREEMPTIONS = Table(
         "job_id": BIGINT,  # the pre-empted job
         "preemptor_job_id": BIGINT,
         "mode": TEXT,  # requeued, cancelled, suspended, checkpointed, signalled (the grace time began)
-        # For a pending array task, the log has the array's id as the raw id; the task gets its own id when it starts
-        # (job_array_split in slurmctld's job_mgr.c). Then (array_job_id, array_task_id) finds the task in `jobs`.
+        # If the pre-emptor is a pending array task, preemptor_job_id is the array's id, because the task gets its own
+        # id only when it starts (job_array_split in slurmctld's job_mgr.c). (array_job_id, array_task_id) then finds it
+        # in `jobs`.
         "preemptor_array_task_id": BIGINT,
     },
     ("cluster", "time", "job_id"),
@@ -261,13 +266,15 @@ SCRAPED_CONDITIONS = Table(
     "first_time",
 )
 
-# Which data was read and when, and which could not be read. A query about a time that no source covers has no answer.
+# Which data was read and when, and which data could not be read. Queries about times that no source covers have no
+# answer.
 INGESTS = Table(
     "ingests",
     {
         "cluster": TEXT,
         "source": TEXT,
-        "name": TEXT,  # a file, a day for sacct, a period for sacctmgr or a server, or an ingest of event streams
+        # name of the piece: a file, a day (sacct), a period (sacctmgr or a server), or an ingest of event streams
+        "name": TEXT,
         "from_time": BIGINT,
         "to_time": BIGINT,
         "read_time": BIGINT,

@@ -1,7 +1,8 @@
 """Parses times and durations as written by Slurm and by people, in whole seconds.
 
-A time without a zone is read in the zone given for its file. When summer time ends, an hour occurs twice and is
-ambiguous; when it begins, an hour does not exist. Such times are rejected with a message and never guessed.
+A time without a zone is interpreted in the zone that was given for its file. When summer time ends, an hour occurs
+twice and is ambiguous. When summer time begins, an hour does not exist. Such times are rejected with a message and
+never guessed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from healthd.common.text import is_decimal, redacted, regex
 # sacct prints these for a missing time (src/common/parse_time.c, slurm_make_time_str). "N/A" comes from squeue.
 NO_TIME = frozenset({"", "Unknown", "None", "N/A"})
 MIN_SECONDS, MAX_SECONDS = 0, 4_102_444_800  # 1970 to 2100
-# No cluster ran Slurm before this time, because its first release was in 2002. Earlier times come from nodes with an
-# empty clock battery, whose clocks start in 1970 or 2000. Times more than a day after the last ingest come from a clock
-# that is ahead, or are planned times.
+# No cluster ran Slurm before this time: Slurm's first release was in 2002. Earlier times come from nodes with an empty
+# clock battery, whose clocks start in 1970 or 2000. A time more than a day after the last ingest is a planned time, or
+# comes from a clock that is ahead.
 CLOCK_SET_SECONDS, CLOCK_AHEAD_SECONDS = 1_000_000_000, 86_400
 
 _ISO = regex(r"(\d{4})-(\d\d)-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.\d{1,9})?)?(?: ?(Z|UTC|[+-]\d\d:?\d\d))?)?")
@@ -103,7 +104,7 @@ def parse_duration(text: str) -> int:
     days, *parts = found.groups()
     numbers = [int(part) for part in parts if part is not None]
     if days is None:
-        if len(numbers) == 1:  # minutes or seconds, because programs differ
+        if len(numbers) == 1:  # a single number is ambiguous: some programs write minutes, others seconds
             raise TimeError(f"not a duration: {redacted(text)}")
         numbers = [0] * (3 - len(numbers)) + numbers
     hours, minutes, last_part = (*numbers, 0, 0)[:3]

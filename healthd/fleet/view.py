@@ -1,8 +1,8 @@
 """Describes an answer for people: its sentences, tables, figures and notes. Pure.
 
-Each answer describes itself once, with a function `view(document) -> View`. `view_text` renders the description for a
-terminal, report_page.py renders it as HTML, and `--json` prints the document. A column names a key of the document's
-rows, so a table never shows a number that `--json` lacks.
+Each answer has one description, which its function `view(document) -> View` returns. `view_text` renders the
+description for a terminal, and report_page.py renders it as HTML. `--json` prints the document instead. Each column of
+a table names a key of the document's rows, so a table never shows a number that `--json` lacks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 class Form(NamedTuple):
-    """How a value is written as text. right_aligned: True to align right, as for numbers."""
+    """How a value is written as text. right_aligned: True for numbers."""
 
     write: Callable[[Any], str]
     right_aligned: bool = True

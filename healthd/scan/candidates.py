@@ -1,9 +1,10 @@
 """Finds log lines that may come from the kernel and that a rule may recognise. Pure.
 
 A rule recognises only lines that contain one of its literals. Most lines in a log repeat an earlier line with different
-numbers. Therefore a line is looked up by its skeleton (the line without digits and a-f), and only new skeletons are
-searched for literals. With re2 (the extra healthd[scan]), the text is searched for all literals at once and is not
-split into lines. Both methods find the same lines (tests/scan/test_scan_fast.py).
+numbers. A line is therefore looked up by its skeleton (the line without digits and the letters a-f), and only new
+skeletons are searched for literals. If re2 is installed (optional dependency `healthd[scan]`), the whole text is
+searched for all literals at once, without splitting it into lines. Both methods find the same lines
+(tests/scan/test_scan_fast.py).
 
 In a storm, only the first line is examined. The lines that repeat it with another time are returned together with it.
 """
@@ -22,10 +23,11 @@ from healthd.scan.prefixes import JSON, stripped
 from healthd.scan.quoted import LEVEL, begins_as_the_kernels
 
 MAX_PREFIX_LINES = 50  # number of lines per block that are tested for a kernel prefix
-BLOCKS_WITHOUT_RE2 = 64  # 4 MiB: reading a small log takes less time than importing re2
+# re2 is used for logs larger than this (4 MiB): reading a smaller log takes less time than importing re2
+BLOCKS_WITHOUT_RE2 = 64
 
-# A date, then the line's writer: "kernel", or nothing if it was removed. A line with a level near the date may come
-# from a program that quotes a kernel line (quoted.py).
+# A date, followed by the line's writer: "kernel", or nothing if the writer was removed. A line with a level near the
+# date may come from a program that quotes a kernel line (quoted.py).
 _WRITTEN_BY = re.compile(
     rb"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?!NVRM: )"
     rb"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:?\d\d) "
@@ -39,12 +41,12 @@ SKELETONS_BYTES = 8 << 20  # maximum for all skeletons
 SKELETON_OVERHEAD = 100  # overhead per skeleton in bytes
 
 VARIES = b"0123456789abcdef"
-# journalctl -o json writes a message that is not UTF-8 as a list of byte values, which may contain any literal.
+# journalctl -o json writes a message that is not UTF-8 as a list of byte values. These bytes may contain any literal.
 IN_NUMBERS = tuple(f'"MESSAGE"{before}:{after}[' for before in ("", " ") for after in ("", " "))
 
 
-# (number, begins, line, literals, repeats) for a line that may come from the kernel and contains the rules' `literals`.
-# `begins`: its offset in the block's text. `repeats`: the complete following lines that repeat it within the same
+# (number, begins, line, literals, repeats) for a line that may come from the kernel and contains `literals` of rules.
+# `begins`: the line's offset in the block's text. `repeats`: the complete lines after it that repeat it within the same
 # second, in order.
 Candidate = tuple[int, int, bytes, "tuple[str, ...]", bytes]
 
@@ -66,7 +68,7 @@ def candidates(blocks: Iterable[Block], tally: Tally, preceding: PrecedingLines 
         number, counted, at, owner_end = block.first, 0, 0, 0
         found: Iterator[tuple[int, int]] | None = None
         while at <= len(text):
-            if found is None:  # in a storm the next line is a candidate too, so no search is needed
+            if found is None:  # in a storm, the next line is also a candidate, so no search is needed
                 begins, end = at, text.find(b"\n", at)
                 end = len(text) if end < 0 else end
             elif (match := next(found, None)) is not None:
@@ -149,7 +151,7 @@ _REPEATS = re.compile(
     rb"|(" + _SECOND + rb"\.)\d{6}(" + _ZONE + _KERNEL + _UPTIME + rb")\d{6}(\] [^\n]*\n)(?:\3\d{6}\4\d{6}\5)+"
     rb"|(" + _DATE + _KERNEL + rb"[^\n\[]*\n)\6+)"
 )
-_TAIL = 24  # last bytes of a line, where most different lines differ
+_TAIL = 24  # number of last bytes of a line to compare first, because most lines differ there
 
 
 def _find_repeats(text: bytes, begins: int, end: int) -> bytes:
@@ -157,14 +159,15 @@ def _find_repeats(text: bytes, begins: int, end: int) -> bytes:
     size = end + 1 - begins
     if text[end + size : end + size + 1] != b"\n" or text[end + size - _TAIL : end + size] != text[end - _TAIL : end]:
         return b""
-    lines = 8  # grows while all lines are equal; otherwise each line would be compared with all later lines
+    # the range grows only while all lines are equal; otherwise, each line would be compared with all later lines
+    lines = 8
     while (stop := _repeats_end(text, begins, begins + size * lines, size)) == begins + size * lines:
         lines *= 8
     return text[begins + size : stop]
 
 
 def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
-    """Return the end offset (at most `limit`) of the equal lines of `size` bytes whose times rise."""
+    """Return the end offset, at most `limit`, of the lines of `size` bytes that are equal and have rising times."""
     found = _REPEATS.match(text, begins, limit)
     if found is None:
         return begins + size
@@ -178,7 +181,7 @@ def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
 
 
 def _count_rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
-    """Return how many lines of `size` bytes have their microseconds in order. `first`: offset of the first line."""
+    """Return the number of lines of `size` bytes whose microseconds rise. `first`: offset of the first line."""
     times = [text[index : index + 6] for index in range(first, stop, size)]
     if all(map(in_order, times, islice(times, 1, None))):
         return len(times)
@@ -204,7 +207,7 @@ Search = Callable[[bytes, int], "Iterator[tuple[int, int]]"]
 
 
 class Skeletons:
-    """Cache that maps a line without numbers to the literals in it. `search` is a Search."""
+    """Cache that maps a line's skeleton to the literals in the line. `search` is a Search."""
 
     def __init__(self) -> None:
         self._literals = _searched()

@@ -1,8 +1,8 @@
-"""Detects whether a log line begins a kernel record or may continue the previous record.
+"""Decides whether a log line begins a kernel record, or may continue the previous record.
 
 A user can put a line break into text that the kernel prints, such as a mount option or a file name (docs/scan.md).
-/dev/kmsg keeps the text as one record. Programs that split it into lines leave one of three marks (Linux 6.18,
-util-linux 2.38):
+/dev/kmsg keeps the text as one record. Programs that split a record into lines mark the continuation lines in one of
+three ways (Linux 6.18, util-linux 2.38):
 
     the same time in microseconds   syslog(2) and consoles: record_print_text() puts the prefix before each line
     indented by the prefix's width  dmesg since util-linux 2.36, journalctl
@@ -17,31 +17,32 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-RECORD_BYTES = 2048  # the longest record text (Linux, PRINTKRB_RECORD_MAX), so the maximum distance to its beginning
-MAX_LINES = 2100  # number of lines kept from earlier blocks; a record may consist of line breaks only
+# length of the longest record (Linux, PRINTKRB_RECORD_MAX), which limits the distance to a record's first line
+RECORD_BYTES = 2048
+MAX_LINES = 2100  # number of lines to keep from earlier blocks; a record may consist of line breaks only
 MAX_FOREIGN_LINES = 32  # maximum number of lines from other hosts between two lines of a record, in a collected log
-CACHE_SIZE = 1000  # cached results, because each line is examined for many later lines
-LEADING_BLANKS = 8  # at the start of a record's own text
+CACHE_SIZE = 1000  # number of cached results; they are needed because each line is examined for many later lines
+LEADING_BLANKS = 8  # pattern at the start of a record's own text
 
 _BLANK = b" \t"
 # The kernel's time as written by dmesg, syslog daemons and consoles. `dmesg --time-format=iso` has microseconds too.
 _STAMP = re.compile(
     rb"([^\n]{0,120}?)(\[ {0,12}\d{1,10}\.\d{6}\]|(?<![^ ])\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d )"
 )
-_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in the boot the clock is 0, and there are no users yet
+_NOT_YET = re.compile(rb"\[ {0,12}0\.000000\]")  # early in the boot, the clock is 0 and there are no users yet
 _DATE = re.compile(
     rb"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.]{8,18}(?:Z|[+-]\d\d:?\d\d)?|\[[^\]]{8,40}\]) ?"
 )
 
 PrefixWidth = Callable[[bytes], "int | None"]
 
-# A line's machine (from the text before the time), and the kernel's time as written.
+# A line's machine (taken from the text before the time), and the kernel's time as written in the line.
 Stamp = tuple[bytes, bytes]
 Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with this stamp, and that line's head
 
 
 class PrecedingLines:
-    """Keeps the lines before the current line, from this block and earlier ones.
+    """Keeps the lines before the current line, from this block and earlier blocks.
 
     prefix_width: function that returns the number of columns before a line's text: 0 without a prefix, None if another
     program wrote the line.
@@ -77,7 +78,8 @@ class PrecedingLines:
                 end = start - 1
 
     def head(self, number: int, begins: int, line: bytes) -> bytes | None:
-        """Return the first line of the record that line `number` seems to continue, or None if it begins a record."""
+        """Return the first line of the record that line `number` seems to continue, or None if the line begins a
+        record."""
         if line[:1] in (b" ", b"\t"):
             return self._indented_line_head(begins, line)
         stamp = _stamp(line)
@@ -88,22 +90,22 @@ class PrecedingLines:
         return None
 
     def _same_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes | None:
-        """Return the first line with this machine and time, if there are only other machines' lines in between."""
+        """Return the first line with this machine and time, if only lines of other machines are between the two."""
         machine, time = stamp
         (last, previous), self._last_stamp = self._last_stamp, (number, stamp)
         if last == number - 1 and previous[0] == machine and previous[1] != time:
-            head = line  # the usual case in a log in which every line is a fault
+            head = line  # the usual case if every line of the log is a fault
         elif _NOT_YET.fullmatch(time):
             return None
         else:
             head = self._first_at_time(number, begins, line, stamp)
-        if len(self._heads) > MAX_LINES:  # the entries in _older_heads are too old by now
+        if len(self._heads) > MAX_LINES:  # all entries in _older_heads are too old
             self._older_heads, self._heads = self._heads, {}
         self._heads[stamp] = (number, head)
         return head if head != line else None
 
     def _first_at_time(self, number: int, begins: int, line: bytes, stamp: Stamp) -> bytes:
-        """Search the preceding lines. If there are many lines from other hosts in between, use the earlier result."""
+        """Search the preceding lines. If many lines from other hosts are in between, use the earlier result."""
         last, recorded = self._heads.get(stamp) or self._older_heads.get(stamp) or (None, line)
         head, foreign_lines, earlier_number = line, 0, number
         for earlier in self.before(begins):
@@ -137,8 +139,8 @@ class PrecedingLines:
     def _indented_line_head(self, begins: int, line: bytes) -> bytes | None:
         """Return the line that an indented line continues, or None.
 
-        A line with its own prefix may come from a log that was indented when it was pasted. It counts as a continuation
-        only if its indent equals the prefix width of the line that it would continue.
+        A line that is indented but has its own prefix may come from a log that was indented when it was pasted. Such a
+        line counts as a continuation only if its indent equals the prefix width of the line that it would continue.
         """
         indent, room = _indent(line), RECORD_BYTES
         for earlier in self.before(begins):

@@ -1,7 +1,7 @@
-"""Finds the log events that must be evaluated together, because a check's result for one depends on the others. Pure.
+"""Finds events that must be evaluated together, because a check's result for one event depends on the others. Pure.
 
-The daemon passes all recent events to a check at once. `healthd scan` evaluates each event as soon as no more lines can
-be merged into it, together with the nearby events that can change the result:
+The daemon passes all recent events to a check at once. `healthd scan` evaluates an event as soon as no more lines can
+be merged into it, together with only the nearby events that can change the result:
 
     a firmware record        its severity and its device are two events with one record number (GHES, CPER)
     recovery_failed          belongs to the PCIe error before it (checks/pcie_aer.py)
@@ -15,7 +15,7 @@ from healthd.common.model import KernelEvent
 
 KINDS = frozenset({"pcie_aer", "mce_edac", "iommu"})
 MAX_NEARBY = 64  # maximum number of events of these kinds kept for each host
-MAX_COUPLED = 8  # further events do not change a result, and a storm must remain cheap
+MAX_COUPLED = 8  # more events would not change a result, and a storm must remain cheap
 
 INCIDENT_SECONDS = 5.0  # as in checks/memory_edac.py
 RECOVERY_SECONDS = 60.0  # as in checks/pcie_aer.py
@@ -24,7 +24,7 @@ _ERRORS = frozenset({"fatal", "nonfatal", "contained", "reset_failed"})
 
 
 def may_be_coupled(event: KernelEvent) -> bool:
-    """Return True if `are_coupled` can be true for `event`. For most events, no search for other events is needed."""
+    """Return True if `are_coupled` can be true for `event`. For all other events, no search for events is needed."""
     if event.kind not in KINDS:
         return False
     if event.field("record"):
@@ -35,9 +35,9 @@ def may_be_coupled(event: KernelEvent) -> bool:
 
 
 def are_coupled(event: KernelEvent, other: KernelEvent, apart: float) -> bool:
-    """Return True if `event` is evaluated with `other`, which is `apart` seconds later (earlier if negative).
+    """Return True if `event` must be evaluated with `other`, which is `apart` seconds later (earlier if negative).
 
-    The kinds of both events are in KINDS, and both come from the same host and boot.
+    Both events must have kinds in KINDS and come from the same host and boot.
     """
     if event.observed != other.observed:
         return False

@@ -1,4 +1,4 @@
-"""Merges the messages in a log from any machine into events, in file order and by the daemon's rules. Pure.
+"""Merges the messages in any machine's log into events, in file order, by the rules of the daemon. Pure.
 
 Repeated lines are only counted. Memory is bounded for any log.
 """
@@ -18,18 +18,18 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.messages import Message, ParsedLine, make_message, messages, slot
 
 MAX_WAITING = 2000  # maximum number of events into which more lines may still be merged
-MAX_NAMES = 10 * MAX_WAITING  # maximum number of names for finding an event's next lines
+MAX_NAMES = 10 * MAX_WAITING  # maximum number of names by which the next lines of an event are found
 MAX_HOSTS = 2000
 MAX_DEVICES = 256  # per host
-REBOOT_SECONDS = 60.0  # an uptime this much lower than the previous one belongs to another boot
+REBOOT_SECONDS = 60.0  # if the uptime falls by this much, another boot has begun
 
 
 @dataclass(slots=True)
 class Machine:
     """State of one host in the log.
 
-    `clock`: time of its last line. `offset`: epoch time of its boot, if one of its lines had both an epoch time and an
-    uptime.
+    `clock`: time of the host's last line. `offset`: epoch time of its boot, known if one of its lines had both an epoch
+    time and an uptime.
     """
 
     clock: float = 0.0
@@ -40,7 +40,7 @@ class Machine:
     by_slot: dict[str, dict[str, PciDevice]] = field(default_factory=dict)  # slot -> devices in or below it, by address
     by_name: dict[object, LogEvent] = field(
         default_factory=dict
-    )  # events from this boot, by the message's name, fault and part
+    )  # events from this boot; keys: the message's name, fault and part
     nearby: deque[LogEvent] = field(
         default_factory=lambda: deque(maxlen=coupled_events.MAX_NEARBY)
     )  # events from this boot whose kind is in coupled_events.KINDS
@@ -71,7 +71,8 @@ class Machine:
         return tuple(found.values())
 
     def inventory(self) -> Inventory:
-        """Return the inventory. Thousands of meanings have an inventory each, so they share the device objects."""
+        """Return the inventory. There are thousands of inventories, one for each meaning, so they share the device
+        objects."""
         return Inventory(devices=tuple(self.devices.values()))
 
 
@@ -79,8 +80,9 @@ class Machine:
 class LogEvent:
     """An event in the log.
 
-    `line`: number of its first line; it has `count` lines. `epoch`, `uptime`: from that line, or None if it has none.
-    `clock`, `last_clock`: seconds on any clock that the host's lines have. They are used only for time differences.
+    `line`: number of its first line. `count`: number of its lines. `epoch`, `uptime`: from the first line, or None if
+    the line has none. `clock`, `last_clock`: seconds by whichever clock the host's lines have; only differences are
+    used.
     """
 
     line: int
@@ -116,10 +118,10 @@ def events(blocks: Iterable[Block], now: float, tally: Tally) -> Iterator[LogEve
 def merge_messages(parsed: Iterable[ParsedLine]) -> Iterator[LogEvent]:
     """Yield the events in the order of their first lines.
 
-    An event is yielded as soon as no more lines can be merged into it.
+    An event is yielded when no more lines can be merged into it.
 
-    Lines about one fault become one event, as in the daemon (agent/kernel_log/coalesce.py). An identical line is only
-    counted.
+    Lines about the same fault become one event, as in the daemon (agent/kernel_log/coalesce.py). Identical lines are
+    only counted.
     """
     machines: dict[str, Machine] = {}
     waiting: deque[LogEvent] = deque()
@@ -170,7 +172,8 @@ def _merge_message(
         old = log_event.message
         grown = _merge(old, message)
         if grown is not None:
-            if grown.event.text == message.event.text != old.event.text:  # earlier lines were details of this message
+            # the earlier lines were details of this message
+            if grown.event.text == message.event.text != old.event.text:
                 log_event.line = number
             log_event.message = grown
             log_event.count += lines
@@ -180,7 +183,7 @@ def _merge_message(
 
 
 def _merge(old: Message, new: Message) -> Message | None:
-    """Return both messages merged, or None if they are different faults."""
+    """Merge two messages. Return None if they are about different faults."""
     event = coalescing.coalesce(old.event, new.event)
     if event is None:
         return None
@@ -189,14 +192,14 @@ def _merge(old: Message, new: Message) -> Message | None:
 
 
 def _distance(log_event: LogEvent, other: LogEvent) -> float:
-    """Return the seconds from one event to the other. This is negative if `other` ended first, 0.0 if they overlap."""
+    """Return the seconds from one event to the other: negative if `other` ended first, 0.0 if they overlap."""
     if other.last_clock < log_event.clock:
         return other.last_clock - log_event.clock
     return max(0.0, other.clock - log_event.last_clock)
 
 
 def _prune(machine: Machine) -> int:
-    """Remove complete events, and cached messages that may reappear. Return how many names remain."""
+    """Remove complete events, and cached messages that can be parsed again. Return the number of names that remain."""
     machine.by_name = {
         name: log_event
         for name, log_event in machine.by_name.items()
@@ -206,7 +209,10 @@ def _prune(machine: Machine) -> int:
 
 
 def _machine(machines: dict[str, Machine], host: str) -> Machine:
-    """Return the host's Machine. A log with more than MAX_HOSTS hosts is garbage, so other hosts share one Machine."""
+    """Return the host's Machine.
+
+    If a log names more than MAX_HOSTS hosts, the names are garbage: further hosts share one.
+    """
     machine = machines.get(host)
     if machine is None:
         machine = machines.setdefault(host if len(machines) < MAX_HOSTS else "", Machine())
@@ -214,7 +220,7 @@ def _machine(machines: dict[str, Machine], host: str) -> Machine:
 
 
 def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float:
-    """Return the time on the host's clock. A much lower uptime than the previous one begins another boot."""
+    """Return the time on the host's clock. If the uptime is much lower than before, another boot has begun."""
     if uptime is not None:
         if uptime < machine.uptime - REBOOT_SECONDS:
             machine.boot += 1
@@ -235,7 +241,7 @@ def _clock(machine: Machine, uptime: float | None, epoch: float | None) -> float
 
 
 def _learn(machine: Machine, message: Message) -> None:
-    """Store a device's kind, which is known from the driver that names it, and the port above it."""
+    """Store a device's kind and the port above it. The kind is known from the driver that names the device."""
     assert message.device is not None
     kind, upstream = message.device
     pci = message.event.pci

@@ -1,8 +1,8 @@
 """Evaluates the events in a log with the daemon's checks and the devices that appear in the log. Pure.
 
-Another machine's inventory is unknown. Each event is evaluated alone, or with the few nearby events that a check needs
-(coupled_events.py). If the checks raise the severity when a fault repeats (Xid 74), a repeated event gets the higher
-severity. A repeated message is evaluated only once.
+The inventory of the log's machine is not available, so the devices in the log are used. Each event is evaluated alone,
+or with the few nearby events that a check needs (coupled_events.py). Some checks raise the severity if a fault repeats
+(Xid 74); a repeated event then gets the higher severity. A repeated message is evaluated only once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from healthd.scan import coupled_events
 from healthd.scan.events import LogEvent
 from healthd.scan.messages import Meaning, Message
 
-MAX_FAULTS = 5000  # number of faults whose last event is kept to detect a repetition
+MAX_FAULTS = 5000  # number of faults whose last event is kept, to detect repetitions
 MAX_MEANINGS = 10_000
 MAX_EVENTS_PER_FAULT = 3
 UNPROVEN = "unproven, may not be the kernel's own line"
@@ -60,12 +60,13 @@ class Judged(NamedTuple):
         finding = _worst(self.correlate(events, self.meaning.node), event)
         text = event.text
         if finding is not None:
-            text = regex(rf", {event.lines} lines| \({event.lines} lines\)").sub("", finding.message)  # counted here
+            # the number of lines is added here
+            text = regex(rf", {event.lines} lines| \({event.lines} lines\)").sub("", finding.message)
         return f"{UNPROVEN}: {text}" if self.unproven else text
 
     @property
     def unproven(self) -> bool:
-        """True if a user or another program may have written the line."""
+        """True if a user or another program, not the kernel, may have written the line."""
         return self.log_event.message.event.observed
 
 
@@ -105,7 +106,7 @@ def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
 def _meaning(message: Message, others: Sequence[Message], correlate: Correlate, node: Inventory) -> Meaning:
     """Return the meaning of one event, evaluated together with `others`.
 
-    It does not depend on the process or the time.
+    The meaning does not depend on the event's process or time.
     """
     event = _normalised(message, 1)
     coupled = [_normalised(other, number) for number, other in enumerate(others, 2)] if others else []
@@ -128,7 +129,7 @@ def _normalised(message: Message, sequence: int) -> KernelEvent:
 def _repetition_meaning(
     earlier: Sequence[tuple[LogEvent, Meaning]], log_event: LogEvent, alone: Meaning, correlate: Correlate
 ) -> Meaning | None:
-    """Return the meaning of a repetition if it is worse than the meaning of each single event, otherwise None."""
+    """Return the meaning of a repeated event if it is worse than that of each single event, otherwise None."""
     worst = max(alone.severity, *(meaning.severity for _, meaning in earlier))
     if worst is Severity.CRITICAL:
         return None
@@ -142,7 +143,7 @@ def _repetition_meaning(
 def _worst(findings: Iterable[Finding], event: KernelEvent) -> Finding | None:
     """Return the worst finding that is based on the event.
 
-    A line that reports the end of a fault is INFO, not a fault.
+    If the line reports the end of a fault, the finding is INFO.
     """
     resting = [
         replace(finding, severity=Severity.INFO) if finding.recovered else finding

@@ -1,4 +1,4 @@
-"""Defines a block of log lines, and the counts made while a log is read. Pure."""
+"""A block of log lines, and the counters for reading a log. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Block(NamedTuple):
         return self.first + self.size - 1
 
 
-MAX_TEXTS = 1000  # maximum number of different unrecognised lines in the list; others are only counted
+MAX_TEXTS = 1000  # maximum number of distinct unrecognised lines to list; further lines are only counted
 TEXT_LENGTH = 300  # characters kept from an unrecognised line
 
 

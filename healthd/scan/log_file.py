@@ -13,7 +13,8 @@ from typing import IO
 from healthd.common.errors import HealthdError
 from healthd.scan.lines import Block
 
-BLOCK = 64 << 10  # fits in a core's cache; glibc returns larger blocks to the kernel and gets them back page by page
+# small enough for a core's cache; glibc would return larger blocks to the kernel and get them back page by page
+BLOCK = 64 << 10
 MAX_LINE = 16 << 10
 
 # Maps the first bytes of a file to its compression.
@@ -23,13 +24,13 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class LogError(HealthdError):
-    """The log cannot be read, or not completely. The message is one sentence that names the log."""
+    """The log cannot be read, or only a part of it. The message is one sentence that names the log."""
 
 
 def blocks(path: str) -> Generator[Block, None, None]:
     """Yield the lines in `path` ("-": standard input).
 
-    Raises LogError. If an archive is damaged, it is raised after the lines that could be read.
+    Raises LogError. If an archive is damaged, the readable lines are yielded before the error is raised.
     """
     name = "standard input" if path == "-" else path
     try:
@@ -54,7 +55,7 @@ def _why(error: OSError) -> str:
 
 
 def _open(path: str) -> io.BufferedReader:
-    # A separate descriptor, so that closing it does not close standard input.
+    # Use a separate file descriptor, so that closing it does not close standard input.
     return io.BufferedReader(io.FileIO(os.dup(0) if path == "-" else path), BLOCK)
 
 
@@ -86,7 +87,7 @@ def _unpacked(file: io.BufferedReader, name: str) -> IO[bytes]:
 
 
 def read_blocks(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -> Iterator[Block]:
-    """Yield the lines as they arrive. A reader of a pipe does not wait for a full block."""
+    """Yield the lines as they arrive. If the input is a pipe, do not wait for a full block."""
     read = getattr(file, "read1", None) or file.read
     first, remainder, skipping = 1, b"", False
     for data in iter(lambda: read(block), b""):
@@ -100,7 +101,8 @@ def read_blocks(file: IO[bytes], block: int = BLOCK, max_line: int = MAX_LINE) -
         whole = remainder + data
         end = whole.rfind(b"\n")
         lines, remainder = ([whole[:end]] if end >= 0 else []), whole[end + 1 :]
-        if b"\0" in data:  # data that was not on disk when the machine crashed; the first line of the next boot follows
+        # zero bytes in place of data that was not on disk when the machine crashed; the next boot's first line follows
+        if b"\0" in data:
             lines = [line.lstrip(b"\0") for text in lines for line in text.split(b"\n")]
             remainder = remainder.lstrip(b"\0")
         if len(remainder) > max_line:

@@ -28,16 +28,16 @@ from healthd.scan.lines import Block, Tally
 from healthd.scan.prefixes import JSON, exported, prefix_width, stripped
 from healthd.scan.quoted import find_dated_quote, find_quoted, restore_host
 
-MESSAGES_BYTES = 4 << 20  # for cached messages; cached lines get the same amount
+MESSAGES_BYTES = 4 << 20  # memory for cached messages, in bytes; cached lines get the same amount
 MESSAGE_BYTES = 2000  # overhead per message, in bytes
-SHARED_CACHE_SIZE = 1000  # cached values that several messages share
+SHARED_CACHE_SIZE = 1000  # maximum number of cached values that several messages share
 
 
 class Meaning(NamedTuple):
     """Meaning of an event.
 
-    code, severity, clears   those of the finding; kind/code, INFO and None if no check reports one
-    part_names  the parts that the event names, and the parts above them; `part` is the displayed part
+    code, severity, clears   taken from the finding; without a finding: kind/code, INFO and None
+    part_names               the parts that the event names, and the parts above them; `part` is the displayed part
     """
 
     code: str
@@ -52,11 +52,10 @@ class Meaning(NamedTuple):
 class Message:
     """The parsed content of all lines that have the same text.
 
-    event    without time, boot and count; `observed`: it may be a user's text (continuation.py, quoted.py)
-    fault, part     coalescing.fault_key and coalescing.part_key as strings, because they are looked up for each line
-    name     key for finding the next line
-    judgement_key   everything in the event on which a check's result may depend; the result also depends on the devices
-                    in `slots`
+    event    without time, boot and count; `observed` is true if the text may be a user's (continuation.py, quoted.py)
+    fault, part     coalescing.fault_key and coalescing.part_key, as strings because they are looked up for each line
+    name     key by which the next line of the event is found
+    judgement_key   everything in the event that can affect a check's result; the devices in `slots` also affect it
     """
 
     event: KernelEvent
@@ -104,9 +103,9 @@ def make_message(event: KernelEvent) -> Message:
 def _shared(
     kind: str, code: str, pci: str, fields: tuple[tuple[str, str], ...], observed: bool, device_kind: str
 ) -> tuple[str, str, str, frozenset[str], tuple[str, str] | None]:
-    """Return fault, part, judgement_key, slots and device for a Message.
+    """Return the fault, part, judgement_key, slots and device of a Message.
 
-    They are equal for messages that differ only in text.
+    Messages that differ only in their text share these values.
     """
     event = KernelEvent(kind, code, pci, fields=fields)
     reporter = event.field("reporter")
@@ -189,13 +188,14 @@ class Reader:
         parsed, message = None, None
         if stripped_line is not None:
             text, uptime, epoch, host, count = stripped_line[:5]
-            # Escaped text may contain literals that are not in the line itself.
+            # Escaped text may contain literals that are not visible in the line itself.
             message = self._parse_text(text, rule_literals() if b"\\" in line else literals)
             parsed = (uptime, epoch, host, count, message) if isinstance(message, Message) else None
         parsed = parsed or _parse_quoted(line, stripped_line, self._now, self._message)
         if parsed is None and isinstance(message, Unrecognised):
             parsed = message
-        if not is_message(parsed) or parsed[0] is None:  # a line with the kernel's time is hardly ever repeated
+        # do not cache it: a line with the kernel's time is hardly ever repeated
+        if not is_message(parsed) or parsed[0] is None:
             self._lines.store(line, parsed, len(line) + 300)
         return parsed
 
@@ -234,7 +234,7 @@ def is_message(parsed: ParsedMessage | Unrecognised | None) -> TypeGuard[ParsedM
 def _parse_quoted(
     line: bytes, found: Stripped | None, now: float, parse: Callable[[str, tuple[str, ...]], Message | None]
 ) -> ParsedMessage | None:
-    """Return the message from a line in which people or another program added text before it (quoted.py)."""
+    """Return the message from a line in which a person or another program put text before the message (quoted.py)."""
     if found is None and line.startswith(JSON):
         return None
     text = line.decode("utf-8", "replace")
@@ -254,8 +254,8 @@ def _parse_quoted(
     return (found.uptime or quotation.uptime, found.epoch, found.host or quotation.host, 1, message)
 
 
-# NVIDIA driver records have several lines ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and is not
-# responding to commands."). In an API mismatch record, the version comes from the client itself (rmapi).
+# Some records of NVIDIA's driver have several lines ("NVRM: The NVIDIA GPU 0000:b3:00.0", "NVRM: fallen off the bus and
+# is not responding to commands."). The version in an API mismatch record comes from the client itself (rmapi).
 _SEVERAL_LINES = regex(r"NVRM: (?!API mismatch)")
 
 
@@ -268,11 +268,10 @@ def _parse_head(head: bytes, now: float) -> tuple[Stripped | None, str]:
 
 
 def _as_unproven(parsed: ParsedMessage, head: Stripped | None, kind: str) -> ParsedMessage:
-    """Return the content of a line that seems to continue `head`.
+    """Return the content of a line that seems to continue the record of `head`.
 
-    It gets the time and host of `head` instead of its own.
-
-    Lines with the same kind and fault may have the same time or be in one record.
+    It gets the time and host of `head` instead of its own. If its event has the same kind, the line is returned
+    unchanged: it may be a separate record with the same time, or belong to the same record.
     """
     _, _, _, count, message = parsed
     if head is None:
@@ -295,10 +294,10 @@ def slot(address: str) -> str:
 
 # --- lines that no rule recognises
 #
-# `healthd scan` counts lines from known drivers that no rule recognises, so that "no fault" does not hide a fault. A
-# known driver has rules in healthd. NVIDIA's driver prints almost only errors, so each of its lines counts unless it is
-# in the list of harmless lines. The other drivers also report normal actions, so their lines count only if they contain
-# a word for a problem ("failed", "timeout") and are not known to be harmless.
+# `healthd scan` counts lines from known drivers that no rule recognises, so that the result "no fault" does not hide an
+# unknown fault. A driver is known if healthd has rules for it. NVIDIA's driver prints almost only errors, so each of
+# its lines counts, except harmless lines in a list. The other drivers also report normal actions. Their lines count
+# only if they contain a word for a problem ("failed", "timeout") and are not known to be harmless.
 
 
 class Unrecognised(NamedTuple):
@@ -309,7 +308,7 @@ class Unrecognised(NamedTuple):
 
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
-# Pairs of a driver and how its lines begin. The first match counts.
+# Pairs of a driver and a pattern for the beginning of its lines. The first match counts.
 _DRIVERS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (driver, regex(begins))
     for driver, begins in (
@@ -332,7 +331,8 @@ _PROBLEM_WORDS = regex(
     r"|could ?n[o']t|can't|abort\w*|broken|not respond\w*|unresponsive|halt\w*|exception|violation|overrun|overflow\w*"
     r"|uncorrect\w*|degraded|crash\w*|panic\w*|unrecover\w*|bad state|UE)\b|Event logged \["
 )
-# Lines from NVIDIA's driver while it starts and stops, and the second and later lines of its multi-line messages.
+# Harmless lines: those that NVIDIA's driver prints while it starts and stops, and all but the first line of its
+# multi-line messages.
 _HARMLESS_NVRM = regex(
     r"NVRM: (?:GPU (?:at )?\S{7,24}:? (?:GPU-|GPU serial number is|GPU is on Board|has software scheduler"
     r"|is already bound to vfio-pci|PreserveVideoMemory)|GPU Board Serial Number|loading NVIDIA UNIX"
@@ -346,7 +346,8 @@ _HARMLESS_NVRM = regex(
     r"|GPU\d{1,3} (?:kbifCacheVFInfo|gpuClearFbhubPoisonIntr)|Attempting to remove |Xid \(\d{1,4}, pid: )"
 )
 _HARMLESS = regex(
-    r"(?:mlx5_core[^\n]{0,80}|mlx5_)[^\n]{0,80}(?:ACCESS_REG|QUERY_\w{1,40})\b"  # requests that a firmware lacks
+    # requests that some firmware does not support
+    r"(?:mlx5_core[^\n]{0,80}|mlx5_)[^\n]{0,80}(?:ACCESS_REG|QUERY_\w{1,40})\b"
     r"|mlx5_core [^\n]{1,40}: (?:Failed to add post action rule|Successfully (?:un)?registered panic handler)"
     r"|EXT[234]-fs \([^)\n]{1,40}\): (?:VFS: Can't find|couldn't mount as|re-?mounted)"
     r"|EDAC \w{1,20}: Failed to register device with error -\d"
@@ -358,9 +359,9 @@ _HARMLESS = regex(
 
 
 def unrecognised_driver(text: str) -> str:
-    """Return the driver that wrote a line which no rule recognises but should, or "" for other lines.
+    """Return the driver of an unrecognised line that counts (see above), or "" for other lines.
 
-    `text` has no prefix.
+    `text`: the line without its prefix.
     """
     driver = next((name for name, begins in _DRIVERS if begins.match(text)), "")
     if not driver:

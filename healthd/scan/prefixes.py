@@ -14,7 +14,7 @@ from healthd.scan.lines import Block, Tally
 
 JSON = (b'{"', b'{ "')
 
-# Most lines in a storm come from a syslog daemon or dmesg. strip_prefix handles lines whose prefix may be longer.
+# Prefixes of syslog daemons and dmesg, from which most lines in a storm come. strip_prefix handles all other prefixes.
 _USUAL = re.compile(
     rb"(?:([A-Z][a-z]{2} [ \d]\d \d\d:\d\d:|(\d{4}-\d\d-\d\dT)\d\d:\d\d:)(\d\d)(?(2)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)) "
     rb"([\w.-]{1,64}) kernel: )?"
@@ -24,9 +24,9 @@ _USUAL = re.compile(
 
 
 def stripped(line: bytes, now: float) -> Stripped | None:
-    """Strip the prefix as strip_prefix does, but faster if many lines have the same date.
+    """Strip the prefix like strip_prefix, but faster if many lines have the same date.
 
-    Also read journalctl -o json.
+    This also reads lines from journalctl -o json.
     """
     usual = _USUAL.match(line)
     if usual is not None and (begins := usual.end()) and line.find(b"kernel:", begins) < 0 and b"\x1b" not in line:
@@ -43,7 +43,10 @@ def stripped(line: bytes, now: float) -> Stripped | None:
 
 
 def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | None, now: float) -> float | None:
-    """Return the epoch seconds for a date. Neighbouring lines are usually from the same minute, which is cached."""
+    """Return the epoch seconds for a date.
+
+    The minute is cached, because neighbouring lines are usually from the same minute.
+    """
     begins = _minute(minute + b"00" + (zone or b""), now)
     if begins is None or second > b"60":
         return None
@@ -64,9 +67,10 @@ _LAST_MINUTE = (24 * 60 - 1) * 60
 
 @functools.lru_cache(maxsize=64)
 def _day_start(day: bytes, suffix: bytes, now: float) -> float | None:
-    """Return the epoch seconds for the start of a day, or None if its last minute does not begin 23:59 hours later.
+    """Return the epoch seconds for the start of a day, or None if the day is irregular.
 
-    On such a day the clock changes, or dates without a year switch to the previous year.
+    A day is regular if its last minute begins 23:59 hours later. On other days, the clock is changed for summer time,
+    or dates without a year switch to the previous year.
     """
     first, last = (parse_date((day + minute + suffix).decode("ascii"), now) for minute in (b"00:00", b"23:59"))
     return first if first is not None and last is not None and last - first == _LAST_MINUTE else None

@@ -1,4 +1,4 @@
-"""Recognises text that people and programs put before a quoted kernel line. Pure; only for `healthd scan`.
+"""Recognises text that people and programs put before a quoted kernel line. Only `healthd scan` uses it. Pure.
 
 Formats, each from a real post:
 
@@ -9,8 +9,8 @@ Formats, each from a real post:
     [gpu-health] [CRITICAL] GPU-1234: XID: NVRM: Xid (PCI:0000:c6:00): 79, ...     another program's log
     2024-01-01 00:00:00,000 INFO monitor: NVRM: Xid (PCI:0000:3b:00): 79, ...      another program, Python's logging
 
-The last two prove only what the program wrote, not what the kernel wrote: the line does not show where the program got
-the message.
+The last two formats prove what the program wrote, but not what the kernel wrote: the line does not show where the
+program got the message.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from healthd.common.text import regex
 MAX_PREFIX_LENGTH = 240  # maximum length of another program's prefix
 MAX_PIECES = 4
 
-# How lines that only the kernel prints begin: driver names with an address, and the kernel's own messages in their
+# Beginnings of lines that only the kernel prints: driver names with an address, and the kernel's own messages in their
 # exact format.
 _ONLY_KERNEL = (
     r"NVRM: |nvidia-nvswitch\d{1,3}: |nvidia-nvlink: |nvidia-modeset: |Linux version \d{1,2}\.\d"
@@ -43,15 +43,16 @@ _MASKED_HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> (?=kernel: )")
 _HOST = regex(r"<([A-Za-z0-9_.-]{1,255})> |([A-Za-z0-9_.-]{1,255}) (?=kernel: )")
 _TAG = regex(r"kernel: ")
 LEVEL = r"(?:DEBUG|INFO|NOTICE|WARN|WARNING|ERR|ERROR|CRIT|CRITICAL|FATAL)"
-# How another program's log line begins: levels or times in brackets, a named level, or klog's format.
+# Beginnings of other programs' log lines: levels or times in brackets, a named level, or klog's format.
 _LOG_PREFIX = regex(
     r"(?:\[[^\[\]]{1,40}\] ?){1,4}(?:[^\[\]:]{1,60}: ){0,3}"
     rf"|[^\n]{{0,100}}\b{LEVEL}\b[^\n]{{0,160}}?(?:[:\]|;] ?| - )"
     r"|[IWEF][0-9]{4} [0-9:.]{8,15} {1,8}[0-9]{1,10} [A-Za-z0-9_./-]{1,60}:[0-9]{1,6}\] "
     r"|[^\n]{0,100}\blevel=\"?\w{1,10}\"? [^\n]{0,100}?\bmsg=\"?"
 )
-# A line that the program itself dated has a blank before the time, where syslog daemons write a "T", or it has a level
-# right after the date. A syslog daemon's date is followed by the host and a program name that any user can choose.
+# A line with a date that the program itself wrote. Such a date has a blank before the time, where syslog daemons write
+# a "T", or is directly followed by a level. A syslog daemon's date is followed by the host and by a program name, which
+# any user can choose.
 _OWN_DATE = regex(
     r"\d{4}-\d\d-\d\d(?: \d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ |:,-]{1,4}"
     rf"(?=(?:[\w.()-]{{1,40}}[ |:,-]{{1,4}}){{0,2}}\[?{LEVEL}\b)"
@@ -68,8 +69,8 @@ _BEGINS_IN_BYTES = re.compile(
 class Quoted(NamedTuple):
     """The kernel message in a line.
 
-    `uptime`, `host`: as quoted. `proven`: True if the line was posted as the kernel's own and is not from another
-    program's log.
+    `uptime`, `host`: as quoted. `proven`: False if the line is from another program's log; True if it was posted as the
+    kernel's own line.
     """
 
     text: str
@@ -79,7 +80,7 @@ class Quoted(NamedTuple):
 
 
 def begins_as_the_kernels(line: bytes) -> bool:
-    """Return True if a line begins as only a kernel line can.
+    """Return True if the line begins in a way that only a kernel line can.
 
     Such a line proves that a log without prefixes is a kernel log.
     """
@@ -95,8 +96,8 @@ def restore_host(line: str) -> str | None:
 def find_quoted(text: str, by_programs: bool) -> Quoted | None:
     """Return `text` without the prefix before the kernel message, or None if the prefix is unknown.
 
-    `by_programs`: the line may come from another program's log. It must be False for a line with the kernel's time,
-    because a user may have written the rest of its text.
+    `by_programs`: True if the line may come from another program's log. It must be False for a line with the kernel's
+    time, because a user may have written the rest of its text.
     """
     remainder, uptime, host = text, None, ""
     for _ in range(MAX_PIECES):

@@ -1,8 +1,7 @@
-"""The table that `healthd scan` prints: incidents in chronological order, each beginning with its first cause, and
-notes.
+"""The table that `healthd scan` prints: incidents in chronological order, and notes. Pure.
 
-Pure. The output is bounded. A repeated incident is shown once, with its count. If there are too many incidents, the
-mildest are only counted.
+Each incident begins with its first cause. A repeated incident is shown once, with its count. If there are too many
+incidents, the mildest are only counted, so the output is bounded.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MAX_OPEN = 50  # maximum number of open incidents per host
 MAX_HOSTS = 200  # maximum number of hosts with open incidents
 MAX_INCIDENTS = 300
 MAX_NOTES = 100
-MIN_MESSAGE_WIDTH = 60  # columns that a message needs after its prefix
+MIN_MESSAGE_WIDTH = 60  # minimum number of columns for a message after its prefix
 
 
 RowKey = tuple[str, str, bool]
@@ -32,7 +31,7 @@ RowKey = tuple[str, str, bool]
 
 @dataclass(slots=True)
 class Row:
-    """One code on one part, proven or unproven (the `key`).
+    """All events with the same `key`: a code, a part, and whether the lines are proven.
 
     `first`: the first event. `worst`: the event whose message is displayed. `count`: number of lines.
     """
@@ -79,8 +78,8 @@ def _local(epoch: float) -> datetime:
 class Incident:
     """An incident on one host.
 
-    `boot`: the host's boot. `last`: time of the last event on the host's clock. `hidden_rows`: number of rows that are
-    only counted. `repeats`: number of repetitions. `until`: the last event.
+    `boot`: the host's boot. `last`: time of the last event, on the host's clock. `hidden_rows`: number of rows that are
+    not shown. `repeats`: number of repetitions of the incident. `until`: the last event.
     """
 
     host: str
@@ -117,9 +116,9 @@ class Summary:
 
 @dataclass(slots=True)
 class OpenIncidents:
-    """Open incidents on one host in the order in which they began. They are also indexed by the parts that they name.
+    """Open incidents on one host, in the order in which they began, with an index by the parts that they name.
 
-    earliest: lower limit for the time of every incident's last event.
+    earliest: a time before which no incident has its last event.
     """
 
     boot: int = 0
@@ -128,7 +127,7 @@ class OpenIncidents:
     by_part: dict[str, dict[int, Incident]] = field(default_factory=dict)
 
     def take_ended(self, new: LogEvent) -> list[Incident]:
-        """Remove and return the incidents that cannot be joined by any further event."""
+        """Remove and return the incidents that no further event can join."""
         found: list[Incident] = []
         if self.boot != new.boot or new.clock - self.earliest > GAP_SECONDS:
             self.earliest = new.clock
@@ -164,9 +163,9 @@ class OpenIncidents:
                 del self.by_part[part]
 
     def matching(self, judged: Judged) -> list[Incident]:
-        """Return the incidents that a new event belongs to (incidents.joins()).
+        """Return the incidents to which a new event belongs (incidents.joins()).
 
-        Those that name the event's parts come first.
+        Incidents that name the event's parts come first.
         """
         part_names, clock = judged.meaning.part_names, judged.log_event.clock
         candidates: Iterable[Incident]
@@ -278,7 +277,7 @@ def _close(found: Summary, incident: Incident) -> None:
 
 
 def _leave_out(found: Summary) -> None:
-    """If there are too many incidents, keep the worst. Among equally severe incidents, keep the first."""
+    """If there are too many incidents, keep the most severe. Among equally severe incidents, keep the earliest."""
     best = sorted(found.incidents.items(), key=lambda item: (-item[1].severity, item[1].first.line))
     found.hidden_incidents += sum(1 + incident.repeats for _, incident in best[MAX_INCIDENTS:])
     found.incidents = dict(best[:MAX_INCIDENTS])
@@ -305,7 +304,7 @@ def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = F
     if tally.drivers and not unknown:
         lines += ["", *page.wrap(f"{unrecognised_summary(tally)}; list them with --unknown")]
     if found.notes:
-        lines += ["", page.heading("Notes: lines that are not a fault by themselves")]
+        lines += ["", page.heading("Notes: these lines are not faults by themselves")]
         rows = [(f"x{row.count}", row.code, _date(row.first), row.worst.message) for row in found.notes.values()]
         lines += [f"  {line}" for line in _page(page, 2).table(("lines", "code", "first", ""), rows)]
     if tally.drivers and unknown:
@@ -336,7 +335,7 @@ def _page(page: Page, indent: int) -> Page:
 
 
 def _order(found: Summary) -> Callable[[Incident], tuple[float, int]]:
-    """Return a sort key. It is the time if all incidents have one, otherwise the order in the file."""
+    """Return a sort key for an incident: its time if all incidents have one, otherwise its order in the file."""
     dated = all(incident.first.first.epoch is not None for incident in found.incidents.values())
     return lambda incident: ((incident.first.first.epoch or 0.0) if dated else 0.0, incident.first.line)
 

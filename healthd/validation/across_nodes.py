@@ -1,7 +1,7 @@
-"""`healthd validate --nodes`: runs the commands from reservation.py and always cleans up.
+"""`healthd validate --nodes`: runs the commands from reservation.py and always removes the reservation.
 
-`--pair` performs one node's role in a pass of transfers: the node receives from another node, sends to another node, or
-does neither.
+`--pair` runs on each node of a pass of transfers: the node sends to another node, receives from another node, or does
+neither.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from healthd.validation.tools import perftest
 from healthd.validation.transfers import AssessedTransfer, Transfer, judge, suspects
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-RAIL_SECONDS = 30.0  # per port, including the wait for the other side
+RAIL_SECONDS = 30.0  # time limit for each port, including the wait for the other node
 RETRY_SECONDS = 0.5
-MAX_RAILS = 64  # TCP ports that reservation.py assigns to a pair
+MAX_RAILS = 64  # number of TCP ports that reservation.py assigns to a pair
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ADDRESS = regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,253}")
 _REFUSED = ("Couldn't connect", "Unable to init the socket")
 
 
 def run(steps: Steps, report: Callable[[str], object]) -> NodesResult:
-    """Run all steps. The first signal raises Stopped in the generator, whose clean-up then always completes.
+    """Run all steps of the generator. The first signal raises Stopped in it; its clean-up always completes.
 
-    `report` is called with each command that changes something. Raises the generator's exceptions.
+    `report` is called with each command that changes something. Raises the exceptions of the generator.
     """
     with _received_signals() as received:
         result: CommandResult | None = None
@@ -62,7 +62,7 @@ def run(steps: Steps, report: Callable[[str], object]) -> NodesResult:
 
 @contextmanager
 def _received_signals() -> Iterator[list[int]]:
-    """Yield a list that collects the received signals. A signal also ends a wait."""
+    """Yield a list to which received signals are added. A signal also ends a wait."""
     received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
@@ -182,7 +182,10 @@ class Role(NamedTuple):
 
 
 def role_in_pass(text: str, node: str) -> Role | None:
-    """Return the role of `node` in a pass (reservation.pairs_as_text), or None if it has none. Raises InvalidPass."""
+    """Return the role of `node` in a pass, or None if it has none. Raises InvalidPass.
+
+    The text of a pass is from reservation.pairs_as_text.
+    """
     found = None
     for pair in text.split(","):
         fields = pair.split()
@@ -202,10 +205,10 @@ def role_in_pass(text: str, node: str) -> Role | None:
 def transfer(role: Role, tools: Tools, root: str, stop: int) -> list[Transfer]:
     """Take part in a pass of transfers.
 
-    Return one transfer for each rail if this node is the sender, or [] if it is the receiver.
+    Return one transfer for each rail if this node is the sender. Return [] if it is the receiver.
 
     perftest's ib_write_bw runs on each active port in turn. The sender's first port is paired with the receiver's first
-    port, and so on. The sender does not know when the receiver starts to listen, so it retries for a bounded time.
+    port, and so on. The sender does not know when the receiver starts to listen, so it tries again for a limited time.
     """
     rails = list(parts.read_parts(root).ports)[:MAX_RAILS]
     program = tools.get("ib_write_bw", "")

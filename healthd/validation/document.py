@@ -1,11 +1,11 @@
-"""A node's validations: the objects, and the two files in STATE_DIR that contain them.
+"""A node's validations as objects, and the two files in STATE_DIR that contain them.
 
-validation.json contains the last validation. Root writes it and the daemon reads it. An invalid file is rejected as a
-whole; the error message is one sentence.
+validation.json contains the last validation. Root writes the file and the daemon reads it. An invalid file is rejected
+completely, with one sentence as the error message.
 
-validations.jsonl contains the history, one line for each good value. Slow values are not recorded. Otherwise, a part
-that stays slow would be compared with its own slow values. Only the newest `MAX_VALUES` values for each test, part and
-tool are kept. A new tool version starts a new history.
+validations.jsonl contains the history, one line for each good value. Slow values are not recorded, because a GPU or
+port that stays slow would then be compared with its own slow values. Only the newest `MAX_VALUES` values for each test,
+part and tool are kept. A new tool version starts a new history.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Why = Literal["manual", "before_resume", "epilog", "nodes"]
 StoppedBy = Literal["", "a job", "time", "a signal"]
 Verdict = Literal["ok", "slow", "failed", "not_measured"]
 Against = Literal["", "floor", "peers", "own"]
-MAX_RESULTS = 20_000  # 72 GPUs in a ring (NVL72), each with all tests, have about 1,000
+MAX_RESULTS = 20_000  # maximum number of results; 72 GPUs in a ring (NVL72), each with all tests, have about 1,000
 MAX_CHARACTERS = 400  # maximum characters per text
 
 Text = Annotated[str, Meta(max_length=MAX_CHARACTERS)]
@@ -53,8 +53,8 @@ class Result(Struct, frozen=True):
     part      a PCI address, "ADDRESS>ADDRESS" for a pair, a port like mlx5_0/1, or "" for the node
     value     in `unit`, or None if there is no value or it was not measured
     verdict   one of VERDICTS
-    against   the reference that determined the verdict: floor, peers, own (history), or "" if there is none
-    expected  the required minimum in `unit`, or None if there is none
+    against   the reference for the verdict: floor, peers or own (the part's history), or "" if there is none
+    expected  the required minimum, in `unit`, or None if there is none
     message   one sentence with the numbers
     source    the tool and its version, or "" if no tool ran
     """
@@ -91,9 +91,9 @@ class _Schema(Struct):
 
 
 def worst(validation: Validation) -> str:
-    """Return failed, slow or ok.
+    """Return the verdict of the whole validation: failed, slow, ok or not_measured.
 
-    Return not_measured if no test ran except the CPU test, which proves nothing about a GPU.
+    It is not_measured if no test ran, or only the CPU test, which proves nothing about a GPU.
     """
     verdicts = {result.verdict for result in validation.results}
     for verdict in ("failed", "slow"):
@@ -122,7 +122,10 @@ def as_text(validation: Validation) -> str:
 
 
 def parse(text: str) -> Validation:
-    """Parse a validation. Raises NotAValidation. Unknown fields are ignored, because a later version may write more."""
+    """Parse a validation. Raises NotAValidation.
+
+    Unknown fields are ignored, because a later version may write more fields.
+    """
     try:
         if (schema := decode(_Schema, text).schema) != SCHEMA:
             raise NotAValidation(f"is a validation with schema {schema}, not {SCHEMA}")
@@ -168,7 +171,7 @@ def parse_history(text: str) -> History:
 
 
 def with_new_values(history: Mapping[Key, Sequence[float]], results: Iterable[Result]) -> History:
-    """Return the history, extended by the good values from a completed validation."""
+    """Return the history with the good values from a completed validation added."""
     new = {key: list(values) for key, values in history.items()}
     for result in results:
         if result.verdict == "ok" and result.value is not None and result.value > 0:
@@ -192,10 +195,11 @@ TESTED_VERDICTS = ("ok", *BAD_VERDICTS)
 
 
 def with_untested(new: Validation, before: Validation | None) -> Validation:
-    """Return `new` plus the bad results from `before` that it did not test again.
+    """Return `new`, with the bad results from `before` that were not tested again.
 
-    A stopped or partial validation replaces the whole document, so without these results a failed GPU would appear
-    healthy. A part's result is dropped if the part no longer exists and the same test completed on other parts.
+    A stopped or partial validation replaces the whole document. Without the earlier bad results, a failed GPU would
+    then appear healthy. An earlier result is dropped if its part no longer exists and the same test completed on other
+    parts.
     """
     if before is None:
         return new

@@ -1,12 +1,15 @@
-"""Measurements of a node's parts, and comparisons with a floor, with peers and with earlier measurements.
+"""Measurements of a node's GPUs, links and ports, and their comparison with floors, peers and earlier measurements.
 
-- A floor is the minimum that the site, or the machine type's profile, requires of such a part.
-- Peers are results from the same test and tool on other parts of this node with the same relation. A part is slow
-  below 0.9 of their median, because FALCON (arXiv 2410.12588, section 4.2) considers less than 10 % to be jitter. A
-  transfer is slow if it takes longer than 1.1 x the median (section 4.3), so if its rate is below the median / 1.1.
-- History is the same comparison with the median of the last good values, if there are at least three.
+- A floor is the minimum value that the site's settings, or the profile of the machine type, require in a test.
+- Peers are the results of the same test and tool on other parts (GPUs, links, ports) of this node with the same
+  relation. A part is slow if its value is below 0.9 of the peers' median, because FALCON (arXiv 2410.12588, section
+  4.2) considers less than 10 % to be jitter. A transfer is slow if it takes longer than 1.1 x the median (section 4.3),
+  which means that its rate is below the median / 1.1.
+- History: the part's value is compared in the same way with the median of its last good values, if there are at least
+  three.
 
-The floor is applied first, then the peers, then the history, because an absolute number is stronger than a comparison.
+If several references apply, the floor decides first, then the peers, then the history: an absolute number is stronger
+evidence than a comparison.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import NamedTuple
 from healthd.common.errors import HealthdError
 from healthd.validation.document import Against, Key, Result, Verdict
 
-# Selectable families and their tests (described in docs/validation.md).
+# Test families that can be selected, and their tests (described in docs/validation.md).
 FAMILIES: dict[str, tuple[str, ...]] = {
     "gemm": ("gemm_bf16", "gemm_fp32", "gemm_fp8"),
     "memory": ("memory",),
@@ -29,11 +32,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "dcgm": ("dcgm",),
     "cpu": ("cpu_gemm",),
 }
-QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # can be completed within 30 s
+QUICK = ("gemm", "memory", "pcie", "p2p", "cpu")  # families that can be completed within 30 s
 GPU_FAMILIES = ("gemm", "memory", "pcie", "p2p", "nccl", "dcgm")
 BETWEEN_GPUS = ("p2p", "nccl")
-# Errors that prove nothing about a part: out of memory, GPU in use, a tool that was not built for this GPU or driver,
-# or a wrong call. CUDA's texts (cudaGetErrorString) and names (CUDA_ERROR_...), and NCCL's texts (ncclGetErrorString).
+# Errors that prove nothing about the hardware: out of memory, GPU in use, a tool that was not built for this GPU or
+# driver, or a wrong call. The list has CUDA's texts (cudaGetErrorString) and names (CUDA_ERROR_...), and NCCL's texts
+# (ncclGetErrorString).
 _EXCUSED = (
     *("out of memory", "out_of_memory", "alloc_failed", "busy or unavailable", "device_unavailable"),
     *("no kernel image", "no_binary_for_gpu", "invalid device function", "ptx", "jit_compil"),
@@ -51,9 +55,9 @@ class Measurement(NamedTuple):
     """One test's measurement of one part.
 
     value   in `unit`, or None if there is none
-    state   "measured"; "passed" (the tool itself reports success); "failed" (a wrong result, a CUDA or NCCL error, a
+    state   "measured"; "passed" (the tool reports only success); "failed" (a wrong result, a CUDA or NCCL error, a
             failed diagnostic); "not_measured" (no such hardware or tool, or the tool was ended)
-    message  one sentence, or "" if there is only a value
+    message  one sentence; "" if the value says everything
     source  the tool and its version
     """
 
@@ -67,7 +71,7 @@ class Measurement(NamedTuple):
 
 
 def is_excused(text: str) -> bool:
-    """Return True if a CUDA or NCCL error, as printed by a tool, proves nothing about a part."""
+    """Return True if a CUDA or NCCL error, as printed by a tool, proves nothing about the hardware."""
     lower = text.lower()
     return any(phrase in lower for phrase in _EXCUSED)
 
@@ -89,7 +93,7 @@ MIN_HISTORY = 3
 
 
 def min_share(test: str) -> float:
-    """Return the lowest share of the median that is not yet slow."""
+    """Return the limit for slow values, as a share of the median."""
     return 1 / TRANSFER_FACTOR if test_family(test) in TRANSFERS else COMPUTE_SHARE
 
 
@@ -137,7 +141,7 @@ def _result(
         return _make_result(measurement, "ok", "", None, measurement.message)
     if measurement.state != "measured" or measurement.value is None:
         return _make_result(measurement, "not_measured", "", None, measurement.message)
-    compared: list[tuple[Against, float, str]] = []  # reference, minimum, and its description
+    compared: list[tuple[Against, float, str]] = []  # reference, minimum value, and description of the reference
     if floor := floors.get(f"{measurement.test} {measurement.part}", floors.get(measurement.test)):
         compared.append(("floor", floor, f"the floor of {number(floor)}"))
     share = min_share(measurement.test)

@@ -1,4 +1,4 @@
-"""Reads this node's GPUs and measurable ports from sysfs. It does not query a driver, because the query may hang."""
+"""Reads this node's GPUs and measurable ports from sysfs. No driver is queried, because a query may hang."""
 
 from __future__ import annotations
 
@@ -63,11 +63,10 @@ def _read_text(directory: str, name: str) -> str:
 
 
 def relation(part: str, gpus: dict[str, int]) -> str:
-    """Return how the GPUs in a pair "A>B" are connected: "near" on the same NUMA node, "far" on two, or "" for other
-    parts.
+    """Return the relation of the GPUs in a pair "A>B".
 
-    Only pairs with the same relation are peers. Without NVLink, a copy between GPUs on different CPUs is slower by
-    design.
+    It is "near" if both are on the same NUMA node, and "far" if they are on two. For other parts, it is "". Only pairs
+    with the same relation are peers: without NVLink, a copy between GPUs on different CPUs is slower by design.
     """
     first, _, second = part.partition(">")
     if first not in gpus or second not in gpus:

@@ -1,7 +1,7 @@
-"""Passes of transfers. A pass contains pairs of parts that transfer at the same time without sharing a part.
+"""Passes of transfers. In a pass, several pairs of GPUs or nodes transfer data at the same time, each in only one pair.
 
-This method is from FALCON (arXiv 2410.12588, section 4.3). The number of passes does not depend on the number of parts:
-2 for an even ring, 3 for an odd ring, 4 for a binary tree.
+This method is from FALCON (arXiv 2410.12588, section 4.3). The number of passes does not depend on the number of GPUs
+or nodes: 2 for an even ring, 3 for an odd ring, 4 for a binary tree.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ Pass = tuple[Pair, ...]  # no part is in two pairs
 
 
 def ring(parts: int) -> tuple[Pass, ...]:
-    """Return the passes for a ring, in which each part sends to the next and the last part sends to the first.
+    """Return the passes for a ring: each GPU or node sends to the next one, and the last sends to the first.
 
-    The passes are the even edges, the odd edges and, in an odd ring, the remaining edge. Two parts send to each other.
-    With fewer parts there are no passes.
+    The first pass has the even edges, the second the odd edges. An odd ring has a third pass with the remaining edge.
+    Two members send to each other. With fewer members, there are no passes.
     """
     if parts < 2:
         return ()
@@ -26,9 +26,10 @@ def ring(parts: int) -> tuple[Pass, ...]:
 
 
 def tree(parts: int) -> tuple[Pass, ...]:
-    """Return the passes for a binary tree, in which each part sends to its two children. Parts are numbered by level.
+    """Return the passes for a binary tree: each GPU or node sends to its two children. They are numbered by level.
 
-    A pass contains either the left or the right children on every other level, so the levels that send do not receive.
+    In a pass, every other level sends, either to its left or to its right children. A level that sends does not
+    receive.
     """
     passes: list[list[Pair]] = [[], [], [], []]
     for child in range(1, parts):

@@ -1,4 +1,4 @@
-"""Runs external programs until they end, reach their deadline or are stopped on request. None is left running.
+"""Runs external programs until they end, reach their deadline or are stopped on request. No program is left running.
 
 Each program leads its own session and process group. To end a program, its whole group gets SIGTERM, and SIGKILL a
 second later. The kernel sends SIGKILL if this process dies first (prctl(2), PR_SET_PDEATHSIG).
@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 MAX_OUTPUT_BYTES = 1 << 20
-TERM_SECONDS, KILL_SECONDS = 1.0, 0.5  # time for each of the two signals
-LAST_SECONDS = 2.0  # time for the other programs after the last one has ended, such as a server without its client
+TERM_SECONDS, KILL_SECONDS = 1.0, 0.5  # time to wait after each of the two signals
+# time that the other programs get after the last command has ended, such as a server without its client
+LAST_SECONDS = 2.0
 STEP_SECONDS = 0.05
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Command(NamedTuple):
     """A command to run.
 
-    port: start it when a TCP server on this machine listens on this port; 0: start it immediately.
+    port: the command starts when a TCP server on this machine listens on this port; 0: it starts immediately.
     """
 
     argv: tuple[str, ...]
@@ -53,7 +54,7 @@ class FinishedProgram(NamedTuple):
 
 
 def end_on_signals() -> int:
-    """Return a descriptor that becomes readable on SIGTERM, SIGINT, SIGHUP or SIGUSR1 (one byte per signal)."""
+    """Return a file descriptor that becomes readable on SIGTERM, SIGINT, SIGHUP or SIGUSR1. Each signal is one byte."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -62,9 +63,9 @@ def end_on_signals() -> int:
 
 
 def adopt_orphans() -> None:
-    """Adopt processes that a program started in another session and left behind, so that `run` ends them too.
+    """Make this process adopt orphans of a program, even from another session, so that `run` ends them too.
 
-    This uses prctl(2), PR_SET_CHILD_SUBREAPER. Call it only in a process that has no other children.
+    It uses PR_SET_CHILD_SUBREAPER (prctl(2)). Call it only in a process that has no other children.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -136,7 +137,7 @@ class _RunningProgram:
 
         def die_with_us() -> None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # the parent has died in the meantime
+            if os.getppid() != parent:  # this process's parent has died in the meantime
                 os.kill(os.getpid(), signal.SIGKILL)
 
         self._process = subprocess.Popen(
@@ -177,7 +178,10 @@ class _RunningProgram:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def kill(self, number: int) -> None:
-        """Send a signal to the group. The program itself may have ended while other members of its group still run."""
+        """Send a signal to the program's group.
+
+        Members of the group may still run although the program itself has ended.
+        """
         self._ended_by_us = self._ended_by_us or not self.has_ended()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
@@ -199,7 +203,7 @@ class _RunningProgram:
 
 
 def _end(running: Sequence[_RunningProgram]) -> list[_RunningProgram]:
-    """End all running programs and the rest of their groups. Return the programs that cannot be ended."""
+    """End all running programs and all other processes in their groups. Return the programs that cannot be ended."""
     if any(not program.has_ended() for program in running):
         for program in running:
             program.kill(signal.SIGTERM)
@@ -211,7 +215,7 @@ def _end(running: Sequence[_RunningProgram]) -> list[_RunningProgram]:
 
 
 def _end_orphans() -> None:
-    """Kill the children that `adopt_orphans` adopted and that no program waits for, and their orphans."""
+    """Kill the children that `adopt_orphans` adopted, and the orphans that they leave."""
     adopts = ctypes.c_int(0)
     _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
     until = time.monotonic() + KILL_SECONDS
@@ -240,8 +244,9 @@ def _wait(done: Callable[[], bool], seconds: float) -> None:
 
 
 def is_listening(port: int) -> bool:
-    """Return True if a server on this machine listens on this TCP port (in /proc/net/tcp, state 0A is LISTEN; see
-    proc(5)).
+    """Return True if a server on this machine listens on this TCP port.
+
+    It reads /proc/net/tcp, in which the state 0A means LISTEN (proc(5)).
     """
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii", errors="replace") as file:

@@ -1,11 +1,13 @@
 """Generates the commands that reserve nodes for maintenance, validate them in a job, and remove the reservation.
 
-No job is killed or displaced. slurmctld refuses to reserve nodes that have jobs ("Requested nodes are busy") unless
-IGNORE_JOBS is set, which is not used. MAINT alone would take nodes from another reservation, so each node must be idle
-and not reserved. Once the reservation exists, only its own job can start on the nodes. The reservation is always
-removed. If healthd is killed (kill -9), the reservation still ends: it has a duration, and PURGE_COMP ends it a minute
-after its last job. slurmctld does not delete a reservation in use, so its job is cancelled first. Observed with 22.05,
-24.11 and 26.05, and documented in scontrol(1): FLAGS=MAINT, PURGE_COMP (since 20.02).
+No job is killed or displaced. Without the flag IGNORE_JOBS, which healthd does not set, slurmctld refuses to reserve
+nodes that have jobs ("Requested nodes are busy"). The flag MAINT would take nodes from another reservation, so healthd
+requires that each node is idle and not reserved. When the reservation exists, only its own job can start on its nodes.
+
+healthd always removes the reservation. slurmctld does not delete a reservation in use, so its job is cancelled first.
+If healthd is killed (kill -9), the reservation still ends: it has a duration, and PURGE_COMP ends it a minute after its
+last job. This was observed with 22.05, 24.11 and 26.05, and is documented in scontrol(1): FLAGS=MAINT, PURGE_COMP
+(since 20.02).
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from healthd.validation.transfers import Transfer, parse_transfer
 
 COMMAND_SECONDS = 30.0
 IMMEDIATE_SECONDS = 60  # maximum time that the job may wait for its reserved nodes
-PASS_SECONDS = 120.0  # for one pass of transfers over all of a node's rails in turn
-SPARE_SECONDS = 120.0  # for starting and ending steps
+PASS_SECONDS = 120.0  # time for one pass of transfers, over all rails of a node in turn
+SPARE_SECONDS = 120.0  # time for starting and ending job steps
 FREE_STATES = frozenset({"IDLE", "CLOUD", "DYNAMIC_NORM", "DYNAMIC_FUTURE"})
-MAX_DELETES = 60  # one per second, because an epilog may keep the job running for a while
-FIRST_PORT = 18515  # perftest's default; each pair in a pass has its own range
+# number of attempts to delete the reservation, one per second, because an epilog may keep the job running for a while
+MAX_DELETES = 60
+FIRST_PORT = 18515  # first TCP port, which is perftest's default; each pair in a pass has its own range of ports
 PORTS_A_PAIR = 64
 
 STATE_COLUMNS = (("NodeList", 65), ("NodeAddr", 65), ("StateComplete", 200))
@@ -37,11 +40,11 @@ Pair = tuple[str, str]  # sender, receiver
 
 
 class NoReservation(HealthdError):
-    """No validation took place. The message is one sentence for the user."""
+    """No validation took place. The message is one sentence that tells the user why."""
 
 
 class Stopped(HealthdError):
-    """Stop request. It is thrown into the generator, which then cleans up."""
+    """A request to stop. It is raised in the generator, which then cleans up."""
 
 
 class ReservationRequest(NamedTuple):
@@ -80,18 +83,21 @@ Steps = Generator[Command, CommandResult, NodesResult]
 
 
 def job_minutes(request: ReservationRequest) -> int:
-    """Return the job's time limit in minutes."""
+    """Return the time limit of the job in minutes."""
     return math.ceil((request.seconds + PASS_SECONDS * len(request.passes) + SPARE_SECONDS) / 60)
 
 
 def validate(request: ReservationRequest) -> Steps:
-    """Validate the nodes. Raises NoReservation. If Stopped is thrown in, remove the reservation and raise it again."""
+    """Validate the nodes. Raises NoReservation.
+
+    If Stopped is raised in it, it removes the reservation and raises it again.
+    """
     addresses = _addresses(request, (yield Command(_states(request.nodes), COMMAND_SECONDS)))
     problems: list[str] = []
     is_refused = False
     try:
         created = yield Command(_create(request), COMMAND_SECONDS, changes=True)
-        # After a timeout the reservation may exist. The following commands then fail, and it is removed.
+        # After a timeout, the reservation may exist anyway. Continue: if the next commands fail, it is removed.
         if is_refused := created.status not in (0, None):
             raise NoReservation(f"Slurm did not reserve {','.join(request.nodes)}: {_last_line(created)}")
         job = _job(request, (yield Command(_allocate(request), IMMEDIATE_SECONDS + COMMAND_SECONDS, changes=True)))
@@ -138,8 +144,8 @@ def _remove(request: ReservationRequest, problems: list[str]) -> Generator[Comma
             return
         yield Command(("sleep", "1"), COMMAND_SECONDS)
     problems.append(
-        f"the reservation {request.name} could not be deleted ({_last_line(last)}). It ends by itself; to delete it "
-        f"now: scontrol delete ReservationName={request.name}"
+        f"the reservation {request.name} could not be deleted ({_last_line(last)}). The reservation ends by itself; "
+        f"to delete it now: scontrol delete ReservationName={request.name}"
     )
 
 
@@ -209,7 +215,7 @@ def _addresses(request: ReservationRequest, result: CommandResult) -> dict[str, 
         f"{name} is {states[name][1]}" for name in request.nodes if not set(states[name][1].split("+")) <= FREE_STATES
     ]
     if taken:
-        requirement = "each node must be idle, not drained and not reserved; validate a drained node on the node itself"
+        requirement = "each node must be idle, not drained and not reserved; run healthd validate on a drained node"
         raise NoReservation(f"{', '.join(map(printable, taken[:8]))}: {requirement}")
     return {name: address for name, (address, _) in states.items()}
 
@@ -224,7 +230,7 @@ def _job(request: ReservationRequest, result: CommandResult) -> str:
 def json_documents(text: str) -> list[dict[str, Any]]:
     """Return the JSON documents in `srun --label` output.
 
-    The lines of each task are joined first; other output is skipped.
+    The lines of each task are joined first. Other output is skipped.
     """
     lines_by_task: dict[str, list[str]] = {}
     for line in text.split("\n"):

@@ -1,6 +1,6 @@
-"""Validates this node: runs the tools in turn within the time limit, evaluates the results and saves them.
+"""Validates this node: runs one tool after another within the time limit, evaluates the results and saves them.
 
-A test without a result appears in the document as not measured, together with the reason. Nothing is skipped silently.
+If a test has no result, the document contains it as not measured, with the reason. No test is skipped silently.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perfte
 
 IN_PCI_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 PER_GPU_FAMILIES = ("gemm", "memory", "pcie")
-WAITER_SECONDS = 0.3  # time for the process that stopped us to begin to wait for the lock
-MIN_SECONDS = 2.0  # less would be too short to measure anything
-# A loopback must reach the same share of a port's rate as in AzNHC, which requires 180 of 200 and 360 of 400 Gb/s
-# (check_ib_bw_gdr in conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf in
+WAITER_SECONDS = 0.3  # time within which the process that stopped this validation begins to wait for the lock
+MIN_SECONDS = 2.0  # minimum time limit; a shorter time is not enough to measure anything
+# Minimum for a loopback, as a share of the port's rate. The share is AzNHC's, which requires 180 of 200 and 360 of 400
+# Gb/s (check_ib_bw_gdr in conf/nd96amsr_a100_v4.conf and nd96isr_h200_v5.conf in
 # github.com/Azure/azurehpc-health-checks).
 MIN_RATE_SHARE = 0.9
-TRIAL_SECONDS = 60.0  # time for a Python to report whether it has torch, which can take long on a slow file server
+TRIAL_SECONDS = 60.0  # time limit for a Python to report whether it has torch; this can take long on a slow file server
 
-# What no test covers; docs/validation.md has more.
+# Problems that no test covers; docs/validation.md lists more.
 NOT_COVERED = (
     "problems that occur only while a GPU computes and transfers data at the same time",
     "links and switches between nodes: use healthd validate --nodes",
@@ -74,7 +74,7 @@ class ValidationRequest(NamedTuple):
     floors        maps each test to its minimum
     dcgm_level    level for `dcgmi diag -r`
     why           reason for the validation
-    alongside_jobs   True to validate even while a job is on this node
+    alongside_jobs   True to validate even if a job is on this node
     """
 
     node: str
@@ -93,8 +93,8 @@ class Step(NamedTuple):
 
     commands   function that returns the commands for the requested families; it is called again for each attempt
     seconds    time limit for this step
-    also       True if it measures something else and is not a fallback for earlier steps
-    part       the only part that it measures, or "" for all
+    also       True if it measures something that earlier steps do not; False if it is a fallback for them
+    part       the only GPU, link or port that it measures, or "" for all
     """
 
     families: tuple[str, ...]
@@ -107,19 +107,19 @@ class Step(NamedTuple):
 
 
 def jobs_on_node(root: str) -> tuple[str, ...]:
-    """Return the jobs that have processes on this node, according to their cgroups.
+    """Return the jobs that have processes on this node, according to the processes' cgroups.
 
-    Without Slurm cgroups, return ().
+    If Slurm does not use cgroups, return ().
     """
     return tuple(sorted(job_processes.local_jobs(root)))
 
 
 @contextmanager
 def exclusive_lock(runtime_dir: str) -> Iterator[None]:
-    """Hold RUNTIME_DIR/validation.lock, which contains the holder's pid and a line feed. It is empty when released.
+    """Hold RUNTIME_DIR/validation.lock. The file contains the holder's pid and a line feed, or nothing after release.
 
-    Other users may not read the file, because a process that can open a file can also lock it (flock(2)). It could then
-    block every validation, or make a prolog kill an unrelated process that has an old validation's pid.
+    Other users must not be able to open the file: a process that can open a file can also lock it (flock(2)). It could
+    then block every validation, or make a prolog kill an unrelated process that has the pid of an old validation.
 
     Raises Refused, ownership.Untrusted, OSError.
     """
@@ -144,7 +144,7 @@ def exclusive_lock(runtime_dir: str) -> Iterator[None]:
 
 
 def has_waiter(path: str) -> bool:
-    """Return True if a process is waiting for the lock on this file. Only a job's prolog does that.
+    """Return True if a process is waiting for the lock on this file. Only the prolog of a job waits for it.
 
     proc_locks(5): "1: -> FLOCK ADVISORY WRITE 4711 fe:00:123 0 EOF", where the last part of fe:00:123 is the inode.
     """
@@ -158,9 +158,9 @@ def has_waiter(path: str) -> bool:
 
 
 def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
-    """Return True if a job stopped us.
+    """Return True if a job stopped this validation.
 
-    The prolog sends its signal first and begins to wait for the lock a moment later.
+    The job's prolog first sends its signal, and begins to wait for the lock a moment later.
     """
     until = time.monotonic() + WAITER_SECONDS
     while not has_waiter(lock):
@@ -171,7 +171,7 @@ def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
 
 
 def validate(request: ValidationRequest, tools: Tools, history: History, stop: int, lock: str = "") -> Validation:
-    """Validate this node. stop: descriptor that stops it when it becomes readable. lock: path of the held lock."""
+    """Validate this node. stop: a file descriptor; when readable, the validation stops. lock: path of the held lock."""
     began, until = time.time(), time.monotonic() + request.seconds
     node_parts = parts.read_parts(request.root)
     measured: list[Measurement] = []
@@ -180,8 +180,9 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
     steps, missing = plan(request, tools, node_parts, _python_with_torch(request, tools, node_parts, until, stop))
     has_job = False
     for step in steps:
-        # A prolog stops us (docs/prolog-epilog.md). Without a prolog, or if it ran just before we took the lock, we
-        # detect the job here. By then it has shared the node with at most one call of a tool.
+        # The prolog of a new job stops this validation (docs/prolog-epilog.md). If there is no prolog, or if it ran
+        # just before the lock was taken, the job is detected here. By then, at most one call of a tool ran beside the
+        # job.
         has_job = not request.alongside_jobs and bool(jobs_on_node(request.root))
         if has_job:
             break
@@ -193,7 +194,8 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
             continue
         seconds = min(step.seconds, remaining)
         ended = programs.run(step.commands(families), seconds, stop)
-        # Another process took the port after we chose it and before the server started. Try another port, once.
+        # Another process took the port between the choice of the port and the start of the server. Try another port,
+        # once.
         if _never_met(ended) and until - time.monotonic() >= MIN_SECONDS:
             seconds = min(step.seconds, until - time.monotonic())
             ended = programs.run(step.commands(families), seconds, stop)
@@ -230,7 +232,7 @@ def validate(request: ValidationRequest, tools: Tools, history: History, stop: i
         unmeasured.append(f"{', '.join(without_gpus)}: this node has no GPU in sysfs")
     if single_gpu_families:
         unmeasured.append(f"{', '.join(single_gpu_families)}: this node has only one GPU")
-    # A site's floor for all ports takes precedence over their rates.
+    # If a site has a floor for all ports, it takes precedence over floors from the ports' rates.
     rates = {} if "ib_loopback" in request.floors else node_parts.ports
     floors = {**request.floors, **{f"ib_loopback {port}": MIN_RATE_SHARE * rate for port, rate in rates.items()}}
     measured += _unseen_gpus(measured, node_parts)
@@ -259,9 +261,9 @@ def _not_reached(stopped_by: str, until: float) -> str:
 def plan(
     request: ValidationRequest, tools: Tools, node_parts: parts.Parts, python: tuple[str, str]
 ) -> tuple[list[Step], dict[str, str]]:
-    """Return the calls in order, and a dict that maps each family without a tool to the reason.
+    """Return the tool calls in order, and a dict that maps each family without a tool to the reason.
 
-    python: path of a Python that has torch ("" if there is none), and the reason if there is none.
+    python: path of a Python that has torch, or ""; and the reason if there is none.
     """
     steps: list[Step] = []
     seconds = 0.3 if request.quick else 1.0
@@ -355,7 +357,7 @@ def _server_and_client(program: str, port: str) -> Callable[[Sequence[str]], tup
 def _never_met(ended: Sequence[FinishedProgram]) -> bool:
     """Return True if the server ended before its client could be started, or if its port was already in use.
 
-    In the second case, the client may have connected to another server.
+    If the port was in use, the client may have connected to another server.
     """
     if len(ended) < 2 or ended[0].ending != "ended":
         return False
@@ -366,9 +368,10 @@ def _never_met(ended: Sequence[FinishedProgram]) -> bool:
 
 
 def _with_pci_addresses(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
-    """Replace "gpu 3" with the PCI address of the fourth GPU, because CUDA counts in that order here.
+    """Replace "gpu 3" with the PCI address of the fourth GPU. The commands make CUDA count in the order of the
+    addresses.
 
-    A tool that sees only some of the GPUs may count differently, so its names stay unchanged.
+    If a tool sees only some of the GPUs, it may count differently, so its names stay unchanged.
     """
     names = {f"gpu {number}": address for number, address in enumerate(node_parts.gpus)}
     named = {word for measurement in found for word in measurement.part.split(">") if word.startswith("gpu ")}
@@ -381,7 +384,7 @@ def _with_pci_addresses(found: Sequence[Measurement], node_parts: parts.Parts) -
 
 
 def _unseen_gpus(found: Sequence[Measurement], node_parts: parts.Parts) -> list[Measurement]:
-    """Return not_measured results for GPUs that a test did not see although it measured others."""
+    """Return not_measured results for GPUs that a test did not see, although it measured other GPUs."""
     missing = []
     for test in (test for family in PER_GPU_FAMILIES for test in FAMILIES[family]):
         seen = {measurement.part: measurement for measurement in found if measurement.test == test and measurement.part}
@@ -411,7 +414,7 @@ def _loopback(port: str) -> Callable[[Sequence[FinishedProgram]], list[Measureme
 
 
 def _parse_results(step: Step, ended: Sequence[FinishedProgram], seconds: float) -> list[Measurement]:
-    """Return the tool's measurements, and the reason for each missing measurement."""
+    """Return the tool's measurements, and the reasons why measurements are missing."""
     try:
         found = step.parse(ended)
         problem = ""
@@ -434,9 +437,9 @@ def _parse_results(step: Step, ended: Sequence[FinishedProgram], seconds: float)
 
 
 def _discount_failure(measurement: Measurement, ending: str) -> Measurement:
-    """Treat a failure as not measured if we ended the tool.
+    """Turn a failure into not measured if healthd ended the tool.
 
-    A tool that is ended reports a failure, and so does its other half (a port's server without its client). PyTorch's
+    A tool that is ended reports a failure. So does its other half (a port's server without its client). PyTorch's
     program reports real failures before it is ended.
     """
     if measurement.state != "failed" or measurement.source.startswith("PyTorch"):
@@ -473,9 +476,7 @@ def _is_in_families(measurement: Measurement, families: Sequence[str]) -> bool:
 def _python_with_torch(
     request: ValidationRequest, tools: Tools, node_parts: parts.Parts, until: float, stop: int
 ) -> tuple[str, str]:
-    """Return the first Python that has torch, or "" and the reason. torch is not imported, because that would take
-    seconds.
-    """
+    """Return the first Python that has torch, or "" and the reason. torch is not imported, which would take seconds."""
     if not set(request.families) & set(pytorch.MEASURES):
         return "", "not requested"
     probe_code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -517,7 +518,7 @@ def read_history(state_dir: str) -> History:
 def save(state_dir: str, validation: Validation, history: History) -> None:
     """Write the document and add its good values to the history.
 
-    The document also contains earlier faults that were not tested again. Raises ownership.Untrusted, OSError.
+    The document also has earlier faults that this validation did not test again. Raises ownership.Untrusted, OSError.
     """
     with ownership.open_folder(state_dir, make_mode=0o700):
         pass

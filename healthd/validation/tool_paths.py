@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from healthd.common import ownership
 
-# The usual installation directories. There are no packages for nvbandwidth and nccl-tests. Azure's and NVIDIA's images
-# have them here (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
+# The usual installation directories. There are no packages for nvbandwidth and nccl-tests; these are the places where
+# Azure's and NVIDIA's images have them (Azure/azurehpc-health-checks, customTests; NVIDIA's containers).
 FOLDERS = (
     "/opt/*/bin",
     "/opt/nccl-tests/build",
@@ -39,7 +39,7 @@ class Tools(dict[str, str]):
 
 
 def find(named: Mapping[str, str], path: str) -> Tools:
-    """Find the tools. named: paths from the settings by tool (and "python"). path: directories separated by ":"."""
+    """Find the tools. named: paths from the settings, by tool or "python". path: directories separated by ":"."""
     found = Tools()
     refused: dict[str, str] = {}
     for tool in TOOLS:
@@ -70,7 +70,8 @@ def _candidates(names: tuple[str, ...], path: str) -> Iterator[str]:
 
 
 def _refusal(candidate: str) -> str | None:
-    """Return None if the program may be run, "" if it does not exist, or the reason why it may not be run."""
+    """Return None if root may run the program, "" if it does not exist, otherwise the reason why root may not run
+    it."""
     try:
         file_stat = ownership.stat_program(candidate)
     except ownership.Untrusted as error:

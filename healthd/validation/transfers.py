@@ -1,8 +1,9 @@
 """Finds slow transfers between nodes, and decides whether a node or only a link is suspect. Pure.
 
 FALCON (arXiv 2410.12588) calls a transfer suspicious if it takes more than 1.1 times the median time of transfers with
-the same work. It attributed 42 of 43 slow multi-node jobs to congestion between the nodes. In a ring each node is in
-two pairs. If both pairs are slow, the node is suspect. If only one pair is slow, the link between its nodes is suspect.
+the same work. FALCON attributed 42 of 43 slow multi-node jobs to congestion between nodes. In a ring, each node is in
+two pairs. If both pairs are slow, the node is suspect. If only one pair is slow, the link between its two nodes is
+suspect.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 
 from healthd.common.text import printable
 
-TOO_SLOW = 1.1  # multiple of the median duration
-MIN_TRANSFERS = 3  # with only two comparable transfers, it is unknown which one is slow
+TOO_SLOW = 1.1  # a transfer is slow if its duration is more than this multiple of the median
+MIN_TRANSFERS = 3  # minimum number of comparable transfers; with only two, it is unknown which one is slow
 UNIT = "Gb/s"
 STATES = ("measured", "failed", "not_measured")
 MAX_CHARACTERS = 300
@@ -90,8 +91,10 @@ def _assess(transfer: Transfer, speeds: Sequence[float]) -> AssessedTransfer:
 
 
 def suspects(judged: Iterable[AssessedTransfer]) -> list[Suspect]:
-    """Return the suspects: nodes whose pairs (at least two) are all slow or failed, and other links that are slow or
-    failed.
+    """Return the suspects: nodes and links.
+
+    A node is suspect if it is in at least two pairs and all of them are slow or failed. All other slow or failed pairs
+    are suspect links.
     """
     pairs: dict[tuple[str, str], bool] = {}
     for assessed in judged:
@@ -100,8 +103,8 @@ def suspects(judged: Iterable[AssessedTransfer]) -> list[Suspect]:
             pairs[pair] = pairs.get(pair, False) or assessed.verdict != "ok"
     bad_pairs = [pair for pair, is_bad in pairs.items() if is_bad]
     results_by_node = {name: [pairs[pair] for pair in pairs if name in pair] for pair in bad_pairs for name in pair}
-    # With only two nodes each pair contains both, so it is unknown which node is slow.
+    # With only two nodes, each pair contains both nodes, so it is unknown which one is slow.
     nodes = [name for name, slow in results_by_node.items() if len(pairs) > 2 and len(slow) > 1 and all(slow)]
     found = [Suspect("node", (name,), f"slow in each of its {len(results_by_node[name])} pairs") for name in nodes]
     links = [pair for pair in bad_pairs if not set(pair) & set(nodes)]
-    return found + [Suspect("link", pair, "slow between these two only") for pair in links]
+    return found + [Suspect("link", pair, "slow only between these two nodes") for pair in links]

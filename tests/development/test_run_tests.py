@@ -99,7 +99,7 @@ def test_failures_in_four_files_are_red_without_second_run(tmp_path):
     flaky = {f"test_{n}": FLAKY.format(seen=str(tmp_path / f"seen{n}")) for n in range(4)}
     status, printed = run(create_project(tmp_path, **flaky))
     assert status == 1
-    assert "run_tests: tests of 4 files failed: too many for chance, no second run" in printed
+    assert "run_tests: tests in 4 files failed: too many for chance, so they do not run again" in printed
 
 
 def test_usage_error_is_not_test_failure(tmp_path):

@@ -217,7 +217,7 @@ def test_rank_with_slack_is_named_with_low_confidence() -> None:
     assert not any(found.points)
     assert suspects_of(found) == [("rank", "1", "compute_gpu")]
     assert found.suspects[0].confidence is Confidence.LOW
-    assert "no iteration became slower, so it has slack" in found.suspects[0].evidence
+    assert "no iteration became slower, so the rank has slack" in found.suspects[0].evidence
 
 
 def test_change_of_regime_is_no_fault() -> None:

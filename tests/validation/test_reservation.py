@@ -256,7 +256,7 @@ def test_suspect_is_the_node_if_slow_in_both_pairs_else_the_link() -> None:
         Suspect("node", ("n2",), "slow in each of its 2 pairs")
     ]
     assert suspects(judge(ring_transfers(390.0, 200.0, 390.0, 390.0))) == [
-        Suspect("link", ("n1", "n2"), "slow between these two only")
+        Suspect("link", ("n1", "n2"), "slow only between these two nodes")
     ]
 
 

@@ -1,12 +1,12 @@
 """Writes advice for the jobs on this node to RUNTIME_DIR/advice/JOB.json. Only the job's user can read the file.
 
-A node sees only its own ranks, not the whole gang. All ranks wait for the slowest, so the gang loses as many seconds as
-each of its ranks. The cost of a remedy is also given in seconds for the gang. Loss and cost are therefore compared in
-seconds, and the number of GPUs cancels out.
+A node sees only its own ranks, not the whole gang. Because all ranks wait for the slowest, the gang loses as many
+seconds as each of its ranks. The cost of a remedy is also the time that the gang loses. Loss and cost are therefore
+compared in seconds, and the number of GPUs does not matter.
 
-The file belongs to root, because users could fill the node's /run through a file that they own. The user gets an entry
-in the file's access list (acl(5)), which needs neither chown nor a capability. If the file system does not support
-access lists, there is no advice, and healthd reports the problem.
+The file belongs to root, because users could fill the node's /run through a file that they own. An entry in the file's
+access list (acl(5)) lets the user read it; this requires no chown and no capability. If the file system does not
+support access lists, there is no advice, and healthd reports the problem.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from healthd.failslow.mitigation.planner import (
 from healthd.failslow.model import Cause
 
 FOLDER = "advice"
-FOLDER_MODE = 0o711  # files can be opened only by name, which contains the job number
+FOLDER_MODE = 0o711  # users can open a file only by its name, which contains the job number
 _JOB = regex(r"\d{1,12}")
 
-# See linux/posix_acl_xattr.h: a version, then entries with tag, permissions and id. The mask limits all named entries.
+# Format (linux/posix_acl_xattr.h): a version, then entries with tag, permissions and id. The mask limits all named
+# entries.
 _ACL = "system.posix_acl_access"
 _HEAD, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 _VERSION, _NOBODY = 2, 0xFFFFFFFF
@@ -45,13 +46,13 @@ _OWNER, _USER, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
 _READ, _WRITE = 4, 2
 
 SCHEMA = 1
-SETTLING_STEPS = 2  # steps after a remedy; each covers a few seconds of the job's iterations
-GPU_COUNT = 1  # loss and cost are in seconds for the gang, see above
+SETTLING_STEPS = 2  # number of steps to wait after a remedy; each step covers a few seconds of the job's iterations
+GPU_COUNT = 1  # 1, because loss and cost are in seconds of the whole gang (see above)
 
 ACTION_TEXTS = {
     Action.IGNORE: "no remedy is worth its cost yet",
     Action.MICRO_BATCHES: "move micro-batches from the slow data-parallel groups to the fast ones",
-    Action.TOPOLOGY: "swap ranks: stragglers into as few stages as possible, slow links where little data is sent",
+    Action.TOPOLOGY: "swap ranks, so that stragglers are in as few stages as possible and slow links carry little data",
     Action.RESTART: "write a checkpoint and restart without the slow node",
 }
 
@@ -81,7 +82,7 @@ def follow(before: FollowedJob, live_job: LiveJob, overheads: Overheads) -> Foll
 
 
 def _advice_content(live_job: LiveJob, action: Action) -> tuple[object, ...]:
-    """Return the parts of the advice that need a new file if they change."""
+    """Return the parts of the advice whose change requires a new file."""
     return (True, action, live_job.rank) if live_job.slow else (False,)
 
 

@@ -1,15 +1,17 @@
 """Reads node counters while a job runs: bytes on InfiniBand ports, NVLinks and PCIe links, and energy.
 
-- ib: port_rcv_data and port_xmit_data, in units of four bytes (Linux, sysfs-class-infiniband). The descriptors stay
-  open: a read at offset 0 queries the driver again, and opening costs more than reading. mlx5 queries the adapter's
-  firmware for each counter, which takes time but no CPU time.
-- nvlink, pcie: one NVML call per GPU (nvml.FIELDS_COUNTED). nvmlDeviceGetPcieThroughput is not used: it counts for 20
-  ms within the call (nvml.h) and does not accumulate. A driver that counts PCIe bytes in 32 bits (580 on an H100)
-  provides no pcie: such a counter overflows within a tenth of a second.
-- power: the driver's mean over the last second, accumulated here, if the driver reports one. Otherwise the
-  driver's energy counter. On an H100 (driver 580), that costs 4.1 ms of a core per GPU; the mean costs 0.006 ms.
+- ib: port_rcv_data and port_xmit_data, in units of four bytes (Linux, sysfs-class-infiniband). The file descriptors
+  stay open, because opening costs more than reading. Each read at offset 0 queries the driver again. mlx5 queries the
+  adapter's firmware for each counter, which takes time but no CPU time.
+- nvlink, pcie: one NVML call per GPU (nvml.FIELDS_COUNTED). nvmlDeviceGetPcieThroughput is not used: it counts only
+  during the call, for 20 ms (nvml.h). The source pcie is not available with a driver that counts PCIe bytes in 32 bits
+  (580 on an H100): such a counter overflows within a tenth of a second.
+- power: if the driver reports its mean power over the last second, this mean is accumulated here. Otherwise, the
+  driver's energy counter is read. On an H100 (driver 580), the energy counter costs 4.1 ms of a core per GPU; the mean
+  costs 0.006 ms.
 
-Each source is read as a whole. The result contains counts by name and part; a part that cannot be read is missing.
+All counters of a source are read together. The result has the counts by counter name and by port, link or GPU. If one
+cannot be read, it is missing from the result.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class NoCounters(HealthdError):
 class Source(Protocol):
     """A source of counters.
 
-    open: returns a sentence about missing counters, or "". Raises OSError or HealthdError if the source is not
-    available. narrow: leaves out half of the parts. Returns False if there is only one part.
+    open: opens the source. It returns a sentence about missing counters, or "", and raises OSError or HealthdError if
+    the source is not available. narrow: stops reading half of the ports or GPUs. It returns False if there is only one.
     """
 
     def open(self) -> str: ...
@@ -110,7 +112,7 @@ class IbPorts:
 
 
 class GpuCounters:
-    """Counters for all GPUs that respond. NVML is open between `open` and `close`. clock: monotonic seconds."""
+    """Counters of all GPUs that respond. NVML is open from `open` to `close`. clock: monotonic seconds."""
 
     def __init__(self, host: Host, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -122,7 +124,7 @@ class GpuCounters:
     def open(self) -> str:
         """Open the source.
 
-        If no GPU reports a counter, it is not read again, because two unsupported PCIe counters cost 0.3 ms on an H100.
+        A counter that no GPU reports is not read again: reading two unsupported PCIe counters costs 0.3 ms on an H100.
         """
         if not self._host.gpus():
             raise NoCounters("no GPU responds to NVML")
@@ -133,7 +135,7 @@ class GpuCounters:
             with contextlib.suppress(HealthdError, ValueError):
                 available |= self._read_gpu(gpu).keys()
                 has_answer = True
-        if has_answer:  # otherwise unknown: the failure may be temporary
+        if has_answer:  # with any other error, the failure may be temporary
             self._names = tuple(name for name in self._requested if name in available)
         missing = ", ".join(name for name in self._requested if name not in self._names)
         return f"no GPU on this node has a usable counter for {missing}" if missing else ""
@@ -180,9 +182,9 @@ def parse_count(text: bytes) -> int:
 
 
 class CounterTotal:
-    """The total growth of a source's counts since the first reading, over all parts.
+    """The total growth of a source's counts since the first reading, over all ports, links or GPUs.
 
-    A part counts from its second reading. After a counter reset, its growth is 0 once.
+    A port, link or GPU counts from its second reading. After its counter was reset, its growth is 0 once.
     """
 
     def __init__(self) -> None:
@@ -190,7 +192,8 @@ class CounterTotal:
         self._total = 0
 
     def add(self, counts: Mapping[str, int]) -> int | None:
-        """Return the total. Return None if no part was in the previous reading, because the growth is then unknown."""
+        """Return the total, or None if the growth is unknown because the previous reading has none of these
+        counters."""
         last, self._last = self._last, counts
         pairs = [(last[part], count) for part, count in counts.items() if part in last]
         if not pairs:
@@ -202,7 +205,7 @@ class CounterTotal:
 def growth(before: int, now: int) -> int:
     """Return the growth between two readings.
 
-    Overflow at the counter's width is handled; after a reset, the growth is 0.
+    An overflow at the counter's width is taken into account. After a reset, the growth is 0.
     """
     if now >= before:
         return now - before

@@ -1,7 +1,7 @@
 """Parses messages from ranks. These functions are pure: they take untrusted bytes and return a value or None.
 
-The format is defined in healthd/client.py, which imports nothing from healthd so that it can be copied. A test packs
-messages there and parses them here.
+healthd/client.py defines the format. It imports nothing from healthd, so that a job can copy the file. A test packs
+messages with it and parses them with this module.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Finds changes on this node when a job became slow, by comparing readings before the onset with those since. Pure.
+"""Finds what changed on this node when a job became slow: compares readings from before and after the onset. Pure.
 
-Each comparison compares one value with its earlier value on the same node and reports both. A change is not a verdict:
-the slowness was measured elsewhere, and the changes only show where to look next, with the most likely explanation
-first. A value that has not changed explains nothing and is not reported. The limits are simple (twice as much as
-before, and enough to matter), so a healthy node reports nothing.
+Each comparison reports a value and its earlier value on the same node. A change is not a verdict: the slowness was
+measured elsewhere, and the changes only show where to look next. The most likely explanation comes first. A value that
+has not changed explains nothing and is not reported. The limits are simple (twice as much as before, and enough to
+matter), so that a healthy node reports nothing.
 
-If the ranks' times gave a cause, changes of that kind come first.
+If the ranks' times show the kind of cause, changes of this kind come first.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ PORT_COUNTERS: Mapping[str, tuple[float, float, str]] = {
 class NodeChange(NamedTuple):
     """A change on the node.
 
-    weight: how much of the slowness it could explain, 0 to 1; from FAULT_WEIGHT on, it is a fault in the part.
-    sentence: without a full stop. part: PCI address or name of the part, "" if there is none.
+    weight: how much of the slowness the change could explain, 0 to 1; from FAULT_WEIGHT on, the change is a hardware
+    fault. sentence: without a full stop. part: PCI address or name of the hardware that changed, "" if there is none.
     """
 
     weight: float
@@ -81,7 +81,10 @@ class NodeChange(NamedTuple):
 
 
 class BeforeAfter(NamedTuple):
-    """The first and last readings before the onset, and the first and last since. A single reading gives no rates."""
+    """The first and last readings before the onset, and the first and last readings since the onset.
+
+    If only a single reading is available, there are no rates.
+    """
 
     first_before: Reading
     last_before: Reading
@@ -117,7 +120,7 @@ def find_changes(
     """Return at most MAX_CHANGES changes. The most likely explanation comes first.
 
     Args:
-        before, since: readings, oldest first. The last one before the onset also begins `since`.
+        before, since: readings, oldest first. The last reading before the onset is also the first one in `since`.
         gpu: PCI address of the named rank's GPU. Its changes come before those of other GPUs.
     """
     if not before or not since:

@@ -1,37 +1,40 @@
-"""Measures a job's iterations from readings of a counter, for a job that reports nothing itself. Pure.
+"""Measures the iterations of a job that reports nothing itself, from readings of a counter. Pure.
 
-A training job computes, then communicates: the bytes that a link counts every 0.1 s rise and fall once per iteration.
-`find_rhythm` finds the period in a window of rates. If the rates agree with the rates k samples later, k is a period:
+A training job computes, then communicates: if a link's bytes are counted every 0.1 s, they rise and fall once in each
+iteration. `find_rhythm` finds the period in a window of rates. If the rates agree with the rates k samples later, k is
+a period:
 
     ACF_k = 1/(L-k) sum_{t=1..L-k} (x_t - mean)(x_{t+k} - mean)  /  1/L sum_{t=1..L} (x_t - mean)^2
 
 This is FALCON's rule (arXiv 2410.12588, 2.2 step 2), with one change. FALCON divides both sums by the same number. Its
-value therefore shrinks as (L-k)/L, and a period of a fifth of the window cannot exceed 0.8. Its threshold of 0.95 is
-meant for names of operations, which either agree or differ. A rate has noise, and ACF_k is the share of its variance
-that the period explains. The rules are therefore:
+ACF_k therefore shrinks in proportion to (L-k)/L: for a period of a fifth of the window, it cannot exceed 0.8. FALCON's
+threshold of 0.95 is meant for names of operations, which either agree or differ. A rate has noise, and ACF_k is the
+share of the rate's variance that the period explains. The rules are therefore:
 
-- THRESHOLD: more than half of the variance. Noise without memory gives a normal value with deviation 1/sqrt(L-k), 0.09;
-  half is 5.6 deviations, a chance of one in a hundred million per lag. The other rules exclude series with memory and
-  no period (a random walk, irregular transfers). docs/fail-slow-counters.md gives measured error rates of all rules.
-- The lag is a local peak with a valley before it. There must also be peaks at two and three times the lag, if the
-  window holds two such periods.
-- The result is the smallest such lag whose peak is about as high as the highest, since a multiple of a period is also a
-  period. Micro-batches are a shorter period within an iteration. If the iterations agree no better than their
-  micro-batches, the result is the micro-batches, and their slowness is that of the job. `near`, the previous period, is
-  kept if it still qualifies.
-- The period has at least MIN_PERIOD samples: a shorter period is not measured well enough to show 10 %.
+- THRESHOLD: the period must explain more than half of the variance. For noise without memory, ACF_k is normal with the
+  deviation 1/sqrt(L-k), or 0.09. Half is 5.6 deviations, which has a chance of one in a hundred million for each lag.
+  The other rules exclude series that have memory but no period (a random walk, irregular transfers).
+  docs/fail-slow-counters.md gives measured error rates of all rules.
+- The lag is a local peak with a valley before it. If the window has at least two such periods, there must also be peaks
+  at two and three times the lag.
+- The result is the smallest such lag whose peak is about as high as the highest peak, because each multiple of a period
+  is also a period. Micro-batches are a shorter period within an iteration. If iterations do not agree better than
+  micro-batches, the result is the period of the micro-batches, which become slow together with the job. The previous
+  period, `near`, is kept if it still meets all rules.
+- The period has at least MIN_PERIOD samples. A shorter period is not measured precisely enough to detect a slowdown of
+  10 %.
 
-If any condition fails, there is no period: the result is None, never a guess.
+If any rule is not met, the result is None, never a guess.
 
-`Iterations` computes the rates on a grid. The count between two readings is spread evenly over the time between them,
-so that a late or missing reading changes little. Each octave halves the rate of the one before it. A period of 20 to 44
-samples is 2 to 4.4 s in the first octave if there is a reading every 0.1 s, 4 to 8.8 s in the second, and 64 to 140 s
-in the last. An octave tests its last 160 samples after every 40 new ones, so its result is the mean of four to eight
-iterations.
+`Iterations` computes the rates on a grid. The growth of the count between two readings is spread evenly over the time
+between them, so that a late or missing reading changes little. Rates are sampled in several octaves, each with half as
+many samples per second as the one before. With a reading every 0.1 s, a period of 20 to 44 samples is 2 to 4.4 s in the
+first octave, 4 to 8.8 s in the second, and 64 to 140 s in the last. After every 40 new samples, an octave tests its
+last 160 samples, so its result is the mean of four to eight iterations.
 
-One octave at a time gives results, and only after it has found the same period twice. Another octave takes over if the
-first has had no result for longer than the other's window. Iterations that become longer than 44 samples are found an
-octave lower.
+Only one octave at a time gives results, and only after it has found the same period twice. If it has had no result for
+longer than the window of another octave, the other octave takes over. If iterations become longer than 44 samples, the
+next octave with fewer samples finds them.
 """
 
 from __future__ import annotations
@@ -46,15 +49,20 @@ from typing import NamedTuple
 WINDOW = 160  # number of samples
 MIN_PERIOD, MAX_PERIOD = 20, 44  # in samples; the window has three or more periods
 THRESHOLD = 0.5
-PEAK_MARGIN = 0.12  # distance below the highest peak; two lags of one rhythm differ by this much by chance
+# a peak this much below the highest counts as equally high; by chance, two lags of one rhythm differ by this much
+PEAK_MARGIN = 0.12
 PREVIOUS_MARGIN = 0.25  # the same distance for the previous period
 VALLEY = 0.35  # depth of the valley below the peak, as a share of the peak's height
-MIN_VARIATION = 0.1  # as a share of the mean; a rate that varies less is constant, or the beat of a shorter period
+# share of the mean; a rate that varies by less is constant, or varies only because it beats with a shorter period
+MIN_VARIATION = 0.1
 MULTIPLE_SHARE = 0.6  # minimum height of the peaks at multiples, as a share of the first peak's height
 
 
 class Rhythm(NamedTuple):
-    """A detected period. period: in samples. strength: share of the variance that the rhythm explains, 0 to 1."""
+    """A detected period. period: length in samples.
+
+    strength: share of the variance that the period explains, 0 to 1.
+    """
 
     period: float
     strength: float
@@ -124,7 +132,10 @@ def _is_peak(correlation: Sequence[float], lag: int, period: int) -> bool:
 
 
 def _peak_height(correlation: Sequence[float], lag: int, period: int) -> float:
-    """Return the highest value near a lag. Because durations vary, the range grows with the number of periods."""
+    """Return the highest value near a lag.
+
+    The searched range grows with the number of periods, because durations vary.
+    """
     reach = max(1, period // 8)
     return max(correlation[max(1, lag - reach) : lag + reach + 1])
 
@@ -183,7 +194,7 @@ class Iteration(NamedTuple):
 class _Octave:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     new_samples: int = 0  # since the last evaluation
-    pending_rate: float | None = None  # a rate that waits to be combined with the next one
+    pending_rate: float | None = None  # a rate that will be combined with the next one for the next octave
     period: float | None = None  # in samples, in the last window with a period
     is_confirmed: bool = False  # the previous window had the same period
 
@@ -204,7 +215,7 @@ class Iterations:
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """Add a reading: the count at a time. Yield the durations that this completes.
+        """Add a reading: the count at a given time. Yield the durations that become known through it.
 
         If the time or the count decreases, or if more than MAX_MISSED readings are missing, the state is reset.
         Non-finite values are ignored.

@@ -1,4 +1,4 @@
-"""Finds the jobs on this node by their processes' cgroups, and the GPUs that these processes have open.
+"""Finds the jobs on this node, by the cgroups of their processes, and the GPUs that these processes have open.
 
 CUDA opens the device file of each GPU that a process may use. If a process has several GPUs open, the local rank that
 the job reports selects one of them. The minor numbers of the device files are in
@@ -21,7 +21,7 @@ _MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
 class RunningJobs(NamedTuple):
     """The running jobs.
 
-    jobs: all with a process on this node. gpu_process: a process with an open GPU, or 0 if none was found.
+    jobs: all jobs with a process on this node. gpu_process: a process with an open GPU, or 0 if none was found.
     """
 
     jobs: frozenset[str]

@@ -1,12 +1,15 @@
 """Keeps the monitored jobs on this node: their series, their slowness, and the rank that causes it.
 
-It uses no sockets and no clock. A job exists while one of its ranks is connected or its counters are sampled.
+This module uses no sockets and no clock. A job exists while one of its ranks is connected or its counters are sampled.
 
-The rule for naming a rank is the one in healthd/failslow/peers.py, applied to the ranks on one node. A collective makes
-every rank equally slow, so a rank is named only by its own time. Its busy time must have risen against its own
-baseline, and by more than LIMIT times the median of the other ranks (FALCON, arXiv 2410.12588, step 5). There must be
-at least MIN_PEERS ranks. The rise must make up MIN_EXPLAINED_SHARE of the lost time, and the outlying ranks must be a
-minority. If no rank reports a busy time, the iterations of workers that do not wait for each other are compared.
+A rank is named by the rule in healthd/failslow/peers.py, applied to the ranks on one node. A collective makes every
+rank equally slow, so a rank's own time must show that it is the cause:
+- its busy time rose against its own baseline, by more than LIMIT times the median of the other ranks (FALCON, arXiv
+  2410.12588, step 5);
+- the rise makes up MIN_EXPLAINED_SHARE of the lost time;
+- there are at least MIN_PEERS ranks, and the outlying ranks are a minority.
+
+If no rank reports a busy time, the iterations of workers that do not wait for each other are compared.
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ from healthd.failslow.model import Cause, Kind
 from healthd.failslow.outliers import LIMIT, MIN_EXPLAINED_SHARE, MIN_PEERS
 
 CLIENT, COUNTERS = "client", "counters"
-FORGET_SECONDS = 120.0  # a job known only from counters ends QUIET_SAMPLES plus this time after its last sample
-MAX_GPU_LOOKUPS = 5  # users control how many files a rank has open, so the search for its GPU is limited
-GRACE_SECONDS = 60.0  # a message may include steps before the connection
-QUIET_SAMPLES = 50.0  # multiple of a sample's duration; a rhythm that changed is found again within this time
+FORGET_SECONDS = 120.0  # a job that is known only from counters ends this time plus QUIET_SAMPLES after its last sample
+MAX_GPU_LOOKUPS = 5  # the search for a rank's GPU is limited, because users control how many files the rank has open
+GRACE_SECONDS = 60.0  # a message may include steps from before the connection
+# multiple of a sample's duration; if the job's rhythm changes, the new rhythm is found within this time
+QUIET_SAMPLES = 50.0
 
-# maps (PCI address of the suspect GPU or "", cause from the ranks' times, onset) to changes on the node
+# key: PCI address of the suspect GPU or "", cause according to the ranks' times, onset; value: changes on the node
 FindChanges = Callable[[str, Cause, float | None], tuple[NodeChange, ...]]
 
 
@@ -60,7 +64,7 @@ class Rank:
         return f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
 
     def plausible_steps(self, step: StepMessage, now: float) -> float:
-        """Return how many of the steps fit in the elapsed time. This limits the loss that a rank can report."""
+        """Return how many of the reported steps fit in the elapsed time. This limits the loss that a rank can claim."""
         available_seconds = max(0.0, now - self.started_at + GRACE_SECONDS - self.reported_seconds)
         steps = min(float(step.steps), available_seconds / step.seconds)
         self.reported_seconds += steps * step.seconds
@@ -71,8 +75,8 @@ class Rank:
 class Job:
     """A job as seen by one source.
 
-    ranks: by connection. counters: by counter name. ended_ranks_seconds: time lost by ranks that ended. sample_seconds:
-    time that one sample of the counters covers.
+    ranks: keyed by connection. counters: keyed by counter name. ended_ranks_seconds: time lost by ranks that ended.
+    sample_seconds: time that one sample of the counters covers.
     """
 
     name: str
@@ -123,7 +127,7 @@ class Jobs:
         return [job.record for job in self._jobs.values() if job.record is not None and job.record.slow]
 
     def add_step(self, connection: int, pid: int, name: str, step: StepMessage, now: float) -> bool:
-        """Add a rank's message. Return True if the job is new, or if something in it became slow or recovered."""
+        """Add a rank's message. Return True if the job is new, or if one of its series became slow or recovered."""
         is_new = (name, CLIENT) not in self._jobs
         job = self._job(name, CLIENT)
         job.last_time = now
@@ -167,8 +171,8 @@ class Jobs:
     def end_quiet_jobs(self, now: float, sampled_job: str) -> bool:
         """End jobs that are known only from counters and have no new samples. Return True if there was such a job.
 
-        Such a job ends if its counters are no longer sampled (`sampled_job` is the job that is), or if the next sample
-        is overdue.
+        Such a job ends if its counters are no longer sampled, or if its next sample is overdue. sampled_job: the job
+        whose counters are sampled.
         """
         by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
         quiet = [
@@ -184,7 +188,7 @@ class Jobs:
         """Evaluate all jobs again. Return True if the reported contents changed.
 
         Args:
-            is_paused: True if jobs that become slow now are not to be reported.
+            is_paused: True if detection is paused: jobs that become slow now are not reported.
         """
         before = self._reported
         for job in self._jobs.values():
@@ -206,7 +210,7 @@ class Jobs:
         ranks = list(job.ranks.values())
         found = evaluate_ranks(ranks) if job.source == CLIENT else evaluate_counters(job.counters)
         lost_by_series = [series.lost_seconds for series in _all_series(job) if series.kind is not Kind.BUSY]
-        # Several counters show the same iterations.
+        # All counters of a job show the same iterations, so only one counts.
         lost = job.ended_ranks_seconds + (
             sum(lost_by_series) if job.source == CLIENT else max(lost_by_series, default=0.0)
         )
@@ -224,7 +228,7 @@ class Jobs:
             gpu, name = rank.gpu, rank.name
         cause = Cause.COMPUTE_GPU if gpu and found.cause is Cause.COMPUTE else found.cause
         before = job.record if was_slow else None
-        # The changes on the node belong to the onset, so they are computed only once, unless another rank is named
+        # The changes on the node are those at the onset. They are computed only once, or again if another rank is named
         # later.
         if before is None or (before.suspect, before.rank) != (gpu, name):
             job.node_changes = self._find_changes(gpu, cause, found.since)
@@ -309,7 +313,11 @@ def _blame(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tuple[str, ...]]:
     middle = statistics.median_high(ratios.values())
     risen = [number for number in timed if busy[number].slow is not None]
     if len(risen) * 2 >= len(timed):
-        return None, Cause.IMBALANCE, (f"own work rose in {len(risen)} of {len(timed)} ranks, so all have more work",)
+        return (
+            None,
+            Cause.IMBALANCE,
+            (f"own work rose in {len(risen)} of {len(timed)} ranks, so all ranks have more work",),
+        )
     lost = statistics.median([_rise(rank.iteration) for rank in ranks if rank.iteration.slow is not None])
     outlying = [
         number
@@ -345,7 +353,7 @@ def _blame_by_iterations(ranks: Sequence[Rank]) -> tuple[int | None, Cause, tupl
 
 
 def _rise(channel: Series) -> float:
-    """Return by how many seconds an iteration, or its busy part, increased."""
+    """Return the increase of the iteration time, or of its busy part, in seconds."""
     return channel.healthy * max((channel.ratio or 1.0) - 1, 0.0)
 
 
@@ -377,5 +385,8 @@ def _all_series(job: Job) -> Iterator[Series]:
 
 
 def _reported_content(records: Iterable[LiveJob]) -> list[tuple[object, ...]]:
-    """Return the contents whose changes must be reported. Jobs that start or end without being slow are left out."""
+    """Return the contents whose changes must be reported.
+
+    This leaves out jobs that start or end and were never slow.
+    """
     return [(record.job, record.source, record.suspect, record.rank, record.cause) for record in records if record.slow]

@@ -1,8 +1,8 @@
-"""Reads this node's state from /proc and sysfs, and keeps an hour of it to compare with when a job becomes slow.
+"""Reads this node's state from /proc and sysfs. If a job becomes slow, its state is compared with the last hour's.
 
-Only /proc and sysfs are read, not NVML: `gpus` contains the NVML values from the sampling process. A port's counters
-come from the adapter's firmware, which can block for a minute if the adapter is dead. After READ_SECONDS, no further
-port is read.
+Only /proc and sysfs are read. NVML is not: its values in `gpus` come from the sampling process. A port's counters come
+from the adapter's firmware, and reading them can block for a minute if the adapter is dead. After READ_SECONDS, no
+further port is read.
 """
 
 from __future__ import annotations
@@ -132,15 +132,15 @@ def _pinned(host: Host) -> dict[str, int]:
 
 INTERVAL_SECONDS = 60.0
 MAX_READINGS = 60
-BASELINE_READINGS = 10  # number of readings before the onset with which later ones are compared
-FRESH_SECONDS = 10.0  # a reading up to this age still counts as current
+BASELINE_READINGS = 10  # number of readings before the onset with which later readings are compared
+FRESH_SECONDS = 10.0  # a reading that is not older than this counts as current
 
 
 @dataclass(slots=True)
 class Readings:
     """The last hour's readings, one per minute while a job is monitored.
 
-    Jobs that start or end cause no extra readings.
+    The start or end of a job causes no additional reading.
 
     read: function that returns the node's current state. deadline: time of the next reading (monotonic), or FOREVER.
     """

@@ -1,7 +1,7 @@
 """Describes this node's state at one time, and parses text from /proc and /sys. Pure.
 
-Root reads all values; no job reports them. A line in an unexpected format is skipped, because these values are only
-evidence for slowness that was measured elsewhere.
+Root reads all values; no job reports them. A line in an unexpected format is skipped. This is acceptable because the
+values are only additional evidence: the slowness is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class OperationTimes(NamedTuple):
 class Reading:
     """The node's state. time: epoch seconds. Values that could not be read are missing.
 
-    gpus     PCI address -> NVML values      links    PCI address -> the link of a GPU or network adapter
+    gpus     PCI address -> NVML values
+    links    PCI address -> the link of a GPU or network adapter
     errors   PCI address -> AER counters: "correctable", "nonfatal"
     ports    "mlx5_0/1" -> counters by sysfs name; speeds: the port's Gbit/s
     waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
@@ -108,8 +109,8 @@ def nfs_times(text: str) -> dict[str, OperationTimes]:
     """Parse /proc/self/mountstats (nfs-utils, mountstats(8)): operations on each NFS mount, and their milliseconds.
 
     The columns are operations, transmissions, timeouts, bytes sent, bytes received, and the times in the queue, until
-    the reply, and in total. The last of these times is used. In the kernel, numbers can fall below 0; such an operation
-    is skipped.
+    the reply, and in total. The last of these times is used. The kernel's numbers can fall below 0; an operation with
+    such a number is skipped.
     """
     found: dict[str, OperationTimes] = {}
     mount_point = ""

@@ -3,10 +3,11 @@
     python -m healthd.failslow.live FD SETUP      FD: a stream socket to the daemon; SETUP: JSON {"locations": ...,
     "settings": ...}
 
-After a reload, the daemon sends a line {"settings": ...}. The process ends when the stream is closed. It sends single
-bytes to the daemon: ALIVE each minute, and CHANGED when the contents of the file changed. It has a low priority and
-limited memory, and the daemon monitors both (agent/scheduler/failslow_process.py). The report is one file. The process
-never opens the driver, so it can be killed at any time. A separate process queries NVML (sampling.py, docs/adr/0030).
+After a reload, the daemon sends a line {"settings": ...}. The process ends when the stream is closed. It writes one
+file, its report. It sends single bytes to the daemon: ALIVE each minute, and CHANGED when the contents of the file
+changed. The process has a low priority and limited memory; the daemon monitors its memory and CPU use
+(agent/scheduler/failslow_process.py). The process never opens the driver, so it can be killed at any time. A separate
+process queries NVML (sampling.py, docs/adr/0030).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ SAMPLING_LOCK = "sampling.lock"
 def main() -> None:
     raise_score()
     limit_resources()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the daemon, which then ends this process
+    # ignore Ctrl-C in a terminal: the daemon also receives it and then ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.setblocking(False)
     setup = json.loads(sys.argv[2])
@@ -75,7 +77,8 @@ def main() -> None:
 def limit_resources() -> None:
     """Lower the priority and limit the memory, so that jobs come first.
 
-    If the unit forbids both calls (@resources in its SystemCallFilter=), only the daemon's own memory limit applies.
+    If systemd's unit forbids both system calls (@resources in SystemCallFilter=), only the daemon's own memory limit
+    applies.
     """
     with suppress(OSError):
         os.nice(NICE)
@@ -112,7 +115,7 @@ class LiveProcess:
         if self.receiver is not None:
             if now >= self.receiver.poll_at:
                 waits.append((self.receiver.fileno(), False))
-            else:  # messages wait for the next poll, which limits this process's CPU use
+            else:  # messages wait for the next poll; this limits the CPU use of this process
                 deadlines.append(self.receiver.poll_at)
         if self.sampler is not None:
             deadlines.append(self.sampler.deadline)
@@ -269,7 +272,8 @@ class LiveProcess:
     def _find_gpu(self, pid: int, job: str, local_rank: int) -> str:
         try:
             return find_gpu(self.host, pid, job, local_rank)
-        except Exception as error:  # the contents of a user's /proc files must not end the monitoring of all other jobs
+        # unexpected contents of one user's /proc files must not end the monitoring of all other jobs
+        except Exception as error:
             self._log_problem("gpu", error)
             return ""
 

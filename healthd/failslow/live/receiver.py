@@ -1,13 +1,13 @@
-"""Provides the socket to which jobs' ranks connect. It limits the work for any input and shares it fairly between jobs.
+"""Provides the socket to which jobs' ranks connect. It limits the work for each input and is fair between jobs.
 
 It uses connections (SOCK_SEQPACKET), not datagrams to one socket (docs/adr/0031). A datagram socket has one queue for
-all senders, so a flood from one job fills it for the ranks of all other jobs. A connection has its own queue and ends
-with its rank, and the kernel reliably reports which process connected (SO_PEERCRED, unix(7)). This also works from
-another pid namespace and gives the pid in this namespace. The pid's cgroup identifies the job. A process outside any
-job is rejected.
+all senders, so a flood from one job would block the ranks of all other jobs. A connection has its own queue and ends
+with its rank. The kernel reliably reports which process connected (SO_PEERCRED, unix(7)), even for a process in another
+pid namespace, with its pid in this namespace. The cgroup of this process identifies the job. A process outside any job
+is rejected.
 
-Each poll has a budget: a number of messages, a share for each job, and POLL_SECONDS until the next poll. Messages that
-are not read wait in the sender's own queue. When that queue is full, `healthd.client.step` adds the next steps to one
+Polls are POLL_SECONDS apart. Each poll reads a limited number of messages, with a share for each job. All other
+messages wait in the sender's own queue. If this queue is full, `healthd.client.step` combines the next steps into one
 message.
 """
 
@@ -32,14 +32,14 @@ from healthd.host.passed_descriptor import refuse_descriptors
 
 SOCKET = "failslow.sock"
 POLL_SECONDS = 0.2
-MESSAGES_PER_POLL = 100  # 500 per second; each takes 0.1 ms including its evaluation
+MESSAGES_PER_POLL = 100  # this is 500 messages per second; each takes 0.1 ms including its evaluation
 MESSAGES_PER_CONNECTION = 2
 ACCEPTS_PER_POLL = 32
 MAX_MALFORMED = 50  # number of malformed messages after which the connection is closed
 BACKLOG = 128  # maximum number of connections waiting for accept(2)
 MAX_CONNECTIONS = 2048  # maximum for all jobs; the series for one rank take 85 KiB (bench/live_flood.py)
-DEFAULT_FILES = 1024  # systemd's default for a service
-RESERVED_FILES = 64  # number of descriptors for other uses by this process
+DEFAULT_FILES = 1024  # systemd's default limit for a service
+RESERVED_FILES = 64  # number of file descriptors that this process needs for other uses
 SOCKET_CHECK_SECONDS = 10.0  # interval between checks that the socket file still exists
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -121,7 +121,8 @@ class Receiver:
         share = max(MESSAGES_PER_CONNECTION, MESSAGES_PER_POLL // max(1, len(self._connections_by_job)))
         budget, used = MESSAGES_PER_POLL, Counter[str]()
         self._turn += 1
-        start = self._turn * 61 % len(ready) if ready else 0  # so that each connection gets a turn
+        # start with another connection in each poll, so that each gets a turn
+        start = self._turn * 61 % len(ready) if ready else 0
         for descriptor, _ in (*ready[start:], *ready[:start]):
             if descriptor == self._listener.fileno():
                 self._accept()
@@ -155,7 +156,8 @@ class Receiver:
         if flags & socket.MSG_TRUNC:
             self.dropped["oversized"] += 1
         elif not message:
-            return self._close(connection)  # an empty message looks the same, but a client never sends one
+            # an empty message would look the same, but a client never sends an empty message
+            return self._close(connection)
         else:
             step = parse(message)
             if step is not None:
@@ -189,7 +191,7 @@ class Receiver:
             except OSError as error:
                 if not shortage.has_no_descriptor(error):
                     continue  # the connection ended while it waited (accept(2): ECONNABORTED)
-                # The connections wait in the queue until the next poll, so that the loop does not spin.
+                # The connections wait in the queue until the next poll. Trying again at once would be a busy loop.
                 shortage.record(shortage.DESCRIPTORS)
                 self.dropped["file_descriptors"] += 1
                 return
@@ -208,7 +210,7 @@ class Receiver:
             self._ready.register(stream, select.EPOLLIN)
 
     def _refusal(self, job: str) -> str:
-        """Return the limit that forbids another connection from this job, or "" if there is none."""
+        """Return the name of the limit that forbids another connection from this job, or "" if it is allowed."""
         if not job:
             return "strangers"
         if job not in self._connections_by_job and len(self._connections_by_job) >= self.max_jobs:
@@ -228,7 +230,7 @@ class Receiver:
         try:
             self._brief = refuse_descriptors(listener)
             listener.bind(self.path)
-            os.chmod(self.path, 0o666)  # ranks run as any user
+            os.chmod(self.path, 0o666)  # ranks may run as any user
             listener.listen(BACKLOG)
             found = os.stat(self.path)
         except BaseException:

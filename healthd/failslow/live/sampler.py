@@ -1,7 +1,7 @@
 """Receives samples of this node's counters from a separate process (sampling.py).
 
-This module never blocks and never kills. A process that hangs in NVML is abandoned and its pipes are closed. While it
-exists, no other is started (docs/adr/0005).
+This module never blocks, and it never kills the process. If the process hangs in NVML, it is abandoned and its pipes
+are closed. No other sampling process is started while the hanging process exists (docs/adr/0005).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _closing: list[subprocess.Popen[bytes]] = []  # not waited for
 
 
 class Sampler:
-    """The sampling process's client.
+    """The client of the sampling process.
 
-    deadline: time of the next step (monotonic). problems: why a source provides no data. job: the only job on this
-    node, or "". share: share of a core in the last minute. gpus: latest NVML values of each GPU, by PCI address:
-    {"celsius", "sm_mhz", "reasons", "pcie"}.
+    deadline: time of the next step (monotonic). problems: why a source provides no data. job: the job on this node if
+    there is exactly one, otherwise "". share: share of a core used in the last minute. gpus: latest NVML values of each
+    GPU, by PCI address: {"celsius", "sm_mhz", "reasons", "pcie"}.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Sampler:
     def _handle_end(self, now: float) -> None:
         """Handle the end of the process.
 
-        Either it stopped because of its cost and reported this, or it failed and is restarted.
+        The process either reported that it stopped because of its cost, or it failed and is restarted.
         """
         assert self._process is not None
         process, self.job, self.gpus = self._process, "", {}

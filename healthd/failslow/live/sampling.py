@@ -2,20 +2,20 @@
 
     python -m healthd.failslow.live.sampling SETUP        SETUP: JSON, see Setup
 
-It is a separate process because NVML can hang (docs/adr/0005). The parent (sampler.py) then abandons it and never kills
-it. It ends when its standard input is closed, which it checks between two samples. Its output is JSON lines on standard
-output, a few per minute.
+It is a separate process because NVML can hang (docs/adr/0005). If it hangs, its parent (sampler.py) abandons it but
+never kills it. Between two samples, the process checks its standard input and ends if this is closed. It writes a few
+JSON lines per minute to standard output.
 
-It samples only while exactly one job has been on this node for at least a minute. With several jobs, the counters could
-not be attributed to one of them, and a shorter job has too few iterations. NVML is open only during that time, and only
-while the job itself has a GPU open. A driver without other users takes seconds to open, and loses its error counts when
-it is closed.
+It samples only while exactly one job is on this node, and only if the job has been there for at least a minute. With
+several jobs, the counters could not be attributed to one of them, and a shorter job has too few iterations. NVML is
+open only while a job is sampled and has a GPU open itself. If a driver has no other user, opening it takes seconds, and
+closing it loses its error counts.
 
 Budget: sampling may take 0.1 % of a core. The cost of a sample depends on the driver, the adapters' firmware and the
 number of GPUs and ports. It is therefore measured over each minute. If it is too high:
 
 1. take half as many samples, if the detected rhythm remains visible;
-2. sample half of the GPUs or ports, because those of one job have the same rhythm;
+2. sample half of the GPUs or ports, because all GPUs and ports of a job have the same rhythm;
 3. take half as many samples, even if the rhythm is no longer visible;
 4. take no samples.
 """
@@ -48,11 +48,11 @@ SETTLED_SECONDS = 60.0
 GPUS_SECONDS = 30.0
 ALIVE_SECONDS = 60.0
 RETRY_SECONDS = 60.0  # delay after a source could not be opened
-WAIT_SECONDS, QUIET_WAITS = 1.0, 5  # time to wait for the previous process
+WAIT_SECONDS, QUIET_WAITS = 1.0, 5  # time to wait for the previous sampling process to end
 
 MAX_SHARE = 0.001  # share of a core
 BUDGET_SECONDS = 60.0
-MAX_INTERVAL_SECONDS = 5.0  # interval between samples; iterations below 100 s are then not visible
+MAX_INTERVAL_SECONDS = 5.0  # longest interval between samples; iterations below 100 s are then not visible
 
 Send = Callable[[Mapping[str, Any]], None]
 
@@ -62,8 +62,8 @@ class Setup:
     """The process's configuration.
 
     sources: names from counters.SOURCES. seconds: interval between two samples. fake_nvml: the daemon's setting. lock:
-    a file that only one such process locks at a time, "" for none. settled_seconds: minimum time for which a job must
-    have been on this node.
+    a file that a sampling process locks, so that only one samples at a time; "" for none. settled_seconds: minimum time
+    that a job must have been on this node.
     """
 
     sources: tuple[str, ...]
@@ -82,7 +82,7 @@ class Reduction(enum.Enum):
 
 @dataclass(slots=True)
 class Budget:
-    """The CPU budget. started: monotonic time and this process's CPU seconds when the measurement started."""
+    """The CPU budget. started: monotonic time and CPU seconds of this process at the start of the measurement."""
 
     started: tuple[float, float]
     shares: list[float] = field(default_factory=list)  # shares in the last minutes
@@ -98,7 +98,7 @@ class Budget:
 
 
 def choose_reduction(seconds: float, period: float | None, can_narrow: bool) -> Reduction:
-    """Return how to reduce the cost. period: shortest detected period in seconds, or None."""
+    """Return the next way to reduce the cost. period: shortest detected period in seconds, or None."""
     if period is not None and 2 * seconds * MIN_PERIOD <= period:
         return Reduction.SLOWER
     if can_narrow:
@@ -198,7 +198,8 @@ class Sampling:
             self._report_problem(name, f"{name}: {error}")
             self._retry_at[name] = now + RETRY_SECONDS
             self._close(name)
-            if self._host.nvml_is_outdated:  # the library cannot be unloaded, so a new process loads the new one
+            # the old library cannot be unloaded, so end; the next process loads the new library
+            if self._host.nvml_is_outdated:
                 self.close()
                 self.stopped = True
             return
@@ -324,8 +325,8 @@ def main() -> None:
 def send(line: Mapping[str, Any]) -> None:
     """Write a line.
 
-    Unless there are many GPUs, a line is shorter than PIPE_BUF. The parent reads within seconds, so this does not block
-    for long.
+    This does not block for long: the parent reads within seconds and, unless there are many GPUs, a line is shorter
+    than PIPE_BUF.
     """
     os.write(1, json.dumps(line).encode() + b"\n")
 
@@ -333,7 +334,7 @@ def send(line: Mapping[str, Any]) -> None:
 def _wait_for_lock(path: str) -> bool:
     """Wait until no other process samples here. Return False if standard input is closed.
 
-    The other process ends as soon as it is asked to, unless it hangs in the driver.
+    The other process ends as soon as its standard input is closed, unless it hangs in the driver.
     """
     waits = 0
     while not _try_lock(path):

@@ -1,4 +1,4 @@
-"""A running job's iteration times as a series: its samples, the start of its slowness, and the lost time."""
+"""A running job's iteration times as a series: the samples, the start of the slowness, and the lost time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Sample(NamedTuple):
     series  the series within the job and the source: a rank's connection or a kind of counter ("ib")
     time    when the iteration ended, epoch seconds
     value   seconds, more than 0
-    kind    ITERATION, or BUSY for a rank's own work in it
+    kind    ITERATION, or BUSY for a rank's own work in an iteration
     steps   number of iterations of which `value` is the mean
     """
 
@@ -31,7 +31,8 @@ class Sample(NamedTuple):
 
 
 MAX_POINTS = 4  # if a job becomes slow repeatedly, only its last points are kept
-CERTAIN_SHARE = 0.7  # share of slow_percent that must be exceeded with certainty (detect.LIMITS: 7 % of 10 %)
+# share of slow_percent that must be exceeded beyond chance (7 % for a limit of 10 %, as in detect.LIMITS)
+CERTAIN_SHARE = 0.7
 
 
 def detector_limits(percent: float) -> Limits:
@@ -72,11 +73,11 @@ class Series:
 
     @property
     def ratio(self) -> float | None:
-        """The last samples as a multiple of the healthy time, or None if there are too few samples."""
+        """The mean of the last samples divided by the healthy time, or None if there are too few samples."""
         return self.detector.recent_ratio()
 
     def add(self, value: float, time: float, steps: float = 1.0) -> bool:
-        """Add the mean of `steps` steps, in seconds. Return True if the series became slow or recovered."""
+        """Add the mean duration of `steps` steps, in seconds. Return True if the series became slow or recovered."""
         detector = self.detector
         before = detector.slow
         detector.add(value)

@@ -16,8 +16,8 @@ class LiveSettings:
     client           jobs may report their steps
     sample           counters to sample without the job's help: "nvlink", "pcie", "ib", "power"
     sample_seconds   interval between samples
-    slow_percent     slowdown from which on a job's times count as slow
-    counters_percent the same for times from sampled counters
+    slow_percent     slowdown from which a job's times count as slow
+    counters_percent the same limit for times from sampled counters
     max_jobs, max_ranks  maximum number of monitored jobs on this node, and of ranks per job
     restart_seconds  cost of a restart for a job; the job is advised to restart once it has lost that much time
     """
@@ -36,8 +36,8 @@ class LiveSettings:
 class Locations:
     """Paths that the live process needs.
 
-    runtime_dir: the daemon's runtime directory. root: the tree of /proc and /sys ("/" is this machine). fake_nvml: a
-    profile or scenario file in place of the driver, "" for the real driver.
+    runtime_dir: the daemon's runtime directory. root: the folder that contains /proc and /sys ("/" is this machine).
+    fake_nvml: a profile or scenario file that replaces the driver, "" for the real driver.
     """
 
     runtime_dir: str

@@ -1,1 +1,1 @@
-"""Remedies for a slow job: which one is worth its cost, when to apply it, and how."""
+"""Remedies for a slow job: which remedy is worth its cost, and when and how to apply it."""

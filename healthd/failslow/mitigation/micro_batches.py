@@ -1,16 +1,17 @@
-"""S2: divides micro-batches so that the slowest data-parallel group finishes as early as possible. Pure.
+"""Remedy S2: divides micro-batches so that the slowest data-parallel group finishes as early as possible. Pure.
 
-FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. In about 2 % of random cases, this
-misses the best makespan, max(m_i t_i), although the makespan is the duration of an iteration. This module therefore
-minimises the makespan first, and then the variance among all divisions with that makespan. Both steps are exact:
+FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. The duration of an iteration is the
+makespan, max(m_i t_i). In about 2 % of random cases, FALCON's rule misses the best makespan. This module therefore
+first minimises the makespan, and then the variance among all divisions with this makespan. Both steps are exact:
 
-- Makespan: each micro-batch goes to the group that finishes it first. All micro-batches that finish by the time T with
-  sum(T / t_i) = M precede any other. The search starts there, with fewer than one micro-batch per group left.
-- Variance: sum((x_i - mean)^2) is the minimum over c of sum((x_i - c)^2). For a given c this is convex in each m_i, so
-  that moving single micro-batches between groups finds the optimum. With A = sum x_i^2 and B = sum x_i the variance
-  A - B^2 / n is concave. The optimum is therefore a corner of the convex hull of all (B, A), and each corner is optimal
-  for some c. Between two known corners, the others lie in the triangle below them. The tip of the triangle bounds their
-  value; if it is no better than the best known value, the interval is skipped (Eisner and Severance 1976).
+- Makespan: each micro-batch goes to the group that finishes it first. Let T be the time with sum(T / t_i) = M. All
+  micro-batches that finish by T can be assigned at once. Then fewer micro-batches than groups are left to assign.
+- Variance: sum((x_i - mean)^2) is the minimum over c of sum((x_i - c)^2). For a given c, this sum is convex in each
+  m_i, so moving single micro-batches between groups finds its optimum. With A = sum x_i^2 and B = sum x_i, the variance
+  A - B^2 / n is concave. The best division is therefore a corner of the convex hull of all points (B, A), and each
+  corner is optimal for some c. All corners between two known corners lie in the triangle below these two. The tip of
+  the triangle bounds their value. If it is not better than the best known value, they are skipped (Eisner and Severance
+  1976).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from healthd.common.errors import HealthdError
 
 MAX_GROUPS = 10_000
 MAX_MICRO_BATCHES = 1_000_000
-MAX_TIME_RATIO = 1e6  # maximum ratio of the longest to the shortest time; a larger one indicates a wrong time
+MAX_TIME_RATIO = 1e6  # maximum ratio of the longest to the shortest time; a larger ratio indicates a wrong time
 ROUNDING = 1e-14  # relative error in a sum of squares
-TOLERANCE = 1e-9  # relative difference up to which makespans count as equal, because times are measured
+TOLERANCE = 1e-9  # makespans count as equal up to this relative difference, because times are measured
 
 
 class InvalidSplit(HealthdError):
@@ -37,7 +38,7 @@ class Split(NamedTuple):
     """A division of micro-batches.
 
     micro_batches: number for each group, in the order of the times. makespan: time of the slowest group, in the unit of
-    the times. even: the makespan if the micro-batches are divided evenly, or nearly so.
+    the times. even: the makespan of an even division, or of the most even one if there is a remainder.
     """
 
     micro_batches: tuple[int, ...]
@@ -77,7 +78,7 @@ def _product(share: int, time: float) -> float:
 def _check(times: Sequence[float], micro_batches: int) -> None:
     groups = len(times)
     if not groups:
-        raise InvalidSplit("no time given: one per data-parallel group is required")
+        raise InvalidSplit("no time given: one time for each data-parallel group is required")
     if groups > MAX_GROUPS:
         raise InvalidSplit(f"there are {groups:,} groups, but at most {MAX_GROUPS:,} can be divided")
     for nth, time in enumerate(times, 1):
@@ -100,8 +101,8 @@ def _check(times: Sequence[float], micro_batches: int) -> None:
 
 def _minimize_makespan(times: Sequence[float], micro_batches: int) -> list[int]:
     """Return the shares with the smallest makespan. Each group has at least one micro-batch."""
-    # Groups whose first micro-batch finishes after the deadline get only one. The deadline is computed without these
-    # groups.
+    # Groups whose first micro-batch finishes after the deadline get only one micro-batch. The deadline is computed
+    # without these groups.
     ascending, remaining, rate = sorted(times), micro_batches, math.fsum(1 / time for time in times)
     for time in reversed(ascending):
         if remaining / rate >= time:
@@ -113,7 +114,7 @@ def _minimize_makespan(times: Sequence[float], micro_batches: int) -> list[int]:
     deadline = remaining / rate * (1 - TOLERANCE) if remaining > 0 and rate > 0 else 0.0
     shares = [max(1, math.floor(deadline / time)) for time in times]
     undistributed = micro_batches - sum(shares)
-    if undistributed < 0:  # caused by rounding in a sum of very unequal rates
+    if undistributed < 0:  # possible only through rounding in a sum of very unequal rates
         shares, undistributed = [1] * len(times), micro_batches - len(times)
     heap = [((share + 1) * time, at) for at, (share, time) in enumerate(zip(shares, times, strict=True))]
     heapify(heap)
@@ -142,7 +143,7 @@ def _minimize_variance(times: Sequence[float], shares: list[int], makespan: floa
     max_shares = [
         max(share, math.floor(makespan * (1 + TOLERANCE) / time)) for share, time in zip(shares, times, strict=True)
     ]
-    if sum(max_shares) == sum(shares):  # no alternative, as in nearly all cases
+    if sum(max_shares) == sum(shares):  # only one division has this makespan, as in nearly all cases
         return shares
     origin = math.fsum(map(_product, shares, times)) / groups  # smaller numbers have smaller rounding errors
 
@@ -183,8 +184,8 @@ def _minimize_variance(times: Sequence[float], shares: list[int], makespan: floa
 def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max_shares: Sequence[int]) -> list[int]:
     """Return the shares with the smallest sum((m_i t_i - c)^2) and 1 <= m_i <= max_shares.
 
-    Micro-batches are moved one at a time from where this saves the most to where it costs the least, until no move
-    saves anything.
+    Single micro-batches are moved from the group where this saves the most to the group where it costs the least, until
+    no move saves anything.
     """
     found = list(shares)
 
@@ -193,7 +194,7 @@ def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max
         return times[at] * ((2 * found[at] + 1) * times[at] - 2 * c) if found[at] < max_shares[at] else math.inf
 
     def removal_saving(at: int) -> float:
-        """Return the saving from one micro-batch less."""
+        """Return what one micro-batch less saves."""
         return times[at] * ((2 * found[at] - 1) * times[at] - 2 * c) if found[at] > 1 else -math.inf
 
     # Heap entries may be out of date. Such an entry is recomputed when it reaches the top.
@@ -210,7 +211,7 @@ def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max
         if -saved != removal_saving(source):
             heapreplace(removals, (-removal_saving(source), source))
             continue
-        if not -saved > cost:  # an infinite cost forbids the move
+        if not -saved > cost:  # an infinite cost means that the move is forbidden
             return found
         found[target] += 1
         found[source] -= 1

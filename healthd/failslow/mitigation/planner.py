@@ -1,28 +1,29 @@
 """Chooses a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure.
 
-It is unknown how long slowness will last. Acting immediately is expensive if the slowness ends by itself; waiting is
-expensive if it does not. The planner compares the loss so far with the cost of each remedy, cheapest first. It applies
-a remedy when the loss has reached the remedy's cost, and then continues with the next one. After a relief, it starts
+It is unknown how long slowness will last. Acting at once is a waste if the slowness ends by itself, but waiting is a
+waste if it lasts. The planner therefore compares the loss so far with the cost of each remedy, cheapest first. When the
+loss has reached the cost of a remedy, it applies this remedy and continues with the next one. After a relief, it starts
 again.
 
-Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and none of a job's GPUs work while it
-moves micro-batches or restarts.
+Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and no GPU of the job works while the
+job moves micro-batches or restarts.
 
-Guarantees, where C is the sum of the loss and the costs, k is the number of applied remedies, and "one iteration" is
-the loss in the iteration in which the loss reached a cost:
+Guarantees. C is the total of the loss and the costs of applied remedies. k is the number of applied remedies. "One
+iteration" is the loss in the iteration in which the loss reached a cost.
 
-- one remedy that removes the slowness: C <= 2 x the smallest possible value + one iteration;
-- several remedies, none of which makes it worse: C <= (1 + k) x (the smallest possible value + one iteration). When k
-  remedies were applied, the loss had reached the cost of each, so they cost at most k times the loss. The loss before
-  the remedy of the best plan is at most its cost and one iteration, and after it no more than that of the best plan.
+- There is one remedy, and it removes the slowness: C <= 2 x the smallest possible C + one iteration.
+- There are several remedies, and none makes the slowness worse: C <= (1 + k) x (the smallest possible C + one
+  iteration). Each of the k remedies was applied when the loss had reached its cost, so together they cost at most k
+  times the loss. Until the planner applies the remedy of the best possible plan, the loss is at most this remedy's cost
+  and one iteration. Afterwards, the loss is at most that of the best plan.
 
-If `settles` is more than 0, healthd waits for that many iterations after a remedy to see its effect. "One iteration"
-then stands for this number of iterations.
+If `settles` is more than 0, healthd waits for this number of iterations after a remedy, to observe its effect. "One
+iteration" then means this number of iterations.
 
-`replay` finds when the planner would have acted on a job with known times, and how much that would have saved. The
-points are the detector's, which uses no sample after its alarm. The causes are those found in the whole file, and a
-relief counts from its position, not from its detection. The savings assume that a remedy removed the slowness
-completely when it was applied, since its real effect is not known in advance.
+`replay` finds when the planner would have acted on a job with known times, and how much this would have saved. Onsets
+come from the detector, which uses no sample after its alarm. But the causes are those found in the whole file, and a
+relief counts from its position, not from its later detection. The real effect of a remedy is not known in advance, so
+the savings assume that it removed the slowness completely and at once.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Action(enum.Enum):
 
 
 class Overheads(NamedTuple):
-    """The time in seconds that each remedy costs the gang, because no rank trains while it is applied.
+    """The time in seconds that each remedy costs the gang. No rank trains while a remedy is applied.
 
     The paper gives "low", "about a minute" and "high". Values measured at the site are better.
     """
@@ -60,9 +61,9 @@ class Overheads(NamedTuple):
 class Observation(NamedTuple):
     """One iteration of the gang.
 
-    lost_seconds: its time minus the time of a healthy iteration, summed over the iterations not yet reported (slowness
-    is detected some iterations after its onset). gpus: number of GPUs in the whole gang. whole_stage: True if the slow
-    node runs a whole pipeline stage.
+    lost_seconds: its time minus the time of a healthy iteration. Slowness is detected some iterations after its onset,
+    so the first observation contains the sum over all iterations that were not reported before. gpus: number of GPUs in
+    the whole gang. whole_stage: True if the slow node runs a whole pipeline stage.
     """
 
     slow: bool
@@ -95,9 +96,9 @@ class NextAction(NamedTuple):
 
 HEALTHY = State()
 
-# From the paper's table: S2 mitigates only slow compute, S3 mitigates slow compute and communication, and S4 removes
-# both. If the cause is unknown, it is also unknown which part to relieve, so only a restart remains. Slowness caused by
-# the job itself (longer sequences, an unequal pipeline) returns after a restart.
+# From the paper's table: S2 mitigates only slow compute, S3 mitigates slow compute and slow communication, and S4
+# removes both. If the cause is unknown, S2 and S3 cannot be applied, so only a restart remains. If the job itself
+# causes the slowness (longer sequences, an unequal pipeline), a restart does not help, because the slowness returns.
 _COMPUTE = (Action.MICRO_BATCHES, Action.TOPOLOGY, Action.RESTART)
 _COMMUNICATION = (Action.TOPOLOGY, Action.RESTART)
 CANDIDATES = {
@@ -112,8 +113,8 @@ CANDIDATES = {
 }
 
 
-# Every data-parallel group passes through each stage. So no other group is faster, and the stragglers are already in
-# the smallest number of stages.
+# If a whole stage is slow, all data-parallel groups are equally slow, because each of them passes through this stage.
+# The stragglers are already in the smallest number of stages. S2 and S3 therefore cannot help.
 USELESS_FOR_WHOLE_STAGE = (Action.MICRO_BATCHES, Action.TOPOLOGY)
 
 
@@ -123,7 +124,8 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 
 def find_next_action(state: State, gpus: int, overheads: Overheads) -> NextAction | None:
-    """Return the next remedy for this cause and the loss it requires, or None if only ignoring it (S1) remains."""
+    """Return the next remedy for this cause and the loss from which it is applied, or None if none is left except S1
+    (ignore)."""
     useless = USELESS_FOR_WHOLE_STAGE if state.whole_stage else ()
     candidates = [
         candidate for candidate in CANDIDATES[state.cause] if candidate not in (Action.IGNORE, *useless, *state.actions)
@@ -148,7 +150,7 @@ def advance(
         if math.isfinite(observation.lost_seconds)
         else state.lost
     )
-    # A cause that becomes known later replaces "unknown" and is then kept.
+    # If the cause becomes known later, it replaces "unknown" and is then kept.
     cause = state.cause if observation.cause is Cause.UNKNOWN else observation.cause
     state = State(cause, max(lost, 0.0), state.actions, state.since + 1, observation.whole_stage)
     following = find_next_action(state, observation.gpus, overheads)
@@ -160,8 +162,9 @@ def advance(
 
 # --- replay of a job's times
 
-HEALTHY_SAMPLES = 400  # number of healthy samples
-PAUSE_RATIO = 10.0  # times a healthy iteration; this is a checkpoint or an evaluation and counts as a normal iteration
+HEALTHY_SAMPLES = 400  # maximum number of healthy samples before an onset
+# an iteration that takes this many times as long as a healthy one is a checkpoint or an evaluation and counts as normal
+PAUSE_RATIO = 10.0
 
 
 class AppliedAction(NamedTuple):
@@ -175,7 +178,7 @@ class AppliedAction(NamedTuple):
 
 
 class SlowSpan(NamedTuple):
-    """A period in which the job or one of its parts was slow.
+    """A period in which the whole job, or one of its ranks or nodes, was slow.
 
     onset, relief: positions in `series`; relief is None while it lasts. suspects: names of the suspects, "" for the job
     as a whole. state, next_action: at the end of the series.
@@ -238,9 +241,9 @@ def replay(
 def _find_slow_series(
     series: Sequence[Series], diagnosis: Diagnosis
 ) -> Iterable[tuple[Series, Sequence[Point], Point, str, Cause, bool]]:
-    """Yield each suspect and each slow job with the series from which its loss is computed.
+    """Yield each suspect and each slow job, with the series from which its loss is computed.
 
-    This is its own series if the point is in it, otherwise another series with the point.
+    This is the suspect's own series if it contains the point, otherwise another series with the point.
     """
     owners = list(zip(series, diagnosis.points, strict=True))
     named = [(item.point, item.series, item.subject, item.cause, item.whole_stage) for item in diagnosis.suspects]
@@ -315,7 +318,7 @@ def _plan_span(
     clock: Series, group: Sequence[_SlowSeries], gpus: int, overheads: Overheads, seconds: float, settles: int
 ) -> SlowSpan:
     begin, end = group[0].begin, max(item.end for item in group)
-    # All ranks wait for the slowest, so losses at the same time are not added.
+    # All ranks wait for the slowest, so simultaneous losses are not added: only the largest counts.
     losses = [max(item.losses.get(at, 0.0) for item in group) * seconds for at in range(begin, end)]
     alarm = min(min(item.alarm for item in group), end - 1)
     state, applied = HEALTHY, []

@@ -1,17 +1,17 @@
-"""S3: exchanges ranks' positions so that a slow GPU or link costs the job as little as possible. Pure.
+"""Remedy S3: exchanges ranks' positions so that a slow GPU or link costs the job as little as possible. Pure.
 
 FALCON (arXiv 2410.12588, S3): a pipeline is as fast as its slowest stage. Stragglers are therefore packed into as few
 stages as possible, ceil(stragglers / GPUs per stage). Interior stages are preferred, because the first and last stages
-have more work (embedding, loss). A slow link should carry only what two neighbouring stages send each other, or
-nothing, rather than the gradients of a data-parallel group, which are many times larger.
+have more work (embedding, loss). A slow link should carry nothing, or only the data that two neighbouring stages
+exchange. It should not carry the gradients of a data-parallel group, which are many times larger.
 
 Only whole tensor-parallel groups move: their ranks communicate in each layer, so they are on one node and stay
-together. A straggler counts as its whole group, so there are ceil(slow groups / groups per stage) stages. This is the
-paper's number if a group is one GPU or is entirely slow. Two groups that exchange positions exchange their weights and
-the positions of all their ranks. At no time is a rank without a position.
+together. A group with a straggler counts as slow. The stragglers are packed into ceil(slow groups / groups per stage)
+stages. This equals the paper's number if a group is one GPU or is entirely slow. When two groups exchange positions,
+they exchange their weights and the positions of all their ranks. A rank always has a position.
 
-For stragglers, the number of moves is minimal. For links, a single move is found if one is enough. If several are
-needed, each is the most effective next move; their number is not necessarily minimal.
+For stragglers, the number of moves is minimal. For links, a single move is found if one is enough. If several moves are
+needed, each move is the most effective one at that time, and the number of moves may not be minimal.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Swap(NamedTuple):
 class Topology(NamedTuple):
     """The result of the rearrangement.
 
-    stages: stages that now contain all stragglers, ascending. positions: each rank's position after the swaps, which
-    apply in order. limitations: sentences without a full stop about problems that no move solves.
+    stages: stages that contain all stragglers after the swaps, ascending. positions: each rank's position after all
+    swaps were applied in order. limitations: sentences without a full stop about problems that no move solves.
     """
 
     stages: tuple[int, ...]
@@ -59,7 +59,7 @@ class Topology(NamedTuple):
     limitations: tuple[str, ...]
 
 
-Cell = tuple[int, int]  # (stage, dp) for a tensor-parallel group
+Cell = tuple[int, int]  # stage and data-parallel group of a tensor-parallel group
 Link = tuple[int, int]  # two tensor-parallel groups, by number
 
 
@@ -78,7 +78,8 @@ def rearrange(
     for rank, position in positions.items():
         groups[position.stage, position.dp][position.tp] = rank
     cells = sorted(groups)
-    ranks = [groups[cell] for cell in cells]  # ranks in each group; from here on, a group is identified by its number
+    # ranks in each tensor-parallel group; from here on, a group is identified by its number
+    ranks = [groups[cell] for cell in cells]
     group_by_rank = {rank: group for group, group_ranks in enumerate(ranks) for rank in group_ranks}
     _check_ranks(group_by_rank, stragglers, slow_links)
     slow = {group_by_rank[rank] for rank in stragglers}
@@ -140,7 +141,7 @@ def _check_ranks(
 def _group_links(
     slow: Collection[tuple[int, int]], group_by_rank: Mapping[int, int]
 ) -> tuple[list[Link], list[tuple[int, int]]]:
-    """Return the links between groups, each once, and the links within one group, which no move can improve."""
+    """Return the slow links between groups, each once, and the slow links within a group, which no move can improve."""
     links, within = set(), []
     for first, second in sorted(slow):
         a, b = sorted((group_by_rank[first], group_by_rank[second]))
@@ -152,9 +153,9 @@ def _group_links(
 
 
 def _choose_stages(cell_by_group: Sequence[Cell], slow: Collection[int], stages: int, width: int) -> set[int]:
-    """Return the stages for the slow groups.
+    """Return the stages into which the slow groups are packed.
 
-    There are as few as possible. Interior stages come first, then those with the most slow groups.
+    They are as few as possible. Interior stages are preferred, then stages with the most slow groups.
     """
     slow_counts = [0] * stages
     for group in slow:
@@ -167,10 +168,10 @@ def _choose_stages(cell_by_group: Sequence[Cell], slow: Collection[int], stages:
 def _pack_stragglers(
     cell_by_group: Sequence[Cell], slow: Collection[int], chosen: Collection[int], links: Sequence[Link]
 ) -> list[tuple[int, int]]:
-    """Return the moves of slow groups into the chosen stages, each with the healthy group for the exchange.
+    """Return the moves of slow groups into the chosen stages. Each slow group is exchanged with a healthy group.
 
-    There is one move for each slow group outside the chosen stages, which is the minimum. The healthy group is the one
-    with the fewest slow links that carry gradients, preferably in the same pipeline.
+    There is one move for each slow group outside the chosen stages, which is the minimum. The healthy group is chosen
+    so that the fewest slow links carry gradients, preferably in the same pipeline.
     """
     cells, pairs = list(cell_by_group), []
     free = [group for group, (stage, _) in enumerate(cell_by_group) if stage in chosen and group not in slow]
@@ -192,9 +193,9 @@ def _pack_stragglers(
 
 
 def _link_change(cell_by_group: Sequence[Cell], a: int, b: int, links: Sequence[Link]) -> tuple[int, int]:
-    """Return the change that a swap makes in two numbers of slow links.
+    """Return by how much a swap changes two numbers.
 
-    These are the slow links that carry gradients, and the slow links between neighbouring stages.
+    They are the number of slow links that carry gradients, and the number of slow links between neighbouring stages.
     """
     if not links:
         return 0, 0
@@ -217,7 +218,7 @@ def _link_traffic(first: Cell, second: Cell) -> str:
 def _best_link_move(
     cell_by_group: Sequence[Cell], slow: Collection[int], chosen: Collection[int], links: Sequence[Link]
 ) -> tuple[int, int] | None:
-    """Return the move that frees the most slow links from carrying gradients, or None. The stragglers stay packed."""
+    """Return the move after which the fewest slow links carry gradients, or None. The stragglers stay packed."""
     gradient_groups = sorted(
         {
             group

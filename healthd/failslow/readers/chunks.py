@@ -1,4 +1,4 @@
-"""Reads tables as columns, a chunk of rows at a time: CSV and JSON lines (also gzip-compressed), and Parquet.
+"""Reads tables in chunks of rows, as columns. Formats: CSV and JSON lines (also gzip-compressed), and Parquet.
 
 Text is read with the standard library, so that each error names its line. DuckDB reads Parquet (extra
 healthd[failslow]).
@@ -40,8 +40,8 @@ class Unreadable(HealthdError):
 class Chunk(NamedTuple):
     """Some rows.
 
-    columns: cells of each selected column (str from CSV, JSON values, numbers and str from Parquet). where(row):
-    the location for a message, such as "line 17"; rows count from 0.
+    columns: cells of each selected column (str from CSV, JSON values, numbers and str from Parquet). where(row): the
+    location of a row for a message, such as "line 17"; rows are counted from 0.
     """
 
     columns: tuple[Sequence[Any], ...]
@@ -51,9 +51,9 @@ class Chunk(NamedTuple):
 class Table(NamedTuple):
     """An open table.
 
-    names: names of the columns. first: first rows of all columns. chunks(selected): all rows of the columns with these
-    indices; may be called only once. notes: sentences without a full stop about reading the table; they are complete
-    after the last chunk.
+    names: names of the columns. first: the first rows, with all columns. chunks(selected): yields all rows, with only
+    the columns that have these indices; it can be called only once. notes: sentences without a full stop about problems
+    while reading; they are complete after the last chunk.
     """
 
     names: tuple[str, ...]
@@ -68,7 +68,7 @@ def open_table(path: str, name: str, standard_input: BinaryIO | None = None) -> 
 
     Args:
         name: the file's name in messages.
-        standard_input: read instead of the file, if given.
+        standard_input: if given, it is read instead of the file.
     """
     try:
         with standard_input or _open_regular(path, name) as file:
@@ -91,7 +91,7 @@ def open_table(path: str, name: str, standard_input: BinaryIO | None = None) -> 
 
 
 def _open_regular(path: str, name: str) -> BinaryIO:
-    """Open the file. Do not wait for the other end if it is a pipe. Raises OSError, Unreadable."""
+    """Open the file. If it is a pipe, do not wait for the other end. Raises OSError, Unreadable."""
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
     kind = os.fstat(file.fileno()).st_mode
     if not stat.S_ISREG(kind):
@@ -128,7 +128,10 @@ def _text_table(file: BinaryIO, name: str) -> Table:
 
 
 def _blocks(file: BinaryIO, name: str) -> Iterator[str]:
-    """Yield blocks of whole lines, without the last newline, which may also be missing from the file."""
+    """Yield blocks of whole lines.
+
+    The last newline of a block is left out; at the end of the file, it may be missing.
+    """
     incomplete, lines, begin = b"", 0, True
     while data := file.read(BLOCK):
         if begin:
@@ -165,7 +168,7 @@ def _csv_table(blocks: Iterator[str], head: str, name: str) -> Table:
     width = len(names)
 
     def columns(selected: Sequence[int]) -> Iterator[Chunk]:
-        torn = ""  # a line that is too short; the last line of a file may be incomplete
+        torn = ""  # the last line is too short; it may be incomplete
         for start, part in chain([(line_before, head_rows)], parts):
             if torn:
                 raise Unreadable(f"{name}: {torn}")
@@ -186,9 +189,9 @@ def _csv_table(blocks: Iterator[str], head: str, name: str) -> Table:
 
 
 def _csv_parts(blocks: Iterator[str], delimiter: str, name: str) -> Iterator[tuple[int, str | list[list[str]]]]:
-    """Yield the number of the line before a block, with the block's whole records as text.
+    """Yield blocks of whole records as text, each with the number of the line before it.
 
-    As soon as newlines may be quoted, the blocks are rows instead of text.
+    From the first block that may contain a quoted newline on, blocks are rows instead of text.
     """
     line = 0
     for block in blocks:
@@ -217,7 +220,7 @@ def _read_rows(reader: Any, start: int, name: str, limit: int) -> list[list[str]
     """Return the next rows of a csv.reader. Raises Unreadable.
 
     Args:
-        start: number of the line before its first line.
+        start: number of the line before the reader's first line.
     """
     try:
         return list(islice(reader, limit))
@@ -228,8 +231,8 @@ def _read_rows(reader: Any, start: int, name: str, limit: int) -> list[list[str]
 def _split_cells(block: str, width: int, delimiter: str) -> list[list[str]] | None:
     """Split text into columns. Return None if it contains quotes or if a line does not have `width` cells.
 
-    This is three times as fast as the csv module. Each newline becomes a separate cell, which must then be at every
-    expected position.
+    This is three times as fast as the csv module. Each newline becomes a separate cell. If each line has `width` cells,
+    these newline cells are at known positions.
     """
     if '"' in block or "\r" in block:
         return None
@@ -247,7 +250,7 @@ def _line(start: int, row: int) -> str:
 def _check_widths(
     rows: Sequence[list[str]], start: int, width: int, name: str
 ) -> tuple[list[list[str]], list[str], str]:
-    """Return the rows that have the right width, their locations, and any problem with the last row. Skip blank lines.
+    """Return the rows of the right width, their locations, and a problem with the last row, if any. Skip blank lines.
 
     Raises Unreadable if another row has a wrong width.
 
@@ -291,8 +294,8 @@ def _objects(
 ) -> Iterator[tuple[Sequence[int], Sequence[dict[str, Any]]]]:
     """Yield line numbers and their objects, CHUNK_ROWS at a time.
 
-    A last line that is not JSON is incomplete, so it is left out with a note. Raises Unreadable for any other line that
-    is not an object.
+    If the last line is not JSON, it is incomplete and is left out with a note. Raises Unreadable for any other line
+    that is not an object.
     """
     numbers: list[int] = []
     found: list[dict[str, Any]] = []

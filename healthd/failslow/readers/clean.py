@@ -1,7 +1,7 @@
-"""Cleans a series: makes a file's rows into ordered, unique, positive samples, and finds the job's starts. Pure.
+"""Cleans a series: turns a file's rows into ordered, unique, positive samples, and finds the job's starts. Pure.
 
-A job restart is distinguished from rows that are only late. The decision about a row depends only on the rows before it
-and the RESTART_RUN rows after it. Appended rows therefore never change an earlier decision.
+Rows after a job restart must be distinguished from rows that were only written late. The decision about a row depends
+only on the rows before it and on the RESTART_RUN rows after it. Rows that are appended later therefore never change it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from itertools import compress, islice
 from math import isfinite, nan
 from operator import lt, sub
 
-RESTART_RUN = 8  # number of consecutive ascending rows that begin another attempt; fewer are late rows
+RESTART_RUN = 8  # this number of consecutive ascending rows begins another attempt; a shorter run is late rows
 MIN_RESTART_RUN = 3
-GAP_INTERVALS = 60  # a restart takes this many usual intervals, and twice as long as any earlier gap
+GAP_INTERVALS = 60  # a gap is a restart if it lasts this many usual intervals, and twice as long as any earlier gap
 INTERVALS = 64  # the usual interval is the median of this many previous intervals
 MIN_INTERVALS = 8
 MIN_VALUE, MAX_VALUE = 1e-18, 1e18  # limits for an iteration's time in any unit; other values are errors in the file
-SAME_STEP = 0.8  # share of equal intervals from which on the index counts iterations, so that a gap means missing rows
+# if at least this share of intervals is equal, the index counts iterations, and a gap means missing rows
+SAME_STEP = 0.8
 
-# Counters for all series of a file, as displayed.
+# Names of the counters of problems in a file, as displayed.
 MISSING, INFINITE, NOT_POSITIVE = "without a value", "with an infinite value", "with a value of zero or less"
 NO_TIME = f"with a value that is not a time (below {MIN_VALUE:g} or above {MAX_VALUE:g})"
 REPEATED, LATE, RESTARTS, NEGATIVE_PART = "repeated", "not in order", "restarts", "negative part"
@@ -36,8 +37,8 @@ Floats = Sequence[float]
 class RawSeries:
     """One series with its rows in file order.
 
-    value: NaN if missing. index: None if only the order of the rows is known. parts: busy, wait and transfer, as far as
-    reported. regimes: None, or a name for each row. is_time: True if the index is known to be a time.
+    value: NaN if missing. index: None if only the order of the rows is known. parts: those of busy, wait and transfer
+    that are reported. regimes: None, or a name for each row. is_time: True if the index is known to be a time.
     """
 
     value: array[float]
@@ -49,10 +50,10 @@ class RawSeries:
 
 @dataclass(frozen=True, slots=True)
 class CleanSeries:
-    """Like RawSeries, but ordered and with values only from MIN_VALUE to MAX_VALUE.
+    """Like RawSeries, but in order and only with values from MIN_VALUE to MAX_VALUE.
 
-    rows: position of each sample among the series's ordered rows, including rows without a value, or None if it equals
-    the sample's position. starts: as in Series.
+    rows: position of each sample among all ordered rows of the series, including rows without a value; None if these
+    positions are the samples' own. starts: as in Series.
     """
 
     value: Floats
@@ -64,7 +65,7 @@ class CleanSeries:
 
 
 def clean_series(raw: RawSeries, counts: Counter[str]) -> CleanSeries:
-    """Clean a series, and count its problems under the names above."""
+    """Clean a series, and count the problems in its rows under the names above."""
     value, index, parts, regimes = raw.value, raw.index, raw.parts, raw.regimes
     starts: tuple[int, ...] = (0,)
     if index is not None:
@@ -128,9 +129,9 @@ def _mask_invalid(part: array[float], counts: Counter[str]) -> array[float]:
 def sort_rows(index: Floats, value: Floats, counts: Counter[str]) -> tuple[list[int], tuple[int, ...]]:
     """Return the rows in order, and the positions at which the job started (always including 0).
 
-    If the index falls back and continues over positions that already had other values, the job restarted from a
-    checkpoint. A row with the index and value of an earlier row of its attempt is a repeat. Any other row is late and
-    is sorted after rows with the same index.
+    If the index falls back and runs again over positions that already had other values, the job restarted from a
+    checkpoint (a new attempt). A row with the same index and value as an earlier row of its attempt is a repeat. Any
+    other row whose index falls back is late, and is sorted after rows with the same index.
     """
     order: list[int] = []
     starts = [0]
@@ -185,7 +186,7 @@ def _has_value(value: float, earlier: Sequence[float]) -> bool:
 def _add_gap_starts(index: Floats, starts: tuple[int, ...], is_time: bool) -> tuple[int, ...]:
     """Add starts after gaps that are longer than earlier pauses.
 
-    If the index counts iterations (most of its intervals are equal), it has no such gaps; there, rows are missing.
+    If the index counts iterations (most of its intervals are equal), a gap is not a restart: rows are missing.
     """
     if len(index) <= MIN_INTERVALS:
         return starts
@@ -214,13 +215,15 @@ def _add_gap_starts(index: Floats, starts: tuple[int, ...], is_time: bool) -> tu
 FAR_ABOVE, FAR_BELOW = (
     10.0,
     1 / 200,
-)  # units differ by 1000; overlapping parts are at most a few times the whole
+    # different units differ by a factor of 1000; parts in the same unit, even overlapping, are at most a few times the
+    # whole
+)
 
 
 def unit_mismatch(value: Floats, parts: Sequence[Floats], is_complete: bool) -> str:
     """Return "above" or "below" if the sum of the parts is far from the value in most samples, otherwise "".
 
-    The columns then have different units, because no time can be spent ten times.
+    The parts then have another unit than the value, because their sum cannot be ten times the whole.
 
     Args:
         is_complete: True if the parts should add up to the value.

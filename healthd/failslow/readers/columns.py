@@ -1,4 +1,4 @@
-"""Determines the meaning of a table's columns, as requested or from well-known names. Pure."""
+"""Determines the meaning of a table's columns, from the user's options or from well-known names. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _VALUES = (
     *("iteration_time", "iter_time", "iteration_duration", "step_time", "step_duration", "batch_time"),
     *("train_step_time", "time_per_iteration", "time_per_step", "elapsed_time_per_iteration", "duration", "value"),
 )
-# Names for times, used only if no column has a name above, because such a column may also count the time since the
-# start.
+# Other names for times. They are used only if no column has a name above, because a column with such a name may also
+# contain the time since the start.
 _PLAIN_VALUES = ("seconds", "secs", "sec", "milliseconds", "millis", "ms")
-_COUNTERS = ("step", "iteration", "iter", "batch")  # times if they have a unit: step_ms
+_COUNTERS = ("step", "iteration", "iter", "batch")  # these names mean a time only together with a unit: step_ms
 _UNIT = regex(
     r"(?i)[_ .(\[-]{1,8}(seconds|secs|sec|s|milliseconds|millis|ms|microseconds|us|nanoseconds|ns|norm)[)\]]?$"
 )
@@ -46,7 +46,7 @@ _MAX_NAMED = 12
 class Columns:
     """Names of a table's columns, "" or () if there are none.
 
-    Several columns for the series, group or regime are combined.
+    If several columns are given for the series, group or regime, they are combined.
     """
 
     series: tuple[str, ...] = ()
@@ -60,11 +60,11 @@ class Columns:
     transfer: str = ""
 
     def parts(self) -> dict[str, str]:
-        """Return the names of the columns busy, wait and transfer, as far as they exist."""
+        """Return the names of the columns with busy, wait and transfer times that exist."""
         return {part: name for part in _PARTS if (name := getattr(self, part))}
 
     def used(self) -> tuple[str, ...]:
-        """Return the columns in use, each once."""
+        """Return all columns that have a role, each once."""
         single = (self.value, self.index, self.node, self.busy, self.wait, self.transfer)
         return tuple(dict.fromkeys(name for name in (*self.series, *self.group, *self.regime, *single) if name))
 
@@ -82,10 +82,10 @@ def missing_column(requested: Columns, names: Sequence[str]) -> str:
 def choose_columns(
     requested: Columns, names: Sequence[str], is_numeric: Callable[[str], bool]
 ) -> tuple[Columns, list[str], str]:
-    """Return the requested columns, and find the others by well-known names.
+    """Return the columns for each role: the requested columns, and for all other roles columns with well-known names.
 
-    Also return the columns found by name, as "value step_time", and a sentence without a full stop if the column with
-    the values is ambiguous, or "".
+    Also return texts like "value step_time" for the columns that were found by name, and a sentence without a full stop
+    if it is ambiguous which column has the values, otherwise "".
 
     Args:
         names: columns of the table.
@@ -136,7 +136,7 @@ def _with_part(columns: Columns, part: str, name: str) -> Columns:
 
 
 def _series_columns(free: Sequence[str]) -> tuple[str, ...]:
-    """Return the column that names a rank or worker, otherwise a GPU with its node, otherwise a node."""
+    """Return the column that names a rank or worker. If there is none, return a GPU with its node, or else a node."""
     by_name = {name.lower(): name for name in free}
     for name in (*_SERIES,):
         if name in by_name:
@@ -147,7 +147,7 @@ def _series_columns(free: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_time(name: str) -> bool:
-    """Return True if the name means an iteration's time. A counter such as "iteration" must have a unit."""
+    """Return True if the name means the time of an iteration. A name such as "iteration" counts only with a unit."""
     bare = _bare_name(name)
     if bare in _COUNTERS:
         return _UNIT.search(name.strip()) is not None
@@ -155,7 +155,10 @@ def _is_time(name: str) -> bool:
 
 
 def _has_other_role(name: str) -> bool:
-    """Return True if the name means a series, a node, a part or an index, which cannot be the value."""
+    """Return True if the name means a series, a node, a part of the time or an index.
+
+    Such a column cannot be the value.
+    """
     index_names = ("step", "iteration", "iter", "epoch", "time", "timestamp", "index", "batch", "id")
     known_names = (
         *_SERIES,

@@ -41,7 +41,7 @@ def read_files(paths: Sequence[str], columns: Columns) -> ReadFiles:
     Unreadable is raised only if no file in the folder can be read.
     """
     tables: list[tuple[str, table.ReadTable]] = []
-    ranks: list[Stream] = []  # from all files, since other ranks' files show what a rank waited for
+    ranks: list[Stream] = []  # from all files, because the files of other ranks show what a rank waited for
     record_notes: list[str] = []
     unread: list[dict[str, str]] = []
     for path in paths:
@@ -96,8 +96,8 @@ def read_file(path: str, columns: Columns, name: str) -> table.ReadTable:
 def _merge(tables: Sequence[tuple[str, table.ReadTable]], notes: list[str]) -> list[Series]:
     """Return the series from all files, each with a unique name.
 
-    If several files have a series with the same name and group, the file is added to the name. Copies are left out with
-    a note, because they look like a gang.
+    If several files have a series with the same name and group, the file's name is added to the series's name. Copies
+    of a series are left out with a note, because they would look like a gang.
     """
     named: dict[tuple[str, str], list[tuple[str, Series]]] = {}
     for path, contents in tables:
@@ -127,7 +127,7 @@ def _merge(tables: Sequence[tuple[str, table.ReadTable]], notes: list[str]) -> l
 
 
 def _distinct_labels(paths: Sequence[str]) -> dict[str, str]:
-    """Return the shortest unique end of each path: "c/rank1". The file ending is included only if necessary."""
+    """Shorten each path to its shortest unique end, such as "c/rank1". The file ending is kept only if necessary."""
     split = [os.path.normpath(path).split(os.sep) for path in paths]
     for with_ending in (False, True):
         ends = split if with_ending else [[*folders, table.stem(file)] for *folders, file in split]

@@ -2,15 +2,15 @@
 
 NCCL Inspector writes one JSON object per line and one file per process (NVIDIA/nccl, ext-profiler/inspector:
 inspector.cc, README.md, v4.0 to v4.3): `header` (the communicator's id, this process's rank in it, n_ranks), `metadata`
-(dump_timestamp_us, hostname, pid) and `coll_perf` or `p2p_perf`. From v4.3 on header and metadata precede the records
-of a dump, in a line with `dump_stats`. Only with NCCL_INSPECTOR_DUMP_VERBOSE=1 does a record have `event_trace_ts`, the
-time when it began; dump_timestamp_us is the time when it was written. v4.0 keeps only a communicator's newest operation
-between two dumps.
+(dump_timestamp_us, hostname, pid) and `coll_perf` or `p2p_perf`. From v4.3 on, header and metadata precede the records
+of a dump, in a line with `dump_stats`. dump_timestamp_us is the time when a record was written. The time when the
+operation began, `event_trace_ts`, is recorded only with NCCL_INSPECTOR_DUMP_VERBOSE=1. Between two dumps, v4.0 keeps
+only the newest operation of each communicator.
 
 PyTorch's flight recorder dumps pickle or JSON (pytorch/pytorch, torch/csrc/distributed/c10d/FlightRecorder.hpp,
-versions 2.0 to 2.10): `entries`, one for each collective or send of any group; `time_created_ns`, the time of the call;
-`duration_ms`, only with TORCH_NCCL_ENABLE_TIMING; `pg_config`, the groups of this rank. Most dumps do not contain the
-rank: it is in the file name.
+versions 2.0 to 2.10): `entries`, with an entry for each collective or send in any group. An entry has
+`time_created_ns`, the time of the call, and `duration_ms` (only with TORCH_NCCL_ENABLE_TIMING). `pg_config` has the
+groups of this rank. Most dumps do not contain the rank, which is then taken from the file name.
 
 A hook writes a line for each call, with the time, the operation and optionally the communicator.
 
@@ -18,10 +18,10 @@ A hook writes a line for each call, with the time, the operation and optionally 
     1758610505.592849 all_reduce 0x7f01
     1758610505.611203 all_gather
 
-The first line is optional; without it, the rank is in the file name. JSON lines have the same contents: {"time": ...,
-"operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in seconds or,
-depending on its size, in ms, us or ns since 1970. A library that LD_PRELOAD puts before NCCL can write such a log
-(FALCON, arXiv 2410.12588, 2.2).
+The first line is optional. Without it, the rank is taken from the file name. JSON lines have the same contents:
+{"time": ..., "operation": ..., "comm": ...}, and may have "rank", "host", "duration_us" and "size". A time is in
+seconds or, depending on its size, in ms, us or ns since 1970. A library that is loaded before NCCL by LD_PRELOAD can
+write such a log (FALCON, arXiv 2410.12588, 2.2).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ MAX_BYTES = 1 << 30
 SNIFF_BYTES = 1 << 16
 _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
-# Contents that only a record has under these names; a table may have a column with the same name.
+# A table may have columns with the same names. These patterns match only the contents of a record.
 _ENTRIES = regex(r'"entries"\s*:\s*\[')
 _INSPECTOR = regex(r'"(coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
-# Protocol 0, which is text: a class with its arguments, or a dict or list of plain data.
+# Pickle protocol 0, which is text: a class with its arguments, or a dict or list of plain data.
 _OLD_PICKLE = regex(r"c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n(p\d+\n)?\(|\([dl]p\d+\n")
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|jsonl|log|txt|out|gz|bin|dump|trace|csv|parquet)$")
 
@@ -204,8 +204,8 @@ def _parse_lines(
 ) -> Iterator[tuple[str, Any]]:
     """Yield the location and contents of each line that is not blank.
 
-    A last line that `parse` rejects is incomplete, so it is left out with a note. Raises StreamError for any other line
-    that `parse` rejects, or if no operation was `found`.
+    If `parse` rejects the last line, this line is incomplete and is left out with a note. Raises StreamError if `parse`
+    rejects any other line, or if no operation was `found`.
 
     Args:
         description: text that describes a rejected line.
@@ -294,7 +294,7 @@ def to_seconds(value: str | float) -> float:
 
 
 def _is_hook_line(keys: set[str]) -> bool:
-    """Return True if these are the keys of a line in a hook's log. A table row has more keys."""
+    """Return True if these are the keys of a line in a hook's log. A row of a table would have more keys."""
     required = keys - _OPTIONAL_KEYS
     return len(required) == 2 and bool(required & set(TIMES)) and bool(required & set(OPERATIONS))
 
@@ -312,7 +312,7 @@ def read_inspector(lines: Iterable[str], source: str, notes: list[str]) -> list[
     operations: dict[tuple[str, str], list[Operation]] = {}
     ranks_by_group: dict[
         tuple[str, str], dict[str, tuple[int, int]]
-    ] = {}  # number of ranks and this process's rank, by group
+    ] = {}  # for each group, the number of ranks and the rank of this process
     for where, record in _parse_lines(lines, source, json.loads, "is damaged JSON", operations, notes):
         try:
             header, metadata = record.get("header", header), record.get("metadata", metadata)
@@ -356,7 +356,7 @@ def _inspector_operation(record: Any, kind: str, group: str) -> Operation:
     if not 0 <= duration_us < math.inf:
         raise ValueError
     name = str(record[kind]) + (f" {int(record['p2p_peer'])}" if "p2p_peer" in record else "")
-    sequence = int(record[f"{kind}_sn"]) if kind == "coll" else -1  # both ends of a send have their own numbers
+    sequence = int(record[f"{kind}_sn"]) if kind == "coll" else -1  # sender and receiver number a send differently
     return Operation(
         started_us / 1e6, name, group, str(int(record[f"{kind}_msg_size_bytes"])), sequence, duration_us / 1e6
     )
@@ -365,7 +365,7 @@ def _inspector_operation(record: Any, kind: str, group: str) -> Operation:
 def _main_rank(groups: dict[str, tuple[int, int]], process: tuple[str, str]) -> str:
     """Return the rank in the largest communicator, which usually spans the whole job.
 
-    For a process that is alone in all communicators, return its name.
+    If the process is alone in all its communicators, return the name of the process.
     """
     ranks, rank = max(groups.values(), key=lambda entry: entry[0])
     return str(rank) if ranks > 1 else f"{process[0]}/{process[1]}"

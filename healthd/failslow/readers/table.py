@@ -18,7 +18,7 @@ from healthd.failslow.readers import clean
 from healthd.failslow.readers.chunks import NUMBER, Chunk, Unreadable, open_table
 from healthd.failslow.readers.columns import Columns, choose_columns, join_names, missing_column
 
-MIN_SAMPLES = 20  # minimum samples in a series; with fewer, there is no useful baseline
+MIN_SAMPLES = 20  # minimum number of samples in a series; with fewer, there is no useful baseline
 MAX_INDEX = 1e19  # larger than any iteration number or time
 _NO_VALUE = frozenset(("", "nan", "na", "n/a", "none", "null", "nat", "-", "<na>"))
 _INFINITE = frozenset(("inf", "+inf", "infinity", "+infinity"))
@@ -79,14 +79,14 @@ def read_table(path: str, requested: Columns, name: str = "", standard_input: Bi
     return _make_series(rows, path, name, notes)
 
 
-MAX_RUNS = 10_000  # maximum number of consecutive series; a column with more changes does not identify a series
+MAX_RUNS = 10_000  # if a column changes more often than this, it does not identify consecutive series
 INDEX_NAMES = ("step", "iteration", "iter", "global_step", "iteration_number", "batch_idx")
 
 
 def _mixed_series_problem(columns: Columns, names: Sequence[str], first: Mapping[str, Sequence[Any]]) -> str:
-    """Return a sentence if no column identifies the series although each index occurs several times, otherwise "".
+    """Return a sentence if no column identifies the series but each index occurs several times, otherwise "".
 
-    The table then contains several series, which would be read as one.
+    Such a table contains several series, which would be read as a single series.
 
     Args:
         first: the first rows.
@@ -120,7 +120,7 @@ def _series_question(index: str, likely: Sequence[str]) -> str:
 
 
 class _Runs:
-    """Records value changes in columns without a role: each new value, and the index at which it begins."""
+    """Records the changes in columns without a role: each new value, and the index at which it begins."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.runs: dict[str, list[tuple[str, str]]] = {column: [] for column in columns}
@@ -141,8 +141,9 @@ class _Runs:
     def series_columns(self) -> list[str]:
         """Return the columns that identify consecutive series.
 
-        Such a column has three or more values. Each occurs in one run, and all runs begin at the same index. A job that
-        restarts begins from a checkpoint, and usually restarts less often.
+        Such a column has three or more values. Each value occurs in one run of rows, and all runs begin at the same
+        index. A column that counts restarts is different: a restarted job begins at a checkpoint, and usually restarts
+        less often.
         """
         return [
             column
@@ -168,7 +169,7 @@ def _make_array(kind: str, cells: Iterable[float] = ()) -> array[float]:
 
 
 class _Rows:
-    """The rows read so far. by_key: the samples for each (group, series, node)."""
+    """The rows that were read so far. by_key: the samples for each (group, series, node)."""
 
     def __init__(self, columns: Columns, names: Sequence[str], file: str) -> None:
         self.columns, self.file = columns, file
@@ -178,7 +179,7 @@ class _Rows:
         self.numeric = [columns.value, *([columns.index] if columns.index else []), *columns.parts().values()]
         self.kinds = ["d"] * len(self.numeric)
         if columns.index:
-            self.kinds[1] = "q"  # as long as every index is a whole number
+            self.kinds[1] = "q"  # True while every index is a whole number
         self.by_key: dict[Any, _CollectedSeries] = {}
         self.style: times.TimeStyle | None = None
         self.counts: Counter[str] = Counter()
@@ -215,7 +216,10 @@ class _Rows:
         self._append(keys, cells, regimes or ())
 
     def _append(self, keys: Sequence[Any], cells: Sequence[Sequence[float]], regimes: Sequence[str]) -> None:
-        """Append the rows column by column, which is faster than row by row. regimes: () if none are reported."""
+        """Append rows. This works column by column, which is faster than row by row.
+
+        regimes: () if none are reported.
+        """
         by_key = self.by_key
         for key in set(keys) - by_key.keys():
             by_key[key] = _CollectedSeries(self.kinds)
@@ -262,10 +266,9 @@ class _Rows:
     def _parse_index(
         self, cells: Sequence[Any], where: Callable[[int], str]
     ) -> tuple[Sequence[float], list[bool] | None]:
-        """Return the index of each row, and a flag for each row that is True if the row has an index (None if all have
-        one).
+        """Return the index of each row, and for each row True if it has an index, or None if all rows have one.
 
-        The index consists of whole numbers if all are whole, otherwise of floats. Times become seconds since 1970.
+        The indices are whole numbers if all are whole, otherwise floats. Times become seconds since 1970.
         """
         if self.style is None and (whole := _whole_numbers(cells)) is not None:
             return whole if self.kinds[1] == "q" else array("d", whole), None
@@ -317,7 +320,10 @@ def _is_whole(cell: Any) -> bool:
 
 
 def _is_numeric(cells: Iterable[Any]) -> bool:
-    """Return True if most of the non-empty cells are numbers. Text among them is reported later with its line."""
+    """Return True if most of the non-empty cells are numbers.
+
+    Any text in the column is reported later, with its line.
+    """
     present = [cell for cell in cells if not _is_missing(cell)]
     return bool(present) and 2 * sum(_number(cell) is not None for cell in present) > len(present)
 
@@ -455,7 +461,7 @@ def _make_series(rows: _Rows, path: str, file: str, notes: list[str]) -> ReadTab
 
 
 def _thin_regimes(series: Sequence[Series]) -> str:
-    """Return a sentence if most samples have too few others in their regime, otherwise ""."""
+    """Return a sentence if most samples are in regimes with too few samples, otherwise ""."""
     sizes = [count for item in series for count in Counter(item.regimes or ()).values()]
     thin = sum(count for count in sizes if count < MIN_SAMPLES)
     if 2 * thin <= sum(sizes):

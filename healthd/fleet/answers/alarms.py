@@ -3,8 +3,8 @@
 A failing check is a condition that drains (degraded or critical). A job saw it if the condition began or became worse
 on one of the job's nodes between the job's start and its end. Conditions that were already open and warnings are
 counted separately. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section II.C): less than 1 % of the jobs that
-completed saw a failed check. This is only a correlation: the fault may be real, and the job may not have needed the
-broken part.
+completed saw a failed check. This is only a correlation: the fault may be real even though the job completed, because
+the job may not have used the faulty component.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ NO_ALARMS = AlarmCounts(0, "", "", 0, 0, 0, 0, 0)
 
 
 def alarms(study: Study, *, limit: float = LIMIT) -> Document:
-    """Return how many completed jobs saw a failing check: in total, per check and per code.
+    """Count the completed jobs that saw a failing check, in total, for each check and for each code.
 
-    limit: share of jobs; a check above it is a finding. Raises Unanswerable if there are no jobs or no source has
-    conditions.
+    limit: largest acceptable share of jobs; a check above this share is a finding. Raises Unanswerable if there are no
+    jobs or no source has conditions.
     """
     study.require("jobs", "job_nodes")
     if not study.has_rows("scraped_conditions"):
@@ -74,8 +74,8 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
     total = counts_row(overall[0] if overall else NO_ALARMS, placed)
     observed = placed - unobserved.jobs
     notes = [
-        "A failing check during a completed job is a correlation: the fault may have been real, and the job may not "
-        "have needed the broken part.",
+        "A failing check during a completed job is a correlation: the fault may have been real, because the job may "
+        "not have used the faulty component.",
         *study.coverage_notes("jobs", "events"),
     ]
     if placed < jobs.completed:
@@ -99,9 +99,9 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
 
 
 def counts_row(row: AlarmCounts, completed: int) -> Row:
-    """Return the counts, with their share of the completed jobs and the interval for this share.
+    """Return the counts, the share of completed jobs for each count, and the confidence interval of the share.
 
-    In the interval, jobs that saw the same condition count as one clump. Pure.
+    The interval treats all jobs that saw the same condition as one clump. Pure.
     """
     interval = wilson(row.jobs, completed, design_effect(row.jobs, row.squares))
     return {
@@ -118,7 +118,7 @@ def by_check(checks: list[AlarmCounts], codes: list[AlarmCounts], completed: int
     """Return the checks with their codes. The check with the most jobs comes first. Pure.
 
     above   True if the share is more than `limit`
-    surely  True if the whole interval is above `limit`
+    surely  True if the lower end of the interval is also above `limit`
     """
     found = []
     for row in checks:

@@ -48,7 +48,7 @@ has_findings = document.no_findings
 class ConditionRow(NamedTuple):
     """A row that attribution_page.sql returns: a condition on a node of a failed job, and the job.
 
-    jobs: job names in the condition's source. A condition has one row for each different list of names.
+    jobs: the jobs that the condition's source names. A condition has one row for each distinct list of jobs.
     """
 
     place: int
@@ -186,7 +186,7 @@ def attribution(study: Study) -> Document:
 
 
 def _pages(study: Study, name: str, row: type[R], rows: int, **parameters: int) -> Iterator[R]:
-    """Yield the rows of a paged query, `rows` at a time."""
+    """Run a query page by page, with `rows` rows on each page, and yield each row."""
     for page in count():
         found = study.query(name, row, after_place=page * rows, page_rows=rows, **parameters)
         yield from found
@@ -214,7 +214,7 @@ class Job(NamedTuple):
 def attribute_jobs(rows: Iterable[ConditionRow]) -> Iterator[tuple[Job, Attribution]]:
     """Yield each job for which a cause was found, with its attribution. Pure.
 
-    rows: the rows for a job must be adjacent, and so must the rows for a condition.
+    rows: all rows for a job must follow each other. Within a job, all rows for a condition must follow each other.
     """
     for _, job_rows in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
         condition_groups = [list(condition_rows) for _, condition_rows in groupby(job_rows, key=lambda row: row.place)]
@@ -246,8 +246,8 @@ def _failure(row: ConditionRow) -> Failure:
 
 
 def _sighting(rows: Sequence[ConditionRow]) -> Sighting:
-    """Build a condition from its rows, which differ only in their job names."""
-    intern = sys.intern  # many rows, but few different texts
+    """Build one condition from its rows. The rows differ only in the jobs that they name."""
+    intern = sys.intern  # many rows, but few distinct texts
     row = rows[0]
     return Sighting(
         node=intern(row.node),
@@ -294,9 +294,9 @@ def _job_row(job: Job, result: Attribution) -> Row:
 def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[FailureTotal]) -> Document:
     """Count the failed jobs with and without a cause.
 
-    For jobs without one, count how well their nodes were observed. Pure.
+    The failed jobs without a cause are also counted by how well their nodes were observed. Pure.
 
-    totals: all failed jobs.
+    totals: numbers for all failed jobs.
     """
     attributed_counts = Counter((job.state, job.looked) for job, _ in jobs)
     remaining = {(row.state, row.looked): row.jobs - attributed_counts[row.state, row.looked] for row in totals}
@@ -324,7 +324,8 @@ def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[Failu
 def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
     """Return the jobs, incidents and lost time for each cause. Pure.
 
-    by_chance: for each cause, the number of jobs that the same rule finds one hour before each failure.
+    by_chance: for each cause, the number of jobs that the rule attributes to the cause when its window is moved to one
+    hour before the failure. These matches are chance.
     """
     jobs_by_cause: dict[str, list[tuple[Job, Attribution]]] = defaultdict(list)
     for job, result in jobs:
@@ -373,9 +374,10 @@ def _incidents(jobs: Iterable[tuple[Job, Attribution]]) -> list[weeks.Incident]:
 def by_week(
     jobs: Sequence[tuple[Job, Attribution]], gpu_hours: Mapping[int, float], from_time: int, to_time: int
 ) -> Document:
-    """Return the failures for each cause in each week of [from, to), including weeks without any, and the spikes. Pure.
+    """Count the failures for each cause in each week of [from, to), and find the spikes. Pure.
 
-    The first and last week may be partial. `days` counts only the days within the period.
+    Weeks without failures are included. The first and last week may be partial: `days` is the number of the week's days
+    in [from, to).
     """
     counts: dict[tuple[int, str], int] = Counter((weeks.week_start(job.end_time), result.cause) for job, result in jobs)
     incidents = _incidents(jobs)
@@ -417,8 +419,8 @@ def by_week(
 def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
     """Return which faults occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2". Pure.
 
-    Source: the paper's section about co-occurrence. The result is [{what, of, together, share, paper}]; `together`
-    counts matches among `of` attributed jobs.
+    Source: the paper's section about co-occurrence. The result is [{what, of, together, share, paper}]. `of` is the
+    number of attributed jobs, and `together` is how many of these jobs had both faults.
     """
     hardware = [result for result in jobs if CAUSES[result.cause].domain == HARDWARE]
     pcie = [result for result in jobs if result.cause == "pcie"]
@@ -464,10 +466,10 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 
 
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
-    """Return the GPU replacements that the store shows, as [{cluster, node, time, subject, why}], sorted by time. Pure.
+    """Return the GPU replacements found in the store, as [{cluster, node, time, subject, why}], sorted by time. Pure.
 
-    flags    cleared flags that a GPU keeps for life
-    tickets  tickets, whose text may name a GPU and a replacement
+    flags    flags that were cleared although a GPU keeps them for life
+    tickets  tickets; their text may mention a GPU and its replacement
 
     A flag belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was
     closed.
@@ -508,12 +510,12 @@ def _notes(answer: Document, has_tickets: bool) -> Iterator[str]:
         yield f"{because['no_node_list']:,} failed jobs have no node list, so no condition can be matched to them."
     if because["not_observed"]:
         yield (
-            f"{because['not_observed']:,} failed jobs without a cause had a node that was not observed for the whole "
-            "window; faults there may have been missed."
+            f"{because['not_observed']:,} failed jobs without a cause had a node that healthd observed for only part "
+            "of the attribution window; faults on this node may have been missed."
         )
     sources = (
-        "tickets that mention a replacement, and cleared flags that a GPU keeps for life"
+        "tickets that mention a replacement, and flags that were cleared although a GPU keeps them for life"
         if has_tickets
-        else ("cleared flags that a GPU keeps for life (the store has no tickets)")
+        else ("flags that were cleared although a GPU keeps them for life (the store has no tickets)")
     )
     yield f"The store has no GPU serial numbers. Replacements are inferred from {sources}; there may be more."

@@ -1,8 +1,12 @@
-"""Computes the time that nodes were in service, out of service (and why), in maintenance or not observed.
+"""Computes how long nodes were in service, out of service, in maintenance or not observed, and the reasons for outages.
 
-It also finds SLA violations. Each second of a node counts once, in the first category that applies: planned; out
-(`OUT_KINDS`); up, if Slurm's node states were read for that time or healthd observed the node; not observed. Planned
-time is excluded from the total. The query `out_of_service` lists the outages and who caused them.
+It also finds SLA violations. Each second of a node counts once, in the first of these categories that applies:
+1. planned;
+2. out of service (`OUT_KINDS`);
+3. up: Slurm's node states were read for that second, or healthd observed the node;
+4. not observed.
+
+Planned time is excluded from the total. The query `out_of_service` lists the outages and who caused them.
 """
 
 from __future__ import annotations
@@ -94,7 +98,7 @@ class Observed(NamedTuple):
 
 @dataclass(slots=True)
 class NodeTimes:
-    """Known times of one node.
+    """Times during which one node's state is known.
 
     planned, out  times by kind, in any order
     outages       outages as (kind, begin, end); end is None if the outage is not over yet
@@ -110,8 +114,9 @@ class NodeTimes:
 def availability(study: Study, *, sla: float | None = None, count_reservations: bool = False) -> Document:
     """Return the document for `healthd fleet availability` (docs/json.md).
 
-    fleet, by_model, by_rack, nodes: each {seconds, planned: {maintenance, reservation}, shares, availability, repair}.
-    planned: the excluded reservations. sla: {percent, below}, or None if no SLA was given.
+    Keys: `fleet`, `by_model`, `by_rack` and `nodes` each have {seconds, planned: {maintenance, reservation}, shares,
+    availability, repair}. `planned` lists the excluded reservations. `sla` is {percent, below}, or None if no SLA was
+    given.
 
     Args:
         sla: percentage from 1 to 100. `below` lists the fleet, models and racks below it.
@@ -176,8 +181,8 @@ def has_findings(availability: Document) -> bool:
 def outage_kind(by_whom: str, state: str | None) -> str:
     """Return an outage's kind (one of `OUT_KINDS`), derived from its origin and Slurm's first state.
 
-    An outage caused by healthd or a person counts as theirs, no matter which state they set. A state that Slurm itself
-    set counts as down, unless it is a drain (prolog, epilog, failed launch).
+    If healthd or a person caused the outage, the kind names this origin, no matter which state was set. If Slurm itself
+    set the state, the kind is down, unless the state is a drain (prolog, epilog, failed launch).
     """
     if by_whom == "healthd":
         return "drained_healthd"
@@ -189,10 +194,10 @@ def outage_kind(by_whom: str, state: str | None) -> str:
 
 
 def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
-    """Divide `whole` into seconds for each kind of planned time and each kind of share. Each second counts once.
+    """Return the seconds of `whole` for each kind of planned time and each kind of share. Each second counts once.
 
-    Planned time takes precedence over outages, and maintenance over other reservations. Time for which a node is down
-    during maintenance is therefore planned.
+    If times overlap, maintenance takes precedence over other reservations, and both take precedence over outages. A
+    node that is down during maintenance therefore counts as planned.
     """
     found: dict[str, int] = {}
     remaining = merge([whole])
@@ -209,8 +214,9 @@ def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
 def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | None]]:
     """Return (kind, seconds) for each outage that ended in `whole`. Seconds is None if the outage is not over yet.
 
-    The seconds include the outage's time before `whole`, but no planned time. Outages entirely within planned time are
-    skipped. Overlapping outages on one node would count separately, but the query `out_of_service` returns none.
+    The seconds include the part of the outage before `whole`, but exclude planned time. Outages entirely within planned
+    time are skipped. The function would count overlapping outages on one node separately, but the query
+    `out_of_service` returns no overlapping outages.
     """
     planned = merge(span for times in node_times.planned.values() for span in times)
     found: list[tuple[str, int | None]] = []
@@ -226,7 +232,7 @@ def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | No
 
 
 def total_times(parts: Iterable[Mapping[str, int]], repairs: Iterable[tuple[str, int | None]]) -> Row:
-    """Add up the times of several nodes. All seconds have the same weight. The share of an empty total is None."""
+    """Add up the times of several nodes. All seconds have the same weight. A share is None if the total is 0."""
     total = dict.fromkeys((*PLANNED_KINDS, *SHARE_KINDS), 0)
     for part in parts:
         for kind, value in part.items():
@@ -280,7 +286,7 @@ def _worst_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def below_sla(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable[Row]) -> list[Row]:
-    """Return which of the fleet, its models and its racks were up for less than `sla` percent of their known time.
+    """Return the groups that were up for less than `sla` percent of their known time: the fleet, models and racks.
 
     The fleet comes first, then models, then racks; models and racks are sorted by availability, lowest first. Nodes
     without a model or rack count only toward the fleet.

@@ -1,4 +1,4 @@
-"""Causes of job failures: their domains and ranks, the cause of each check code, and the cause of one failed job.
+"""Causes of job failures, their domains and order. Maps check codes to causes and finds the cause of a failed job.
 
 Each check declares the causes of its codes, whether they end a job, and which are permanent hardware faults: `CAUSES`,
 `ENDS_JOB` and `PERMANENT` in checks/*.py. scripts/fleet_codes.py writes them to codes.csv, which `meaning` reads.
@@ -10,16 +10,16 @@ remapping failures, used-up spares, the SRAM threshold, retired pages: NVIDIA GP
 device is missing or dead after a boot. All other hardware faults are transient. The paper publishes neither the cause
 of each code nor their order: both are healthd's.
 
-`CAUSES` is in order of preference: causes that isolate the node come first. It begins with the paper's high class of
-checks (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device, mount). PCIe comes
-first because it is the reason why a GPU is inaccessible. Then come causes for which the node is only drained; the
-user's program is last.
+`CAUSES` is in order of preference: causes that isolate the node come first. It begins with the checks that the paper
+classes as high severity (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device,
+mount). Among these, PCIe comes first because a PCIe fault makes a GPU inaccessible. Causes for which the node is only
+drained follow, and the user's program is last.
 
 `attribute_failure` returns the most likely cause among the conditions around a job's end. Source for the window and for
 "most likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
 failing job's lifetime (FAILED or NODE_FAIL)"; among several checks, it is the one that "indicates whether a node should
-be isolated". That heuristic is not published, so `may_have_ended` is healthd's own. It excludes unlikely conditions, as
-the paper's differential diagnosis does.
+be isolated". The paper does not publish this heuristic, so the rule in `may_have_ended` is healthd's own. Like the
+paper's differential diagnosis, it excludes unlikely conditions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CONFIDENCES = ("high", "medium", "low")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause of failures. `label`: its name for people. `domain`: None if unknown (a site's own check)."""
+    """A cause of failures. `label`: the name shown to users. `domain`: None if unknown (a site's own check)."""
 
     name: str
     domain: str | None
@@ -56,8 +56,8 @@ CAUSES = {
     cause.name: cause
     for cause in (
         Cause("pcie", HARDWARE, "PCI Express"),
-        # This comes before the GPU causes, because the paper counts a GPU that falls off the bus along with a failed
-        # link as a link failure.
+        # PCIe comes before the GPU causes: if a GPU falls off the bus and a link fails too, the paper counts a link
+        # failure.
         Cause("ib_link", HARDWARE, "InfiniBand"),
         Cause("gpu_lost", HARDWARE, "a lost GPU"),
         Cause("nvlink", HARDWARE, "NVLink and NVSwitch"),
@@ -80,14 +80,15 @@ CAUSES = {
 }
 CAUSE_ORDER = {name: place for place, name in enumerate(CAUSES)}
 
-# One fault causes several codes. A cause on a node belongs to the first of these other causes that is found on the same
-# node: {PCIe, Xid 79, IPMI critical interrupt} is one incident (the paper's section about co-occurrence), and a reset
-# request from the driver (Xid 154) follows from another Xid, which has the reason (docs/severity.md).
+# One fault can cause several codes. Each cause below is followed by the causes that can explain it. If one of these is
+# found on the same node, the cause belongs to the first that is found. {PCIe, Xid 79, IPMI critical interrupt} is one
+# incident (the paper's section about co-occurrence). A reset request from the driver (Xid 154) follows from another
+# Xid, which has the reason (docs/severity.md).
 PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
-# A job on one node does not communicate over these links. Storage traffic does, but a lost file system is its own
-# cause.
+# A job on a single node does not communicate over these links. Its storage traffic uses them, but a lost file system is
+# a separate cause.
 INTER_NODE_CAUSES = frozenset({"ib_link", "ethernet"})
-# Faults on a single GPU. If such a condition names jobs, it did not end any other job.
+# Causes that affect a single GPU. If a condition with such a cause names jobs, it did not end any other job.
 SINGLE_GPU_CAUSES = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu", USER_CAUSE})
 
 # Xids that follow from an earlier fault in the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
@@ -118,7 +119,7 @@ def meaning(code: str) -> CodeMeaning:
     """Return the meaning of a code.
 
     Newer checks and a site's own checks may have codes that are in no table. Their cause is `OTHER_CAUSE`.
-    `CHECK/others` stands for several codes without naming them, so its meaning is also unknown.
+    The meaning of `CHECK/others` is also unknown, because it replaces several codes without naming them.
     """
     check, _, name = code.partition("/")
     found = _codes().get(code) or (_codes().get(f"{check}/*") if is_decimal(name) else None)
@@ -140,21 +141,21 @@ def _meaning(row: dict[str, str]) -> CodeMeaning:
 
 
 def checks() -> frozenset[str]:
-    """Return the names of the built-in checks. These include checks whose codes the site chooses."""
+    """Return the names of the built-in checks, including the checks whose codes a site defines in its settings."""
     return frozenset(code.partition("/")[0] for code in _codes())
 
 
 def is_node_fault(code: str) -> bool:
     """Return True if the code can be a node fault that ends jobs.
 
-    Return False for faults in the program, and for codes that only indicate slowness, waiting or bookkeeping.
+    Return False for faults in the user's program, and for codes that only report slowness, waiting or bookkeeping.
     """
     code_meaning = meaning(code)
     return code_meaning.ends is not EndsJob.NEVER and code_meaning.domain != USER_PROGRAM
 
 
 def codes() -> list[str]:
-    """Return the codes in the table. CHECK/* stands for numbers that the table does not list."""
+    """Return the codes in the table. `CHECK/*` matches all numbered codes of a check that the table does not list."""
     return list(_codes())
 
 
@@ -165,7 +166,7 @@ def codes() -> list[str]:
 class Failure:
     """A job that ended FAILED or NODE_FAIL. Times are epoch seconds; None if unknown.
 
-    ids    the job's names in a condition: its raw id, or "ARRAY_TASK"
+    ids    the names under which a condition may list the job: its raw id, or "ARRAY_TASK"
     nodes  number of nodes
     """
 
@@ -179,8 +180,8 @@ class Failure:
 class Sighting:
     """A condition on one of the job's nodes within its window (query `seen_with_failures`).
 
-    from_stream  True if a healthd stream reported it; False if only a scrape did, which does not show whether a user
-                 can forge it
+    from_stream  True if a healthd event stream reported it; False if only a Prometheus scrape did. A scrape does not
+                 show whether a user can forge the condition
     jobs         jobs that the condition names in its source; empty if there are none or the list is incomplete
     """
 
@@ -226,10 +227,11 @@ class Attribution:
 def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
     """Return True if this condition may have ended this job.
 
-    It isolates the node (its code or its report says degraded or critical), or it is a fault in the program itself.
-    Unlikely combinations are excluded:
-    - a fault of one GPU that names other jobs, for a job that FAILED (if the node died, all its jobs ended);
-    - a fault in the program, for a NODE_FAIL (a program does not end slurmd), or from before the job began.
+    A condition may have ended the job if it isolates the node (its code or its report has the severity degraded or
+    critical), or if it is a fault in the program itself. Unlikely combinations are excluded:
+    - a fault of one GPU that names other jobs, if the job FAILED (if the node died instead, all jobs on it ended);
+    - a fault in the program, if the job ended with NODE_FAIL (a program does not end slurmd);
+    - a fault in the program that was reported before the job began.
     """
     code_meaning = meaning(sighting.code)
     names_job = bool(sighting.jobs & failure.ids)
@@ -246,7 +248,7 @@ def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
 
 
 def is_unlikely(failure: Failure, cause: str) -> bool:
-    """Return True if the cause is a link between nodes but the job ran on only one node.
+    """Return True if the cause is a fault of a link between nodes, but the job ran on only one node.
 
     The job may have used the link for storage or to reach Slurm. The link therefore remains a possible cause, but every
     other cause takes precedence.
@@ -257,9 +259,9 @@ def is_unlikely(failure: Failure, cause: str) -> bool:
 def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attribution | None:
     """Return the most likely cause, or None if no condition can have ended the job.
 
-    The incident is chosen by the order of its cause (unlikely causes last), then by its first sighting, then by the
-    node's name. It is represented by a condition whose code has this cause; among several, by the most severe, and by
-    an edge rather than a level. The order of `sightings` does not matter.
+    Incidents are compared by the order of their causes (unlikely causes last), then by first sighting, then by node
+    name. The chosen incident is represented by a condition whose code has this cause. Among several, the most severe is
+    used, and an edge is preferred to a level. The order of `sightings` does not matter.
     """
     with_causes = _with_incident_causes(sightings)
     deciding: dict[tuple[str, str], list[Sighting]] = defaultdict(list)
@@ -296,7 +298,8 @@ def _representative_order(cause: str, sighting: Sighting) -> tuple[object, ...]:
 def _with_incident_causes(sightings: Iterable[Sighting]) -> list[tuple[str, Sighting]]:
     """Return each condition with a cause, in order of preference.
 
-    The cause is that of the condition's incident on the node. If there is no incident, it is the condition's own cause.
+    If the condition belongs to an incident on its node, the cause is the incident's. Otherwise, it is the condition's
+    own.
     """
     all_sightings = list(sightings)
     node_causes: dict[str, set[str]] = defaultdict(set)
@@ -317,12 +320,13 @@ def _incident_cause(cause: str, node_causes: set[str]) -> str:
 
 
 def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_competing_cause: bool) -> str:
-    """Return high if the code ends jobs by itself, healthd's stream reported it, and there is no competing cause.
+    """Return the confidence in an attribution: high, medium or low.
 
-    It is one step lower if a competing cause also isolates a node. It is one step lower if only a scrape reported the
-    condition, because a scrape shows neither the exact time nor whether a user can forge it. `_weakness` gives further
-    steps. A program's own Xid is medium (bad GPUs cause the same Xids, but in different jobs), or low if it only
-    follows from another error (43, 45).
+    It is high if the code ends jobs by itself, healthd's event stream reported it, and there is no competing cause. It
+    is one step lower if a competing cause also isolates a node. It is one step lower if only a Prometheus scrape
+    reported the condition, because a scrape shows neither the exact time nor whether a user can forge the condition.
+    `_weakness` returns further steps. An Xid caused by the user's program is medium, because bad GPUs cause the same
+    Xids, although in different jobs. It is low if the Xid only follows from another error (Xids 43 and 45).
     """
     if cause == USER_CAUSE:
         return "low" if all(sighting.code in AFTER_PROGRAM_CODES for sighting in deciding) else "medium"
@@ -339,8 +343,8 @@ def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_
 def _weakness(sighting: Sighting) -> int:
     """Return how many steps of confidence a condition loses because of its code.
 
-    0: the code ends jobs, or a known code was critical. 1: a known code was only degraded (corrected ECC errors, error
-    rates), or an unknown code was critical. 2: an unknown code was degraded.
+    0 steps: the code ends jobs, or a known code was critical. 1 step: a known code was only degraded (corrected ECC
+    errors, error rates), or an unknown code was critical. 2 steps: an unknown code was degraded.
     """
     code_meaning = meaning(sighting.code)
     if code_meaning.is_known and code_meaning.ends is not EndsJob.IF_ISOLATES:

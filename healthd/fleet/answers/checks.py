@@ -1,10 +1,10 @@
 """Value of each check: how often it provided the first or only evidence of an incident, and the time until the drain.
 
-An incident consists of a node's failing sightings, that is, conditions that drain (degraded or critical). Each follows
-the previous one within `gap_seconds`, by default 15 minutes, the width of the attribution window. Kokolis, Kuchnik et
-al. (HPCA 2025, arXiv 2410.21680) let checks overlap on purpose: a PCIe fault may show up as a GPU that does not answer,
-with no Xid. So a check that was never the only evidence should not be removed for that reason. A check that never
-reported anything shows only that nothing it can detect was broken.
+A failing sighting is a sighting of a condition that drains (degraded or critical). Failing sightings on a node form one
+incident if each follows the previous one within `gap_seconds` (default: 15 minutes, the width of the attribution
+window). Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680) let checks overlap on purpose: a PCIe fault may show up
+as a GPU that does not answer, with no Xid. So a check that was never the only evidence should not be removed for that
+reason. If a check never reported anything, this shows only that no fault it can detect occurred.
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def by_check(
 
     Those that were most often the first evidence come first. Pure.
 
-    The shares of first evidence add up to one. reported: failing, warnings (nothing worse) or never (enabled, but
-    without a report).
+    The shares of first evidence add up to 1. `reported` is "failing", "warnings" (nothing worse) or "never" (enabled,
+    but reported nothing).
     """
     first = Counter(incident.checks[0] for incident in all_incidents)
     alone = Counter(incident.checks[0] for incident in all_incidents if len(incident.checks) == 1)
@@ -269,12 +269,13 @@ def drains(
 ) -> list[Row]:
     """Return each drain (or node that went down) with its first evidence. Pure.
 
-    Only failing conditions count that were open when the drain began, were seen in the day before it, and began after
-    the node's previous outage. The first evidence is the first sighting of the earliest of them.
+    A failing condition counts if it was open when the drain began, was seen in the 24 hours before, and began after the
+    node's previous outage. The first evidence is the first sighting of the earliest of these conditions.
 
     seconds       from the first evidence to the drain; None if no failing condition was open
-    sent_seconds  from the first evidence to healthd's drain command, if the stream has such a command since then
-    observed      True if the node was observed for half of that day (UTC), or of the day before
+    sent_seconds  from the first evidence to healthd's last drain command before the drain; None if there is no such
+                  command
+    observed      True if the node was observed for at least half of the drain's day (UTC), or half of the day before
     """
     ended: dict[Node, list[tuple[int, int]]] = defaultdict(list)
     for row in outages:
@@ -317,10 +318,10 @@ def drains(
 
 
 def delays(drain_rows: Sequence[Row]) -> Row:
-    """Return the number of drains, the number with evidence, and percentiles of the time to the drain. Pure.
+    """Count the drains and those with evidence, and compute percentiles of the time from evidence to drain. Pure.
 
-    Percentiles are nearest-rank: the shortest time within which that percentage of nodes was drained. With fewer than
-    100 drains, the 99th percentile is the longest time.
+    Percentiles are nearest-rank: for example, the 90th percentile is the shortest time within which 90 % of the nodes
+    were drained. With fewer than 100 drains, the 99th percentile is the longest time.
     """
     delay_seconds = sorted(row["seconds"] for row in drain_rows if row["seconds"] is not None)
     sent_seconds = sorted(row["sent_seconds"] for row in drain_rows if row["sent_seconds"] is not None)

@@ -1,11 +1,14 @@
 """Finds significant differences between two periods, partitions, models, switches, accounts or clusters.
 
 Each measure is a rate: an amount per exposure, on each side. Two rates differ if the interval of their ratio excludes
-1. Independent failures have an exact interval, but real failures come in clumps (a node that fails repeatedly, a job
-that is requeued into the same fault, a user's broken script). Each measure is therefore also counted per node, job or
-user, and its count is reduced according to the spread between these units (`dispersion`). A share (of jobs, of time) is
-not a count per exposure: 90 % of 3,000 jobs is known far more precisely than 2,700 events would be. Among many
-measures, some differ by chance. Holm's method limits the probability of any false difference to `LEVEL`.
+1. The interval would be exact if failures were independent, but real failures come in clumps: a node fails repeatedly,
+   a job is requeued into the same fault, a user's script is broken. Each measure is therefore also counted for each
+   node, job or user, and its effective count is reduced if these counts vary strongly (`dispersion`).
+
+A share (of jobs, of time) is not a count per exposure: a share of 90 % of 3,000 jobs is known far more precisely than a
+rate from 2,700 events.
+
+Among many measures, some differ by chance. Holm's method limits the probability of any false difference to `LEVEL`.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.times import TimeError, parse_seconds
 
 LEVEL = 0.05
-LARGE_GPUS = 128  # as in the answer `rate`
-MIN_EVENTS = 5  # with fewer events on both sides together, a code cannot show any difference
+LARGE_GPUS = 128  # same as in the answer `rate`
+MIN_EVENTS = 5  # if both sides together have fewer events, a code cannot show a difference
 CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 
 
@@ -46,8 +49,8 @@ CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 class Units:
     """Amounts and exposures by unit (a node, a job, a day, a user), in the same order.
 
-    If units have no exposure of their own, all exposures are 0, and the spread is computed from the amounts (compound
-    Poisson).
+    If single units have no known exposure, all exposures are 0, and the spread is computed from the amounts alone
+    (compound Poisson).
     """
 
     amounts: Sequence[float]
@@ -60,7 +63,7 @@ class Measure:
 
     name       "r_f", "code gpu_xid/79"
     unit       unit of the rate; "of all" means a share
-    per        exposure to which the rate refers; 1 for a share
+    per        amount of exposure in the rate's unit, such as 1000 (node-days); 1 for a share
     groupings  the same amount, grouped by different units; the grouping with the largest spread counts
     """
 
@@ -87,7 +90,7 @@ class Side:
     notes: tuple[str, ...]
     completed_node_days: dict[
         str, int
-    ]  # maps each check to the node-days on which it is known to have completed; empty if nothing is known
+    ]  # for each check, the node-days on which it completed; empty if the store has no record of completed checks
     nodes: frozenset[tuple[str, str]] = frozenset()  # (cluster, node) for each chosen node
 
 
@@ -145,13 +148,13 @@ class Code(NamedTuple):
 def compare(a: Study, b: Study, name_a: str = "A", name_b: str = "B") -> Document:
     """Return the document for `healthd fleet compare`: each measure with both rates, the ratio B / A and its interval.
 
-    Raises Unanswerable if the store of a side has neither jobs nor events.
+    Raises Unanswerable if the store has neither jobs nor events for one of the sides.
     """
     return compare_sides(measure_side(a, name_a), measure_side(b, name_b))
 
 
 def measure_side(study: Study, name: str) -> Side:
-    """Return all measures for one side. Raises Unanswerable."""
+    """Return all measures for one side. Raises Unanswerable if the store has no data for it."""
     if not study.has_rows("events"):
         study.require("jobs")
     measures: list[Measure] = []
@@ -234,7 +237,7 @@ def _failure_groupings(failed: Sequence[FailedJob], amounts: Sequence[float]) ->
 
 
 def node_measures(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
-    """Return the share of the known time for which nodes were out, and the rate of each code that drains. Pure."""
+    """Return the share of the known time that nodes were out of service, and the rate of each draining code. Pure."""
     out_days, known_days = [row.out_days for row in nodes], [row.known_days for row in nodes]
     measures = [
         Measure(
@@ -292,7 +295,7 @@ def compare_sides(a: Side, b: Side) -> Document:
     if uneven_checks:
         notes.append(
             f"Not compared, because the check ran on one side only, or rarely: {', '.join(sorted(uneven_checks))}. A "
-            "new check makes its findings seem to increase."
+            "check that was added between the two sides would make its findings seem to increase."
         )
     notes += overlap_notes(a, b)
     return {
@@ -319,10 +322,14 @@ def _sort_key(row: Row) -> tuple[bool, float, float, str]:
 def tested_indices(rows: Sequence[Row]) -> list[int]:
     """Return the indices of the measures to test. Pure.
 
-    Each test weakens the others, so measures that cannot differ are excluded: those without an event on either side,
-    those with all jobs affected, and those with a side without exposure. Only the sums over both sides decide this, so
-    the exclusion neither hides nor creates a finding (Tarone, Biometrics 46, 1990). The sum of all codes is excluded if
-    a single code is tested.
+    With each additional test, a difference must be clearer to count. Measures that cannot differ are therefore not
+    tested:
+    - neither side has an event;
+    - all jobs of both sides are affected;
+    - one side has no exposure.
+
+    This depends only on the sums over both sides, so it neither hides nor creates a finding (Tarone, Biometrics 46,
+    1990). The sum of all codes is not tested if at least one single code is tested.
     """
     testable = [index for index, row in enumerate(rows) if row["interval"] is not None]
     codes = any(rows[index]["measure"].startswith("code ") for index in testable)
@@ -334,17 +341,17 @@ def overlap_notes(a: Side, b: Side) -> list[str]:
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
-        return ["The two periods overlap: the common time counts on both sides and hides differences."]
+        return ["The two periods overlap: the time in both periods counts on both sides and hides differences."]
     if nodes := len(a.nodes & b.nodes):
         return [
-            f"{nodes} of the {len(a.nodes | b.nodes)} nodes are on both sides: their events count on both and hide "
-            "differences."
+            f"{nodes} of the {len(a.nodes | b.nodes)} nodes are on both sides: the events of these nodes count on "
+            "both sides and hide differences."
         ]
     return []
 
 
 def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
-    """Return the checks that completed on a much smaller share of node-days (less than half) on one side. Pure.
+    """Return the checks whose share of completed node-days is, on one side, less than half of the other side's. Pure.
 
     The set is empty if one side has no record of completed checks.
     """
@@ -360,7 +367,7 @@ def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
 
 
 def without_checks(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
-    """Return the measures without the codes from these checks. The sum of all codes omits these codes too. Pure."""
+    """Remove the codes of these checks from the measures, and also from the sum of all codes. Pure."""
     remaining = [measure for measure in measures if _check_name(measure.name) not in checks]
     removed = [measure for measure in measures if _check_name(measure.name) in checks]
     for index, measure in enumerate(remaining):
@@ -451,13 +458,14 @@ def _rate(measure: Measure, spread: float) -> Row:
 
 
 def dispersion(a: Measure, b: Measure) -> float:
-    """Return the variance of both sides' amounts relative to that of independent events, at least 1.
+    """Return the ratio of the amounts' variance to the variance of independent events, at least 1.
 
-    For each grouping, it is the sum of squared deviations of the units from their side's rate, divided by the sum for
-    independent events (the amount; for a share p of n, n p (1 - p)). The grouping with the largest result is used.
+    For each grouping, a unit's deviation is its amount minus the amount expected from its side's rate. The ratio is the
+    sum of the squared deviations divided by the sum that independent events would have. For independent events, this
+    sum is the amount or, for a share p of n, n p (1 - p). The grouping with the largest ratio is used.
 
-    Because the result is estimated from few units, Student's quantile replaces the normal one. Source: the variance of
-    a ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A). It is used as a quasi-Poisson
+    Because the ratio is estimated from few units, Student's quantile replaces the normal quantile. Source: the variance
+    of a ratio of sums over clusters (Cochran, "Sampling Techniques", 1977, 6.4 and 9A). It is used as a quasi-Poisson
     dispersion (Wedderburn, Biometrika 61, 1974) or, for a share, as its design effect (Kish, "Survey Sampling", 1965).
     The widening for an estimated dispersion is healthd's own, as in `bootstrap_rate`.
     """
@@ -488,7 +496,9 @@ _YEAR, _MONTH, _DAY = regex(r"(\d{4})"), regex(r"(\d{4})-(\d\d)"), regex(r"(\d{4
 
 
 def parse_period(text: str) -> tuple[int, int]:
-    """Return [from, to) for "2026", "2026-03", "2026-03-05" or "FROM..TO", in UTC unless a zone is given.
+    """Parse a period, "2026", "2026-03", "2026-03-05" or "FROM..TO", into [from, to).
+
+    Times are UTC unless they have a zone.
 
     If TO is a year or month, the period includes it. If TO is a date or time, the period ends at that moment, as with
     --to. Raises WrongChoice.
@@ -503,7 +513,7 @@ def parse_period(text: str) -> tuple[int, int]:
 
 
 def _parse_boundary(word: str, text: str, side: int) -> int:
-    """Return the time that `word` names. A year or month gives its beginning (side 0) or its end (side 1)."""
+    """Parse a time. If `word` is a year or month, return its beginning (side 0) or its end (side 1)."""
     if _YEAR.fullmatch(word) or _MONTH.fullmatch(word):
         return _parse_calendar_period(word, text)[side]
     try:
@@ -536,7 +546,7 @@ def _parse_calendar_period(word: str, text: str) -> tuple[int, int]:
 
 
 def parse_choice(text: str) -> tuple[str, str] | None:
-    """Return ("partition", "train") for "partition:train", or None if the text is not a choice (so it is a period)."""
+    """Return ("partition", "train") for "partition:train", or None if the text is a period instead."""
     key, colon, name = text.partition(":")
     return (key, name) if colon and key in CHOICE_KEYS and name else None
 

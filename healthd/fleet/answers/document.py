@@ -13,7 +13,7 @@ from healthd.common.errors import HealthdError
 Document = dict[str, Any]
 FindingsPredicate = Callable[[Document], bool]
 
-VERSION = 1  # version of each document; incremented when a key is renamed or removed
+VERSION = 1  # version of all documents; incremented when a key is renamed or removed
 
 
 class Unanswerable(HealthdError):
@@ -27,7 +27,7 @@ class WrongChoice(HealthdError):
 def head(
     name: str, from_time: int | None, to_time: int | None, chosen: Mapping[str, str], notes: Iterable[str]
 ) -> Document:
-    """Return the first keys of each document. notes: sentences about the answer's limits."""
+    """Return the keys with which each document begins. notes: sentences about the answer's limits."""
     return {
         "answer": name,
         "version": VERSION,
@@ -39,7 +39,7 @@ def head(
 
 
 def no_findings(_: Document) -> bool:
-    """Return False. Answers that only report use this as their `has_findings`."""
+    """Return False. This is the `has_findings` of answers that have no findings."""
     return False
 
 

@@ -1,8 +1,8 @@
-"""Effective training time ratio (ETTR) of a large job, and the measured ETTR of the runs in the store.
+"""
 
-The answer is `exact`, the progress divided by the expected time with random failures. The paper's formulas ignore
-failures during recovery and are too low if failures are frequent. They and a simulation are printed for comparison
-only.
+The answer is `exact`: the job's progress divided by its expected time with random failures. The paper's formulas ignore
+failures during recovery and are too low if failures are frequent. The results of these formulas and of a simulation are
+printed for comparison only.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def ettr(
     notes = study.coverage_notes("jobs", "events")
     if runs:
         notes.append(
-            "Every end of a run other than COMPLETED counts as an interruption, including cancellations by users, and "
-            "all priorities are included, so the measured ETTR tends to be too low."
+            "Every end other than COMPLETED counts as an interruption, including cancellations by users. Runs of all "
+            "priorities are included. The measured ETTR therefore tends to be too low."
         )
     if families:
         notes.append(
@@ -171,18 +171,18 @@ def warnings(job: Job, simulated: ettr_model.Simulation, interval: Sequence[floa
         found.append("no failure occurred, so the rate has only an upper bound, and the ETTR only a lower bound")
     if ettr_model.writes_too_long(job):
         found.append(
-            "writing a checkpoint takes more than half the time between two failures: so the rule for the best "
-            "interval (Daly, Young) does not apply"
+            "writing a checkpoint takes more than half the time between two failures, so the rule for the best "
+            "checkpoint interval (Daly, Young) does not apply"
         )
     if not simulated.runs:
-        found.append("almost every interval between two checkpoints has a failure, so the job makes no progress")
+        found.append("a failure occurs in almost every interval between two checkpoints, so the job makes no progress")
     return found
 
 
 def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
-    """Return the ETTR for combinations of GPUs and checkpoint interval, and of GPUs and rate.
+    """Return two grids of ETTR values: by GPUs and checkpoint interval, and by GPUs and failure rate.
 
-    `job` has the other parameters. Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025).
+    All other parameters are those of `job`. Source: figure 10 of Kokolis, Kuchnik et al. (HPCA 2025).
     """
     sizes = [(gpus, replace(job, nodes=max(1.0, gpus / gpus_per_node))) for gpus in GRID_GPUS]
     return {
@@ -229,8 +229,9 @@ class ConcurrentRuns(NamedTuple):
 def _measured_runs(
     study: Study, r_f: float | None, checkpoint_seconds: float, restart_seconds: float
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows for `by_size`, and the number of runs left out (jobs with the same name that ran at the same
-    time).
+    """Return the rows for `by_size` and the number of runs that were left out.
+
+    A run is left out if its jobs with the same name ran at the same time.
     """
     seconds = {"restart_seconds": float(restart_seconds), "checkpoint_seconds": float(checkpoint_seconds)}
     rows = study.query("ettr_runs", JobRun, **seconds)
@@ -241,8 +242,8 @@ def _measured_runs(
 def run_ettr(run: JobRun) -> float:
     """Return progress / (running time + time queued while eligible), from 0 to 1.
 
-    lost_seconds is part of the running time: min(runtime, restart + half a checkpoint) for each interrupted attempt,
-    min(runtime, restart) for every other attempt.
+    Progress is the running time without the lost seconds. An interrupted attempt loses min(runtime, restart + half a
+    checkpoint interval), every other attempt min(runtime, restart).
 
     Source: the definitions, and "half an hour lost" with hourly checkpoints, in Kokolis, Kuchnik et al. (HPCA 2025).
     """
@@ -254,8 +255,8 @@ def by_size(
 ) -> list[dict[str, Any]]:
     """Return [{gpus_up_to, runs, interruptions, mean, low, high, expected}] for each size class.
 
-    mean: mean ETTR of the runs. low, high: 10th and 90th percentile. expected: mean of the model's ETTR for the runs.
-    The model uses each run's own nodes and progress, and the class's mean wait.
+    mean: mean ETTR of the runs. low, high: 10th and 90th percentile. expected: mean of the ETTR that the model computes
+    for each run from the run's nodes and progress and the class's mean wait.
     """
     classes: dict[int, list[JobRun]] = {}
     for run in runs:

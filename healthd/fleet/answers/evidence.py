@@ -1,9 +1,9 @@
-"""Evidence from the nodes' event streams: completed checks, and what may have slowed a job (`healthd failslow --db`).
+"""Evidence from the nodes' event streams: completed checks, and conditions that may have slowed a job.
 
-A job may be slowed by conditions from the checks for throttling, clocks, temperature, power, NVLink, PCIe, InfiniBand
-and the host, and from validations. Conditions that a user can forge or that were logged before healthd started are
-excluded. An edge (an Xid) may explain slowness that begins up to 10 minutes later, the window used by Kokolis, Kuchnik
-et al. (HPCA 2025, arXiv 2410.21680).
+`healthd failslow --db` uses these conditions. A job may be slowed by conditions from the checks for throttling, clocks,
+temperature, power, NVLink, PCIe, InfiniBand and the host, and from validations. Conditions that a user can forge or
+that were logged before healthd started are excluded. A momentary event (an Xid) can explain slowness that begins up to
+10 minutes later. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680) use the same window.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CompletedRow(NamedTuple):
 
 
 class CheckCompletion(NamedTuple):
-    """The number of nodes and node-days on which a check completed, and the first time that it completed."""
+    """The number of nodes and node-days on which a check completed, and the time of its first completion."""
 
     nodes: int
     node_days: int

@@ -1,9 +1,9 @@
-"""Computes the cost of slow jobs by node, and the time until detection and reaction.
+"""Computes the cost of slow jobs on each node, and the time until a slowdown was detected and acted on.
 
 It uses the nodes' conditions failslow/... and validation/... (docs/events.md). An iteration that takes 1 + s times as
-long as before loses s / (1 + s) of its time. This share applies to the job's GPUs on the node while the job was
-reported as slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss is unknown, and the
-time is counted in hours, never as 0.
+long as before loses s / (1 + s) of its time. The node's loss is this share of the GPU time that the job used on the
+node while the job was reported as slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss
+is unknown. The slow time is then listed separately in hours and does not count as a loss of 0.
 """
 
 from __future__ import annotations
@@ -180,10 +180,10 @@ def parse_job_ids(text: str | None) -> frozenset[int]:
 
 
 def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLoss:
-    """Return the GPU time that a node lost to jobs that were reported as slow. Pure.
+    """Return the GPU time that a node lost while jobs on it were reported as slow. Pure.
 
-    If spans overlap, the largest slowdown applies to all jobs that the spans name. If they name none, it applies to the
-    job that was alone on the node.
+    If slow spans overlap, the largest slowdown applies to all jobs that the spans name. If the spans name no job, it
+    applies to the only job on the node.
     """
     slow = merge((slow_span.begin, slow_span.end) for slow_span in slow_spans)
     node_jobs = [
@@ -220,7 +220,7 @@ def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLos
 
 
 def _split_spans(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
-    """Split the spans at each time in `cuts`, which includes the ends of the spans."""
+    """Split the spans at each time in `cuts`. The ends of the spans must be among these times."""
     for begin, end in spans:
         times = [time for time in cuts if begin <= time <= end]
         yield from pairwise(times)
@@ -308,7 +308,7 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     if unknown:
         found.append(
             f"The cost of {percent(share(unknown, slow))} of the slow time is unknown: the job or its GPUs were not "
-            "accounted, several jobs were possible, or no slowdown was reported. The GPU-hours exclude it."
+            "accounted, several jobs were possible, or no slowdown was reported. The GPU-hours exclude this time."
         )
     found.append(
         "Slowness is detected only if jobs report their iterations or counters are sampled ([checks.failslow]). A node "

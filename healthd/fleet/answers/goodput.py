@@ -1,4 +1,4 @@
-"""Computes the work lost to node failures, including work lost by jobs that the failed jobs' requeues pre-empted."""
+"""Computes the work lost to node failures, including the work of other jobs that a requeued job pre-empted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from healthd.fleet.answers.document import Document, WrongChoice, share
 from healthd.fleet.answers.study import Row, Study
 
 CHECKPOINT_SECONDS = 3600.0  # the paper's default: "assume hourly checkpoints"
-LOOP_MIN_ENDS = 5  # a job that nodes ended this many times is in a requeue loop (the limit is healthd's own)
+LOOP_MIN_ENDS = 5  # a job that was ended by nodes this many times is in a requeue loop (the limit is healthd's own)
 
 
 class EndedJob(NamedTuple):
@@ -42,7 +42,7 @@ class PreemptedJobs(NamedTuple):
 
 
 def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: float | None = None) -> Document:
-    """Return first- and second-order losses by size, requeue loops, and pre-emptions that belong to neither.
+    """Return the first- and second-order losses by job size, the requeue loops, and all other pre-emptions.
 
         loss(job) = min(runtime, checkpoint / 2) * GPUs
 
@@ -107,7 +107,8 @@ def loss(rows: Iterable[EndedJob | PreemptedJobs], price: float | None) -> Row:
 def requeue_loops(first: Sequence[EndedJob], second: Sequence[PreemptedJobs]) -> list[Row]:
     """Return the jobs that nodes ended at least LOOP_MIN_ENDS times, most frequent first.
 
-    Each row has the number of ends, the GPUs, the pre-emptions by the job's requeues, and both orders of loss.
+    Each row has the number of ends, the GPUs, the jobs that the job's requeues pre-empted, and the first- and
+    second-order loss.
     """
     by_job: dict[tuple[str, int], list[EndedJob]] = defaultdict(list)
     for row in first:
@@ -159,7 +160,7 @@ def _notes(study: Study, first: Sequence[EndedJob], other_preempted: Sequence[Pr
     unknown = sum(row.jobs for row in other_preempted if row.how == "unknown")
     if unknown:
         found.append(
-            f"The pre-emptors of {plural(unknown, 'job')} are unknown, so some of the loss may be second-order. "
+            f"The pre-empting jobs of {plural(unknown, 'job')} are unknown, so some of the loss may be second-order. "
             "Ingest slurmctld's log: healthd fleet ingest --slurmctld-log."
         )
     return found

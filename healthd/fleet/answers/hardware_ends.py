@@ -1,4 +1,4 @@
-"""Finds the jobs that nodes ended. All answers that count them share this rule (states, goodput, rate, ettr, compare).
+"""Finds the jobs that nodes ended. The answers states, goodput, rate, ettr and compare all use this rule.
 
 hardware_ends.sql contains the rule and its source.
 """

@@ -2,9 +2,9 @@
 
 If a job ran on many nodes, its failure counts only against the culprits. For NODE_FAIL, the culprit is the node that
 went DOWN at that time. Otherwise, the culprits are the nodes with a condition in [end - 10 min, end + 5 min], the
-window used by Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Several culprits share the failure. If none is
-known, all nodes share it, and shares below MIN_SHARE are dropped. A user's mistake does not count: FAILED requires a
-condition that drains (degraded or critical) on this node.
+window used by Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Several culprits share the failure. If no culprit
+is known, all the job's nodes share the failure, and shares below MIN_SHARE are dropped. To exclude users' mistakes, a
+FAILED job counts only against a node that had a condition that drains (degraded or critical).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from healthd.fleet.statistics.lemon_score import Observation, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
 MIN_SHARE = 0.1
-# If this many nodes have a NODE_FAIL, a job kills its nodes (a crash loop), and all of them count as one failure.
+# If the same job ends with NODE_FAIL on this many nodes, the job kills its nodes (a crash loop). All these failures
+# count as one.
 LOOP_MIN_NODES = 3
 
 Key = tuple[str, str]  # cluster, node
@@ -148,10 +149,10 @@ class ClusterStart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FleetEvidence:
-    """Evidence against each node, and its outages.
+    """Evidence against each node, and the node's outages.
 
-    first_seen  first time that each node occurs
-    begins      first time that each cluster occurs, used for nodes that only failures name
+    first_seen  first time at which each node occurs in the store
+    begins      first time at which each cluster occurs, used for nodes that occur only in failures
     """
 
     evidence: dict[Key, list[Evidence]]
@@ -211,7 +212,7 @@ def outage_code(state: str, reason: str, by_whom: str) -> str:
 def merge_outages(states: Iterable[OutageRow], maintenance: Iterable[Maintenance]) -> dict[Key, list[Outage]]:
     """Merge records that overlap or touch into outages.
 
-    An outage is "down" if the node went DOWN, otherwise as its first record.
+    An outage has the kind "down" if the node went DOWN, otherwise the kind of its first record.
 
     Records within a maintenance reservation are skipped.
     """
@@ -244,12 +245,12 @@ def _is_within(start: int, end: int | None, planned: Maintenance) -> bool:
 
 
 def failure_shares(moments: Iterable[ConditionMoment], sightings: Iterable[FailedJobSighting]) -> dict[str, float]:
-    """Return, for each code, how often a job on the node failed when the code was seen or caused a drain.
+    """Return, for each code, the share of its sightings and drains at which a job on the node failed.
 
-    A code that never coincides with a failure (a slow link, a person who inspects a fan) is weak evidence of a failing
-    node. Times without a job on the node do not count, because a fault on an idle node fails no job, and an idle fleet
-    would give every code a low share. Drains by people always count, because people prefer to work on idle nodes. The
-    share follows Laplace's rule, (k + 1) / (n + 2), which gives 1/2 without data.
+    If a code never coincides with a failure (a slow link, a drain by a person to inspect a fan), it is weak evidence of
+    a failing node. Sightings without a job on the node do not count: a fault on an idle node fails no job, so an idle
+    fleet would give every code a low share. Drains by people always count, because people prefer to work on idle nodes.
+    The share follows Laplace's rule, (k + 1) / (n + 2), which is 1/2 without data.
     """
     days_seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
@@ -347,8 +348,8 @@ def outage_evidence(
 ) -> list[Evidence]:
     """Return the outages as evidence.
 
-    A node that went down counts as failed even if it had no job. In a crash loop, the outage has no more weight than
-    the job's evidence.
+    A node that went down counts as failed even if no job ran on it. In a crash loop, an outage has at most the weight
+    of the job's failure on the node.
     """
     loops = [loop_evidence for loop_evidence in failed if loop_evidence.code == "down"]
     found = []
@@ -367,7 +368,8 @@ def outage_evidence(
 
 
 def _external_evidence(row: ExternalRecord) -> Evidence:
-    # The store does not show which tickets are for node failures. Those that are coincide with a failure or an outage.
+    # The store does not show which tickets are about node failures. Tickets about node failures coincide with a failure
+    # or an outage.
     return Evidence(row.kind, row.time, row.time, row.code, 0.0 if row.kind == "ticket" else 1.0, row.text)
 
 

@@ -1,14 +1,14 @@
 """Finds nodes that keep ending jobs despite repairs, so that they can be taken out of service.
 
 The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. In healthd, all
-observations of one event count once (`lemon_score.merge_incidents`). A node is a lemon if the probability that its rate
-exceeds LEMON_RATE_FACTOR times the fleet's rate is at least DEFAULT_PROBABILITY (lemon_score). healthd never names more
-than MAX_LEMON_SHARE of the nodes.
+Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. healthd counts all
+observations of one event as one failure (`lemon_score.merge_incidents`). From the failures it computes the probability
+that the node's failure rate exceeds LEMON_RATE_FACTOR times the fleet's rate (lemon_score). If this probability is at
+least DEFAULT_PROBABILITY, the node is a lemon. healthd never names more than MAX_LEMON_SHARE of the nodes.
 
-A drain takes a node out of service without review, so `--apply` requires more: events with a total weight of
-MIN_APPLY_EVENTS, and one signal of at least MIN_APPLY_EVENTS that is above the fleet's HIGH_SIGNAL_QUANTILE.
-excl_jobid_count does not qualify: the paper found it a poor predictor.
+`--apply` drains nodes without review, so it requires more: the node's events must have a total weight of
+MIN_APPLY_EVENTS, and one signal must be at least MIN_APPLY_EVENTS and above the fleet's HIGH_SIGNAL_QUANTILE. The
+signal excl_jobid_count does not qualify, because the paper found that it predicts lemons poorly.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ EXCLUSION_SIGNAL = "excl_jobid_count"
 MIN_APPLY_EVENTS = 2
 HIGH_SIGNAL_QUANTILE = 0.95
 LEMON_RATE_FACTOR = 3.0
-# One named node in three may be good, because inspecting a good node costs less than the jobs that a lemon ends. In
-# simulated histories (busy, idle, few faults), a limit of one in five named more good nodes than lemons when faults
-# were few.
+# Up to one in three named nodes may be good, because inspecting a good node costs less than the jobs that a lemon ends.
+# A limit of one in five good nodes was also tried in simulated histories (busy, idle, few faults). With few faults, it
+# named more good nodes than lemons.
 DEFAULT_PROBABILITY = 1 / 3
 MAX_LEMON_SHARE = 0.02  # maximum share of the nodes
 HISTORY_SECONDS = round(2 * MEMORY_DAYS * DAY)
-LARGE_JOB_GPUS = (128, 512)  # the gain is reported for jobs with more GPUs than each of these
+LARGE_JOB_GPUS = (128, 512)  # the avoided failures are reported for jobs with more GPUs than each of these numbers
 MIN_OBSERVED_SHARE = 0.5
-# If a smaller share of the lemons is found, the answer reports that its window is too short and offers a longer one.
+# If the window is expected to find a smaller share of the lemons, the answer suggests a longer window.
 MIN_NAMED_SHARE, MIN_NAMED_GAIN = 2 / 3, 0.05
 MAX_LONGER_DAYS = 180
 
@@ -134,9 +134,10 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
     """Return the document for `healthd fleet lemons`.
 
     Args:
-        window_days: length of the window at the end of the requested or known period; None for the whole period.
-            min_probability: probability from which a node is named and drained (`--probability`). None for
-            DEFAULT_PROBABILITY; then only certain lemons are drained.
+        window_days: length of the window, which ends when the requested or known period ends; None for the whole
+        period.
+        min_probability: probability from which a node is named and drained (`--probability`). None means
+            DEFAULT_PROBABILITY; then only lemons with strong evidence are drained.
 
     Raises Unanswerable if nothing in the store shows node failures.
     """
@@ -205,7 +206,8 @@ def _newest_times(study: Study) -> dict[str, int]:
 def complete_until(newest: Mapping[str, int]) -> int | None:
     """Return the time until which the store is complete.
 
-    Conditions and node states may have no rows on days without faults, but jobs arrive every day.
+    This is judged by the newest job: conditions and node states may have no rows on days without faults, but jobs
+    arrive every day.
     """
     return min(newest.get("jobs", max(newest.values())), max(newest.values())) if newest else None
 
@@ -259,7 +261,7 @@ def _suspects(
 def node_signals(evidence: Iterable[Evidence], outage_count: int, signal_row: Signals) -> dict[str, float | None]:
     """Return the seven signals under the paper's names.
 
-    A failed job counts if this node is more likely to be the culprit than all other nodes together.
+    A failed job counts for a node that is more likely to be the culprit than all other nodes together.
     """
     failed = [item for item in evidence if item.kind == "failed" and item.weight >= 0.5]
     single_node = sum((item.nodes or 1) == 1 for item in failed)
@@ -281,13 +283,13 @@ def total_weight(node_incidents: Iterable[Incident]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The judgement of one cluster.
+    """The result of comparing the nodes of one cluster.
 
     fleet            None if no node failed
     min_probability  probability from which a node is a lemon
     high_signals     threshold for each signal
-    ranked           nodes with an event in the window, most likely lemon first
-    certain          lemons that --apply drains
+    ranked           nodes with an event in the window; the most likely lemon comes first
+    certain          lemons with enough evidence for --apply to drain them
     """
 
     fleet: FleetPrior | None
@@ -345,7 +347,7 @@ def has_high_signal(
 ) -> bool:
     """Return True if a signal other than the users' exclusions is high.
 
-    Failures recorded by another tool are not among the seven signals but also count here.
+    A high number of failures recorded by another tool also counts, although it is not one of the seven signals.
     """
     if sum(item.kind == "failure" for item in evidence) >= MIN_APPLY_EVENTS:
         return True
@@ -357,7 +359,7 @@ def has_high_signal(
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """Return the smallest value that a share `fraction` of the values does not exceed, or 0 if there are none."""
+    """Return the `fraction` quantile of the values (nearest rank), or 0 if there are none."""
     sorted_values = sorted(values)
     return (
         sorted_values[min(len(sorted_values) - 1, math.ceil(fraction * len(sorted_values)) - 1)]
@@ -384,10 +386,10 @@ def _gain_row(
     begin: int,
     end: int,
 ) -> dict[str, Any]:
-    """Return how many failures of large jobs would have been avoided if average nodes had replaced the lemons.
+    """Estimate how many failures of large jobs average nodes in place of the lemons would have avoided.
 
-    The jobs have more than `more_than` GPUs. An average node fails at 1 / score of the lemon's rate. The paper: "14 %
-    to 4 %" of 512+ GPU jobs (arXiv 2410.21680).
+    Large jobs have more than `more_than` GPUs. A lemon fails `score` times as often as an average node. The paper
+    reports that the share of failed jobs with 512+ GPUs fell from "14 % to 4 %" (arXiv 2410.21680).
     """
     window = {"window_from": begin, "window_to": end}
     ((jobs,),) = study.query("lemons_large_jobs", JobCount, **window, more_than_gpus=more_than)
@@ -434,9 +436,9 @@ def _fleet_row(judgement: Judgement, suspects: Sequence[Suspect], cluster_nodes:
 def _expected_share_named(
     judgement: Judgement, suspects: Sequence[Suspect], first_known_time: int, begin: int, end: int
 ) -> dict[str, Any]:
-    """Return the share of lemons that the answer is expected to name.
+    """Estimate the share of lemons that the answer names.
 
-    If that share is small and the store has more history, `longer` is the share for a longer window (up to
+    If this share is small and the store has more history, `longer` is the share for a longer window (up to
     MAX_LONGER_DAYS) with the same end.
     """
     if judgement.fleet is None:
@@ -466,10 +468,10 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
             continue
         min_factor, max_factor = LEMON_RATES
         advice = (
-            f"A window of {longer['days']} days names about {longer['share_named']:.0%}: "
+            f"A window of {longer['days']} days would name about {longer['share_named']:.0%}: "
             f"healthd fleet lemons --days {longer['days']}."
             if longer is not None and longer["share_named"] > named_share + MIN_NAMED_GAIN
-            else "A store with a longer history would name more."
+            else "With a longer history in the store, it would name more."
         )
         cluster = f"cluster {fleet['cluster']}" if fleet["cluster"] else "the cluster"
         found.append(
@@ -613,7 +615,7 @@ def _notes(study: Study, nodes: Sequence[Suspect], begin: int, end: int, window_
     if little_observed and study.has_rows("events"):
         found.append(
             f"{little_observed} of {plural(len(nodes), 'node')} {'was' if little_observed == 1 else 'were'} observed "
-            "for less than half of the time. For these, only Slurm's records count."
+            "for less than half of the time. For these nodes, only Slurm's records count."
         )
     out = sum(suspect.current_outage is not None for suspect in nodes)
     if out:

@@ -1,12 +1,12 @@
 """Finds links that fail more often than others: flaps, errors and lost speed, by port and by switch.
 
 Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) call for monitoring symbol errors and lost link
-speed in addition to adaptive routing, and not only whether links are up. Here the nodes report these. Their figure 12
-is a benchmark of a network with injected errors, which no event store contains.
+speed in addition to adaptive routing, and not only whether links are up. healthd's nodes report both. Figure 12 of the
+paper is not reproduced: it is a benchmark of a network with injected errors, which no event store contains.
 
-A port stands out if it has more episodes than it would have by chance. A switch stands out if its nodes have more
-episodes than the same number of nodes drawn from the whole fleet. For both, the false discovery rate is controlled by
-Benjamini and Hochberg's method.
+A port is an outlier if it has significantly more episodes than chance would give it. A switch is an outlier if its
+nodes have significantly more episodes than the same number of random nodes from its cluster. Benjamini and Hochberg's
+method controls the false discovery rate of ports and of switches.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EPISODE_GAP_SECONDS = 3600  # sightings of one kind on one port within this time
 SWITCH_EVENT_SECONDS, SWITCH_EVENT_MIN_NODES = (
     60,
     3,
-)  # this many of a switch's nodes within that time make a switch event
+)  # a switch event: at least this many of a switch's nodes lose a link within this time
 LEVEL = 0.05  # on average, at most this share of the findings is false
 SEED = 12
 FIRST_DRAWS, MORE_DRAWS = 1000, 50_000
@@ -83,8 +83,8 @@ class PortCount(NamedTuple):
 def links(study: Study) -> Document:
     """Return the document for `healthd fleet links`. Raises Unanswerable if there are no events.
 
-    kinds: the fleet's rate of each kind per 1000 port-days. ports, switches: outliers first. together: times when
-    several nodes on one switch lost their links.
+    kinds: the fleet's rate for each kind, in episodes per 1000 port-days. ports, switches: outliers come first.
+    together: times at which several nodes on one switch lost their links.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
@@ -98,8 +98,8 @@ def links(study: Study) -> Document:
         (row.cluster, row.node, inside): ports.get((row.model, inside), 0) for row in nodes for inside in (False, True)
     }
     notes = [
-        "A node's number of ports is the number that nodes of its model reported; ports without any problem on "
-        "these nodes are not counted.",
+        "The number of a node's ports is taken from the ports that nodes of the same model reported. A port that had "
+        "no problem on any of these nodes is not counted.",
         *study.coverage_notes("events"),
     ]
     unnamed_episodes = sum(
@@ -200,9 +200,9 @@ def worst_ports(
 ) -> list[Row]:
     """Return ports with two or more episodes of a kind. Those least likely by chance come first. Pure.
 
-    p_value: probability of at least this many episodes. Given the total number of episodes, a port's share is binomial,
-    in proportion to its days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted: over all ports of all kinds,
-    including those without an episode.
+    p_value: probability of at least this many episodes by chance. Given the total number of episodes, a port's number
+    is binomial, in proportion to the port's observed days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted:
+    the p-value adjusted for tests of all ports and kinds, including ports without an episode.
     """
     rows: list[Row] = []
     tests = 0
@@ -234,13 +234,14 @@ def worst_ports(
 
 
 def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
-    """Return switches whose nodes had an episode.
+    """Return the switches whose nodes had an episode. The least likely by chance come first.
 
-    Those least likely by chance come first. Pure; the draws have a fixed seed.
+    Pure; the random draws have a fixed seed.
 
-    p_value: how often the same number of nodes, drawn from the whole cluster, exceeds the expected number of episodes
-    by at least as much. Since nodes are drawn, a single bad node is no evidence against its switch. Source: a bootstrap
-    test by clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
+    p_value: how often the same number of random nodes from the cluster exceeds its expected number of episodes by at
+    least as much as the switch's nodes do. Because whole nodes are drawn, a single bad node is no evidence against its
+    switch. Source: a bootstrap test by clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993,
+    chapter 16).
     """
     rows: list[Row] = []
     tests = 0

@@ -1,4 +1,4 @@
-"""Finds the rank that holds up a stuck job from the ranks' records of their NCCL collectives. It needs no store.
+"""Finds the rank that blocks a stuck job, using the ranks' records of their NCCL collectives. It needs no store.
 
 The rule is in healthd/fleet/collectives/waits.py; files.py in that package describes the input formats.
 """
@@ -26,8 +26,8 @@ MAX_WITHOUT_DUMP = 4096  # maximum number of ranks to list
 def nccl(folder: str) -> Document:
     """Return the document for `healthd fleet nccl`. Raises Unanswerable if the folder has no rank's records.
 
-    kind: missing, network, memory, hang, mismatch or none. suspects: ranks. groups: [{group, collective, entered,
-    missing, ...}]. failures: failed requests. hangs: ranks whose watchdog made no progress.
+    kind: missing, network, memory, hang, mismatch or none. suspects: the suspected ranks. groups: [{group, collective,
+    entered, missing, ...}]. failures: failed requests. hangs: ranks whose watchdog made no progress.
     """
     try:
         read = files.read(folder)
@@ -43,7 +43,7 @@ def nccl(folder: str) -> Document:
 
 
 def build_document(judgement: Judgement, read: files.Folder) -> Document:
-    """Return the document for a judgement. Pure."""
+    """Convert a judgement into the answer's document. Pure."""
     views = {view.rank: view for view in read.views}
     used_views = [view for rank, view in views.items() if rank not in judgement.unused_dumps]
     reasons = [_reason_row(blame, judgement, views) for blame in judgement.suspects]
@@ -76,7 +76,7 @@ def build_document(judgement: Judgement, read: files.Folder) -> Document:
 
 
 def has_findings(nccl: Document) -> bool:
-    """Return True if there is a verdict, or if ranks are waiting for an unknown reason."""
+    """Return True if a cause was found, or if ranks wait for an unknown reason."""
     return bool(nccl["kind"] != "none" or any(row["waiting"] for row in nccl["groups"]))
 
 
@@ -84,7 +84,10 @@ def has_findings(nccl: Document) -> bool:
 
 
 def _group_row(stall: Stall, groups: Sequence[Group]) -> dict[str, Any]:
-    """Return a row with a group's ranks. left: ranks that finished. unknown: ranks that may or may not have entered."""
+    """Return a row with a group's ranks.
+
+    left: ranks that finished the collective. unknown: ranks of which it is not known whether they entered it.
+    """
     group, operation_id = groups[stall.key.group], stall.key
     return {
         "group": group.name,
@@ -118,8 +121,9 @@ def _reason_row(blame: Blame, judgement: Judgement, views: dict[int, RankView]) 
 
 
 def _mismatch_row(judgement: Judgement) -> dict[str, Any] | None:
-    """Return the ranks that entered different collectives under the same number, or the ranks that wait for each other
-    in a ring.
+    """Return the ranks whose calls do not match.
+
+    These ranks entered different collectives with the same number, or they wait for each other in a ring.
     """
     if judgement.difference is not None:
         group = judgement.groups[judgement.difference.key.group]
@@ -150,20 +154,20 @@ def _notes(judgement: Judgement, read: files.Folder) -> list[str]:
         not judgement.groups[stall.key.group].has_rank_order for stall in judgement.stalls
     ):
         notes.append(
-            "The members of these groups are not recorded. If a group has a rank without a record, that rank may be "
-            "the cause, not the network."
+            "The members of these groups are not recorded. If such a group contains a rank that left no record, this "
+            "rank may be the cause instead of the network."
         )
     for rank, why in sorted(judgement.unused_dumps.items())[:MAX_NAMED]:
         notes.append(f"The dump of rank {rank} {why}; it is not used.")
     if len(judgement.unused_dumps) > MAX_NAMED:
-        notes.append(f"{len(judgement.unused_dumps) - MAX_NAMED:,} more dumps are not used for similar reasons.")
+        notes.append(f"{len(judgement.unused_dumps) - MAX_NAMED:,} more dumps are not used, for similar reasons.")
     notes += [f"{file_name(file.file)} {file.reason}." for file in read.unread[:MAX_NAMED]]
     if len(read.unread) > MAX_NAMED:
         notes.append(f"{len(read.unread) - MAX_NAMED:,} more files could not be used.")
     if any(not lane.has_completions for view in read.views for lane in view.lanes.values()):
         notes.append(
-            "NCCL's own log records which collective a rank entered, not which it left, so it does not show whether "
-            "all ranks are stuck in it."
+            "NCCL's own log records when a rank enters a collective, but not when it leaves it. It therefore does "
+            "not show whether all ranks are stuck in the collective."
         )
     if any(not view.version and not view.pairs for view in read.views if view.lanes):
         notes.append("A watchdog log names only groups with a time-out; a dump contains all groups.")
@@ -180,7 +184,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def format_ranges(ranks: Sequence[int]) -> str:
-    """Format sorted ranks as "0-11, 13". Of more than 12 ranges, only the first 10 are written."""
+    """Format sorted ranks as "0-11, 13". If there are more than 12 ranges, only the first 10 are written."""
     intervals: list[list[int]] = []
     for rank in ranks:
         if intervals and intervals[-1][1] == rank - 1:

@@ -11,7 +11,8 @@ from healthd.fleet.collectives.rank_log import Failure, Hang
 from healthd.fleet.collectives.rank_view import file_name
 
 MAX_SHOWN = 16
-# Causes come first. When a connection breaks, the other end flushes its requests or exhausts their retries.
+# Causes come before consequences. When a connection breaks, requests at the other end are flushed or exhaust their
+# retries; these are consequences.
 _ORDER = (
     transport.MEMORY,
     transport.ADAPTER,
@@ -76,19 +77,20 @@ def failure_kind(failures: Sequence[dict[str, Any]]) -> str:
 def hang_suspects(hangs: Sequence[dict[str, Any]], ranks: int) -> list[int]:
     """Return the hanging ranks that are suspects.
 
-    If all of several ranks hang, none is a suspect, as all may be waiting.
+    If there are several ranks and all of them hang, none is a suspect, because all may be waiting.
     """
     hanging = [row["rank"] for row in hangs]
     return [] if len(hanging) > 1 and len(hanging) >= ranks else hanging
 
 
 def failures_verdict(nccl: Document) -> str:
-    """Return one or two sentences about what failed and between which ends."""
+    """Describe, in one or two sentences, what failed and between which two ends."""
     first = nccl["failures"][0]
     ends = f"{_local_end(first)} and {_remote_end(first)}"
     if first["source"] == transport.MEMORY:
         return (
-            f"Memory registration with the network adapter failed, not the network: between {ends} {first['meaning']} "
+            f"The network did not fail; memory registration with the network adapter "
+            f"failed: between {ends} {first['meaning']} "
             f"({_status(first)})."
         )
     if first["source"] == transport.FLUSHED:
@@ -110,8 +112,8 @@ def hangs_verdict(nccl: Document) -> str:
     names = ", ".join(map(str, hanging[:MAX_SHOWN])) + (", ..." if len(hanging) > MAX_SHOWN else "")
     if not nccl["suspects"]:
         return (
-            f"All {len(hanging)} ranks hang in calls to CUDA or NCCL, according to their monitors (ranks {names}); the "
-            "rank that they wait for is unknown."
+            f"All {len(hanging)} ranks hang in calls to CUDA or NCCL, according to their monitors (ranks {names}); "
+            "the rank for which they wait is unknown."
         )
     is_single = len(hanging) == 1
     return (
@@ -140,11 +142,11 @@ def failures_advice(nccl: Document) -> str:
     source = nccl["failures"][0]["source"]
     if source == transport.MEMORY:
         return (
-            "Next: run the job once with NCCL_NET_GDR_LEVEL=LOC. If that helps, check GPUDirect RDMA on both ends: the "
-            "nvidia_peermem module or DMA-BUF, PCIe ACS and the IOMMU, and the locked-memory limit."
+            "Next: run the job once with NCCL_NET_GDR_LEVEL=LOC. If that helps, check GPUDirect RDMA on both ends: "
+            "the module nvidia_peermem or DMA-BUF, PCIe ACS, the IOMMU, and the locked-memory limit."
         )
     if source == transport.FLUSHED:
-        return "Next: read the logs of the ranks at the other end, which contain the first error."
+        return "Next: read the logs of the ranks at the other end. These logs contain the first error."
     return (
         "Next: check whether the process at the other end ended first. If not, run `healthd fleet links` for the "
         "ports and switches between these two ends, and `healthd status` on both."

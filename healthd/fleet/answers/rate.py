@@ -1,4 +1,4 @@
-"""Computes the rate at which nodes end large jobs, its uncertainty, and the resulting MTTF for a job of any size."""
+"""Computes how often nodes end large jobs, how uncertain this rate is, and the resulting MTTF for a job of any size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.intervals import LEVEL, Estimate, Interval, Spread, rate_estimate
 
 MORE_THAN_GPUS = 128  # r_f covers jobs with more GPUs than this: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-GPUS_PER_NODE = 8  # used if the store does not contain it
+GPUS_PER_NODE = 8  # used if the store does not contain the number of GPUs per node
 RATE_NODE_DAYS = 1000
 SIZES = tuple(2**power for power in range(3, 18))  # GPUs, 8 to 131,072: figure 7 of the paper
 SIZE_CLASSES = tuple(2**power for power in range(18))  # as in the query `states`
 DAY = 86400
-MAX_MTTF_SECONDS = 1000 * 365 * DAY  # if the upper end of an interval is longer, it is unbounded in practice
-# If an attempt fails in its first hour and the previous attempt failed too, the job did not get past the fault or the
-# start. For a job on 2,000 GPUs with independent failures (MTTF 14 h), 7 in 100 attempts look like this by chance.
+MAX_MTTF_SECONDS = 1000 * 365 * DAY  # an interval whose upper end is longer than this counts as unbounded
+# If an attempt fails in its first hour and the previous attempt failed too, the job probably met the same fault again.
+# By chance, this happens to 7 in 100 attempts of a job on 2,000 GPUs with independent failures (MTTF 14 h).
 LOOP_SECONDS = 3600
 
 
@@ -63,16 +63,17 @@ has_findings = document.no_findings
 
 
 def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: int = 0) -> Document:
-    """Return failures, by_end, node_days, r_f (per 1000 node-days), interval, by_size, projection, ... (docs/json.md).
+    """Return the document for `healthd fleet rate` (docs/json.md). r_f is per 1000 node-days.
 
-    gpus_per_node: used for the projection; 0 means the number measured for the large jobs. Raises Unanswerable if there
+    gpus_per_node: GPUs per node for the projection; 0 means the mean of the large jobs. Raises Unanswerable if there
     are no jobs.
 
     Source: r_f is "all jobs using more than 128 GPUs that ended NODE_FAIL, or FAILED with a critical check in the last
     10 minutes or 5 minutes after", per node-day of runtime: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
-    healthd counts the jobs in `hardware_ends`, which includes more jobs. It includes FAILED jobs with a degraded
-    condition, because the paper's critical checks include links that healthd calls degraded. It also includes jobs that
-    healthd requeued because of a fault, because they would otherwise have ended as FAILED or NODE_FAIL.
+    healthd counts the jobs of the rule `hardware_ends`, which includes two more kinds. FAILED jobs with a degraded
+    condition are included because the paper's critical checks include link faults, to which healthd gives the severity
+    degraded. Jobs that healthd requeued because of a fault are included because they would otherwise have ended FAILED
+    or NODE_FAIL.
     """
     ran_jobs = load_ran_jobs(study, more_than_gpus)
     large_rate = ran_jobs.large_rate()
@@ -98,7 +99,7 @@ class Cluster(NamedTuple):
 
 
 class RanJobs(NamedTuple):
-    """Running times and failures for the chosen jobs."""
+    """Running times and failures of the chosen jobs."""
 
     sums: list[RunSums]
     failures: list[Failure]
@@ -115,7 +116,7 @@ class RanJobs(NamedTuple):
 
 
 def load_ran_jobs(study: Study, more_than_gpus: int = MORE_THAN_GPUS) -> RanJobs:
-    """Load the running times and failures for the chosen jobs. Raises Unanswerable if there are no jobs."""
+    """Load the running times and failures of the chosen jobs. Raises Unanswerable if there are no jobs."""
     study.require("jobs")
     return RanJobs(
         study.query("rate_sums", RunSums, more_than_gpus=more_than_gpus),
@@ -186,10 +187,10 @@ def _per_1000(estimate: Estimate) -> list[float] | None:
 
 
 def failure_spread(failures: Sequence[Failure], exposures: Iterable[Exposure], node_days: float) -> Spread:
-    """Distribute the failures over the nodes. Return each node's failures and node-days.
+    """Return the failures and node-days of each node.
 
-    Incidents without a known node are counted separately, and so are failures on nodes without exposure (the job has no
-    node list).
+    Incidents whose node is unknown are counted separately. So are failures on nodes without node-days, which occur if
+    the job has no node list.
     """
     days: dict[tuple[str, str], float] = {}
     for exposure in exposures:
@@ -215,9 +216,9 @@ def failure_spread(failures: Sequence[Failure], exposures: Iterable[Exposure], n
 def group_incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, int]]:
     """Group failures into incidents (cluster, node, failures).
 
-    If a job's failures follow each other in a loop, each within LOOP_SECONDS of the attempt's start, they are one
-    incident. The node is None if it is unknown or there are several: a job that kills its nodes dies on a different
-    node each time.
+    If attempts of a job fail one after the other, each within LOOP_SECONDS of its start, their failures are one
+    incident. The incident's node is None if it is unknown or if there are several nodes: a job that kills its nodes
+    dies on a different node each time.
 
     Source: the crash loop in Kokolis, Kuchnik et al. (HPCA 2025), one job on 1,024 GPUs that NODE_FAILed and was
     requeued 35 times. The rule for when a loop ends is healthd's own.
@@ -244,8 +245,9 @@ def group_incidents(failures: Iterable[Failure]) -> list[tuple[str, str | None, 
 
 
 def by_size(ran: RanJobs, r_f: float | None) -> list[dict[str, Any]]:
-    """Return the measured rate for each size class, and the MTTF that r_f implies for jobs with the class's mean number
-    of nodes.
+    """Return the measured rate of each size class next to its projected MTTF.
+
+    The projection uses r_f and the mean number of nodes of the class's jobs.
 
     Source: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025), which shows measured next to projected values.
     """
@@ -288,7 +290,8 @@ def mttf_interval(
 ) -> tuple[float | None, list[float | None] | None]:
     """Return MTTF = 1 / (N r_f) and its interval, or None if r_f is 0 or unknown.
 
-    r_f is per 1000 node-days. The upper end is None if a rate of 0 is possible or if the end exceeds MAX_MTTF_SECONDS.
+    r_f is per 1000 node-days. The upper end is None (unbounded) if a rate of 0 is possible or if the end exceeds
+    MAX_MTTF_SECONDS.
 
     Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). This assumes that nodes fail independently.
     """

@@ -1,4 +1,7 @@
-"""Computes job outcomes and the use of GPU time, by state and size, and before and after a date."""
+"""Computes the outcomes of jobs and their use of GPU time, by state and by size.
+
+It can compare two times around a date.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from healthd.fleet.statistics.wilson import wilson
 from healthd.fleet.tables import BIGINT, TEXT
 
 LARGE_GPUS = 512  # "512+ GPU jobs" in the paper
-SERVER_GPUS = 8  # as in the paper's mix of job sizes
+SERVER_GPUS = 8  # GPU limits of the paper's statistics of job sizes
 
 
 class EndedJobs(NamedTuple):
@@ -160,7 +163,10 @@ def infrastructure(ended: Iterable[EndedJobs]) -> Row:
 
 
 def size_mix(ended: Iterable[EndedJobs]) -> Row:
-    """Return the shares of jobs with one GPU, with at most 8 and with 256 or more. They refer to all jobs with GPUs."""
+    """Return the shares of jobs with one GPU, with at most 8 GPUs and with 256 or more.
+
+    The total is all jobs with GPUs.
+    """
     gpu_rows = [row for row in ended if row.gpus_up_to]
     jobs, gpu_seconds = sum(row.jobs for row in gpu_rows), sum(row.gpu_seconds for row in gpu_rows)
 
@@ -190,15 +196,16 @@ def gpu_use(
     """Return utilisation, goodput, normalised goodput and jobs per day. A value is None if nothing is available.
 
         utilisation         used GPU-seconds / available GPU-seconds
-        goodput             (used GPU-seconds - lost) / seconds: GPUs whose work was kept
-        normalised_goodput  goodput / available GPUs, the maximum possible
+        goodput             (used GPU-seconds - lost GPU-seconds) / seconds: the mean number of GPUs whose work was kept
+        normalised_goodput  goodput / available GPUs, which is the maximum goodput
 
     available_gpu_seconds: GPU-seconds that were available in the known time. known_seconds: the longest known time of a
     cluster. jobs: number of jobs that ended.
 
     Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
     the section about metrics in Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work.
-    healthd counts all work except work that was repeated because a node or a pre-emption ended a job.
+    healthd counts all work as productive, except work that had to be repeated because a node or a pre-emption ended the
+    job.
     """
     normalised = share(max(used_gpu_seconds - lost_gpu_seconds, 0.0), available_gpu_seconds)
     return {
@@ -228,7 +235,7 @@ def with_shares(rows: list[Row]) -> list[Row]:
 
 
 def outcomes(rows: Sequence[Outcome], split_time: int, large: int) -> Row:
-    """Return the shares of large jobs that completed and that nodes ended, before and after the split.
+    """Return the shares of large jobs that completed and of those that nodes ended, before and after the split.
 
     The shares have 95 % intervals.
     """

@@ -1,7 +1,8 @@
-"""Opens the store for one period and one selection of jobs and nodes. All answers query it through this module.
+"""Opens the store for one period and one selection of jobs and nodes. All answers query the store through this module.
 
-An answer's SQL reads the store's tables and the queries (both unfiltered), and the selected rows in `chosen_jobs` (with
-the size class `gpus_up_to`) and `chosen_nodes`. Expensive tables are computed once for all answers.
+An answer's SQL can read the store's tables and the named queries, which contain all rows. It can also read
+`chosen_jobs` (with the size class `gpus_up_to`) and `chosen_nodes`, which contain only the selected rows. Expensive
+tables are computed once for all answers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FILLED_BY = {
     "failures": "--failures",
     "scraped_conditions": "--prometheus",
 }
-# The names allowed for each choice. A comma-separated list contains several names.
+# For each choice, the SQL for the names in the store. A comma-separated list contains several names.
 _CHOICE_NAMES_SQL = {
     "cluster": "SELECT cluster AS name FROM jobs UNION SELECT cluster FROM events UNION SELECT cluster FROM nodes "
     "UNION SELECT cluster FROM node_states UNION SELECT cluster FROM failures",
@@ -52,9 +53,9 @@ _ALL_NODES_SQL = " UNION ".join(
     f"SELECT cluster, node FROM {table} WHERE node IS NOT NULL AND cluster <> ''"
     for table in ("nodes", "job_nodes", "events", "node_states", "failures", "scraped_conditions")
 )
-# These are as large as the store's own table. Defined as views, they read only the columns that a query needs.
+# These results are as large as the store's own tables. As views, they read only the columns that a query needs.
 _UNMATERIALIZED = ("lines", "job_node_days", "rate_jobs")
-# Tables that a study adds to the queries, or that an answer adds.
+# Tables that a study or an answer creates in addition to the queries.
 STUDY_TABLES = (
     *("chosen_jobs", "chosen_nodes", "all_nodes", "codes", "link_codes", "known_times", "unread_times"),
     *("named_nodes", "named_checks"),
@@ -89,8 +90,8 @@ class Choice:
     """Selection of jobs and nodes; "" selects all.
 
     partition      jobs in the partition (one of a job's partitions must match) and its nodes
-    account        the account's jobs, and nodes on which at least one of them ran
-    model, switch  nodes with that GPU model or behind that switch, and jobs that ran at least partly on such a node
+    account        the account's jobs, and the nodes on which at least one of these jobs ran
+    model, switch  nodes with this GPU model or behind this switch, and jobs that ran on at least one of these nodes
     """
 
     cluster: str = ""
@@ -108,7 +109,7 @@ class Study:
     """The open store, with the selected period, jobs and nodes.
 
     from_time, to_time  the period, [from, to) in epoch seconds
-    database            runs the SQL, also for queries that are not files
+    database            runs SQL, also SQL that is not in a file
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, choice: Choice | None = None) -> None:
@@ -125,8 +126,8 @@ class Study:
     def query(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
 
-        The tables that the SQL reads are computed first, but only once each. parameters: columns of the table
-        `parameters`. Raises StoreError for a damaged file.
+        The tables that the SQL reads are computed first, unless they were computed before. parameters: values for the
+        columns of the table `parameters`. Raises StoreError for a damaged file.
         """
         *dependencies, query_file = _with_dependencies(name)
         unknown = set(parameters) - set(query_file.parameters)
@@ -155,7 +156,7 @@ class Study:
         self.database.view(name, select_sql if values_sql else f"SELECT {nulls} WHERE FALSE")
 
     def require(self, *tables: str) -> None:
-        """Raise Unanswerable if one of these tables in the store is empty."""
+        """Raise Unanswerable if one of these tables is empty in the store."""
         for table in tables:
             if not self.has_rows(table):
                 flag = _FILLED_BY[table]
@@ -165,7 +166,10 @@ class Study:
         return bool(self.database.rows(f"SELECT 1 AS one FROM {table} LIMIT 1").rows)
 
     def unchosen_node_notes(self, nodes: Iterable[tuple[str, str | None]], noun: str) -> list[str]:
-        """Return a note about how many of these (cluster, node) pairs were not chosen. noun: what a pair represents."""
+        """Return a note with the number of (cluster, node) pairs that were not selected.
+
+        noun: the thing that a pair represents, such as failures.
+        """
         if not (self.choice.model or self.choice.switch):
             return []
         chosen = set(self.query("chosen_node_names", ChosenNode))
@@ -174,8 +178,8 @@ class Study:
         if not outside:
             return []
         return [
-            f"{outside:,} of these {len(located):,} {noun} were on nodes that were not selected: a whole job is "
-            "selected if any of its nodes is selected."
+            f"{outside:,} of these {len(located):,} {noun} were on nodes that were not selected: if one node of a "
+            "job is selected, the whole job is selected."
         ]
 
     def head(self, name: str, *notes: str) -> Document:
@@ -217,7 +221,8 @@ class Study:
         for query_file in queries:
             if query_file.name not in self._computed:
                 self._set_parameters(query_file.parameters)
-                # A table has no order, and sorting 2.7 million runs from 4 million jobs took a sixth of the time.
+                # Do not sort: a table has no order, and sorting 2.7 million runs from 4 million jobs took a sixth of
+                # the time.
                 ordered = engine.strip_semicolon(query_file.sql)
                 sql = ordered.rpartition("\nORDER BY ")[0] or ordered
                 create = self.database.view if query_file.name in _UNMATERIALIZED else self.database.table
@@ -327,12 +332,15 @@ def _answer_queries() -> dict[str, Query]:
 
 @cache
 def _with_dependencies(name: str) -> tuple[Query, ...]:
-    """Return the queries that a query reads, followed by the query itself. Their SQL has passed the lint."""
+    """Return the queries that a query reads, followed by the query itself.
+
+    The SQL of all these queries has passed the lint.
+    """
     return tuple(with_dependencies(_answer_queries()[name], _answer_queries(), STUDY_TABLES))
 
 
 def _ran_on_node_condition(condition: str) -> str:
-    """Return the SQL condition that a job ran on a node of all_nodes that meets `condition`."""
+    """Return an SQL condition for a node in all_nodes: at least one job that meets `condition` ran on it."""
     return (
         "EXISTS (SELECT 1 FROM job_nodes "
         "JOIN jobs ON jobs.cluster = job_nodes.cluster AND jobs.db_index = job_nodes.db_index "

@@ -19,7 +19,7 @@ from healthd.fleet.collectives.rank_view import Dtypes, Lane, Membership, Numel,
 MAX_RANKS = 1 << 17
 MAX_MEMBERS = 1 << 22  # maximum for all groups in a dump together
 MAX_ELEMENTS = 1 << 63
-MAX_WAITING, MAX_DONE = 32, 4  # number of operations kept per lane to find differences between ranks
+MAX_WAITING, MAX_DONE = 32, 4  # number of operations to keep for each lane, to find differences between ranks
 _POINT_TO_POINT = regex(r"(?:send (\d{1,7})->(\d{1,7})|recv (\d{1,7})<-(\d{1,7}))")
 _DONE = "completed"
 
@@ -27,13 +27,13 @@ Entry = Mapping[str, Any]
 
 
 class InvalidDump(HealthdError):
-    """The data is not a dump. The message is meant to follow the file's name."""
+    """The data is not a dump. The message continues a sentence that begins with the file's name."""
 
 
 class _ParsedEntry(NamedTuple):
     """A parsed entry.
 
-    pair: set for a send or receive. is_batch: True for "coalesced", the batch that contains sends.
+    pair: set for a send or receive. is_batch: True for "coalesced", a batch of sends and receives.
     """
 
     entry: Entry
@@ -61,7 +61,10 @@ def parse_dump(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | N
 
 
 def possible_ranks(view: RankView) -> frozenset[int] | None:
-    """Return the ranks in this dump's groups, one of which wrote the dump, or None if the dump names no groups."""
+    """Return all ranks in this dump's groups, or None if the dump names no groups.
+
+    One of these ranks wrote the dump.
+    """
     rank_sets = {group.ranks for group in view.groups.values() if group.ranks}
     return frozenset.intersection(*map(frozenset, rank_sets)) if rank_sets else None
 
@@ -148,8 +151,9 @@ def _ranks(recorded: Any, texts: dict[str, tuple[int, ...] | None]) -> tuple[int
 def _progress(status: Any, read: Iterable[_ParsedEntry], groups: Mapping[str, Membership]) -> dict[str, Progress]:
     """Return the progress of each group whose number is known.
 
-    The number comes from an entry. Otherwise it comes from the position, if there are as many numbers as groups and no
-    entry contradicts this: both lists are in the order in which this rank created its groups.
+    A group's number is taken from one of its entries. Without such an entry, it is taken from the group's position,
+    because both lists are in the order in which this rank created its groups. This requires that there are as many
+    numbers as groups and that no entry contradicts the order.
     """
     if not isinstance(status, Mapping):
         return {}
@@ -205,7 +209,8 @@ def _collectives(result: RankView, read: Iterable[_ParsedEntry]) -> None:
 def _pairs(result: RankView, read: Iterable[_ParsedEntry]) -> None:
     """Add the pending sends and receives.
 
-    A send in a batch (batch_isend_irecv) has the batch's number and is never marked as completed; only the batch is.
+    A send in a batch (batch_isend_irecv) has the batch's number. Only the batch is ever marked as completed, not the
+    send.
     """
     batches: dict[tuple[str, int], bool] = {}
     batch_sizes: dict[tuple[str, int], int] = {}

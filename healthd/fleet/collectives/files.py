@@ -30,7 +30,7 @@ MAX_LINE_BYTES = 1 << 16
 
 _RANK = regex(r"(?i)rank[_\-.=]?(\d{1,7})")
 _NUMBER = regex(r"\d{1,7}")
-_NUMBERED = regex(r"([A-Za-z]{0,64})[\-_.=]{0,8}(\d+)")  # a number, and the word before it
+_NUMBERED = regex(r"([A-Za-z]{0,64})[\-_.=]{0,8}(\d+)")  # pattern for a number and the word before it
 _MAX_RANK_DIGITS = 7
 _OTHER_NUMBER_WORDS = frozenset(("node", "host", "job", "attempt"))  # words before numbers that are not ranks
 _ENDING = regex(r"(?i)\.(pkl|pickle|json|log|txt|out|err|gz|xz|bz2|bin|dump|trace)$")
@@ -54,12 +54,15 @@ class UnreadFile(NamedTuple):
 
 
 class UnusableFolder(HealthdError):
-    """The folder cannot be read, or its file names do not identify the ranks."""
+    """The folder cannot be read, or the names of its files do not identify the ranks."""
 
 
 @dataclass(slots=True)
 class Folder:
-    """The contents of a folder. views: one per rank. failures, hangs: from all logs. other_files: unrelated files."""
+    """The contents of a folder.
+
+    views: one view for each rank. failures, hangs: from all logs. other_files: unrelated files.
+    """
 
     views: list[RankView]
     unread: list[UnreadFile]
@@ -141,7 +144,8 @@ def _read_file(path: str, name: str, texts: dict[str, tuple[int, ...] | None]) -
         raise InvalidDump("is not a regular file")
     if not status.st_size:
         raise InvalidDump("is empty")
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # it may have become a pipe
+    # the path may have become a pipe since the first check
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise InvalidDump("is not a regular file")
         head = file.read(HEAD_BYTES)
@@ -195,14 +199,14 @@ def _json(data: bytes) -> Any:
 def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list[UnreadFile]) -> None:
     """Set the ranks of dumps that do not record them. The rank is at the same position in all file names.
 
-    The rank is the number after "rank" if all names have one. Otherwise it is the number (not a host's) that differs
-    most between the files; among several, a number that yields ranks from 0, otherwise the last one. known_ranks: ranks
-    that are already known.
+    If all names have a number after "rank", this number is the rank. Otherwise, the rank is the number that differs
+    most between the files and is not part of a host name. Among several such numbers, one that yields ranks from 0 is
+    preferred, otherwise the last. known_ranks: ranks that are already known.
     """
     possible = [possible_ranks(dump_view) for dump_view in views]
 
     def ranks(numbers: Sequence[Sequence[int | None]], position: int) -> list[int | None]:
-        """Return the number at this position in each file name, or None if the file's groups have no such rank."""
+        """Return the number at this position in each file's name, or None if the file's groups lack this rank."""
         found = []
         for file_numbers, allowed in zip(numbers, possible, strict=True):
             number = file_numbers[position] if -len(file_numbers) <= position < len(file_numbers) else None
@@ -232,7 +236,9 @@ def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list
                 (number for number in likely if number is not None and (allowed is None or number in allowed)), None
             )
         if rank is None:
-            unread.append(UnreadFile(unranked_view.source, "is a dump whose rank neither its name nor its groups show"))
+            unread.append(
+                UnreadFile(unranked_view.source, "is a dump, but neither its name nor its groups show its rank")
+            )
         else:
             unranked_view.rank = rank
 
@@ -244,9 +250,7 @@ def _positions(numbers: Sequence[Sequence[int | None]]) -> list[int]:
 
 
 def _is_host_number(views: Sequence[RankView], position: int) -> bool:
-    """Return True if, in most names, the word before this number is a host name or another word that does not precede a
-    rank.
-    """
+    """Return True if, in most names, the word before this number shows that it is not a rank, such as a host name."""
     count = 0
     for dump_view in views:
         preceding_words = [
@@ -260,9 +264,9 @@ def _is_host_number(views: Sequence[RankView], position: int) -> bool:
 def _require_global_ranks(folder: str, named_views: Sequence[RankView], known_ranks: set[int]) -> None:
     """Raise UnusableFolder if file names contain local ranks.
 
-    The names contain local ranks if dumps in different folders seem to belong to the same rank and time, while other
-    ranks have no dump. The dumps may, for example, come from the first GPU on each node. Their global ranks are
-    unknown.
+    The names must contain local ranks if dumps in different folders seem to belong to the same rank and time, but other
+    ranks have no dump. For example, each dump may come from the first GPU on its node. The global ranks of these dumps
+    are unknown.
     """
     members = {rank for dump_view in named_views for group in dump_view.groups.values() for rank in group.ranks or ()}
     first_by_rank: dict[int, RankView] = {}
@@ -275,8 +279,8 @@ def _require_global_ranks(folder: str, named_views: Sequence[RankView], known_ra
         if earlier is not dump_view and is_simultaneous and is_separate:
             raise UnusableFolder(
                 f"{folder}: {earlier.source} and {dump_view.source} both have rank {dump_view.rank} in their names, "
-                f"and {len(members - known_ranks):,} other ranks have no file; name each file by the global rank in "
-                "the job, not by the local rank on its node"
+                f"and {len(members - known_ranks):,} other ranks have no file. Name each file by its global rank in "
+                "the job, not by its local rank on the node"
             )
 
 
@@ -314,9 +318,9 @@ def _host_name(name: str) -> str:
 
 
 def _newest_per_rank(views: list[RankView], unread: list[UnreadFile]) -> list[RankView]:
-    """Keep one view per rank: a dump rather than a log, and the newest of several.
+    """Keep one view for each rank: a dump is preferred to a log, and a newer file to an older one.
 
-    A process may restart, or write both a log and a dump.
+    A rank may have several files because its process restarted, or because it wrote both a log and a dump.
     """
     best: dict[int, RankView] = {}
     for rank_view in sorted(views, key=lambda view: (bool(view.version or view.pairs), view.last_ns, view.source)):

@@ -14,10 +14,11 @@ PyTorch's lines (ProcessGroupNCCL.cpp), by version:
         info. Last enqueued NCCL work: 56116, last completed NCCL work: 56116.                          (2.6 on)
 
 "[rank2]:" is the global rank, and "[Rank 2]" is the rank in the group. Before 2.3, only the latter is printed. NCCL
-numbers the operations of a communicator (opCount, hexadecimal) and logs when each was entered, never when it completed.
+numbers the operations of a communicator (opCount, hexadecimal). It logs when an operation is entered, but not when it
+completes.
 
-From 2.2 on, a second PyTorch thread monitors the watchdog. It ends a process whose watchdog made no progress because it
-hangs in a call to CUDA or NCCL, or waits for Python's lock:
+From 2.2 on, a second PyTorch thread monitors the watchdog. If the watchdog hangs in a call to CUDA or NCCL, or waits
+for Python's lock, it makes no progress, and the second thread ends the process:
 
     [rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 1] ... ProcessGroupNCCL's watchdog got stuck for 600 seconds
         without making progress in monitoring enqueued collectives. ...
@@ -35,7 +36,7 @@ from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, RankView
 from healthd.fleet.collectives.transport import FailedRequest
 
-NO_COMPLETE_HISTORY_NS = 1 << 62  # it is unknown from which time on a log is complete
+NO_COMPLETE_HISTORY_NS = 1 << 62  # a log does not show from which time on it is complete
 _GLOBAL_RANK = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
 _GROUP_RANK = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
 _PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")
@@ -123,7 +124,8 @@ def parse_views(
 ) -> list[RankView]:
     """Return a view for each rank in one log. A rank whose lines are not in the log has no view.
 
-    rank: rank in the log's name, for lines that do not name one. number: another number in the name, as a last resort.
+    rank: the rank in the log's name, used for lines that do not contain a rank. number: another number in the log's
+    name, used as a last resort.
     """
     return parse_log(lines, source, host, rank, number).views
 
@@ -155,9 +157,9 @@ def parse_log(
 
 
 def _process_rank(process: _Process | None, rank: int | None, number: int | None) -> int:
-    """Return the rank of a process from its communicators, otherwise from the log's name.
+    """Return the rank of a process from its communicators or, failing that, from the log's name.
 
-    Return -1 if neither has it.
+    Return -1 if neither contains the rank.
     """
     comms = process.comms.values() if process is not None else ()
     widest = max(comms, key=lambda comm: comm.ranks, default=_Communicator())
@@ -188,8 +190,9 @@ def _record_hang(hangs: dict[int, Hang], line: str, source: str, host: str, rank
 
 
 def _rank_in(line: str, rank: int | None) -> int | None:
-    """Return a watchdog line's rank: its global rank, otherwise the rank in the log's name, otherwise the rank in the
-    group.
+    """Return the rank for a watchdog line.
+
+    The line's global rank is preferred, then the rank in the log's name, then the rank in the group.
     """
     global_rank, group_rank = _GLOBAL_RANK.search(line), _GROUP_RANK.search(line)
     if global_rank is not None:

@@ -1,4 +1,4 @@
-"""Holds the records of one rank's collectives, in the same form for flight recorder dumps and logs.
+"""Records of one rank's collectives, in the same form for flight recorder dumps and for logs.
 
 A lane contains operations that run in order: one process group's collectives on one rank. Sends and receives run
 concurrently with collectives and are ordered only between two ranks.
@@ -19,9 +19,9 @@ class Operation(NamedTuple):
     sequence       number within its lane, assigned by PyTorch
     order          position among all operations of this rank, over all lanes
     name           all_reduce, broadcast, send, ... (without "nccl:")
-    numel, dtypes  of the input and output; () if not recorded
+    numel, dtypes  number of elements and data types of the input and output; () if not recorded
     created_ns     when it was entered (epoch), 0 if unknown
-    started        True if its GPU is known to have reached it (only with TORCH_NCCL_ENABLE_TIMING)
+    started        True if the GPU is known to have started it (only with TORCH_NCCL_ENABLE_TIMING)
     """
 
     sequence: int
@@ -39,7 +39,7 @@ class Lane:
 
     entered          the highest sequence number that was entered
     first            the first operation that is not done, or None if all entered operations are done
-    operations       first pending and last operations, by sequence
+    operations       the first pending operations and the last operations, by sequence number
     has_completions  False for a log without completions; `first` is then the last operation entered
     """
 
@@ -49,7 +49,10 @@ class Lane:
     has_completions: bool = True
 
     def has_finished(self, sequence: int) -> bool:
-        """Return True if this rank finished the operation. A group's collectives run in order, on one stream."""
+        """Return True if this rank finished the operation.
+
+        This can be inferred because a group's collectives run in order.
+        """
         return (
             self.has_completions and self.entered >= sequence and (self.first is None or self.first.sequence > sequence)
         )
@@ -67,7 +70,7 @@ class Membership(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The sender and receiver in a group. Both are ranks within the group."""
+    """A sender and a receiver. Both numbers are ranks within their group."""
 
     group: str
     source: int
@@ -75,7 +78,9 @@ class Pair(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A group's last sequence numbers, either for collectives or for sends and receives, whichever came last.
+    """A group's last sequence numbers.
+
+    They are those of collectives or those of sends and receives, whichever ran last.
 
     started: -1 if unknown.
     """
@@ -92,12 +97,12 @@ class RankView:
     rank                     -1 if unknown so far
     source, host             the file, and the host in its name, or ""
     version                  version of the dump, "" for a log
-    groups, lanes, progress  by the group's name
+    groups, lanes, progress  each is keyed by the group's name
     pairs                    this rank's pending sends or receives
     with_pairs               groups in which it sends or receives
     since_ns                 time from which the dump is complete; earlier entries in the ring buffer were overwritten
     has_only_pending         True if the dump has only pending operations
-    first_ns, last_ns        when it entered its first and last operation here, 0 if unknown
+    first_ns, last_ns        when the rank entered the first and last operation in these records, 0 if unknown
     """
 
     rank: int

@@ -9,8 +9,8 @@ NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work com
     NET/IB: ... remoteGidsB hca mlx5_2                                                                   (2.24 on)
     NET/IB: ... with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) vendor_err=129 localGid A ... (2.29 on)
 
-GIDs are printed only on Ethernet. For a failed request, only the status and the vendor's error are defined, not the
-opcode or the length (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
+GIDs are printed only on Ethernet. For a failed request, the status and the vendor's error are defined, but the opcode
+and the length are not (ibv_poll_cq(3)). Numbers and names are those of `enum ibv_wc_status` in libibverbs' verbs.h.
 """
 
 from __future__ import annotations

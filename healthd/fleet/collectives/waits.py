@@ -1,12 +1,14 @@
-"""Finds the ranks that hold up a stuck job from the collectives in which ranks wait. Pure.
+"""Finds the ranks that block a stuck job, using the collectives in which ranks wait. Pure.
 
 The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section about NCCL time-outs): in each group, find the
-first collective that some ranks entered and others did not. A rank that misses it may itself be waiting in a collective
-of another group. Each rank's first pending operation therefore points at the ranks that are missing from it. A suspect
-is a rank that misses an operation and points at no rank. If all programs enter their collectives in consistent orders,
-no rank can wait for itself, because each step along these pointers leads to an operation that is earlier in that order.
-Sends and receives are entered early and out of order. If only sends and receives close a ring, the collective that a
-rank misses counts.
+first collective that some ranks entered and others did not. A rank that did not enter it may itself be waiting in a
+collective of another group. Each rank therefore points at the ranks that are missing from its first pending operation.
+A suspect is a rank that is missing from an operation and points at no rank.
+
+If all programs enter their collectives in consistent orders, no rank can wait for itself: each step along the pointers
+leads to an operation that is earlier in this order. Sends and receives are an exception, because they are entered early
+and out of order. If ranks wait in a ring only because of sends and receives, these are ignored, and only missing
+collectives count.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from typing import NamedTuple
 from healthd.fleet.collectives.dump import MAX_RANKS
 from healthd.fleet.collectives.rank_view import Lane, Operation, Pair, RankView
 
-EARLIER_RUN_SECONDS = 3600  # this long before all other ranks; PyTorch's longest usual time-out is half of this
+# a dump that ends this long before all others is old; PyTorch's longest usual time-out is half of this
+EARLIER_RUN_SECONDS = 3600
 RESTARTED_SECONDS = 60
-MAX_MISSING_DUMP_RATIO = 3  # from this ratio of ranks without a dump to ranks with one, dumps count as not collected
-# In these operations, not every rank needs all others, so a rank may finish before others arrive.
+# if ranks without a dump exceed ranks with a dump by this factor, dumps were probably not collected
+MAX_MISSING_DUMP_RATIO = 3
+# In these operations, a rank does not need all other ranks, so it may finish before others arrive.
 _ROOTED_PREFIXES = ("broadcast", "reduce", "scatter", "gather")
 _SAME_SIZES = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "reducescatter", "broadcast")
 
@@ -55,15 +59,15 @@ class OperationKey(NamedTuple):
 
 @dataclass(slots=True)
 class Stall:
-    """A pending operation, and the state of its group's ranks.
+    """A pending operation, and the state of all ranks in its group.
 
     operation                   as recorded by one of the ranks
     waiting                     ranks whose first pending operation this is
     entered, missing, finished  ranks that entered it, that never arrived, and that finished it
     later                       ranks that entered it and still wait in an earlier operation
     unknown                     ranks without a record
-    behind                      ranks whose program entered it as their first pending operation, but whose GPU has not
-                                reached it, unlike other GPUs: it is still in an earlier kernel
+    behind                      ranks whose program waits in it, but whose GPU is still in an earlier kernel, while
+                                other GPUs have started it
     """
 
     key: OperationKey
@@ -78,9 +82,9 @@ class Stall:
 
     @property
     def is_stuck(self) -> bool:
-        """True if all ranks arrived and some finished, so that no rank holds up the others.
+        """True if all ranks arrived and some finished, so that no rank blocks the others.
 
-        In a rooted operation, a rank that needs only the root's data may finish before others arrive.
+        Operations with a root are an exception: a rank that needs only the root's data may finish before others arrive.
         """
         return not self.missing and bool(self.finished) and (not self.later or not is_rooted(self.operation.name))
 
@@ -99,9 +103,9 @@ class Blame(NamedTuple):
     """A reason to suspect a rank.
 
     missing  the rank never entered `key`
-    stayed   all ranks entered `key` and others left it, but this rank did not
+    stayed   all ranks entered `key` and others left it, but this rank did not leave it
     behind   the rank entered `key`, but its GPU did not reach it
-    no_dump  the rank wrote no dump, and the ranks in `key` wait for it or for no other rank
+    no_dump  the rank wrote no dump, and no recorded rank explains why the ranks in `key` wait
 
     operation, waiting: the operation and the ranks that entered it; both are empty for `stayed`.
     """
@@ -115,9 +119,9 @@ class Blame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Ranks that entered different collectives under the same number.
+    """Different collectives that ranks entered under the same number.
 
-    descriptions: maps each description to its ranks.
+    descriptions: maps each collective's description to the ranks that entered it.
     """
 
     key: OperationKey
@@ -130,7 +134,7 @@ class Judgement:
 
     kind                missing, network, mismatch, none
     suspects            sorted by rank
-    stalls              the first stall of each group; the stall that is the cause comes first
+    stalls              the first stall of each group; the stall that causes the others comes first
     ranks_without_view  known ranks without a record
     unused_dumps        for each rank, why its dump was not used
     ring                ranks that wait for each other
@@ -154,7 +158,7 @@ def is_rooted(name: str) -> bool:
 
 
 def judge(views: Iterable[RankView]) -> Judgement:
-    """Judge the views. There is one for each rank."""
+    """Find the cause of a stuck job. views: one view for each rank."""
     return _Analysis({view.rank: view for view in views}).judgement()
 
 
@@ -182,7 +186,7 @@ class _Analysis:
     def _find_groups(self) -> None:
         """Collect the groups.
 
-        Groups with the same name but different ranks are different (split_group reuses names).
+        Groups with the same name but different ranks are separate groups, because split_group reuses names.
         """
         indices: dict[tuple[str, tuple[int, ...] | None], int] = {}
         ranks_by_group: dict[tuple[str, tuple[int, ...] | None], set[int]] = defaultdict(set)
@@ -200,10 +204,9 @@ class _Analysis:
                 self.groups[index] = self.groups[index]._replace(ranks=tuple(sorted(ranks_by_group[key])))
 
     def _find_gaps(self) -> None:
-        """If no rank records a group's members, add the missing rank numbers to the groups that contain all other
-        ranks.
+        """Add the missing rank numbers, counted from 0, to the groups that contain all other ranks.
 
-        Ranks are counted from 0.
+        This applies to groups whose members no rank records.
         """
         highest = max(self.views, default=-1)
         if any(group.has_rank_order for group in self.groups) or highest >= MAX_RANKS:
@@ -216,7 +219,8 @@ class _Analysis:
     def _find_lanes(self) -> None:
         """Collect the lanes.
 
-        If a lane is missing, use the group's progress, unless the group also sends (which is ambiguous).
+        If a lane is missing, use the group's progress. If the group also has sends, its progress is ambiguous and is
+        not used.
         """
         with_pairs = {self.group_of[rank, name] for rank, view in self.views.items() for name in view.with_pairs}
         for rank, view in self.views.items():
@@ -256,7 +260,7 @@ class _Analysis:
                 found.entered.append(rank)
                 if self.lanes[group][rank].has_finished(operation.sequence):
                     found.finished.append(rank)
-        if found.finished and not is_rooted(operation.name):  # so all arrived, including ranks without a record
+        if found.finished and not is_rooted(operation.name):  # all ranks arrived, including ranks without a record
             still_missing = [rank for rank in found.missing if rank in self.lanes[group]]
             found.unknown += [rank for rank in found.missing if rank not in self.lanes[group]]
             found.missing = still_missing
@@ -300,7 +304,7 @@ class _Analysis:
                 first.waiting.append(rank)
         for stall in self.stalls:
             waiting_here, finished = set(stall.waiting), set(stall.finished)
-            if stall.key.source >= 0:  # the other side has its own stall
+            if stall.key.source >= 0:  # the other rank of the pair has its own stall
                 firsts = ((rank, self.first_pending.get(rank)) for rank in stall.entered)
                 waiting_here |= {rank for rank, first in firsts if first and first.key.pair_key == stall.key.pair_key}
             stall.later = [rank for rank in stall.entered if rank not in waiting_here and rank not in finished]
@@ -325,12 +329,13 @@ class _Analysis:
     def _pair_stall(self, rank: int, key: OperationKey, pair: Pair, position: int, operation: Operation) -> Stall:
         """Return the stall for a send or receive.
 
-        Both sides use the same numbers only in some programs (a pipeline whose stages send equally often). In others,
-        both sides' first pending operations belong together.
+        In some programs (a pipeline whose stages send equally often), sender and receiver use the same sequence
+        numbers. In other programs, the first pending operations of sender and receiver belong together.
         """
         key = key._replace(sequence=operation.sequence)
         stall = Stall(key, operation, entered=[rank])
-        self.stalls.append(stall)  # one per side, since their numbers cannot always be matched
+        # one stall for the sender and one for the receiver, because their numbers cannot always be matched
+        self.stalls.append(stall)
         peer = key.target if rank == key.source else key.source
         view = self.views.get(peer)
         if view is None:
@@ -365,8 +370,8 @@ class _Analysis:
     def _numbers_agree(self, kind: str, pair: Pair) -> bool:
         """Return True if sender and receiver use the same numbers for this pair of positions in a group.
 
-        Within the range that both sides recorded, the numbers must be equal, and there must be at least one. All groups
-        of this kind are checked, because the stages in one pipeline behave like those in another.
+        In the range of numbers that both recorded, both must have the same numbers, and at least one. All groups of
+        this kind are checked together, because the stages of all pipelines behave alike.
         """
         key = kind, pair.source, pair.target
         if key not in self.numbers_agree_cache:
@@ -433,7 +438,7 @@ class _Analysis:
         )
 
     def _missed(self) -> dict[int, Stall]:
-        """Return the first collective that each rank misses or, if it misses none, a send or receive."""
+        """Return the first collective from which each rank is missing, or else a send or receive."""
         missed: dict[int, Stall] = {}
 
         def before(stall: Stall) -> tuple[bool, bool, int, OperationKey]:
@@ -447,7 +452,7 @@ class _Analysis:
     def _final_blames(self, first: Mapping[int, Stall | None]) -> dict[int, Blame]:
         """Return the suspects that wait for no other rank.
 
-        They miss an operation, or did not leave one that others left.
+        These ranks are missing from an operation, or did not leave an operation that other ranks left.
         """
         found = {}
         missed = self._missed()
@@ -466,7 +471,7 @@ class _Analysis:
     def _ranks_waiting_for(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
         """Return the ranks that wait for these suspects, directly or indirectly.
 
-        unseen: ranks that also count as waited for if a stall lists them as unknown.
+        unseen: further ranks; a rank also waits for them if its stall lists them as unknown.
         """
         stalls_by_rank: dict[int, list[Stall]] = defaultdict(list)
         for stall in self.stalls:
@@ -485,8 +490,9 @@ class _Analysis:
     def _ring_blames(self, suspects: dict[int, Blame]) -> tuple[dict[int, Blame], tuple[int, ...]]:
         """Find suspects among ranks that wait for each other in a ring and for no suspect.
 
-        First, sends and receives are ignored. A rank that then waits for no other and misses a collective is a suspect.
-        Otherwise it is the rank that went silent first among ranks that miss only sends.
+        First, sends and receives are ignored. A rank that is missing from a collective and then waits for no other rank
+        is a suspect. If there is none, the suspect is the rank that became silent first among the ranks that are
+        missing only from sends.
         """
         ends = set(suspects)
         for stall in self.stalls:
@@ -512,10 +518,10 @@ class _Analysis:
     def _no_dump_blames(self, suspects: dict[int, Blame]) -> dict[int, Blame]:
         """Return suspects among ranks without a dump.
 
-        Such a rank is a suspect if ranks wait in an operation that all others entered, and no suspect explains the
-        wait. It is not a suspect if it belongs to a group that another suspect holds up, since it may only be waiting.
-        If a node died, all its ranks are missing, perhaps half of the job's ranks. If three of four ranks have no dump,
-        the dumps were lost or not collected.
+        Such a rank is a suspect if ranks wait in an operation that all ranks with a dump entered, and no other suspect
+        explains the wait. It is not a suspect if another suspect blocks one of its groups, because it may only be
+        waiting. If a node died, the dumps of all its ranks are missing; these may be half of the job's ranks. But if
+        three of four ranks have no dump, the dumps were lost or not collected.
         """
         if len(self.ranks_without_view) >= MAX_MISSING_DUMP_RATIO * len(self.views):
             return {}
@@ -572,7 +578,7 @@ class _Analysis:
         )
 
     def _difference(self) -> Difference | None:
-        """Return the first collective in which ranks wait although they recorded different operations for it."""
+        """Return the first collective in which ranks wait and for which they recorded different operations."""
         waited = sorted(
             (stall for stall in self.stalls if stall.waiting and stall.key.source < 0),
             key=lambda stall: (stall.operation.created_ns, stall.key),
@@ -611,10 +617,10 @@ def _group_kind(group: Group) -> str:
 
 
 def _describe_operation(operation: Operation, typed: bool) -> str:
-    """Describe the values that must be the same on all of a group's ranks: the name and, for some kinds, element
-    counts.
+    """Describe a collective by the values that must be equal on all ranks of its group.
 
-    The type is included only if every rank recorded one (`typed`), since only the root may have an input or an output.
+    These are the name and, for some kinds, the numbers of elements. The data type is included only if every rank
+    recorded one (`typed`), because sometimes only the root has an input or an output.
     """
     parts = [operation.name]
     has_same_input, has_same_output = _has_uniform_sizes(operation.name)
@@ -637,8 +643,9 @@ def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
 
 
 def _outdated_dumps(views: Mapping[int, RankView]) -> dict[int, str]:
-    """Return why dumps are outdated: they are from an earlier run, or from processes that restarted after the others
-    stopped.
+    """Return the reason for each outdated dump.
+
+    It is from an earlier run, or from a process that restarted after the others stopped.
     """
     times = [view.last_ns for view in views.values() if view.last_ns]
     if len(times) < 3:

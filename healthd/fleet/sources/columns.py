@@ -1,7 +1,7 @@
 """Reads rows below a header line: CSV from people and other tools, and Slurm's --parsable2 output.
 
-The separator is the one of , ; | and tab that yields the column names. A row with a different number of fields, or with
-unclosed quotes, is unread. Unused columns are ignored.
+The separator is a comma, semicolon, vertical bar or tab, whichever yields the column names in the header. A row with a
+wrong number of fields or with unclosed quotes is unread. Unused columns are ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Columns:
     required  required names, in lower case
     optional  optional names
     aliases   maps alternative spellings to column names
-    free      the only column whose text may contain the separator when nothing is quoted
+    free      the only column whose text may contain the separator without quotes
     """
 
     required: Sequence[str]
@@ -52,7 +52,10 @@ class Columns:
 def rows(
     lines: Iterable[tuple[int, str]], columns: Columns, reading: Reading, separators: Collection[str] = SEPARATORS
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield each row's line number, and its stripped texts by column. Raises IngestError if a column is missing."""
+    """Yield each row's line number and its texts by column, without outer blanks.
+
+    Raises IngestError for a missing column.
+    """
     remaining = iter(lines)
     number, header = next(((n, line) for n, line in remaining if line.strip()), (0, ""))
     if not number:
@@ -78,7 +81,7 @@ def _records(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row. A quoted field (RFC 4180) may contain separators and line ends.
 
-    If a quoted field is never closed, other rows are not affected.
+    A quoted field that is never closed does not affect other rows.
     """
     pushed_back: list[tuple[int, str]] = []
     while True:

@@ -1,4 +1,4 @@
-"""Functions that several sources share, for files that are read as a whole and for local commands."""
+"""Functions that several sources share: they read whole files and run local commands."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def ingest_file(run: Run, path: str, stage: Callable[[Step, Reading], None]) -> 
 def report_unknown_nodes(run: Run, step: Step, table: str) -> None:
     """Log staged nodes that are not among the known nodes of their cluster.
 
-    The rows are kept, but if a name is spelled differently there, its rows cannot be joined with any others.
+    Rows with such nodes are kept. But if the source spells a node's name differently, these rows cannot be joined with
+    the node's other rows.
     """
     if "node" not in TABLES[table].columns:
         return
@@ -85,7 +86,7 @@ def set_coverage(run: Run, step: Step, table: str) -> None:
 
 
 def ingest_in_batches(run: Run, paths: Sequence[str], stage: Callable[[Step, Reading], None]) -> None:
-    """Ingest many files, about BATCH_BYTES per step, because each step rewrites the months for which it has rows.
+    """Ingest many files in steps of about BATCH_BYTES. Large steps are cheaper: a step rewrites each month of its rows.
 
     If `stage` cannot read a file completely, it stages none of its rows; the step's other files are kept.
     """
@@ -118,15 +119,15 @@ def _file_state(run: Run, path: str) -> str:
 def require_same_zone(run: Run, path: str, before: str | None) -> None:
     """Raise UsageError if the file was previously read in another time zone.
 
-    Most rows are identified by a time. In another zone, each row would be added again, and the times in new files would
-    be off by some hours. before: the file's cursor, which ends with zone, from and to.
+    Most rows are identified by a time. If the file were read in another zone, each row would be added again with
+    another time. before: the file's cursor, which ends with zone, from and to.
     """
     zone = before.rsplit(" ", 3)[1] if before else "None"
     if zone not in ("None", str(run.zone)):
         current = f"with {run.zone}" if run.zone else "without it"
         raise UsageError(
-            f"{path}: was read with --timezone {zone}; {current} its rows would be stored twice; "
-            f"use {zone} again, or, if that zone was wrong, read everything into a new store"
+            f"{path}: was read with --timezone {zone}; {current} its rows would be stored twice; use {zone} again. "
+            "If that zone was wrong, read everything into a new store"
         )
 
 
@@ -148,7 +149,7 @@ def local_cluster() -> str:
 
 
 def slurm_settings(*names: str) -> dict[str, str]:
-    """Return these settings as the local slurmctld has them. Raises IngestError if Slurm does not answer."""
+    """Return the local slurmctld's values of these settings. Raises IngestError if Slurm does not answer."""
     found = {}
     for _, line in command_lines(["scontrol", "show", "config"], Reading("scontrol show config")):
         name, _, value = line.partition("=")
@@ -176,7 +177,7 @@ def slurmdbd_reading(run: Run, name: str) -> Reading:
 def ingest_new_period(
     run: Run, name: str, table: str, command: Callable[[int, int, str], list[str]], parse: Parse
 ) -> None:
-    """Ingest the times that were not yet read from slurmdbd. Start OVERLAP_SECONDS earlier."""
+    """Ingest the times that were not yet read from slurmdbd, and reread the OVERLAP_SECONDS before them."""
     reading = slurmdbd_reading(run, name)
     cursor = f"until {reading.cluster}"
     read = without_future(run, parse_spans(run.cursor(cursor) or ""), cursor)

@@ -1,8 +1,9 @@
 """Determines which times were read from a server or command, and which still need a query.
 
-sacct, sacctmgr and Prometheus share this rule. Times that were read are stored as spans. A rerun continues at the end
-of the last span, minus an overlap for late records. --from adds earlier times that were never read. Apart from the
-overlap, nothing is queried twice, so the same command line, with or without --from, reads only new data.
+sacct, sacctmgr and Prometheus share this rule. Times that were read are stored as spans. A rerun continues shortly
+before the end of the last span; this overlap finds late records. --from adds earlier times that were never read. Apart
+from the overlap, nothing is queried twice. The same command line can therefore be repeated, with or without --from, and
+reads only new data.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def uncovered_spans(
 
 
 def without_future(run: Run, read: Runs, name: str) -> Runs:
-    """Return the spans without times in the future, which come from a wrong clock.
+    """Remove spans that extend into the future. They come from a wrong clock.
 
-    It is unknown how much of such a span was already past when it was read, so the whole span is read again.
+    The whole span is read again, because it is unknown how much of it was already past when it was read.
     """
     until = latest_end(read)
     if until is None or until <= run.now:

@@ -1,9 +1,8 @@
-"""Reads the nodes' event streams (docs/events.md) from a folder with one subfolder per node, filled by rsync or
-rsyslog.
+"""Reads the nodes' event streams (docs/events.md) from a folder that rsync or rsyslog fills.
 
-Only new lines are read, and each only once. A line that was written again adds nothing, and neither does a rotated
-file. A line with an unknown schema or event is stored unchanged in `rest`. Missing lines are reported, because a
-missing line does not mean that nothing happened.
+The folder has one subfolder for each node. Each line is read only once, even if it was written again or its file was
+rotated. A line with an unknown schema or event is stored unchanged in `rest`. Missing lines are reported, because
+something may have happened that they would have recorded.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
 
 BATCH_EVENTS = 500_000  # number of events per step; each step rewrites the months for which it has rows
-MAX_MARKS = 64  # maximum remembered files per stream; a node has four, and logrotate at the centre keeps 24
-MAX_STREAMS = 64  # maximum remembered streams per node; a node begins a new stream at each boot
+# maximum number of files to remember for each stream; a node has four, and logrotate on the central machine keeps 24
+MAX_MARKS = 64
+MAX_STREAMS = 64  # maximum number of streams to remember for each node; a node begins a new stream at each boot
 
 Row: TypeAlias = "tuple[Value, ...]"
 UserFilter: TypeAlias = "Callable[[str], str | None]"
@@ -171,7 +171,7 @@ def _filter_person(text: Value, user: UserFilter) -> Value:
 
 
 def _raw_line(parsed: StreamEvent, user: UserFilter) -> str:
-    """Return the line, with the people's names replaced in those fields of known events that may contain names."""
+    """Replace people's names in a line. Only fields of known events that may contain names are changed."""
     filtered: dict[str, Any] = {
         name: _filter_person(parsed.fields[name], user) for name in ("who", "cleared_by") if name in parsed.fields
     }
@@ -221,7 +221,8 @@ def ingest(run: Run, files: list[str]) -> None:
         with run.steps() as step:
             batch = StreamBatch(run, step, pending)
             step.stage("events", batch.rows())
-            # Each step has its own generation, so the coverage of the steps adds up.
+            # The name contains the store's generation. Each step then has its own row, and the coverage of all steps
+            # adds up.
             name = f"{', '.join(files)} {run.store.manifest.generation}"
             step.stage("ingests", batch.covered(name))
         missing += batch.missing
@@ -230,7 +231,7 @@ def ingest(run: Run, files: list[str]) -> None:
         if batch.is_last:
             break
     for kind, lines in sorted(totals.unknown.items()):
-        run.log(f"events: {plural(lines, 'line')} of {kind}, unknown to this version, stored unchanged")
+        run.log(f"events: {plural(lines, 'line')} of {kind} that this version does not support; stored unchanged")
     if torn:
         run.log(f"events: {plural(torn, 'line')} torn or damaged, but no event is missing")
     if missing:
@@ -266,13 +267,13 @@ class StreamBatch:
                     yield last_row
                 else:
                     skipped += 1
-            # Events skipped because of --from and --to do not count as read: a later run looks for them in the files
-            # again.
+            # Events that were skipped because of --from and --to do not count as read, so a later run searches the
+            # files for them again.
             self.step.cursor(name, dump_cursor(stored_cursor if skipped else cursor))
             tally.events -= skipped
             missing = max(0, _count_missing(cursor) - missing_before)
-            # A line that a kill truncated is not an unread row, because the daemon writes the line again with the same
-            # number.
+            # A line that was truncated because the daemon was killed is not an unread row: the daemon writes the line
+            # again with the same number.
             unread = tally.unread if tally.stray or missing else 0
             self._report(stream, tally, unread)
             if last_row is not None:
@@ -305,7 +306,7 @@ class StreamBatch:
 
 
 def _new_tally(run: Run) -> Tally:
-    """Return a tally that ignores problems outside the requested period."""
+    """Return a counter of unread rows that ignores rows outside the requested period."""
     return Tally(
         -math.inf if run.from_time is None else run.from_time, math.inf if run.to_time is None else run.to_time
     )

@@ -1,11 +1,11 @@
 """Finds the nodes that users excluded from their jobs, in `squeue` output and in each job's command and script.
 
-squeue prints the jobs that slurmctld still has, without a DBIndex. A job's record is identified by (job id, submit
-time). squeue prints only the nodes of --exclude; slurmctld does not add nodes on which a prolog failed.
+squeue prints the jobs that slurmctld still has, but not their DBIndex, so (job id, submit time) identifies a job's
+record. The nodes are those of --exclude; slurmctld does not add nodes on which a prolog failed.
 
 SubmitLine consists of the command's words, separated by blanks and without quotes (src/common/slurm_opt.c,
-slurm_option_get_argv_str). The words after the first word that is not an option belong to the job. If a quoted argument
-contained blanks, this word may be found too early; a later "-x" then makes the result unknown.
+slurm_option_get_argv_str). The first word that is not an option begins the job's own command. If a quoted argument of
+an option contained blanks, this word may be found too early. A later "-x" then makes the result unknown.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def command() -> list[str]:
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[Row]:
     """Yield the rows of `exclusions`.
 
-    A pending array has one line with the array's own id. Padded columns (squeue -O) are read only if a blank follows
-    each value, because otherwise a value may have been truncated.
+    A pending array has one line with the array's own id. Output in padded columns (squeue -O) is read only if a blank
+    follows each value. Without the blank, the value may be truncated.
     """
     for number, row in rows(_separated(lines, reading), COLUMNS, reading, "|"):
         if row["exc_nodes"] in NO_NODES:
@@ -98,8 +98,8 @@ SOURCE = Source(
 
 # --- a job's command and script
 
-# Options for sbatch, salloc and srun that do not take the next word as an argument: has_arg in src/common/slurm_opt.c,
-# 22.05 to 26.05. An optional argument is part of the same word.
+# Options of sbatch, salloc and srun whose argument, if any, is not the next word. Source: has_arg in
+# src/common/slurm_opt.c, 22.05 to 26.05. An optional argument is part of the same word.
 _FLAG_OPTIONS = frozenset(
     (
         *("async", "bcast", "bell", "compress", "consolidate-segments", "contiguous", "debugger-test"),
@@ -118,7 +118,7 @@ _SHELL_WORD = regex(r"'([^']*)'|\"([^\"]*)\"|\\(.)|([^\s'\"\\]+)|(\s+)")
 
 
 class Exclusions(NamedTuple):
-    """Excluded nodes. `is_complete`: True if `nodes` is complete as of submission."""
+    """Excluded nodes. `is_complete`: True if `nodes` has all nodes that were excluded when the job was submitted."""
 
     is_complete: bool
     nodes: tuple[str, ...] = ()
@@ -146,17 +146,17 @@ def parse_submit_line(line: str) -> Exclusions:
     command_words = line.split()
     hosts, arguments, wrapped = _find_options(command_words[1:], wait_is_alone=program == "sbatch")
     if (wrapped or hosts is None) and _POSSIBLE_EXCLUDE.search(" ".join(arguments)):
-        return UNKNOWN  # an option for the job, or for the command after a name with a blank
+        return UNKNOWN  # an option of the job's own command, or of the submit command after an argument with a blank
     if hosts is not None:
         return _expand_exclusions(hosts)
     return NO_EXCLUSIONS if wrapped or program != "sbatch" else UNKNOWN
 
 
 def parse_script(script: str) -> Exclusions:
-    """Return the exclusions in the #SBATCH lines of a batch script, above its first command.
+    """Return the exclusions in a batch script. They are in the #SBATCH lines above the script's first command.
 
-    Source: src/sbatch/opt.c, _opt_batch_script. If a script has several components, it is unknown to which component
-    the exclusions belong.
+    Source: src/sbatch/opt.c, _opt_batch_script. If a script describes a heterogeneous job, it is unknown to which
+    component the exclusions belong.
     """
     option_words: list[str] = []
     for line in script.split("\n"):
@@ -171,7 +171,7 @@ def parse_script(script: str) -> Exclusions:
 
 
 def _expand_exclusions(hosts: str) -> Exclusions:
-    if "/" in hosts:  # a file that lists the names and that was not stored
+    if "/" in hosts:  # the names are in a file, which was not stored
         return UNKNOWN
     try:
         return Exclusions(True, expand(hosts))

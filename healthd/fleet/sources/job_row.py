@@ -29,7 +29,8 @@ NOT_ENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 NO_NODES = ("", "None assigned", "(null)")
 MAX_REMEMBERED = 20_000
 MAX_CACHED_LENGTH = 1_000  # characters
-# State of a job's copy that a federation removed because a sibling cluster had started the job. The job ran elsewhere.
+# In a federation, each cluster has a copy of a job. This is the state of the copies that were removed because another
+# cluster started the job.
 REVOKED = "REVOKED"
 MAX_WITHOUT_CLUSTER = 20  # if this many jobs have no cluster, the whole source is assumed to have none
 NO_CLUSTER = "a job does not name its cluster: add --cluster NAME"
@@ -38,7 +39,8 @@ SUBMIT_LINE, SCRIPT = "submit_line", "script"  # EXCLUSIONS.source
 _STATE = regex(r"([A-Z][A-Z_]{2,30})(?: by \d{1,10})?")
 _JOB_ID = regex(r"(\d{1,10})(?:_(?:(\d{1,10})|\[[^\]]*\]))?(?:\+\d{1,5})?")
 _EXIT = regex(r"(\d{1,10}):(\d{1,3})")
-# Slurm divides by 1,024 only if the remainder is 0 or a half (convert_num_unit2() in slurm_protocol_api.c).
+# Slurm writes a number with a unit only if the division by 1,024 leaves no remainder or exactly a half
+# (convert_num_unit2() in slurm_protocol_api.c).
 _GPU = regex(r"gres/gpu(?::[^=,]+)?=(\d{1,9})(?:([.]50?)?K)?")
 _GPU_TRES = regex(r"gres/gpu[:=].*")  # not gres/gpumem or gres/gpuutil, which do not count GPUs
 _TRES = regex(r"[^=,]+=[^=,]*(?:,[^=,]+=[^=,]*)*")
@@ -51,7 +53,7 @@ T = TypeVar("T")
 
 
 class UnreadableSource(HealthdError):
-    """The source cannot be read at all. The message is meant to follow the source's name."""
+    """The source cannot be read at all. The message continues a sentence that begins with the source's name."""
 
 
 class TruncatedSource(UnreadableSource):
@@ -77,7 +79,7 @@ class BoundedCache(dict[str, T], Generic[T]):
 class JobRow(NamedTuple):
     """A converted job.
 
-    `head`, exclusions_known and `tail`, joined by tabs, are clean text for the columns of JOBS, followed by the names
+    `head`, exclusions_known and `tail`, joined by tabs, are clean text. It has the columns of JOBS and then the names
     of the nodes, separated by blanks. The other fields are for the caller.
     """
 
@@ -95,7 +97,10 @@ class JobRow(NamedTuple):
     source: str = SUBMIT_LINE
 
     def with_script(self, script: str) -> JobRow:
-        """Return the row with the script's exclusions, unless the command determines them."""
+        """Return the row with the exclusions in the job's script.
+
+        If the command overrides them, the row is unchanged.
+        """
         exclusions_known, excluded = parse_script(script)
         return (
             self._replace(exclusions_known=exclusions_known, excluded=excluded, source=SCRIPT)
@@ -155,7 +160,7 @@ class JobRowReader:
         if submitted is None:
             raise ValueError("Submit: missing")
         count, names, nodes_text = self._nodes[node_list]
-        # If a job was cancelled while pending, Start equals End and nothing is allocated. A job that ran keeps its
+        # If a job was cancelled while pending, Start equals End and nothing is allocated. If a job ran, its row has
         # times and GPUs even if its nodes are no longer recorded (NODE_FAIL).
         waited = not tres or began is None or ended is None or ended <= began
         if node_list == "None assigned" and waited:
@@ -206,7 +211,7 @@ class JobRowReader:
         return times.parse_seconds(text, self.zone)
 
     def _parse_ten_minutes(self, text: str) -> int | None:
-        """Return the start of a ten-minute period such as "2026-11-22T12:1", or None if it is ambiguous."""
+        """Return the start of the ten minutes in "2026-11-22T12:1", or None if the local time is ambiguous."""
         try:
             first, last = (times.parse_seconds(text + suffix, self.zone) for suffix in ("0:00", "9:59"))
         except times.TimeError:
@@ -281,8 +286,9 @@ def _exit(text: str) -> tuple[str, str]:
 
 
 def _gpus(text: str) -> str:
-    """Return the number of GPUs in AllocTRES: "gres/gpu=8", or else the sum over the types (some sites account only
-    these).
+    """Return the number of GPUs in AllocTRES: "gres/gpu=8", or else the sum over all GPU types.
+
+    Some sites account only GPU types.
     """
     if not text:
         return ""

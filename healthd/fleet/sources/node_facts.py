@@ -34,7 +34,7 @@ class Facts:
     rack: str | None = None
 
 
-ALL_NODES_OF_SWITCH = ""  # used instead of a node's name if the facts apply to all nodes on that switch
+ALL_NODES_OF_SWITCH = ""  # key for facts that apply to all nodes on this switch; used instead of a node's name
 
 
 def merge_facts(recorded: Mapping[str, Facts], received: Iterable[tuple[str, Facts]]) -> dict[str, Facts]:
@@ -83,7 +83,8 @@ SWITCHES = Columns(("switch", "rack"))
 
 
 def parse_switches(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
-    """Parse CSV with the columns switch (a host list) and rack (the rack that contains the nodes on a leaf switch)."""
+    """Parse CSV with the columns `switch` (a host list of leaf switches) and `rack` (of the nodes on these
+    switches)."""
     for number, row in rows(lines, SWITCHES, reading):
         try:
             switches = expand(row["switch"])
@@ -105,9 +106,9 @@ def command() -> list[str]:
     return ["scontrol", "--all", "--oneliner", "show", "node"]
 
 
-# People type Comment, Extra and Reason, but these come after Gres= and Partitions=, so the first Gres= and Partitions=
-# count (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()). Features come before them: if they
-# contain another Gres=, it cannot be distinguished from Slurm's own.
+# The free texts Comment, Extra and Reason come after Gres= and Partitions=, so the first Gres= and Partitions= are
+# Slurm's own (github.com/SchedMD/slurm, src/api/node_info.c, slurm_sprint_node_table()). Features come before them: if
+# features contain another Gres=, it cannot be distinguished from Slurm's own.
 _NAME = regex(r"NodeName=(\S+)")
 _GRES = regex(r"(?:^| )Gres=(\S+)")
 _PARTITIONS = regex(r"(?:^| )Partitions=(\S+)")
@@ -158,8 +159,8 @@ def parse_sinfo(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[
 def parse_gres(gres: str) -> tuple[str | None, int | None]:
     """Return (model, number) for text such as "gpu:h100:8(S:0-1),shard:32".
 
-    The model is None if several models or no model is named. The number is None if no GPU is listed, because a node
-    that lost all of its GPUs looks the same as one that never had any.
+    The model is None if no model or more than one model is named. The number is None if no GPU is listed: a node that
+    lost all its GPUs looks like a node that never had any.
     """
     models: dict[str, None] = {}
     total = 0

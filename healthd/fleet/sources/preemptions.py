@@ -1,4 +1,4 @@
-"""Reads pre-emptions from slurmctld's log, the only place that records which job pre-empted which.
+"""Reads pre-emptions from slurmctld's log. Only this log records which job pre-empted which other job.
 
 The lines are the same in 22.05, 23.02, 23.11, 24.05, 24.11, 25.05, 25.11 and 26.05 (github.com/SchedMD/slurm;
 slurm_job_preempt() in src/slurmctld/preempt.c in 22.05, src/interfaces/preempt.c since 23.02):
@@ -15,8 +15,8 @@ JobId=5_2(7) for a task of an array, JobId=5+1(6) for a component of a heterogen
 _jobid2fmt()). Debug lines require SlurmctldDebug=debug or higher.
 
 The time precedes the message, in the format of LogTimeFormat (log.c; slurm.conf(5)), of syslog and journalctl, or of
-slurmctld's JSON log. `short` and `thread_id` have no year, so the latest year is used for which the time is not after
-the file's last change. `clock` has no usable time.
+slurmctld's JSON log. The formats `short` and `thread_id` have no year. The year is then the latest one for which the
+time is not after the file's last change. The format `clock` has no usable time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ Row: TypeAlias = "tuple[str, int, int, int | None, str, int | None]"
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) -> Iterator[Row]:
-    """Yield the rows for `preemptions`. Other lines are ignored. changed: time of the file's last change."""
+    """Yield the rows for the table `preemptions`. Other lines are ignored. changed: time of the file's last change."""
     for number, line in lines:
         if "preempt" not in line:
             continue
@@ -131,7 +131,8 @@ def _iso(time: str, changed: float) -> str:
 def _with_year(short: str, changed: float) -> str:
     """Add a year to text like "Nov 22 12:11:20".
 
-    It is the latest year for which the time is at most a day after `changed` (time zones may differ).
+    The year is the latest one for which the time is at most a day after `changed`. A day is allowed because time zones
+    may differ.
     """
     month, day, clock = _MONTHS.index(short[:3]) + 1, int(short[4:6]), short[7:]
     latest = datetime.fromtimestamp(changed, timezone.utc).replace(tzinfo=None) + timedelta(days=1)

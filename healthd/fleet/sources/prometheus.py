@@ -1,10 +1,10 @@
-"""Reads healthd's conditions from Prometheus, VictoriaMetrics or Mimir. This second source replaces missing streams.
+"""Reads healthd's conditions from Prometheus, VictoriaMetrics or Mimir. They replace event streams that are missing.
 
 For each condition, it finds the first and last scrape that showed it. Conditions between two scrapes are missing.
-`step_seconds` is the distance between the queried points. `timestamp()` returns the times of the scrapes themselves;
-the metric alone repeats its value for five minutes if nothing marks its end
-(https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness). One query returns the scrape time, the
-severity and whether the condition is enforced as one number (QUERY), so that all are from the same scrape.
+`step_seconds` is the distance between the queried points. The query uses `timestamp()`, which returns the times of the
+scrapes. Without it, a metric repeats its value for five minutes if nothing marks its end
+(https://prometheus.io/docs/prometheus/latest/querying/basics/#staleness). The query encodes the scrape time, the
+severity and whether the condition is enforced in one number (QUERY), so that all three are from the same scrape.
 
 A query may return 11,000 points per series (github.com/prometheus/prometheus, web/api/v1/api.go: "exceeded maximum
 resolution of 11,000 points per timeseries"). A long period is therefore split, and split further if the server or
@@ -43,8 +43,8 @@ QUERY = (
 SEVERITIES = ("info", "warning", "degraded", "critical")
 MAX_POINTS = 11_000
 STEP_SECONDS = 60  # Prometheus's default scrape_interval is one minute
-# Newer samples may still arrive, and for recent times VictoriaMetrics repeats an older value (-search.latencyOffset, 30
-# s).
+# More recent times are not queried. Their samples may still arrive, and VictoriaMetrics repeats an older value for them
+# (-search.latencyOffset, 30 s).
 SETTLED_SECONDS = 60
 NODE_LABELS = ("node", "nodename", "instance")
 
@@ -55,7 +55,7 @@ QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
 
 @dataclass(frozen=True, slots=True)
 class ConditionSpan:
-    """A condition from the first scrape that showed it to the last.
+    """The time for which a condition existed, from the first scrape that showed it to the last.
 
     last_point      the last point of a query that showed it
     severity        the worst severity, an index of SEVERITIES
@@ -111,7 +111,7 @@ def _parse_span(row: list[Any]) -> tuple[Series, ConditionSpan]:
 def query_ranges(from_time: int, to_time: int, step: int, points: int = MAX_POINTS) -> Iterator[tuple[int, int]]:
     """Yield the first and last point for each query.
 
-    All points from_time..to_time, `step` s apart, occur exactly once.
+    Together, the queries contain each point from from_time to to_time, `step` seconds apart, exactly once.
     """
     first = from_time
     while first <= to_time:
@@ -129,10 +129,10 @@ def read(
     step: int = STEP_SECONDS,
     matchers: str = "",
 ) -> Iterator[tuple[list[Row], ReadState]]:
-    """Yield rows in pieces, each with the state after it. `query_function`: (path, parameters) -> data.
+    """Yield the rows in pieces. Each piece has the state after it. `query_function`: (path, parameters) -> data.
 
-    matchers: selects series, for example 'job="healthd"'. A condition that is still open at the end also has a row; a
-    later read replaces the row, because its first_time is the same. Raises ServerError.
+    matchers: selects series, for example 'job="healthd"'. A condition that is still open at the end also has a row. A
+    later read replaces this row, because the new row has the same first_time. Raises ServerError.
     """
     state = previous or ReadState(from_time - step)
     query = QUERY.replace("%s", matchers)
@@ -161,8 +161,8 @@ def merge_points(
 ) -> tuple[list[Row], dict[Series, ConditionSpan]]:
     """Return all spans that a piece extends, and the spans that are still open at its last point.
 
-    A span ends at a query point that lacks the condition. If a condition has several series (it became worse, another
-    job scraped it), they are joined.
+    A span ends at a query point that lacks the condition. If a condition has several series, for example because it
+    became worse or another job scraped it, the series are joined.
     """
     points_by_series: dict[Series, dict[int, Point]] = {}
     for number, result in enumerate(matrix, 1):
@@ -301,9 +301,9 @@ def ingest(run: Run, files: list[str]) -> None:
 
 
 def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -> None:
-    """Query all spans that are not covered yet (covered_times.py).
+    """Query all times that are not covered yet (covered_times.py).
 
-    A span extends from its first point to one step after its last point.
+    A queried span covers the time from its first point to one step after its last point.
     """
     reading, query_function = Reading.from_run(run, server_address.url), partial(query_server, server_address)
     cursor = f"{server_address.url} {matchers} {step}"
@@ -329,7 +329,7 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
                 run.read(len(rows))
                 if is_newest:
                     newest = state
-                if is_newest or state.until + step >= end:  # an older span counts only when it is complete
+                if is_newest or state.until + step >= end:  # an older span counts as read only when it is complete
                     was_read.add(begin, state.until + step - 1)
                 assert newest is not None
                 ingest_step.cursor(cursor, newest.to_text(format_spans(was_read)))
@@ -339,7 +339,7 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
 def _drop_shorter_spans(step: Step) -> None:
     """Delete staged rows for conditions that have a longer span in the store.
 
-    Where a span ends and another begins, the first contains only one scrape of the other span's conditions.
+    At the border between two queried spans, the earlier one contains only one scrape of the later one's conditions.
     """
     table = SCRAPED_CONDITIONS
     same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.key_columns)
@@ -353,6 +353,6 @@ SOURCE = Source(
     "prometheus",
     "--prometheus",
     "URL|FILE",
-    "conditions scraped by Prometheus, VictoriaMetrics or Mimir; FILE is TOML with url, token_file, ...",
+    "healthd's conditions from Prometheus, VictoriaMetrics or Mimir; FILE is TOML with url, token_file, ...",
     ingest,
 )

@@ -1,4 +1,4 @@
-"""HTTP client for a Prometheus server. Each error message is one sentence.
+"""HTTP client for a Prometheus server. The message of each error is one sentence.
 
 The token is sent only to the given address: redirects are not followed, proxies are not used, and certificates are
 verified.
@@ -27,7 +27,7 @@ DEFAULT_TIMEOUT_SECONDS = 120.0  # per response
 
 
 class ServerError(HealthdError):
-    """The server cannot be queried. The message is meant to follow its address."""
+    """The server cannot be queried. The message continues a sentence that begins with the server's address."""
 
 
 class ResponseTooLarge(ServerError):
@@ -59,7 +59,9 @@ def parse_server(url: str, tenant: str = "", token_file: str = "", basic_file: s
     except ValueError:  # an unclosed bracket, an invalid port
         usable = False
     if not usable or parts.query or parts.fragment:
-        raise ServerError('is not a server address; use "http://HOST:PORT" or https, with the path before /api/v1')
+        raise ServerError(
+            "is not a server address; use http://HOST:PORT or https://HOST:PORT, followed by the path before /api/v1"
+        )
     if parts.username is not None:
         raise ServerError("a password in the address is visible to all users of this machine; put it into a file")
     headers = {}

@@ -1,4 +1,4 @@
-"""The context for reading one piece: a file, or a program's output."""
+"""The context in which one piece (a file, or a program's output) is read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Reads records in delimited text without quotes, as written by sacct --parsable2, in bounded memory.
 
-The delimiter is not escaped, and a field may contain a line end. A record continues until it has as many fields as its
-header; records are reassembled only if the result is unambiguous. A record with too many fields is accepted only if the
-columns with a known form leave only one way to divide it. Anything else is counted as unread, with the line at which
-the record begins.
+In this format, the delimiter is not escaped, and a field may contain a line end. A record continues until it has as
+many fields as its header. If a record has too many fields, a text contained the delimiter. Such a record is accepted
+only if the columns with a known form leave exactly one way to divide it. All other records are counted as unread, with
+the line at which they begin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fields = list[str]
 
 
 class Format(Protocol):
-    """Describes a kind of table."""
+    """Describes the columns of one kind of table."""
 
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
         """Return True if a line with these fields is a header.
@@ -102,7 +102,7 @@ class _Reader:
         self.header: tuple[str, ...] = ()
         self.open_lines: list[str] = []  # lines of an incomplete record
         self.open_line_number = 0
-        self.has_reported_no_header = False  # lines above the first header were already reported
+        self.has_reported_no_header = False  # True if lines above the first header were already reported
 
     def add_lines(self, number: int, lines: list[str], whole: bool) -> Iterator[Batch]:
         """Yield the complete records. number: number of the first line. whole: True if the last line has a line end."""
@@ -210,9 +210,9 @@ class _Reader:
         )
 
     def _divide(self, fields: Fields) -> Fields | None:
-        """Return the fields after joining neighbouring fields in free-text columns so that their number is right.
+        """Join neighbouring fields in free-text columns, so that the number of fields is right.
 
-        Return None if this is impossible, or if there are several ways that differ in a used column.
+        Return None if this is impossible, or if several ways to join them give different texts in a used column.
         """
         form, header = self.form, self.header
         if len(fields) <= len(header) or not any(map(form.is_free_text, header)):

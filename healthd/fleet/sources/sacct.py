@@ -9,11 +9,12 @@ hashed:
     --delimiter            random for each call, so that no user's text can contain it
     --format               the last column has no free text, so it ends the record
 
-The call for a day prints all jobs that waited or ran on that day, so a job's last day gives its final record. sacct
-prints a job only from the time at which it may start, so the call for today extends a year into the future to include
-jobs with a later start. A rerun starts some days before the end of the time already read for that cluster
-(covered_times.py), because slurmctld sends records to slurmdbd late. Jobs that have no end in the store and were not in
-the last day's output (an operator ended them as runaway) are requested by their ids.
+The call for a day prints all jobs that waited or ran on that day, so the call for a job's last day gives its final
+record. sacct prints a job only from the time at which it may start. The call for today therefore extends a year into
+the future, to include jobs that may start later. A rerun starts some days before the end of the time already read for
+that cluster (covered_times.py), because slurmctld sends records to slurmdbd late. Some jobs have no end in the store
+and are not in the last day's output, for example because an operator ended them as runaway. They are requested by their
+ids.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 NAME = "sacct"
 MAX_BUFFERED_LINES = 10_000  # maximum lines of jobs kept before they are written
 
-# The form of each field, to recognise columns: src/sacct/print.c.
+# The form of each field, by which columns are recognised. Source: src/sacct/print.c.
 _ID = r"\d{1,10}(?:_(?:\d{1,10}|\[[^\]]*\]))?(?:\+\d{1,5})?(?:\.[^|]{1,64})?"
 _TIME = r"|\d{10}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,9}|Unknown|None"
 _WORD = r"\S*"
@@ -100,7 +101,7 @@ class SacctText:
 def text_rows(
     file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], None], delimiter: str = ""
 ) -> Iterator[JobRow | None]:
-    """Yield the jobs in a text. For a row that is not stored (a step), yield None.
+    """Yield the jobs in a text, and None for each row that is not stored (a step).
 
     Raises UnreadableSource if a column is missing.
     """
@@ -118,7 +119,7 @@ def text_rows(
 
 
 def _field_selector(header: Sequence[str]) -> Callable[[list[str]], tuple[str, ...]]:
-    """Return a function that selects the needed fields from a row. The row has an extra "" at its end."""
+    """Return a function that selects the needed fields from a row. It expects an additional "" at the row's end."""
     positions = {name.lower(): position for position, name in enumerate(header)}
     for name in _NEEDED:
         if name.lower() not in positions:
@@ -257,8 +258,8 @@ class _SacctCalls:
     def _request_scripts(self, ids: Iterable[str]) -> dict[tuple[str, int], str]:
         """Return the scripts of these jobs by (job id, submit time).
 
-        The scripts are requested as JSON, because in the text that --batch-script prints, a script could imitate the
-        next script's header.
+        The scripts are requested as JSON. In the text output of --batch-script, a script could contain lines that look
+        like the header of the next script.
         """
         argv = ["sacct", "--allusers", "--duplicates", "--allocations", "--batch-script", "--json"]
         cluster = [f"--clusters={self.run.cluster}"] if self.run.cluster else []
@@ -375,7 +376,7 @@ class StagedJobs:
 
 @contextmanager
 def staged_jobs(step: Step) -> Iterator[StagedJobs]:
-    """Stage the jobs that are added in the block when it ends. Raises StoreError."""
+    """At the end of the block, stage the jobs that were added in it. Raises StoreError."""
     folder = step.store.temporary
     paths = [os.path.join(folder, name) for name in ("jobs.tsv", "job_exclusions.tsv")]
     try:

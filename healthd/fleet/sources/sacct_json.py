@@ -3,11 +3,11 @@
 In all versions, the shape is that of slurmdb_job_rec_t: src/plugins/openapi/dbv0.0.38/parse.c (Slurm 22.05), then
 src/plugins/data_parser/v0.0.39 to v0.0.45 (23.02 to 26.05), in https://github.com/SchedMD/slurm. Differences:
 
-- DBIndex is missing; from v0.0.45 on, `sluid` contains it as an SLUID. Before that, a job's id and submit time identify
-  the job.
+- DBIndex is missing. From v0.0.45 on, `sluid` contains it as an SLUID; in older versions, a job's id and submit time
+  identify the job.
 - A number that may be unset is {"set", "infinite", "number"} from v0.0.40 on (also in v0.0.39, except for times).
 - `state.current` is a word until v0.0.39, then a list of the state and its flags.
-- `exit_code` is SUCCESS and 0 until v0.0.39 for every job that ended by itself, even if it returned an error. In these
+- Until v0.0.39, `exit_code` is SUCCESS and 0 for every job that ended by itself, even if it returned an error. In these
   versions, the exit code of a job that is not COMPLETED is unknown.
 - `reservation.name` is a meaningless number in v0.0.38. `submit_line` and `script` exist from v0.0.39, `restart_cnt`
   from v0.0.42.
@@ -51,7 +51,7 @@ def json_rows(file: BinaryIO, rows: JobRowReader, unread: Callable[[int, str], N
 
 
 class _JsonStream:
-    """JSON text that is read in pieces. Text that was used is dropped."""
+    """JSON text that is read in pieces. Text that was already parsed is dropped."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -114,7 +114,7 @@ def read_jobs(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tu
     """Yield (line, job) for each job in the list `jobs`.
 
     Raises UnreadableSource if there is no such list, or if it is empty and sacct reported an error. Raises
-    TruncatedSource if the list has no end, or if sacct reported an error and may have left out jobs.
+    TruncatedSource if the list has no end, or if sacct reported an error, because jobs may then be missing.
     """
     text = _JsonStream(file)
     text.read_more()
@@ -244,7 +244,7 @@ def _duration(seconds: str) -> str:
 def _state(value: Any) -> str:
     """Return the state as one word.
 
-    A flag takes precedence over the state on which it is set, as in job_state_string() in slurm_protocol_defs.c.
+    A flag takes precedence over the state to which it is added, as in job_state_string() in slurm_protocol_defs.c.
     """
     states = [value] if isinstance(value, str) else value
     if not isinstance(states, list) or not states or not all(isinstance(state, str) for state in states):

@@ -43,9 +43,9 @@ State: TypeAlias = "tuple[str, str, int, int | None, str, str | None, str | None
 def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
     """Return the command that lists all node states in force at any time between the two times.
 
-    Without State=, all states are included. Without Start=, only yesterday's are (src/sacctmgr/event_functions.c,
-    _set_cond()). slurmdbd keys them by node and start (accounting_storage_mysql.c: primary key (node_name,
-    time_start)), and so does the table.
+    Without State=, sacctmgr prints all states. Without Start=, it prints only yesterday's
+    (src/sacctmgr/event_functions.c, _set_cond()). slurmdbd identifies a state by its node and start
+    (accounting_storage_mysql.c: primary key (node_name, time_start)). The store's table has the same key.
     """
     where = (f"start=uts{from_time}", f"end=uts{to_time}", f"clusters={cluster}")
     form = "format=Cluster,NodeName,Start,End,State,User,Reason"
@@ -55,9 +55,9 @@ def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
 def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
     """Return who set a state (healthd, slurm or person), or None if the text does not show it.
 
-    `user`: None if there is no such column; "" if slurmctld named no user, in which case slurmctld itself set the
-    state. Slurm's own states name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). If SlurmUser is root, a
-    person using root also has that name. In that case, and for any root, the Reason decides.
+    `user`: None if there is no such column; "" if slurmctld named no user, which means that slurmctld itself set the
+    state. States that Slurm sets name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). The user root may be
+    Slurm (if SlurmUser is root) or a person. For root, the Reason decides.
     """
     if reason.startswith("healthd:"):
         return HEALTHD
@@ -72,7 +72,7 @@ def slurm_user(cluster: str) -> str:
     """Return SlurmUser if this cluster's slurmctld answers on this machine, otherwise "slurm"."""
     try:
         local_settings = slurm_settings("ClusterName", "SlurmUser")
-    except IngestError:  # the machine with slurmdbd need not have a slurmctld, but the states can still be read
+    except IngestError:  # the machine with slurmdbd may have no slurmctld; the states can still be read
         return SLURM
     user = local_settings.get("SlurmUser", "").partition("(")[0]
     return user if user and local_settings.get("ClusterName") == cluster else SLURM
@@ -106,7 +106,10 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
 
 
 def _ingest_states(run: Run, files: list[str]) -> None:
-    """Ingest the node states. Without files, begin an hour before the last time, so that ended states get their end."""
+    """Ingest the node states.
+
+    Without files, reread the last hour, so that states which ended in the meantime get their end.
+    """
     ingest_files(run, files, "node_states", states)
     if not files:
         ingest_new_period(run, "sacctmgr show event", "node_states", states_command, _local_states)
@@ -160,7 +163,7 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
 def _ingest_reservations(run: Run, files: list[str]) -> None:
     """Ingest the reservations.
 
-    Without files, begin an hour before the last time, so that ended reservations get their end.
+    Without files, reread the last hour, so that reservations which ended in the meantime get their end.
     """
     ingest_files(run, files, "reservations", reservations)
     if not files:

@@ -18,10 +18,11 @@ from healthd.fleet.ingest import IngestError
 
 OUTPUT_TIMEOUT_SECONDS = 300.0  # the commands print nothing until slurmdbd or slurmctld has answered
 EXIT_TIMEOUT_SECONDS = 10.0
-# Print times in epoch seconds, which have no time zone and no repeated hour. sacct 22.05 --json formats its own
-# --starttime this way and then cannot parse it; JSON does not need the setting.
+# Print times in epoch seconds, which have no time zone and no repeated hour. Do not use this setting for JSON, which
+# does not need it: sacct 22.05 --json would format its own --starttime in this way and then could not parse it.
 EPOCH_TIMES = {"SLURM_TIME_FORMAT": "%s"}
-# Slurm's commands also read formats, filters, clusters and times from variables. healthd passes them all as arguments.
+# Slurm's commands read formats, filters, clusters and times also from these environment variables. The variables are
+# removed, because healthd passes all of these as arguments.
 _REMOVED_VARIABLES = (
     *("SACCT", "SCONTROL_", "SINFO_", "SQUEUE_"),
     *("SLURM_BITSTR_LEN", "SLURM_CLUSTERS", "SLURM_TIME_FORMAT", "SLURM_TOPO_LEN"),
@@ -48,8 +49,8 @@ class _TimedPipe(io.RawIOBase):
 def command_output(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[BinaryIO]:
     """Yield the output of a Slurm command.
 
-    Raises IngestError at the end if the command failed (its output is then incomplete), and during reading if it hangs.
-    A hanging command is killed. If even that does not end it, it is abandoned.
+    If the command failed, its output is incomplete: IngestError is raised at the end. If the command hangs, it is
+    killed, and IngestError is raised during reading. If it does not end even then, it is abandoned.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_VARIABLES)}
     with tempfile.TemporaryFile() as errors:

@@ -6,9 +6,9 @@
     RingName=ring1 Nodes=gpu-[001-008]          topology/ring
 
 (topology.conf(5) of Slurm 22.05 to 26.05; github.com/SchedMD/slurm, src/api/topo_info.c, slurm_print_topo_record(), and
-src/plugins/topology/). In scontrol's output, the line of a higher switch also names the nodes below it, with its Level:
-the leaf is the switch of level 0. Parameter names are case-insensitive, as in Slurm; "#" begins a comment, "\\" at the
-end of a line joins it with the next.
+src/plugins/topology/). In scontrol's output, each line has a Level, and the line of a higher switch also names the
+nodes below it; the leaf is the switch with level 0. Parameter names are case-insensitive, as in Slurm; "#" begins a
+comment, "\\" at the end of a line joins it with the next.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from healthd.fleet.sources.reading import Reading
 
 _WORD = regex(r"(?<![A-Za-z_])([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
 _LEAVES = ("switchname", "blockname", "ringname")
-# Lines without nodes: sizes, blocks of blocks, the line between topologies, and other settings.
+# Lines that name no nodes: sizes, blocks of blocks, separators between topologies, and other settings.
 _LINES_WITHOUT_LEAF = ("blocksizes", "aggregatedblock", "include", "topology", "topologyname")
 
 
@@ -35,7 +35,7 @@ def command() -> list[str]:
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
     """Yield (node, leaf).
 
-    If two leaves name a node, both are yielded; as in Slurm, the last one counts (topology_tree.c).
+    If two leaves name the same node, both are yielded. The last one counts, as in Slurm (topology_tree.c).
     """
     for number, line in _joined(lines):
         parameters = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}

@@ -1,11 +1,11 @@
 -- Conditions on each node: from when to when, and how often they were seen.
 --
--- These are the conditions that were open in [from_time, to_time), from the first sighting to the last, or until cleared. Only sightings count: between two sightings of an edge,
--- no fault is known. The same fault may appear twice, from healthd's events and from scrapes.
+-- Contains conditions that were open in [from_time, to_time). A condition is open from its first sighting until its last, or until it was cleared. Only sightings are evidence: between two sightings of an edge,
+-- no fault is known. The same fault may appear twice, once from healthd's events and once from scrapes.
 --
 -- columns
 --   severity      the worst severity: info | warning | degraded (drains) | critical (requeues)
---   kind          edge: it happened at one moment; level: each run of the check finds it
+--   kind          edge: the problem happened at one moment; level: each run of the check finds the problem again
 --   first_time, last_time, cleared_time   epoch seconds; cleared_time is empty if not yet cleared, or if unknown
 --   times         how often it was seen, as counted by the node; empty for scraped conditions
 --   moments       number of moments at which it is known to have been seen

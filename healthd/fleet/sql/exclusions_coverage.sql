@@ -1,10 +1,10 @@
 -- Number of jobs for which the nodes that users excluded are known.
 --
--- Counts jobs submitted in [from_time, to_time), each job_id once, since a requeue keeps the exclusions. Without this coverage, a node that seems to be excluded by no job may be excluded by all.
+-- Counts jobs submitted in [from_time, to_time). Each job_id counts once, because a requeue keeps the exclusions. For jobs that are not covered, exclusions are unknown: a node that no job seems to exclude may be excluded by all of them.
 --
 -- columns
 --   jobs             jobs that were submitted
---   known            jobs whose submit line, script or squeue entry could be read, or that named a node
+--   known            jobs whose submit line, script or squeue entry could be read, or that name an excluded node
 --   excluding        jobs that exclude at least one node
 --   excluded_nodes   distinct nodes that jobs exclude
 --   share_known      known / jobs

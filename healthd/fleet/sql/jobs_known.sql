@@ -1,7 +1,7 @@
 -- Time until which each cluster's jobs are known.
 --
--- A job without an end was running at that time; it is unknown whether it still runs. The time is the end of the latest period that an ingest of jobs read, or the latest time in a
--- job's row if that is later, because a file does not contain the time at which it was written.
+-- A job without an end was running at this time; it is unknown whether it still runs. The time is the end of the latest period that an ingest of jobs read. If a job's row has a later time, that time
+-- is used, because a file does not contain the time at which it was written.
 --
 -- columns
 --   known_until   epoch seconds

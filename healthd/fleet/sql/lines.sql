@@ -1,6 +1,6 @@
--- Lines in the nodes' event streams, each with its stream's cluster.
+-- Lines in the nodes' event streams, each with the cluster of its stream.
 --
--- A node does not have its cluster's name until slurm.conf was read, and writes "" until then. Even then, a stream belongs to one node (docs/events.md).
+-- Until a node has read slurm.conf, it does not know its cluster and writes "" as the name. Such lines get the cluster of later lines, because a stream belongs to one node (docs/events.md).
 -- Lines with an unknown schema, which have no number, are left out. Not limited to the requested period.
 --
 -- columns: the columns of the table events that other queries need; stream_time: the first time of the stream in the store

@@ -1,16 +1,16 @@
 -- Running time of large jobs, and how often their nodes ended them.
 --
--- These are the two sides of a failure rate for jobs with more than more_than_gpus GPUs. Running time: the node-seconds between start and end within [from_time, to_time), including jobs that still ran when they were last read (`jobs_known`). Failures: jobs that
--- ended in that period as NODE_FAIL, or as FAILED with a critical condition on one of their nodes (`seen_with_failures`). Suspended time is included. A job
--- without an end counts until it was last read, not until to_time, because it is unknown whether it still runs.
--- This is the paper's definition, with "critical" as healthd defines it. The answer `rate` counts more: also FAILED with a degraded condition (a port that is down is
--- critical in the paper), and jobs that healthd requeued for a fault, which would otherwise have failed.
+-- The failure rate of jobs with more than more_than_gpus GPUs is failures / running time. Running time is the node-seconds of these jobs within [from_time, to_time), including suspended time. Failures are jobs that
+-- ended in this period as NODE_FAIL, or as FAILED with a critical condition on one of their nodes (`seen_with_failures`). A job
+-- without an end counts until it was last read (`jobs_known`), not until to_time, because it is unknown whether it still runs.
+-- This is the paper's definition, with healthd's definition of "critical". The answer `rate` counts more jobs: those that FAILED with a degraded condition (a port that is down is
+-- critical in the paper), and those that healthd requeued for a fault, which would otherwise have failed.
 --
 -- columns
 --   node_seconds          nodes x seconds
 --   jobs                  jobs that ran in that period
---   node_fails, failed_seen, failures   NODE_FAIL, FAILED with a critical condition, and both
---   failures_per_1000_node_days   empty if no job ran. With few failures it is a rough estimate; the report gives the interval
+--   node_fails, failed_seen, failures   number of jobs that ended NODE_FAIL, number that FAILED with a critical condition, and the sum
+--   failures_per_1000_node_days   empty if no job ran. With few failures, it is a rough estimate; the report gives the interval
 -- parameters
 --   more_than_gpus BIGINT = 128   jobs with more GPUs
 -- source: r_f in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)

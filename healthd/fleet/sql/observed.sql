@@ -1,8 +1,8 @@
 -- How long each node was observed, day by day.
 --
--- Unobserved time without a failure proves nothing. There is a row for each day (UTC) in [from_time, to_time) and each node known from its stream, its jobs, Slurm's records or the list of nodes. A node is observed from one line of its
--- stream to the next if no number is missing between them, it was not stopped, the next line is not a start, at most 25 hours lie between them (`alive` is written each day), and
--- the clock was not set; and from its last line before a start until the moment at which it is known to have run. It is not observed before the first line of a stream and after its last.
+-- If no failure was recorded in unobserved time, this proves nothing. There is a row for each day (UTC) in [from_time, to_time) and each node known from its stream, its jobs, Slurm's records or the list of nodes. A node is observed from one line of its
+-- stream to the next if all these conditions are met: no number is missing between the lines, the daemon was not stopped, the next line is not a start, at most 25 hours lie between the lines (`alive` is written each day), and
+-- the clock was not set. Before a start, it is observed from its last line until the last moment at which it is known to have run. It is not observed before the first line of a stream and after the last line.
 --
 -- columns
 --   day               its midnight, epoch seconds

@@ -1,8 +1,8 @@
--- When a node was out of service, and by whom; maintenance separately.
+-- When each node was out of service, who took it out, and its maintenance.
 --
--- Contains outages that overlap [from_time, to_time). Slurm's records of node states (sacctmgr show event) and the drains and resumes that healthd confirmed are one outage where they overlap
--- or touch: a drain, the node going down during it and the resume count once. A drain without a line about its resume (a reinstalled node begins with an empty ledger) ends with
--- Slurm's state of that time, if it was read. Reservations with the flag MAINT are separate rows.
+-- Contains outages that overlap [from_time, to_time). Sources are Slurm's records of node states (sacctmgr show event), and the drains and resumes that healthd confirmed. Records that overlap
+-- or touch are one outage: if a drained node goes down and is then resumed, this counts once. If there is no line about the resume after a drain (a reinstalled node begins with an empty ledger), the outage ends with
+-- Slurm's state of that time, if this state was read. Reservations with the flag MAINT are separate rows.
 --
 -- columns
 --   what           outage | maintenance
@@ -41,7 +41,7 @@ moments AS (
   FROM ours
   WHERE event = 'drain'
 ),
--- Number of Slurm states that had begun, which is the position of the last state. The node's clock may be a few minutes behind.
+-- Number of Slurm states that had begun by then, which is the position of the last one. The node's clock may be a few minutes behind.
 begun AS (
   SELECT
     cluster, node, stream_id, seq,

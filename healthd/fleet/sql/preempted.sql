@@ -1,16 +1,16 @@
--- Pre-empted jobs and their pre-emptors: from slurmctld's log, else inferred.
+-- Pre-empted jobs and their pre-emptors, from slurmctld's log or inferred.
 --
--- Contains jobs that ended PREEMPTED in [from_time, to_time), and other jobs that the log names. Logged: the victim's end is within within_seconds of the line, and no
--- other end of that job_id is closer, since a line belongs to one end. Inferred: of the jobs that start
--- within within_seconds after the victim's end on one of its nodes, the job that shares the most nodes with it, then the job that started first. Slurm's accounting does not contain the pre-emptor.
+-- Contains jobs that ended PREEMPTED in [from_time, to_time), and other jobs that the log names. A pre-emptor is logged if the log has a line at most within_seconds from the victim's end.
+-- A line belongs to only one end of the job_id, the closest. Without a line, the pre-emptor is inferred from the jobs that start on one of the victim's nodes at most within_seconds after its end:
+-- it is the job that shares the most nodes with the victim or, if several do, the job that started first. Slurm's accounting does not contain the pre-emptor.
 --
 -- columns
---   how            logged | inferred | unknown (PREEMPTED, and no job started there)
+--   how            logged | inferred | unknown (PREEMPTED, but no job started on its nodes)
 --   preemptor_job_id, preemptor_db_index   empty if it is unknown or not in the accounting
 --   shared_nodes   for an inferred pre-emptor, the number of the victim's nodes that it took
 --   mode           as logged: requeued, cancelled, suspended, ...
 -- parameters
---   within_seconds BIGINT = 60   between the victim's end and the line or the next start
+--   within_seconds BIGINT = 60   maximum time between the victim's end and the line or the next start
 -- source: "preempted JobId=.. has been requeued to reclaim resources for JobId=.." from slurmctld (src/slurmctld/preempt.c of SchedMD/slurm); the inference is healthd's
 
 WITH ends_met AS (
@@ -84,9 +84,9 @@ starting AS (
   FROM job_nodes
   CROSS JOIN parameters
 ),
--- Count before joining the jobs, since few of the millions of starts coincide with a victim. meets keeps the victim's job_id
--- so that the join with jobs needs no other table: with unlogged in the same join, DuckDB first paired every job with
--- every victim of its cluster.
+-- Count before joining the jobs, because few of the millions of starts coincide with a victim. `meets` keeps the victim's
+-- job_id, so that the join with jobs needs no other table. With `unlogged` in the same join, DuckDB would first pair every
+-- job with every victim of its cluster.
 meets AS (
   SELECT
     placed.cluster, placed.db_index, placed.job_id, starting.db_index AS preemptor_db_index, starting.start_time, count(*) AS shared_nodes

@@ -1,15 +1,15 @@
--- Jobs that form one run: requeues, and successive jobs with one name.
+-- Jobs that form one run: requeues, and successive jobs with the same name.
 --
--- Contains runs with an attempt that was queued or ran in [from_time, to_time), each run complete. Jobs with one run_key are a chain; without one, and for array tasks, the requeues of a job_id
--- are. An attempt that was submitted more than gap_seconds after all previous attempts had ended begins another run, since names are reused. If attempts ran at the same time
--- (overlapping > 0), the jobs are a family and not a chain; only a person can tell.
+-- Contains runs with an attempt that was queued or ran in [from_time, to_time), with all their attempts. Jobs with the same run_key are a chain. Jobs without a run_key, and array tasks, are a chain only with the requeues of their job_id.
+-- An attempt that was submitted more than gap_seconds after all previous attempts had ended begins another run, because names are reused. If attempts ran at the same time
+-- (overlapping > 0), the jobs may be a family instead of a chain; only a person can decide this.
 --
 -- columns
 --   run              the job_id of its first attempt
 --   chained_by       run_key | job_id
 --   attempts, jobs   rows in the accounting, and distinct job_ids
 --   runtime_seconds, gpu_seconds   sums over all attempts; running attempts count until to_time, or until they were last read (`jobs_known`) if that is earlier
---   queued_seconds   time from when an attempt was eligible until it started, summed
+--   queued_seconds   time from when an attempt was eligible until it started, summed over all attempts
 --   last_state       state of the attempt that was submitted last
 -- parameters
 --   gap_seconds BIGINT = 86400   maximum time between the end of an attempt and the next submission
@@ -26,7 +26,7 @@ WITH attempts AS (
   CROSS JOIN parameters
   WHERE jobs.submit_time IS NOT NULL
 ),
--- Number each chain: the windows below sort all attempts, and sorting numbers takes two thirds of the time that texts take.
+-- Number each chain. The windows below sort all attempts, and sorting numbers takes two thirds of the time of sorting texts.
 chains AS (
   SELECT cluster, chained_by, chain, min(db_index) AS chain_id
   FROM attempts
@@ -78,7 +78,7 @@ cut AS (
     ) AS piece
   FROM placed WHERE NOT (is_first AND is_last)
 ),
--- Make a row for each job_id, then one for each run: count(DISTINCT ...) would keep all attempts in memory twice.
+-- Make a row for each job_id first, then a row for each run. count(DISTINCT ...) would keep all attempts in memory twice.
 jobs_of_runs AS (
   SELECT
     cluster, chained_by, chain, piece, job_id, count(*) AS attempts, max(CASE WHEN is_first THEN job_id END) AS run,

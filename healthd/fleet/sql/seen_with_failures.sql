@@ -1,17 +1,17 @@
 -- Conditions on a failed job's nodes around its end.
 --
--- These are candidates for the cause, not the cause. Contains jobs that ended FAILED or NODE_FAIL in [from_time, to_time), with each condition that was seen on one of their nodes in [end - before_seconds, end + after_seconds]. An edge counts
--- when it was seen; a level counts only if it began or became worse in that window, because a condition that is open for days coincides with every job. A condition that a user can forge
--- (`observed`) is never a candidate, nor is a condition from before healthd's first start (`history`), which was not evaluated and, in a file, may also be forged. A failed job without rows is not attributed;
--- check with `observed` whether its nodes were monitored.
+-- The conditions are candidates for the cause. Contains jobs that ended FAILED or NODE_FAIL in [from_time, to_time), with each condition that was seen on one of their nodes in [end - before_seconds, end + after_seconds]. An edge counts
+-- if it was seen in this window. A level counts only if it began or became worse in this window, because a condition that is open for days coincides with every job. Two kinds of conditions are never candidates: conditions that a user can forge
+-- (`observed`), and conditions from before healthd's first start (`history`), which were not evaluated and, in a file, may also be forged. If a failed job has no row, no cause is known;
+-- the query `observed` shows whether its nodes were monitored.
 --
 -- columns
---   first_seen, last_seen, moments   when, and how often, within the window
---   from_events, from_scrapes        number of moments reported by healthd's stream, and by a scrape, which does not show whether a user can forge the condition
+--   first_seen, last_seen, moments   when and how often the condition was seen within the window
+--   from_events, from_scrapes        number of moments that healthd's stream reported, and number of moments that a scrape reported; a scrape does not show whether a user can forge the condition
 -- parameters
 --   before_seconds BIGINT = 600   how long before the end
 --   after_seconds BIGINT = 300   how long after it
---   shift_seconds BIGINT = 0   shift of the windows (-3600 is an hour earlier); conditions found where no job failed are due to chance
+--   shift_seconds BIGINT = 0   shift of the windows (-3600: an hour earlier); conditions in a shifted window, in which no job failed, are due to chance
 -- source: "detected within the last 10 minutes or 5 minutes after a failing job's lifetime (FAILED or NODE_FAIL)", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
 
 WITH failed AS (

@@ -1,15 +1,15 @@
--- Moments at which a condition was seen: its onset, growth or a mere sighting.
+-- Moments at which a condition began, became worse or was only seen again.
 --
--- healthd's events give the first and last sighting in each line. Prometheus scrapes give the first and last scrape that showed the condition. If several lines describe
--- a moment, the worst line for which it is the last sighting counts, else the earliest line, because a line has the severity of its last sighting. Sources that a user can forge count only if there is no other source. Not limited to the requested period.
+-- Each line of healthd's events gives a first and a last sighting. Prometheus gives the first and last scrape that showed the condition. If several lines describe
+-- the same moment, the line with the worst severity is used among those for which this moment is the last sighting, because a line has the severity of its last sighting. If there is no such line, the earliest line is used. Sources that a user can forge count only if there is no other source. Not limited to the requested period.
 --
 -- columns
 --   time        time of the sighting, epoch seconds
 --   what        onset | growth (worse than ever before) | seen; always seen for history
 --   origin      events | scraped
---   kind        edge (it happened at that moment) | level (each run of the check finds it); level for scraped conditions
+--   kind        edge (the problem happened at this moment) | level (each run of the check finds the problem); level for scraped conditions
 --   observed    true if only a source that a user can forge reports it (or the row is older than this column)
---   history     true if it was logged before healthd's first start there; empty for scraped conditions
+--   history     true if it was logged before healthd's first start on the node; empty for scraped conditions
 -- source: docs/events.md, "The condition"
 
 WITH told AS (

@@ -1,9 +1,9 @@
 -- Periods that were read from each source.
 --
--- A query about another period has no answer. The periods of each source's ingests are merged where they overlap or touch. Contains the periods that overlap [from_time, to_time) and periods without a time (a list of nodes). A file covers its first to its last time, and event streams cover the first to the last new line of each ingest. Earlier and later times are not known to be read.
+-- A query about any other period has no answer. Periods of the same source are merged if they overlap or touch. Contains periods that overlap [from_time, to_time), and rows without a period (a list of nodes). A file covers the time from its first to its last time. Event streams cover, for each ingest, the time from the first to the last new line. It is unknown whether earlier and later times were read.
 --
 -- columns
---   from_time, to_time   the period without a gap; empty if there is none
+--   from_time, to_time   the period, which has no gap; empty if there is none
 --   names                number of files, sacct days, sacctmgr periods, event-stream ingests or servers
 --   rows_read, rows_unread   lines that became rows, and lines that could not be read
 --   read_time            time of the newest ingest

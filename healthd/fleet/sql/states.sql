@@ -1,7 +1,7 @@
 -- Outcome of the jobs: their number and GPU-seconds, by state and size.
 --
--- Contains jobs that ended in [from_time, to_time). A requeue has its own row in Slurm's accounting (the same job_id, a new db_index) and here. A job that never ran has
--- no GPU-seconds. Suspended time is included, because no other job had its GPUs.
+-- Contains jobs that ended in [from_time, to_time). A requeue has its own row in Slurm's accounting and here, with the same job_id and a new db_index. A job that never ran has
+-- no GPU-seconds. Suspended time is included, because no other job had the job's GPUs.
 --
 -- columns
 --   gpus_up_to    the size class: jobs with at most this many GPUs and more than half that number; 0 without GPUs; empty if unknown

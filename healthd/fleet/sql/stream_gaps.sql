@@ -4,7 +4,7 @@
 --
 -- columns
 --   from_seq, to_seq, lost   the missing numbers, and how many there are
---   after_time, until_time   when the lines before and after the gap were written
+--   after_time, until_time   when the last line before the gap and the first line after it were written
 --   reported      true if the node reported the loss (its disk was full) with a line `dropped`
 -- source: docs/events.md, "No silent hole"
 

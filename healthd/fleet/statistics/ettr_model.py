@@ -1,4 +1,4 @@
-"""Share of a job's time in which it makes progress, by formula and by simulation. Pure.
+"""Formulas and a simulation for the share of a job's time in which it makes progress. Pure.
 
 A job needs all its nodes and writes checkpoints at intervals. A node failure costs the work since the last checkpoint,
 a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by all the
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 DAY = 86400
-# The number of attempts that a simulation draws (this takes one or two seconds). With fewer intervals than the second
-# number, the result is only a guess.
+# The first number is how many attempts a simulation draws, which takes one or two seconds. With fewer checkpoint
+# intervals than the second number, the result is only a guess.
 ATTEMPTS, MIN_INTERVALS = 1_000_000, 100
 RUNS, BATCHES = 2000, 100
-MIN_EXPECTED_FAILURES = 1e-12  # minimum number of expected failures; smaller numbers vanish in the arithmetic
+MIN_EXPECTED_FAILURES = 1e-12  # smallest expected number of failures; a smaller number would vanish in rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Job:
 
     nodes               N, 1 or more
     rate                r_f, failures per 1000 node-days; 0 for no failures
-    checkpoint_seconds  dt, progress between two checkpoints, more than 0
-    restart_seconds     u0, from each start to progress
-    queue_seconds       q, each wait for nodes: before the first start and after each failure
+    checkpoint_seconds  dt, the progress between two checkpoints, more than 0
+    restart_seconds     u0, the time from each start until the job makes progress
+    queue_seconds       q, the time of each wait for nodes: before the first start and after each failure
     write_seconds       w, time to write a checkpoint
-    productive_seconds  R, the progress that the job needs, None if unlimited
+    productive_seconds  R, the progress that the job needs; None for a job that never ends
     """
 
     nodes: float
@@ -49,7 +49,7 @@ class Job:
 
     @property
     def lost_share(self) -> float:
-        """lam L, L = u0 + dt/2: the share of running time spent on restarts and repeated work."""
+        """lam L with L = u0 + dt/2: the share of the running time that is spent on restarts and repeated work."""
         return self.failures_per_second * (self.restart_seconds + self.checkpoint_seconds / 2)
 
 
@@ -57,7 +57,7 @@ class Job:
 class Simulation:
     """The result of a simulation.
 
-    ettr                      mean of the runs, 0 if almost no interval ends without a failure
+    ettr                      mean of the runs; 0 if almost every interval has a failure
     standard_error            standard error of the mean
     low, high                 5th and 95th percentile, None for a job without end
     runs, productive_seconds  number of runs, and the progress of each
@@ -77,9 +77,10 @@ def analytic(job: Job) -> float:
         failures n = lam (R' + U), U = u0 + n L, R' = R (1 + w/dt), L = u0 + dt/2
         E[ETTR] = R / ((R' + u0) / (1 - lam L) (1 + lam q) + q)  ->  (1 - lam L) / ((1 + w/dt) (1 + lam q))
 
-    The result is 0 from lam L = 1, where the job loses more than it makes. Derived by healthd, because the paper (HPCA
-    2025) has readable definitions but an unreadable formula. With w = q = 0, the limit is that of its version 2,
-    `closed_form`."""
+    If lam L is 1 or more, the job loses more than it makes, and the result is 0. healthd derived this formula from the
+    paper's definitions, because the formula in the paper (HPCA 2025) is unreadable. With w = q = 0, the limit equals
+    `closed_form`, which is from version 2 of the paper.
+    """
     productive_share = 1 - job.lost_share
     if productive_share <= 0:
         return 0.0
@@ -102,10 +103,11 @@ def closed_form(job: Job) -> float:
 def exact(job: Job) -> float:
     """Return progress / expected time for random failures (Poisson), which may also occur during restarts and writes.
 
-    An interval of s = dt + w is repeated until no failure occurs: (1/lam + q) e^(lam u0) (e^(lam s) - 1). The first
-    interval includes its own start and wait: q + (1/lam + q) (e^(lam (u0 + s)) - 1). After the last interval, nothing
-    is written. Source: equation 20 of J. T. Daly, "A higher order estimate of the optimum checkpoint interval", Future
-    Generation Computer Systems 22 (2006). The wait, the start and the end are healthd's.
+    An interval of s = dt + w is repeated until no failure occurs. The expected time for this is (1/lam + q) e^(lam u0)
+    (e^(lam s) - 1). The first interval also has a start and a wait, and takes q + (1/lam + q) (e^(lam (u0 + s)) - 1).
+    After the last interval, no checkpoint is written. Source: equation 20 of J. T. Daly, "A higher order estimate of
+    the optimum checkpoint interval", Future Generation Computer Systems 22 (2006). healthd added the wait, the start
+    and the end.
     """
     intervals = _intervals(job)
     if job.productive_seconds is None:
@@ -126,9 +128,9 @@ def exact(job: Job) -> float:
 def daly_young_seconds(job: Job) -> float | None:
     """Return the checkpoint interval with the least loss, dt* = sqrt(2 w / lam).
 
-    Return None if writing is free, nothing fails, or `writes_too_long`.
+    Return None if writing takes no time, if nothing fails, or if `writes_too_long` is true.
 
-    Source: J. W. Young, Communications of the ACM 17 (1974); Daly (2006); in the paper sqrt(2 w_cp / (N r_f)).
+    Source: J. W. Young, Communications of the ACM 17 (1974); Daly (2006); the paper writes sqrt(2 w_cp / (N r_f)).
     """
     lam = job.failures_per_second
     if job.write_seconds <= 0 or lam <= 0 or writes_too_long(job):
@@ -139,7 +141,7 @@ def daly_young_seconds(job: Job) -> float | None:
 def writes_too_long(job: Job) -> bool:
     """Return True if a checkpoint takes more than half the MTTF.
 
-    `daly_young_seconds` assumes that it takes much less; otherwise the best interval would be shorter than two writes.
+    The rule in `daly_young_seconds` is invalid then: its best interval would be shorter than two writes.
     """
     return job.write_seconds * job.failures_per_second > 0.5
 
@@ -149,7 +151,10 @@ def with_interval(job: Job, checkpoint_seconds: float) -> Job:
 
 
 def simulate(job: Job, seed: int) -> Simulation:
-    """Run the job many times with random failures, as a Monte Carlo check of the formulas. Deterministic for a seed."""
+    """Check the formulas by Monte Carlo: run the job many times with random failures.
+
+    Deterministic for a given seed.
+    """
     random = np.random.default_rng(seed)
     full = job.checkpoint_seconds + job.write_seconds
     attempts_per_interval = math.exp(min(job.failures_per_second * (job.restart_seconds + full), 50.0))
@@ -168,7 +173,7 @@ def simulate(job: Job, seed: int) -> Simulation:
             ratios = np.minimum(job.productive_seconds / times, 1.0)
             low, high = (float(end) for end in np.quantile(ratios, (0.05, 0.95)))
             return Simulation(*_mean(ratios), low, high, runs, job.productive_seconds)
-    # The job has no end, or its start is negligible, so only parts of the job are simulated.
+    # The job has no end, or is so long that its start is negligible. Only parts of the job are simulated.
     batches = min(BATCHES, interval_budget // 10)
     lengths = np.full((batches, interval_budget // batches), full, dtype=float)
     times = _simulated_seconds(job, lengths, np.zeros_like(lengths, dtype=bool), random).sum(axis=1)
@@ -192,9 +197,9 @@ def _intervals(job: Job) -> tuple[int, float]:
 
 
 def _expected_seconds(job: Job, length: float, restart: float) -> float:
-    """Return the expected time for work that takes `length` seconds and starts again after each failure.
+    """Return the expected time for work of `length` seconds that begins again after each failure.
 
-    The first attempt has no restart. For later attempts, `restart` is added to the length (0 if already included).
+    Each attempt after the first takes `restart` seconds longer (0 if `length` already includes the restart).
     """
     lam = job.failures_per_second
     if lam * (length + restart + job.queue_seconds) < MIN_EXPECTED_FAILURES:
@@ -212,7 +217,7 @@ def _simulated_seconds(
 
     Failures are random, so intervals are independent and computed together.
 
-    first: which intervals begin with a start.
+    first: True for each interval that begins with the job's start.
     """
     required: NDArray[np.float64] = (lengths + job.restart_seconds * first).ravel()
     times: NDArray[np.float64] = required.copy()

@@ -1,10 +1,9 @@
-"""Computes the uncertainty of rates: intervals for counts over an exposure (node-days, GPU-hours) and for ratios of
-rates.
+"""Confidence intervals for rates (events per node-day or GPU-hour), and for ratios of rates.
 
-Counts of independent failures have exact intervals. Node failures are seldom independent: a few nodes cause many of
-them, and a job that is requeued into the same fault makes a loop. The exact interval is then too narrow: for counts
-whose variance is 5 times their mean, it contains the true rate in 6 of 10 histories instead of 95 of 100. A bootstrap
-by node determines how much wider it must be.
+Counts of independent failures have exact intervals. But node failures are seldom independent: a few nodes cause many
+failures, and a job may be requeued into the same fault over and over. The exact interval is then too narrow. For
+example, if the variance of the counts is 5 times their mean, the interval contains the true rate in only 60 of 100
+histories, instead of 95. A bootstrap over nodes determines how much wider the interval must be.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from scipy import stats
 Interval = tuple[float, float]
 
 LEVEL = 0.95
-SEED = 13  # used for all draws here, so that equal counts have equal intervals
+SEED = 13  # seed for all draws in this module, so that equal counts have equal intervals
 BOOTSTRAPS, TESTS = 2000, 999
-MAX_DRAWN_NUMBERS = 4_000_000  # numbers (32 MB)
-# The test uses a level of 20 %, not 5 %: bootstrapping independent counts costs 2 % of width, whereas treating
-# dependent counts as independent costs a third of the coverage.
+MAX_DRAWN_NUMBERS = 4_000_000  # numbers in one batch of draws (32 MB)
+# The test for dependence uses a level of 20 %, not 5 %. Bootstrapping independent counts makes the interval only 2 %
+# wider, but treating dependent counts as independent loses a third of the coverage.
 DISPERSION_P_VALUE = 0.2
-# Mean size of incidents without a known node, weighted by failures. From this value on, the size is not due to chance.
+# Incidents without a known node: if their mean size, weighted by failures, is at least this, it is not due to chance.
 MIN_LOOP_SIZE = 1.2
 
 
@@ -35,8 +34,8 @@ class Spread:
     """How the failures are distributed over units. The bootstrap draws from this.
 
     counts, exposures  failures and exposure of each unit (a node), in the same order
-    unplaced           number of failures in each incident without a known unit (a requeue loop is one incident)
-    unplaced_exposure  exposure without a known unit
+    unplaced           for each incident whose unit is unknown, its number of failures (a requeue loop is one incident)
+    unplaced_exposure  exposure whose unit is unknown
     """
 
     counts: Sequence[int]
@@ -59,8 +58,8 @@ class Estimate:
 
     interval     interval for the rate, None if there is no exposure
     method       "poisson" or "bootstrap"
-    dispersion   variance of the count / its mean by the bootstrap, at least 1; None if not computed
-    p_value      probability that independent failures are as uneven over the units as these, None without units
+    dispersion   variance of the count divided by its mean, from the bootstrap, at least 1; None if not computed
+    p_value      probability that independent failures would be at least as uneven over the units; None without units
     explanation  a sentence with the reason for the method
     """
 
@@ -72,10 +71,10 @@ class Estimate:
 
 
 def poisson_interval(count: float, exposure: float, level: float = LEVEL) -> Interval | None:
-    """Return the exact (central) interval for count / exposure with independent events, or None without exposure.
+    """Return the exact (central) interval for count / exposure of independent events, or None if the exposure is 0.
 
-    Without events, it extends from 0 to the rate at which the probability of seeing none is (1 - level) / 2. `count`
-    may be fractional (an effective count).
+    If the count is 0, the interval extends from 0 to the rate at which the probability of no event is (1 - level) / 2.
+    `count` may be fractional (an effective count).
 
     Source: F. Garwood, "Fiducial limits for the Poisson distribution", Biometrika 28 (1936); as quantiles of chi2, Ulm,
     Am. J. Epidemiol. 131 (1990).
@@ -98,14 +97,14 @@ def rate_ratio_interval(
 ) -> tuple[float, float | None] | None:
     """Return the exact interval for (count / exposure) / (base_count / base_exposure).
 
-    Its end is None if base_count is 0, because no ratio is too large. Return None if an exposure is 0 or there is no
-    event.
+    The interval's upper end is None (unbounded) if base_count is 0. Return None if an exposure is 0 or both counts are
+    0.
 
-    dispersion: variance / mean of the counts (`Estimate.dispersion`, the larger of the two). Both counts are divided by
-    it, as in quasi-likelihood (Wedderburn, Biometrika 61, 1974).
+    dispersion: variance / mean of the counts (the larger `Estimate.dispersion` of the two). Both counts are divided by
+    the dispersion, as in quasi-likelihood (Wedderburn, Biometrika 61, 1974).
 
-    Source: given the sum, one count is binomial, whose share has Clopper and Pearson's interval (Biometrika 26, 1934);
-    Przyborowski and Wilenski, Biometrika 31 (1940).
+    Source: given the sum of both counts, each count is binomial (Przyborowski and Wilenski, Biometrika 31, 1940). Its
+    share of the sum has Clopper and Pearson's interval (Biometrika 26, 1934).
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return None
@@ -120,9 +119,10 @@ def rate_ratio_interval(
 def rate_ratio_p_value(
     count: float, exposure: float, base_count: float, base_exposure: float, dispersion: float = 1.0
 ) -> float:
-    """Return the two-sided p-value for equal rates, or 1 if it cannot be decided.
+    """Return the two-sided p-value of the hypothesis that both rates are equal, or 1 if this cannot be tested.
 
-    It is below 1 - level if `rate_ratio_interval` excludes 1. The source is the same, with the smaller tail doubled.
+    The p-value is below 1 - level if `rate_ratio_interval` excludes 1. It is twice the smaller tail of the same
+    distribution as there.
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return 1.0
@@ -136,20 +136,20 @@ def rate_ratio_p_value(
 def share_ratio_interval(
     found: float, total: float, base_found: float, base_total: float, effect: float = 1.0, level: float = LEVEL
 ) -> tuple[float, float | None] | None:
-    """Return the interval of (found / of) / (base_found / base_of), two shares of at most 1 each.
+    """Return the interval for the ratio of two shares, (found / of) / (base_found / base_of).
 
-    Its end is None if the base share may be almost 0, because no ratio is too large. Return None if it cannot be
-    decided: a side has no cases, or none or all were found on both sides.
+    The interval's upper end is None (unbounded) if the base share may be almost 0. Return None if there is no interval:
+    a side has no cases, or nothing was found on either side, or all cases were found on both sides.
 
-    The rarer of "found" and "not found" is counted, and its sum over both sides is taken as given. A binomial
-    distribution then describes its split between the sides, as for two Poisson counts (`rate_ratio_interval`), and each
-    split gives two shares. The variance is that of sampling without replacement, which is (N - k) / (N - 1) times the
-    binomial's for k in N; the counts are divided by it. `effect`: the design effect (Kish, "Survey Sampling", 1965) for
-    cases that depend on each other, at least 1.
+    The method counts the rarer outcome, "found" or "not found", and takes its sum over both sides as given. A binomial
+    distribution then describes how this sum is split between the sides, as for two Poisson counts
+    (`rate_ratio_interval`). Each split gives two shares. The counts are divided by the relative variance of sampling
+    without replacement, which is (N - k) / (N - 1) times the binomial variance for k in N. `effect`: the design effect
+    (Kish, "Survey Sampling", 1965) for cases that depend on each other, at least 1.
 
-    Source: the hypergeometric variance, R. A. Fisher, J. R. Statist. Soc. 98 (1935), as a quasi-likelihood (Wedderburn,
-    Biometrika 61, 1974) of the interval of Przyborowski and Wilenski, Biometrika 31 (1940). Fisher's own tail is not
-    defined for fractional counts; replacing it in this way is healthd's own method.
+    Sources: the hypergeometric variance is from R. A. Fisher, J. R. Statist. Soc. 98 (1935); the quasi-likelihood from
+    Wedderburn, Biometrika 61 (1974); the interval from Przyborowski and Wilenski, Biometrika 31 (1940). Fisher's own
+    tail is not defined for fractional counts. Replacing it in this way is healthd's own method.
     """
     if not _can_differ(found, total, base_found, base_total):
         return None
@@ -171,9 +171,10 @@ def share_ratio_interval(
 
 
 def share_ratio_p_value(found: float, total: float, base_found: float, base_total: float, effect: float = 1.0) -> float:
-    """Return the two-sided p-value for equal shares, or 1 if it cannot be decided.
+    """Return the two-sided p-value of the hypothesis that both shares are equal, or 1 if this cannot be tested.
 
-    It is below 1 - level if `share_ratio_interval` excludes 1. The source is the same, with the smaller tail doubled.
+    The p-value is below 1 - level if `share_ratio_interval` excludes 1. It is twice the smaller tail of the same
+    distribution as there.
     """
     if not _can_differ(found, total, base_found, base_total):
         return 1.0
@@ -189,9 +190,9 @@ def _can_differ(found: float, total: float, base_found: float, base_total: float
 
 
 def _relative_variance(count: float, total: float, effect: float) -> float:
-    """Return the variance of how `count` cases in `total` split between two sides, relative to the binomial variance.
+    """Return the variance of the split of `count` cases between two sides, relative to the binomial variance.
 
-    With fewer than two independent cases, it is not reduced.
+    With fewer than two independent cases in `total`, the variance is not reduced.
     """
     effect = max(effect, 1.0)
     effective_count, effective_total = count / effect, total / effect
@@ -205,12 +206,12 @@ def _relative_variance(count: float, total: float, effect: float) -> float:
 def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tuple[Interval | None, float]:
     """Return the interval for count / exposure, widened by a bootstrap over units, and the count's dispersion.
 
-    Units are drawn with replacement, each with all its failures and its exposure. An incident without a known unit
-    occurs a Poisson number of times. Only the variance of the draws is used, because an interval from their quantiles
-    contains the true rate in only 79 to 93 of 100 such histories. The count is treated as count / dispersion
-    independent events in the exact interval. The dispersion is itself estimated, from as many units as failed, so
+    Units are drawn with replacement, each with all its failures and its exposure. In a draw, each incident whose unit
+    is unknown occurs a Poisson number of times. Only the variance of the draws is used: an interval from their
+    quantiles would contain the true rate in only 79 to 93 of 100 such histories. The exact interval is then computed
+    for count / dispersion independent events. The dispersion is itself only estimated, from the units that failed, so
     Student's quantile replaces the normal one. If all failures are on one unit, there is almost no information, and the
-    interval is accordingly wide.
+    interval is very wide.
 
     Source: Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 8, for clusters; the effective
     count is that of Fay and Feuer, Statistics in Medicine 16 (1997); the widening for an estimated dispersion is
@@ -231,7 +232,7 @@ def bootstrap_rate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> tu
 def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Estimate:
     """Return the interval for a rate.
 
-    It is exact if the failures are as even as independent ones, otherwise bootstrapped.
+    The interval is exact if the failures are spread as evenly as independent failures. Otherwise, it is bootstrapped.
     """
     count, exposure = spread.count, spread.exposure
     if count < 2 or not exposure > 0:
@@ -239,7 +240,7 @@ def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Est
         return Estimate(
             poisson_interval(count, exposure, level),
             *("poisson", None, None),
-            f"exact Poisson: with {count_text}, dependence cannot be tested",
+            f"exact Poisson interval: with {count_text}, dependence cannot be tested",
         )
     p_value = dispersion_p_value(spread.counts, spread.exposures, seed)
     loops = mean_incident_size(spread.unplaced)
@@ -260,13 +261,13 @@ def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Est
 
 
 def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: int = SEED) -> float | None:
-    """Return the probability that independent failures are as uneven over the units as these counts.
+    """Return the probability that independent failures would be at least as uneven over the units as these counts.
 
-    Return None if this cannot be tested. Failures fall on units in proportion to the exposures. The unevenness is the
-    number of pairs of failures on the same unit. This is an exact test by draws, given the sum.
+    Return None if this cannot be tested. Independent failures fall on units in proportion to the units' exposures. The
+    unevenness is the number of pairs of failures on the same unit. The test is exact (by random draws, given the sum).
 
-    Source: Potthoff and Whittinghill, Biometrika 53 (1966), the test of homogeneity against a Gamma mixture; by draws
-    as Barnard, J. R. Statist. Soc. B 25 (1963), since the chi2 form is wrong where most units have no failure.
+    Source: Potthoff and Whittinghill, Biometrika 53 (1966), the test of homogeneity against a Gamma mixture. The draws
+    are from Barnard, J. R. Statist. Soc. B 25 (1963), because the chi2 form is wrong if most units have no failure.
     """
     observed = np.asarray(counts, dtype=np.int64)
     shares = np.asarray(exposures, dtype=np.float64)
@@ -287,11 +288,10 @@ def dispersion_p_value(counts: Sequence[int], exposures: Sequence[float], seed: 
 
 
 def mean_incident_size(incidents: Sequence[int]) -> float:
-    """Return the mean size of a failure's incident, averaged over failures.
+    """Return the mean size of incidents, weighted by failures.
 
-    It is 1 if all are single or there are none.
-
-    It equals variance / mean for a sum of independent incidents (compound Poisson).
+    The result is 1 if each incident has one failure, or if there are none. For independent incidents, it equals
+    variance / mean of the number of failures (compound Poisson).
     """
     failures = sum(incidents)
     return sum(size * size for size in incidents) / failures if failures else 1.0
@@ -318,6 +318,6 @@ def _bootstrapped_rates(spread: Spread, seed: int) -> NDArray[np.float64]:
 
 
 def _batches(draws: int, units: int) -> list[int]:
-    """Return the sizes of the batches into which the draws are split so that each fits in memory."""
+    """Split the draws into batches that fit in memory, and return the batch sizes."""
     batch = max(1, min(draws, MAX_DRAWN_NUMBERS // max(units, 1)))
     return [batch] * (draws // batch) + ([draws % batch] if draws % batch else [])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-MAX_CLASS_GPUS = 2**24  # GPUs; the upper end of the second-largest class
+MAX_CLASS_GPUS = 2**24  # number of GPUs; all larger jobs are in one class
 
 
 def size_class_sql(gpus: str) -> str:
     """Return SQL for the size class of a column that contains GPUs.
 
-    A class is named by its upper end: jobs have at most that many GPUs and more than half of it. 0 means no GPUs, and
-    NULL means unknown.
+    A class is named by its upper end: its jobs have at most this number of GPUs, and more than half of it. 0 means no
+    GPUs. NULL means that the number is unknown.
     """
     sizes = (2**power for power in range(MAX_CLASS_GPUS.bit_length()))
     classes = " ".join(f"WHEN {gpus} <= {size} THEN {size}" for size in sizes)

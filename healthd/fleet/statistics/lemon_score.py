@@ -1,17 +1,19 @@
 """Computes how much more often a node fails than the rest of the fleet. Pure.
 
-A node that fails twice in four weeks may be unlucky: among 2,000 nodes with one failure per half year, twenty are.
-Therefore each node's rate is an empirical-Bayes posterior (Robbins 1956). Failures are Poisson, with the time in
-service as exposure. The prior is the fleet's own distribution of rates, of any shape (the non-parametric mixture of
-Laird, JASA 1978, by EM): most nodes are alike and a few are very different, which a single gamma distribution cannot
-express. A fleet of a few hundred nodes with a few failures each month shows little of that spread. Data from other
-fleets is therefore added, as PRIOR_NODES nodes, of which 24 in 2,000 are lemons (Kokolis, Kuchnik et al., HPCA 2025,
-arXiv 2410.21680). Nodes with equal time in service are ranked by their failures, regardless of the prior.
+A node that fails twice in four weeks may be unlucky: among 2,000 nodes that fail once in half a year, this happens to
+twenty. Each node's rate is therefore an empirical-Bayes posterior (Robbins 1956). Failures are Poisson, and the
+exposure is the time in service.
 
-Failures in the window count fully. Earlier failures form a prior with less weight (a power prior, Ibrahim and Chen,
-Statistical Science 2000), HISTORY_WEIGHT times exp(-age / MEMORY_DAYS): a node that has failed for a year is more
-likely a lemon. HISTORY_WEIGHT and MEMORY_DAYS were chosen on LANL's failures before 2004 (LA-UR-05-7318, systems 8, 18,
-19 and 20), where all values from 0.5 to 1 and from 270 to 730 days work about equally well.
+The prior is the fleet's own distribution of rates. It may have any shape (the non-parametric mixture of Laird, JASA
+1978, by EM), because a single gamma distribution cannot express that most nodes are alike and a few are very different.
+If a fleet has a few hundred nodes and a few failures each month, its data shows little of this spread. Data from other
+fleets is therefore added, as PRIOR_NODES nodes, of which 24 in 2,000 are lemons (Kokolis, Kuchnik et al., HPCA 2025,
+arXiv 2410.21680). Nodes with equal time in service are ranked by their failures, whatever the prior is.
+
+Failures in the window count fully. Earlier failures count with the weight HISTORY_WEIGHT * exp(-age / MEMORY_DAYS) (a
+power prior, Ibrahim and Chen, Statistical Science 2000), because a node that has been failing for a year is more likely
+a lemon. HISTORY_WEIGHT and MEMORY_DAYS were chosen on LANL's failures before 2004 (LA-UR-05-7318, systems 8, 18, 19 and
+20), where all values from 0.5 to 1 and from 270 to 730 days work about equally well.
 """
 
 from __future__ import annotations
@@ -28,15 +30,17 @@ from healthd.fleet.statistics.weeks import poisson_tail
 
 DAY = 86400
 WINDOW_DAYS = 28  # "28-day snapshot", Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680)
-# If a failure follows another this soon, it is the same unrepaired fault, or a second record of that fault.
+# If a failure follows another within this time, it is the same unrepaired fault, or a second record of the same fault.
 GAP_SECONDS, GAP_AFTER_END_SECONDS = DAY // 2, 3600
 HISTORY_WEIGHT, MEMORY_DAYS = 0.5, 365.0
 # Possible rates of a node relative to the fleet's mean, in steps of 12 %.
 RATE_FACTORS = tuple(0.1 * 1.12**step for step in range(58))
-# In other fleets, most nodes fail half to twice as often as the mean, and 24 in 2,000 (HPCA 2025) many times as often.
+# In other fleets, most nodes fail 0.5 to 2 times as often as the mean. 24 in 2,000 nodes (HPCA 2025) fail many times as
+# often.
 PRIOR_NODES, USUAL_RATES, LEMON_RATES, PRIOR_LEMON_SHARE = 200.0, (0.5, 2.0), (3.0, 30.0), 24 / 2000
 MAX_EVENTS = 1 << 20  # per node
-EM_ROUNDS, EM_TOLERANCE = 500, 1e-7  # EM: maximum number of rounds, and the change in the shares at which it stops
+# limits for EM: the maximum number of rounds, and the change in the shares at which it stops
+EM_ROUNDS, EM_TOLERANCE = 500, 1e-7
 
 Spell = tuple[int, int]
 
@@ -55,7 +59,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One event: observations of one node that `merge_incidents` joined."""
+    """One event on one node: the observations that `merge_incidents` joined."""
 
     start_time: int
     end_time: int
@@ -64,7 +68,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A node's incidents, and the separate spells in which it was in service (epoch seconds)."""
+    """A node's incidents, and the periods in which it was in service (epoch seconds)."""
 
     incidents: Sequence[Incident]
     in_service: Sequence[Spell]
@@ -97,8 +101,8 @@ class FleetPrior:
 def merge_incidents(observations: Iterable[Observation]) -> list[Incident]:
     """Join observations of the same event into incidents.
 
-    An observation is joined to an earlier one if it begins at most GAP_SECONDS after the earlier one began, or at most
-    GAP_AFTER_END_SECONDS after it ended. The incident has the largest of the joined weights.
+    Two observations are joined if the later one begins at most GAP_SECONDS after the start of the earlier one, or at
+    most GAP_AFTER_END_SECONDS after its end. The incident's weight is the largest of the joined weights.
     """
     found: list[Incident] = []
     until = 0
@@ -141,7 +145,7 @@ def _discounted_days(start: int, until: int, begin: int) -> float:
 
 
 def fit_prior(nodes: Iterable[DiscountedCounts]) -> FleetPrior | None:
-    """Fit the prior: the mean rate, and the most likely share for each of RATE_FACTORS, given this and other fleets.
+    """Fit the prior to this fleet and other fleets: the mean rate, and the most likely share for each of RATE_FACTORS.
 
     Return None if no node failed or none was in service.
     """
@@ -184,10 +188,11 @@ def probability(node: DiscountedCounts, fleet: FleetPrior, factor: float) -> flo
 def share_named(
     nodes: Sequence[DiscountedCounts], fleet: FleetPrior, window_days: float, times: float, min_probability: float
 ) -> float:
-    """Return the share of lemons that this fleet is expected to name, 0 to 1.
+    """Return the expected share of this fleet's lemons that are named, 0 to 1.
 
-    A lemon is in service for as long as the median node, its rate is one of the lemon rates, and its events are
-    Poisson. It is named if it has an event in the window and exceeds `times` with a probability of `min_probability`.
+    Assumptions: a lemon is in service for as long as the median node, its rate is one of the lemon rates, and its
+    events are Poisson. It is named if it has an event in the window and if the probability that its rate exceeds
+    `times` is at least `min_probability`.
     """
     days = statistics.median(node.days for node in nodes)
     within = min(window_days, days)
@@ -201,7 +206,7 @@ def share_named(
 
 
 def _events_needed(days: float, fleet: FleetPrior, times: float, min_probability: float) -> int:
-    """Return the fewest events with which a node exceeds `times` with a probability of `min_probability`."""
+    """Return the smallest number of events with which a node's rate exceeds `times` with at least `min_probability`."""
 
     def enough(events: int) -> bool:
         return probability(DiscountedCounts(float(events), days), fleet, times) >= min_probability

@@ -1,4 +1,4 @@
-"""Adjusts p-values for multiple tests, because of a hundred tests without an effect, five have p < 0.05. Pure."""
+"""Adjusts p-values for multiple tests: among 100 tests without an effect, five have p < 0.05 by chance. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time spans [begin, end) in epoch seconds. They are kept in sorted lists, and do not overlap or touch. Pure."""
+"""Time spans [begin, end) in epoch seconds, in sorted lists. Spans in a list do not overlap or touch. Pure."""
 
 from __future__ import annotations
 

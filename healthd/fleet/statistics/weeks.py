@@ -1,8 +1,8 @@
 """Counts failures by week and cause, and finds weeks that stand out and the few nodes responsible for them. Pure.
 
-"The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv 2410.21680, Kokolis, Kuchnik et al.,
-HPCA 2025): if the rate rises for the whole fleet, a driver or a new check is the likely cause; if it rises on three
-nodes, these nodes are.
+If the failure rate rises on the whole fleet, the likely cause is a driver or a new check. If it rises on three nodes,
+the likely cause is these nodes: "The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv
+2410.21680, Kokolis, Kuchnik et al., HPCA 2025).
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import NamedTuple
 
 WEEK = 7 * 86400
 FIRST_MONDAY = 4 * 86400  # the epoch began on a Thursday
-# Maximum time between jobs that one fault ended in succession; this is the attribution window.
+# If one fault ends several jobs, maximum time between the ends of two successive jobs. It equals the attribution
+# window.
 INCIDENT_GAP_SECONDS = 900
-# A week stands out with at least this many incidents, this many times the number expected from all other weeks, and a
-# chance probability below one in a thousand: a year has 52 weeks, each with a dozen causes.
+# A week stands out if it has at least this many incidents, at least this many times the number expected from all other
+# weeks, and a chance probability below one in a thousand. The probability is this low because a year has 52 weeks, each
+# with a dozen causes.
 MIN_INCIDENTS, MIN_RISE, MAX_CHANCE = 5, 2.0, 0.001
-# A few nodes are responsible if at most this many nodes have half of the incidents, with at least four incidents in
-# the week for each of these nodes. Both rules are healthd's.
+# A few nodes are responsible if at most this many nodes have half of the week's incidents, and if the week has at least
+# four incidents for each of these nodes. Both rules are healthd's.
 MAX_SPIKE_NODES, SPIKE_NODES_SHARE, MIN_INCIDENTS_PER_NODE = 5, 0.5, 4
 
 
@@ -40,7 +42,7 @@ class Spike:
     """A week that stands out.
 
     expected  incidents expected from the rate in the other weeks
-    nodes     if a few nodes have half of the incidents, the fewest such nodes as (cluster, node, incidents)
+    nodes     the nodes that have half of the incidents, as (cluster, node, incidents); empty if these are not few
     """
 
     cause: str
@@ -98,7 +100,8 @@ def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) ->
 
 
 def concentrated_nodes(week_incidents: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
-    """Return the fewest nodes that have half of these incidents, worst first, or () if these are not few."""
+    """Return the smallest set of nodes with half of these incidents, worst node first, or () if these nodes are not
+    few."""
     counts = Counter((incident.cluster, incident.node) for incident in week_incidents)
     covered, nodes = 0, []
     for (cluster, node), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

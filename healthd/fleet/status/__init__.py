@@ -1,1 +1,1 @@
-"""The current state of all nodes, read from a Prometheus server. It needs neither the store nor a package extra."""
+"""The current state of all nodes, read from a Prometheus server. Requires no store and no optional dependencies."""

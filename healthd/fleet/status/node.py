@@ -12,17 +12,18 @@ SEVERITIES = ("info", "warning", "degraded", "critical")
 HEALTHD_OWNERS = (
     "healthd",
     "unrecorded_healthd",
-)  # policy.Owner: drains by healthd, including drains from a lost ledger
+)  # values of policy.Owner for drains by healthd, including drains that a lost ledger recorded
 _NUMBERS = regex(r"([0-9]+)")
 
 
 class Group(enum.Enum):
     """A node's group; the most urgent comes first. Each node is in exactly one group."""
 
-    DRAIN_WAITING = "drain_waiting"  # a drain is wanted but not set, so jobs start on a broken node
+    DRAIN_WAITING = "drain_waiting"  # healthd wants to drain the node but has not, so jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
-    BROKEN = "broken"  # degraded or unhealthy, but no drain is wanted, usually because the conditions are acknowledged
+    # degraded or unhealthy, but healthd does not want to drain it, usually because its conditions are acknowledged
+    BROKEN = "broken"
     UNKNOWN = "unknown"  # health unknown, or no check has run for a while
     WARNING = "warning"
     DRAINED_BY_OTHERS = "drained_by_others"
@@ -56,7 +57,8 @@ class OpenCondition:
 
     @property
     def is_enforced(self) -> bool:
-        """True if the condition counts: confirmed, not acknowledged, and not from a log that users can write."""
+        """True if the condition can cause a drain: it is confirmed, not acknowledged, and not from a log that users can
+        write."""
         return self.open and self.enforced and not self.acknowledged
 
 
@@ -65,7 +67,7 @@ class NodeStatus:
     """The current state of a node.
 
     node                         its name in Slurm, or the host in its address
-    seen                         it currently answers Prometheus
+    seen                         True if it currently answers Prometheus
     last_seen                    epoch seconds, accurate to a few minutes; 0 if not in the last week, or if the node is
                                  up
     health, mode, version        "" if unknown
@@ -73,7 +75,7 @@ class NodeStatus:
     drained_since                epoch seconds, 0 if unknown
     paused_until, waiting_since  epoch seconds; 0 if not paused, or if no drain waits for the fleet limit
     limit_partition              the partition whose fleet limit delays the drain
-    stale_seconds                time since its last round began, if that is too long
+    stale_seconds                time since its last round of checks began, if this is too long
     conditions                   worst first
     """
 
@@ -120,8 +122,9 @@ class NodeStatus:
 
     @property
     def since(self) -> float:
-        """Start of the current state: start of the drain or the worst condition, or the time it was last seen; 0 if
-        unknown.
+        """Start of the current state in epoch seconds, or 0 if unknown.
+
+        This is the start of the drain or of the worst condition, or the time when the node was last seen.
         """
         if not self.seen:
             return self.last_seen
@@ -131,7 +134,7 @@ class NodeStatus:
 
     @property
     def delayed_by(self) -> tuple[str, ...]:
-        """The reasons why a wanted drain has not been set."""
+        """The reasons why healthd has not set a drain that it wants."""
         if self.group is not Group.DRAIN_WAITING:
             return ()
         causes = {

@@ -1,8 +1,8 @@
 """Reads the current state of all nodes from a Prometheus server, with about twenty queries for any number of nodes.
 
-A target that does not answer has only the series `up`. The nodes are therefore those in `up` and, if node_exporter's
-textfile collector publishes the metrics, those in healthd_node_info. Unreachable nodes are listed too. A node found in
-both counts once, with its own target.
+A target that does not answer has only the series `up`. The list of nodes therefore comes from `up`, which includes
+unreachable nodes. If node_exporter's textfile collector publishes healthd's metrics, nodes in healthd_node_info are
+added. A node that is in both series counts once, with its own target.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Target: TypeAlias = "tuple[str, str, str]"  # cluster, job and instance identify
 
 OWN_JOB = "healthd"  # default name of healthd's job in Prometheus (docs/metrics.md)
 LAST_SEEN_DAYS = 7
-LAST_SEEN_STEP_MINUTES = 5  # resolution of the search for the last sample, except for the most recent times
+LAST_SEEN_STEP_MINUTES = 5  # resolution with which the last sample is searched, except in the most recent time
 TARGETS_PER_QUERY = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
-MIN_TIME = 1e9  # epoch seconds, 2001; an earlier time, or one far in the future, is invalid and counts as unknown
+MIN_TIME = 1e9  # epoch seconds, in 2001; an earlier time or a time far in the future is invalid and counts as unknown
 MAX_AHEAD_SECONDS = 36500 * DAY_SECONDS
 _METRIC = regex("healthd_[a-z_]+")
 LABEL_QUERIES = {
@@ -47,7 +47,8 @@ VALUE_QUERIES = {
     "slurm_problem": "healthd_slurm_problem == 1",
     "paused_until": "healthd_paused_until_timestamp_seconds",
     "waiting_since": "healthd_fleet_limit_waiting_since_timestamp_seconds",
-    # Three rounds and 10 minutes late, like the alert HealthdRoundStale (packaging/prometheus/healthd.recording.yml).
+    # The last round began more than three intervals and 10 minutes ago. The alert HealthdRoundStale has the same limit
+    # (packaging/prometheus/healthd.recording.yml).
     "stale_seconds": "time() - healthd_round_started_timestamp_seconds > 3 * healthd_round_interval_seconds + 600",
 }
 CONDITION_QUERIES = {
@@ -72,7 +73,10 @@ class Fleet:
 
 
 class _Queries:
-    """Makes queries for one moment. job: read only this job's series; "" for all. unread: number of invalid series."""
+    """Sends queries for one point in time.
+
+    job: read only this job's series; "" for all. unread: number of invalid series.
+    """
 
     def __init__(self, query_server: QueryFunction, job: str) -> None:
         self._query_server = query_server
@@ -104,7 +108,10 @@ class _Queries:
         return {_target(labels): (labels, value) for labels, value in self.vector(query)}
 
     def valid_time(self, value: float, ahead: float = DAY_SECONDS) -> float:
-        """Return epoch seconds, or 0 (unknown) for an invalid time. ahead: how far the time may be in the future."""
+        """Return a time in epoch seconds, or 0 (unknown) if it is invalid.
+
+        ahead: how far the time may be in the future.
+        """
         if MIN_TIME <= value <= self.time + ahead:
             return value
         self.unread += bool(value)
@@ -114,8 +121,9 @@ class _Queries:
 def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
     """Return all nodes, each once.
 
-    job: read only this job's series. "" reads those from healthd's own job and, for nodes that it lacks, those from any
-    other job with healthd's metrics. Raises ServerError if the server cannot be queried, or has no nodes.
+    job: read only this job's series. With "", healthd's own job is read first, then any other job with healthd's
+    metrics for nodes that are not in healthd's own job. Raises ServerError if the server cannot be queried, or has no
+    nodes.
     """
     queries = _Queries(query_server, job)
     own = job or OWN_JOB
@@ -188,9 +196,10 @@ def _unique_nodes(
 ) -> tuple[tuple[NodeStatus, ...], list[str]]:
     """Return one row for each (cluster, node), and the names that are shared by several targets in one job.
 
-    Those targets are all kept, because they may belong to two clusters. Among several jobs, healthd's own job counts,
-    even if it does not answer, because a textfile remains after its healthd is gone. Without it, the job that started
-    last counts. Within a job, targets with the same start time are the same healthd under two addresses.
+    Several targets with one name in the same job are all kept, because they may belong to two clusters. But targets
+    with the same start time are the same healthd under two addresses. If a node is in several jobs, healthd's own job
+    counts, even if its target does not answer: the textfile of another job remains after healthd is gone. If healthd's
+    own job does not have the node, the job whose healthd started last counts.
     """
     targets_by_name: dict[tuple[str, str], list[Target]] = defaultdict(list)
     for target, node in nodes.items():
@@ -246,9 +255,9 @@ def _conditions(queries: _Queries) -> dict[Target, list[OpenCondition]]:
 def _last_seen(
     queries: _Queries, down: Sequence[Target], job: str
 ) -> tuple[dict[Target, tuple[str, float]], list[str]]:
-    """Return (name in Slurm, epoch seconds) for each unreachable target, and any notes.
+    """Return the name in Slurm and the time last seen (epoch seconds) for each unreachable target, and any notes.
 
-    Only these targets are queried, because a week of data for all targets would be too much.
+    Reachable targets are not queried, because a week of data for all targets would be too much.
     """
     found: dict[Target, tuple[str, float]] = {}
     for first in range(0, len(down), TARGETS_PER_QUERY):

@@ -13,8 +13,9 @@ from healthd.common.slurm.hostlist import to_hostlist
 from healthd.fleet.status.node import EXIT_STATUS, HEALTHD_OWNERS, ORDERS, SEVERITIES, Group, NodeStatus
 from healthd.fleet.status.queries import MIN_TIME, Fleet
 
-MAX_ROWS_ALIKE = 30  # up to this many nodes with the same text have a row each; more nodes become one host list
-MAX_TEXT_LENGTH = 300  # maximum characters in a Reason, or in a name that others chose
+# if at most this many nodes have the same text, each has its own row; more nodes share one row with a host list
+MAX_ROWS_ALIKE = 30
+MAX_TEXT_LENGTH = 300  # maximum characters of a Reason, or of a name that healthd did not choose
 GROUP_LABELS = {
     Group.DRAIN_WAITING: "broken and in service",
     Group.NOT_SEEN: "not seen",
@@ -40,7 +41,10 @@ DELAY_LABELS = {
 
 
 def select_nodes(fleet: Fleet, drained: bool = False, problems: bool = False, order: str = "worst") -> list[NodeStatus]:
-    """Select and sort nodes. drained: only drained nodes. problems: omit nodes that are healthy and in service."""
+    """Select and sort nodes. drained: select only drained nodes.
+
+    problems: leave out nodes that are healthy and in service.
+    """
     nodes = sorted(fleet.nodes, key=ORDERS[order])
     if drained:
         return [node for node in nodes if node.drained_by]
@@ -53,7 +57,7 @@ def exit_status(fleet: Fleet) -> int:
 
 
 def fleet_text(fleet: Fleet, nodes: Sequence[NodeStatus], page: Page, show_all: bool = False) -> str:
-    """Return the summary and a row per node. Many nodes with the same text become one host list unless `show_all`."""
+    """Return the summary and a row for each node. Unless `show_all`, many nodes with the same text share one row."""
     lines = [*page.wrap(summary(fleet)), *page.wrap(_common_text(fleet))]
     lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
     rows_by_text: dict[tuple[str, ...], list[tuple[NodeStatus, Row]]] = {}

@@ -24,7 +24,7 @@ from healthd.fleet.figures import (
 )
 from healthd.fleet.view import COUNT, DAY, GPU_HOURS, NUMBER, PERCENT, TIME, Column, Form, Row, Table, View, describe
 
-MAX_CAUSES = 6  # maximum causes in the weekly figure; more lines would be hard to distinguish
+MAX_CAUSES = 6  # maximum number of causes in the weekly figure; more lines would be hard to distinguish
 MAX_JOBS = 20
 DOMAINS = {
     "hardware": "hardware",

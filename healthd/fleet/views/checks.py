@@ -49,7 +49,8 @@ def view(checks: Document) -> View:
 
 
 def _drains(checks: Document) -> list[Row]:
-    """Return one row for all drains, one for each origin, and one for each check that was the first evidence."""
+    """Return one row for all drains, one for each origin of drains, and one for each check that gave the first
+    evidence."""
     drains = checks["drains"]
     if not drains["all"]["drains"]:
         return []
@@ -131,7 +132,7 @@ _TICK_NAMES = f"({json.dumps({str(seconds): name for seconds, name in _TICKS.ite
 
 
 def _ticks(maximum: float) -> list[int]:
-    """Return the ticks of a duration axis, up to the first tick that is at least `maximum`."""
+    """Return the ticks of a duration axis. The last tick is the first one that is at least `maximum`."""
     ticks = list(_TICKS)
     return ticks[: bisect.bisect_left(ticks, maximum) + 1]
 
@@ -146,7 +147,7 @@ def _delay_figure(checks: Document) -> Figure | None:
     if not points_data:
         return None
     drains = checks["drains"]["all"]
-    # A symmetric logarithm is linear from 0 to 1. Many drains took 0 s, which a plain logarithm cannot show.
+    # Use a symmetric logarithm, which is linear from 0 to 1. Many drains took 0 s, which a plain logarithm cannot show.
     seconds = quantity(
         "seconds",
         "from the first evidence to the drain",

@@ -20,7 +20,7 @@ from healthd.fleet.figures import (
 )
 from healthd.fleet.view import TWO_DIGITS, Column, Form, Row, Table, View, describe
 
-MAX_WRITTEN_FACTOR = 1000  # a larger ratio is written "any"
+MAX_WRITTEN_FACTOR = 1000  # an upper end larger than this is written as "any"
 MAX_DRAWN_FACTOR = 20.0  # in the figure, intervals beyond this factor (in either direction) are clipped
 
 

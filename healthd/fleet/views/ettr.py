@@ -1,5 +1,6 @@
-"""Describes the share of time for which a large job makes progress: figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA
-2025).
+"""Describes the share of time in which a large job makes progress.
+
+The figures correspond to figures 9 and 10 of Kokolis, Kuchnik et al. (HPCA 2025).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def view(ettr: Document) -> View:
 
 
 def _by_checkpoint(ettr: Document) -> Table:
-    """Return a table of the ETTR, with a row per number of GPUs and a column per checkpoint interval."""
+    """Return a table of the ETTR with a row for each number of GPUs and a column for each checkpoint interval."""
     cells = ettr["grid"]["by_checkpoint"]
     times = list(dict.fromkeys(cell["checkpoint_seconds"] for cell in cells))
     columns = [Column("GPUs", "gpus", COUNT), *(Column(format_duration(time), str(time), HUNDREDTHS) for time in times)]
@@ -139,7 +140,7 @@ def _grid_figure(ettr: Document, name: str, key: str) -> Figure:
 
 
 def _run_figure(ettr: Document) -> Figure | None:
-    """Draw each size's mean ETTR, the range that contains 8 of 10 runs, and the ETTR that the model expects."""
+    """Draw, for each job size, the mean ETTR, the range that contains 8 of 10 runs, and the ETTR of the model."""
     rows = ettr["measured"]
     if not rows:
         return None

@@ -56,12 +56,12 @@ def view(goodput: Document) -> View:
 
 
 def _loss_rows(goodput: Document) -> list[dict[str, Any]]:
-    """Return the rows for first-order and second-order losses, each with its parts."""
+    """Return the rows for first-order and second-order losses, each followed by rows for its parts."""
     first, second = goodput["first_order"], goodput["second_order"]
     return [
         {**first, "what": "ended by nodes (first order)"},
         *({**row, "what": LABELS[row["ended"]]} for row in first["by_end"]),
-        {**second, "what": "pre-empted by them (second order)"},
+        {**second, "what": "pre-empted by requeued jobs (second order)"},
         *({**row, "what": LABELS[row["how"]]} for row in second["by_how"]),
     ]
 
@@ -88,7 +88,7 @@ def _sentences(goodput: Document) -> list[str]:
         return [*found, "No loss is known."]
     return [
         *found,
-        f"{percent(share)} of the loss is second-order: work of jobs that requeued jobs pre-empted.",
+        f"{percent(share)} of the loss is second-order: lost by jobs that a requeued job pre-empted.",
     ]
 
 

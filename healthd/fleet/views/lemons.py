@@ -1,4 +1,4 @@
-"""Describes nodes that keep failing: a list, their cost to large jobs, and the spread of the signals (figure 11)."""
+"""Describes nodes that keep failing: a list, their cost to large jobs, and the distribution of the signals."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _node_detail(row: Row, medians: dict[str, float]) -> Detail:
 
 
 def _signal_figure(lemons: Document) -> Figure | None:
-    """Draw each signal relative to its maximum, as in figure 11 of arXiv 2410.21680, with a point for each lemon."""
+    """Draw each signal relative to its maximum, with a point for each lemon, as in figure 11 of arXiv 2410.21680."""
     greatest = {signal: max((value for value, _ in steps), default=0.0) for signal, steps in lemons["cdfs"].items()}
     signals = [signal for signal in lemons["cdfs"] if greatest[signal] > 0]
     if not signals:
@@ -123,8 +123,8 @@ def _signal_figure(lemons: Document) -> Figure | None:
             for row in lemons["nodes"]
         ]
     names = [SIGNALS[signal] for signal in signals]
-    # There is one legend, below the figure. On a narrow page, two legends next to it ran off the page and over the
-    # heading.
+    # There is only one legend, below the figure. On a narrow page, two legends beside the figure would run off the page
+    # and over the heading.
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 300, "title": None}
     channel_style: dict[str, Any] = {"title": None, "legend": legend}
     channels: dict[str, Any] = {

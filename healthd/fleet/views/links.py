@@ -107,7 +107,5 @@ def _switch_figure(links: Document) -> Figure | None:
         color=nominal("kind", scale={"range": list(COLOURS)}, title=None),
         tooltip=[nominal("switch"), nominal("kind"), quantity("episodes"), quantity("expected")],
     )
-    description = (
-        f"Episodes of each switch's nodes over the number expected by chance; standing out: {worst or 'none'}."
-    )
+    description = f"Episodes on each switch's nodes, and the number expected by chance. Outliers: {worst or 'none'}."
     return Figure("Switches", description, (marks,))

@@ -1,4 +1,4 @@
-"""Describes the ranks that hold up a stuck job."""
+"""Describes the ranks that block a stuck job."""
 
 from __future__ import annotations
 
@@ -163,13 +163,13 @@ def reason_sentence(row: dict[str, Any]) -> str:
         )
     if row["why"] == "behind":
         return (
-            f"{rank_text} entered {operation_text}{waiting}, but its GPU, unlike theirs, did not reach it: the GPU is "
-            "in an earlier kernel, or it has stopped."
+            f"{rank_text} entered {operation_text}{waiting}, but its GPU, unlike the GPUs of the other ranks, did "
+            "not reach the operation: the GPU is in an earlier kernel or has stopped."
         )
     if row["why"] == "stayed":
         return (
-            f"{rank_text} did not leave {operation_text}, which all ranks entered and others left: its GPU or "
-            "the process that monitors the GPU stopped."
+            f"{rank_text} did not leave {operation_text}, although all ranks entered it and other ranks left it: its "
+            "GPU, or the process that monitors the GPU, stopped."
         )
     return (
         f"{rank_text} wrote no dump, but {operation_text}{waiting}, needs it: all other ranks in the group that wrote "
@@ -187,8 +187,9 @@ def advice_sentence(nccl: Document) -> str:
                 "on its kernel log. Take the node out of service if they report a hardware fault."
             )
         return (
-            "Next: find the node of such a rank (srun --label, or TORCH_NCCL_DEBUG_INFO_TEMP_FILE with the host name "
-            "in it), then run `healthd fleet attribution` for the job and `healthd scan` on that node's kernel log."
+            "Next: find the node of such a rank (with srun --label, or with the host name in "
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE). Then run `healthd fleet attribution` for the job and `healthd scan` on "
+            "that node's kernel log."
         )
     if nccl["failures"] and nccl["kind"] in FAILURE_KINDS:
         return failures_advice(nccl)

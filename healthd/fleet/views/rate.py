@@ -1,4 +1,4 @@
-"""Describes the rate at which nodes end large jobs: figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
+"""Describes the rate at which nodes end large jobs, with figure 7 of Kokolis, Kuchnik et al. (HPCA 2025)."""
 
 from __future__ import annotations
 
@@ -89,8 +89,9 @@ def format_confidence_interval(interval: Sequence[float] | None, write: Callable
 
 
 def _mttf_figure(rate: Document) -> Figure | None:
-    """Draw the MTTF over GPUs on logarithmic axes: the projection with its interval, and the measured value for each
-    size.
+    """Draw the MTTF by number of GPUs, on logarithmic axes.
+
+    A line shows the projection with its interval, points show the measured value of each job size.
     """
     if rate["r_f"] is None or not rate["failures"]:
         return None
@@ -129,7 +130,7 @@ def _point(gpus: int, series: str, row: Row, interval: str) -> Record:
 
 
 def _hours(interval: list[float | None] | None) -> dict[str, Any]:
-    """Return an interval in hours. An unbounded end is drawn at a large value."""
+    """Return an interval in hours. An unbounded end becomes a large value that can be drawn."""
     low, high = interval or (None, None)
     if low is None:
         return {}

@@ -55,7 +55,7 @@ def _completed(row: Row) -> float:
 
 
 def _sentences(states: Document) -> list[str]:
-    """Describe the jobs that ended, the jobs ended by nodes, the use of the GPUs, and the mix of sizes."""
+    """Describe the jobs that ended, the jobs that nodes ended, the use of the GPUs, and the mix of job sizes."""
     ended, use, mix = states["infrastructure"], states["use"], states["size_mix"]
     jobs = sum(row["jobs"] for row in states["by_state"])
     gpu_hours = sum(row["gpu_seconds"] for row in states["by_state"]) / 3600
@@ -95,8 +95,8 @@ def _split_sentences(split: Row) -> list[str]:
                 f"{_points(split['change'][key])}."
             )
     found.append(
-        "Differences are in percentage points. Each restart of a job counts separately. Other things may also have "
-        "changed on that date."
+        "Differences are in percentage points. Each restart of a job counts separately. Something else may also have "
+        "changed on the date of the split."
     )
     return found
 

@@ -1,4 +1,4 @@
-"""Matrix product on the CPU: runs cpu_program.py in this directory. The result says nothing about GPUs."""
+"""Matrix product on the CPU: runs cpu_program.py in this directory. The result shows nothing about GPUs."""
 
 from __future__ import annotations
 

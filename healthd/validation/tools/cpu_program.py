@@ -1,7 +1,7 @@
 """Multiplies matrices on the CPU, for this repository's tests and to detect a slow CPU.
 
-It is a separate program, `python -I cpu_program.py SECONDS`, and does not import healthd. It uses numpy if available
-(all cores, through its BLAS), otherwise plain Python (one core). It prints one line of JSON.
+It is a separate program, `python -I cpu_program.py SECONDS`, and does not import healthd. If numpy is available, it
+uses all cores, through numpy's BLAS. Otherwise, it uses plain Python on one core. It prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ NUMPY_SIZE, PLAIN_SIZE = 1024, 64  # rows of the square matrices
 
 
 def with_numpy(np: Any, seconds: float) -> dict[str, Any]:
-    """Multiply float32 matrices. Each product must be bitwise equal to the first (same machine, library and order)."""
+    """Multiply float32 matrices.
+
+    Machine, library and order are the same, so each product must be bitwise equal to the first.
+    """
     random = np.random.default_rng(1)
     a, b = (random.standard_normal((NUMPY_SIZE, NUMPY_SIZE), dtype=np.float32) for _ in range(2))
     first = a @ b

@@ -1,11 +1,11 @@
 """`dcgmi diag -r LEVEL -j` (github.com/NVIDIA/DCGM): NVIDIA's own diagnostic, as JSON from DCGM 2, 3 and 4.
 
-A category has tests, and a test has results. A result is for one GPU ("gpu_id", before DCGM 3.1 "gpu_ids", since DCGM 4
-"entity_group" and "entity_id") or for all GPUs ("gpu_ids": "0,1,2"). Its status is PASS, FAIL, WARN or SKIP, in upper
-or lower case.
+A category has tests, and a test has results. A result is for one GPU or for all GPUs. The key for one GPU is "gpu_id"
+("gpu_ids" before DCGM 3.1, "entity_group" and "entity_id" since DCGM 4). The key for all GPUs is "gpu_ids": "0,1,2". A
+result's status is PASS, FAIL, WARN or SKIP, in upper or lower case.
 
-A failure in the category Deployment ("software" since DCGM 4: persistence mode, permissions, libraries) is about the
-node's configuration, not about a broken part. It is reported, but does not count as a failure.
+The category Deployment ("software" since DCGM 4) checks persistence mode, permissions and libraries. A failure there is
+about the node's configuration, not about broken hardware. It is reported, but does not count as a failure.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 from healthd.common.text import printable, regex
 from healthd.validation.measurement import Measurement, NotUnderstood
 
-ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # since DCGM 4, and earlier
+ROOTS = ("DCGM Diagnostic", "DCGM GPU Diagnostic")  # root keys since DCGM 4, and before
 # Time limit for each level. NVIDIA states "seconds" and 2, 30 and 90 minutes (DCGM User Guide, "DCGM Diagnostics").
 SECONDS = {1: 60.0, 2: 600.0, 3: 3600.0, 4: 3 * 3600.0}
 MAX_RESULTS = 4096
-GPU_IN_USE = ("busy or unavailable", "out of memory")  # in use, which proves nothing about the GPU
+# errors because the GPU is in use, which prove nothing about the GPU
+GPU_IN_USE = ("busy or unavailable", "out of memory")
 _SIMPLE = regex(r"[^a-z0-9]+")
 
 
@@ -96,9 +97,9 @@ def _measurement(category: str, test: str, result: dict[str, Any], source: str) 
 
 
 def _part(result: dict[str, Any]) -> str:
-    """Return DCGM's own number for the GPU, because DCGM does not report PCI addresses.
+    """Return DCGM's own number of the GPU: DCGM does not report PCI addresses.
 
-    Return "" for several GPUs or the node.
+    If the result is for several GPUs or the node, return "".
     """
     for key in ("gpu_id", "gpu_ids"):
         if key in result:
@@ -111,7 +112,7 @@ def _part(result: dict[str, Any]) -> str:
 
 
 def _details(result: dict[str, Any]) -> str:
-    """Return the details. Warnings are strings, or since DCGM 3 objects with "warning"."""
+    """Return the details of a result. Warnings are strings or, since DCGM 3, objects with the key "warning"."""
     warnings = result.get("warnings") or result.get("info") or []
     items = warnings if isinstance(warnings, list) else [warnings]
     texts = [str(item.get("warning", "")) if isinstance(item, dict) else str(item) for item in items[:3]]

@@ -1,9 +1,9 @@
 """nccl-tests (github.com/NVIDIA/nccl-tests): all_reduce_perf and sendrecv_perf over all GPUs in this node.
 
-Its table has 12 columns ("error") or 13 ("root", "#wrong"), depending on the version. So the columns are counted from
-the end: time, algbw, busbw and wrong, once for each run. The result is the bus bandwidth for the largest size in the
-better run (see doc/PERFORMANCE.md in that repository). "Out of bounds values : 50 FAILED" is a wrong result, "Test NCCL
-failure" is an error.
+Depending on the version, the printed table has 12 columns ("error") or 13 ("root", "#wrong"). Columns are therefore
+counted from the end: time, algbw, busbw and wrong, for each of two runs. The result is the bus bandwidth for the
+largest size, in the better run (see doc/PERFORMANCE.md in that repository). "Out of bounds values : 50 FAILED" means a
+wrong result, "Test NCCL failure" means an error.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def parse(text: str, test: str) -> list[Measurement]:
 
 
 def _row(line: str) -> tuple[int, float, int] | None:
-    """Return the size in bytes, the better bus bandwidth in GB/s and the number of wrong results, or None for other
-    lines.
-    """
+    """Parse a line into size in bytes, better bus bandwidth in GB/s and number of wrong results, or None."""
     columns = line.split()
     if len(columns) not in (11, 12, 13) or not is_decimal(columns[0]) or len(columns[0]) > 15:
         return None

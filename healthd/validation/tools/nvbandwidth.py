@@ -1,8 +1,9 @@
-"""nvbandwidth (github.com/NVIDIA/nvbandwidth): measures copies by the copy engines. Every version can print text.
+"""nvbandwidth (github.com/NVIDIA/nvbandwidth): measures copies by the copy engines.
 
-The text has "Running NAME.", a heading, a row of column numbers, and then one row per GPU. "Waived:" means that the
-machine has no such pair. The diagonal contains "N/A" or 0.00. After a wrong copy the tool prints "Invalid value when
-checking the pattern". After a CUDA error it prints "[CUDA_ERROR_...] ... in expression" (output.cpp in version 0.8).
+Its text output, which every version supports, has "Running NAME.", a heading, a row of column numbers, and then one row
+for each GPU. "Waived:" means that the machine has no such pair of GPUs. The diagonal contains "N/A" or 0.00. If a copy
+is wrong, the tool prints "Invalid value when checking the pattern". If a CUDA error occurs, it prints "[CUDA_ERROR_...]
+... in expression" (output.cpp in version 0.8).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NUMBER = regex(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 def command(program: str, families: Sequence[str]) -> tuple[str, ...]:
     """Return the command.
 
-    It requests text output, which every version supports and which keeps the lines before an error.
+    It requests text output. Every version supports it, and it contains the lines that were printed before an error.
     """
     cases = [case for family in families if family in CASES for case in CASES[family]]
     return (program, *(word for case in cases for word in ("-t", case)))
@@ -92,7 +93,7 @@ def _rows(lines: Sequence[str]) -> Iterator[list[float | None]]:
 
 
 def _value(word: str) -> float | bool | None:
-    """Return the number, or None for N/A, or False for other text."""
+    """Return a cell's number, None for N/A, or False for other text."""
     if word == "N/A":
         return None
     return float(word) if _NUMBER.fullmatch(word) else False
@@ -109,8 +110,9 @@ def _problem(text: str) -> str:
 def _measured(
     case: str, rows: Sequence[Sequence[float | None]], names: dict[int, str], source: str
 ) -> Iterator[Measurement]:
-    """Yield one value per GPU (from the CPU's row or from the GPU's copy to itself), or one per pair, without the
-    diagonal.
+    """Yield one value for each GPU or for each pair.
+
+    A GPU's value is from the CPU's row, or from the GPU's copy to itself. Pairs do not include the diagonal.
     """
     for row, values in enumerate(rows if case == "device_to_device_memcpy_read_ce" else rows[:1]):
         for column, value in enumerate(values):
@@ -118,9 +120,9 @@ def _measured(
                 continue
             part = names.get(column, f"gpu {column}")
             if case == "device_to_device_memcpy_read_ce":
-                # "Read tests launch a copy from the peer device to the target": the column's GPU sends.
+                # "Read tests launch a copy from the peer device to the target": the GPU of the column sends.
                 part = f"{part}>{names.get(row, f'gpu {row}')}"
-            # A copy within the GPU reads and writes each byte, but nvbandwidth counts it once.
+            # A copy within the GPU reads and writes each byte, but nvbandwidth counts each byte only once.
             scale = 2.0 if case == "device_local_copy" else 1.0
             yield Measurement(TESTS[case], part, value * scale, "GB/s", "measured", "", source)
 

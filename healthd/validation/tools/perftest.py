@@ -1,8 +1,8 @@
 """perftest (github.com/linux-rdma/perftest): runs ib_write_bw from a port to itself, through the card and over PCIe.
 
 A server and a client on this machine connect over TCP at 127.0.0.1. The heading names the table's unit: "BW
-average[Gb/sec]" with --report_gbits, "BW average[MB/sec]" without it (2^20 bytes). The average is used, because the
-peak is 0.00 if it was not measured.
+average[Gb/sec]" with --report_gbits, "BW average[MB/sec]" without it (2^20 bytes). The average is used. The peak is not
+used, because it is 0.00 if it was not measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TO_GBITS = {"Gb": 1.0, "MB": 8 * 2**20 / 1e9, "MiB": 8 * 2**20 / 1e9}
 
 
 def commands(program: str, port: str, tcp_port: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the commands for the server and for the client, which is started once `tcp_port` is open.
+    """Return the commands for the server and for the client. The client is started when `tcp_port` is open.
 
     port: "mlx5_0/1".
     """

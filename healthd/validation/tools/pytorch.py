@@ -12,7 +12,7 @@ from healthd.validation.measurement import FAMILIES, Measurement, NotUnderstood
 from healthd.validation.passes import ring
 
 MEASURES = ("gemm", "memory", "pcie", "p2p")
-MAX_GPUS = 16  # visible to one node's PyTorch
+MAX_GPUS = 16  # maximum number of GPUs that PyTorch can see on a node
 MAX_LINES = 20_000
 _TESTS = {test for family in MEASURES for test in FAMILIES[family]}
 

@@ -4,9 +4,9 @@ It is a separate program for a Python that has torch, and does not import health
 
     python -I pytorch_program.py '{"families": ["gemm", "memory", "pcie", "p2p"], "seconds": 1.0, "passes": {"8": ...}}'
 
-It prints each result immediately as a JSON object on one line: {"source"}, {"gpus"}, {"test", "part", "value", "unit"},
-the same with "wrong" (a wrong result), {"test", "part", "error"} (a CUDA error) or {... "skipped"}. A test that hangs
-does not delay earlier lines.
+It prints each result immediately, as a JSON object on one line. The objects are {"source"}, {"gpus"}, {"test", "part",
+"value", "unit"}, the same with "wrong" (a wrong result), {"test", "part", "error"} (a CUDA error) and {... "skipped"}.
+If a test hangs, all earlier results have been printed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ MEMORY_BYTES, PCIE_BYTES = 1 << 30, 256 << 20
 P2P_MEGABYTES, REPEATS = (16, 32, 64), 3
 POLL_SECONDS = 0.001
 WARM_UP, MAX_QUEUED = 3, 400  # CUDA queues about a thousand kernels; after that the caller waits for the GPU
-LIMIT_SECONDS = 20.0  # for work that takes about a second
-# A CUDA error is the GPU's fault unless memory is short, the GPU is in use, or this PyTorch does not support the GPU.
+LIMIT_SECONDS = 20.0  # time limit for work that takes about a second
+# A CUDA error is the GPU's fault, with these exceptions: memory is short, the GPU is in use, or this PyTorch does not
+# support the GPU.
 EXCUSED = (
     *("out of memory", "ALLOC_FAILED", "busy or unavailable", "no kernel image", "not supported", "NOT_SUPPORTED"),
     *("invalid device function", "invalid argument", "INVALID_VALUE", "insufficient"),
@@ -56,7 +57,7 @@ def addresses(count: int) -> list[str]:
 
 
 class Timed:
-    """Work on one GPU, queued between two events. It is polled for completion, with a time limit."""
+    """Work on one GPU that is queued between two CUDA events. Completion is polled, with a time limit."""
 
     def __init__(self, torch: Any, number: int, work: Callable[[], object], times: int) -> None:
         self.times = times
@@ -84,7 +85,7 @@ def side_by_side(
 ) -> dict[int, float]:
     """Run `work` on all GPUs at the same time for about `seconds`. Return the seconds per repetition for each GPU.
 
-    If the work hangs or fails on a GPU, that GPU is reported separately.
+    If the work hangs or fails on a GPU, this is reported for that GPU and does not affect the others.
     """
 
     def begun(number: int, times: int) -> Any:
@@ -108,7 +109,7 @@ def side_by_side(
 
 
 def wait_for(test: str, part: str, timed: Timed) -> float | None:
-    """Return the seconds that the work took. If it hangs or fails, report that and return None."""
+    """Return the seconds that the work took. If the work hangs or fails, report this and return None."""
     seconds = tried(test, part, functools.partial(timed.seconds, LIMIT_SECONDS))
     if seconds == ():
         report(test=test, part=part, error=f"the test did not end within {LIMIT_SECONDS:.0f} s")
@@ -116,7 +117,7 @@ def wait_for(test: str, part: str, timed: Timed) -> float | None:
 
 
 def tried(test: str, part: str, act: Callable[[], Any]) -> Any:
-    """Return the result of `act`. If it fails, report that and return None."""
+    """Return the result of `act`. If `act` fails, report this and return None."""
     try:
         return act()
     except Exception as error:
@@ -196,15 +197,19 @@ def memory(torch: Any, parts: Sequence[str], seconds: float) -> None:
 
 
 def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
-    """Measure one GPU after another, because several may share a link. Host memory is on the CPU next to the GPU."""
+    """Measure one GPU after another, because several GPUs may share a link.
+
+    Host memory is on the CPU next to the GPU.
+    """
     everywhere = os.sched_getaffinity(0)
     for number, part in enumerate(parts):
         run_on(near(part) & everywhere or everywhere)
         for test in ("pcie_h2d", "pcie_d2h"):
             work = tried(test, part, functools.partial(_transfer, torch, number, test == "pcie_h2d"))
             works: dict[int, Callable[[], object]] = {} if work is None else {number: work}
-            # Use the best of three. A link that has lost lanes or speed is slow every time, but a disturbance is not.
-            # An H100 whose link reaches 55 GB/s measured 45 once in a few dozen runs, and 45 is below the floor.
+            # Use the best of three runs: a link that has lost lanes or speed is slow in each run, but a disturbance
+            # slows only one. In a few dozen runs on an H100 whose link reaches 55 GB/s, one measured 45 GB/s, which is
+            # below the floor.
             tries: list[float] = []
             for _ in range(REPEATS):
                 took = side_by_side(torch, test, parts, works, min(seconds, 0.3) / REPEATS)
@@ -217,7 +222,7 @@ def pcie(torch: Any, parts: Sequence[str], seconds: float) -> None:
 
 
 def run_on(cpus: set[int]) -> None:
-    """Bind to CPUs if permitted. healthd's unit forbids it (SystemCallFilter=, @resources); then any CPU is used."""
+    """Bind to CPUs if permitted. healthd's unit forbids it (SystemCallFilter=, @resources). Any CPU is then used."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, cpus)
 
@@ -258,7 +263,7 @@ def p2p(torch: Any, parts: Sequence[str], passes: Sequence[Sequence[Sequence[int
                     works[sender, receiver] = work
             pair_seconds: dict[tuple[int, int], list[float]] = {pair: [] for pair in works}
             broken: set[tuple[int, int]] = set()
-            for _ in range(REPEATS + 1):  # the first one enables peer access
+            for _ in range(REPEATS + 1):  # the first copy enables peer access, so it is not measured
                 queued: dict[tuple[int, int], Timed] = {}
                 for pair, work in works.items():
                     part, test = f"{parts[pair[0]]}>{parts[pair[1]]}", f"p2p_{megabytes}mb"

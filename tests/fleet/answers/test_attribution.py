@@ -216,7 +216,7 @@ def test_choice_selects_jobs_but_not_nodes_of_causes():
     assert [(job["db_index"], job["node"]) for job in answer["jobs"]] == [(1, "n2")]
     assert answer["failures"] == 1
     note = next(note for note in answer["notes"] if note.startswith("1 of these 1 causes were on nodes that were not"))
-    assert note.endswith("a whole job is selected if any of its nodes is selected.")
+    assert note.endswith("if one node of a job is selected, the whole job is selected.")
     assert not any("not chosen" in note for note in attribution_of(made.history)["notes"])
 
 

@@ -437,7 +437,7 @@ def test_nccl_info_lines_name_rank_with_fewer_operations(tmp_path):
         (tmp_path / f"nccl.{rank}.log").write_text("\n".join(lines) + "\n")
     document = answer(tmp_path)
     assert (document["kind"], document["suspects"], document["reasons"][0]["host"]) == ("missing", [2], "gpu-2")
-    assert any("which it left" in note for note in document["notes"])
+    assert any("when it leaves it" in note for note in document["notes"])
 
 
 # --- hostile folders

@@ -280,7 +280,9 @@ def test_invalid_lines_are_counted_and_unknown_events_reported(tmp_path, capsys)
     result = run(store, tmp_path)
     assert result.unread.unread["events"] == 3
     assert [entry.split("events.jsonl")[1].split(":")[1] for entry in result.unread.examples] == ["4", "6", "7"]
-    assert "events: 1 line of event melted, unknown to this version, stored unchanged" in capsys.readouterr().err
+    assert (
+        "events: 1 line of event melted that this version does not support; stored unchanged" in capsys.readouterr().err
+    )
     assert sequence_numbers(store) == [1, 2, 3, 4]
 
 

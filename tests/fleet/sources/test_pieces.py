@@ -126,7 +126,7 @@ def test_file_is_not_stored_twice_with_other_time_zone(tmp_path, table):
     for zone, hint in (("UTC", "with UTC"), ("", "without it")):
         assert failures_with_zone(zone) == [
             f"{source.name}: {file}: was read with --timezone Europe/Rome; {hint} its rows would be stored twice; use "
-            "Europe/Rome again, or, if that zone was wrong, read everything into a new store"
+            "Europe/Rome again. If that zone was wrong, read everything into a new store"
         ]
         assert store_rows(db, table) == stored
         file.write_text(text + text)  # the same holds after the file has grown

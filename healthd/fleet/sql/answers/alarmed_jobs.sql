@@ -1,7 +1,7 @@
--- Conditions that each completed job saw on its nodes: a row for each job, each code, and whether the condition fails (drains) or warns.
+-- Conditions that each completed job saw on its nodes. There is a row for each job and code, separate for conditions that fail (drain) and conditions that warn.
 --
 -- columns
---   began   the condition began or became worse while the job ran; otherwise it was already open
+--   began   true if the condition began or became worse while the job ran; false if it was already open
 --   life    the first of the job's conditions with this code
 
 WITH looks AS (

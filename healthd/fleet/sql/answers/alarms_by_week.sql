@@ -1,7 +1,7 @@
 -- Completed jobs in each week (from Monday, UTC) in [from_time, to_time), and how many of them saw a check begin to fail.
 --
 -- columns
---   week_time, days   the part of the week within the period
+--   week_time, days   beginning and length of the part of the week that is within [from_time, to_time)
 
 WITH saw AS (SELECT DISTINCT cluster, db_index FROM alarmed_jobs WHERE failing AND began),
 weeks AS (

@@ -1,8 +1,8 @@
 -- Completed jobs that saw a failing check: in total (level 0), by check (1) and by code (2).
 --
 -- columns
---   alarms, squares   the number of conditions, and the sum of the squared numbers of jobs that saw each
---   jobs              jobs that saw it begin; already_open_jobs: jobs that ran while a condition was already open; warned_jobs: jobs that saw only warnings
+--   alarms, squares   the number of conditions; the sum over the conditions of the squared number of jobs that saw it
+--   jobs              jobs that saw a condition begin; already_open_jobs: jobs that ran while a condition was already open; warned_jobs: jobs that saw only warnings
 
 WITH levels AS (
   SELECT 0 AS level, '' AS check_name, '' AS code, cluster, db_index, failing, began, life FROM alarmed_jobs

@@ -1,4 +1,4 @@
--- Number of chosen jobs that completed, and number of these whose nodes are known.
+-- Number of chosen jobs that completed, and how many of these have known nodes.
 
 WITH with_nodes AS (SELECT DISTINCT cluster, db_index FROM job_nodes)
 SELECT count(*) AS completed, count(with_nodes.db_index) AS placed

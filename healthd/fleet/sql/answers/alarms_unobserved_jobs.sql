@@ -1,4 +1,4 @@
--- Completed jobs with a node that was observed for less than half of a day on which they ran, and how many of them saw a check begin to fail.
+-- Number of completed jobs that ran on a node on a day for less than half of which the node was observed, and how many of these jobs saw a check begin to fail.
 
 WITH met AS (
   SELECT DISTINCT job_node_days.cluster, job_node_days.db_index

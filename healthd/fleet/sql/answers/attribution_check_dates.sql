@@ -1,7 +1,7 @@
--- Dates on which a check was enabled, disabled or changed on at least `rolled_out` of the chosen nodes that reported such a change.
+-- Dates on which checks were enabled, disabled or changed. Included are changes on at least the share `rolled_out` of the chosen nodes that reported any change.
 --
 -- columns
---   time   the median of the nodes' first dates
+--   time   the median over the nodes of the first date of the change
 -- parameters
 --   rolled_out DOUBLE = 0.1   share of these nodes in the cluster
 
@@ -17,7 +17,7 @@ WITH changes AS (
     lines.cluster, lines.node, lines.event, events.check_name, coalesce(events.version, ''), coalesce(events.rest, '')
 ),
 reporting AS (SELECT cluster, count(DISTINCT node) AS nodes FROM changes GROUP BY cluster),
--- A node has one row in each group, so the rows in a group are its nodes.
+-- A node has one row in each group, so the number of rows in a group is its number of nodes.
 ranked AS (
   SELECT
     cluster, event, check_name, version, settings, time,

@@ -1,6 +1,6 @@
--- Flags that a GPU keeps for life (in its InfoROM) and that a later reading did not find, which means that the GPU was replaced. Chosen nodes in [from_time, to_time).
+-- Flags that a GPU keeps for life (in its InfoROM) but that a later reading on a chosen node in [from_time, to_time) did not find. This means that the GPU was replaced.
 --
--- A condition that was cleared by others, unconfirmed or window was not read again.
+-- Conditions that were cleared by "others", "unconfirmed" or "window" are left out, because the flag was not read again.
 
 SELECT lines.cluster, lines.node, coalesce(lines.subject, '') AS subject, lines.code, lines.time
 FROM lines

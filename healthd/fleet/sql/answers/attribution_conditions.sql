@@ -1,6 +1,6 @@
 -- Conditions on the nodes of the chosen failed jobs around their end, and conditions that the same rule finds by chance.
 --
--- There is a row for each condition on a job's nodes. A condition whose source names jobs has a row for each list of names.
+-- There is a row for each condition on a job's nodes. A condition whose source names jobs has a row for each distinct list of jobs.
 --
 -- columns
 --   by_chance     0: from `seen_with_failures`; 1: from `seen_by_chance`

@@ -1,9 +1,9 @@
 -- The chosen jobs that ended FAILED or NODE_FAIL in [from_time, to_time), their loss, and whether their nodes were observed around the end.
 --
 -- columns
---   looked             observed: all nodes, from before_seconds before the end until after_seconds after it | not_observed | no_node_list
+--   looked             observed (all nodes were, from before_seconds before the end until after_seconds after it) | not_observed | no_node_list
 --   gpu_seconds        GPU time of the whole runtime
---   lost_gpu_seconds   GPU time of at most half an hour, which is the work since the last hourly checkpoint, as in the paper's rule for goodput
+--   lost_gpu_seconds   GPU time of at most half an hour: the mean work since the last hourly checkpoint, as in the paper's rule for goodput
 --   place              rank by loss, largest first
 -- parameters
 --   before_seconds BIGINT = 600   how long before the end
@@ -45,7 +45,7 @@ timeline AS (
   FROM failed
   JOIN job_nodes ON job_nodes.cluster = failed.cluster AND job_nodes.db_index = failed.db_index
 ),
--- The latest end of the observation spans that began before each window.
+-- For each window, the latest end of the observation spans that began before it.
 followed AS (
   SELECT
     cluster, db_index, of_job, window_end,

@@ -1,4 +1,4 @@
--- A page of `attribution_conditions`, by job. A large fleet has 100,000 rows per year, too many to hold at once.
+-- A page of `attribution_conditions`, sorted by job. A large fleet has 100,000 rows per year, which are too many to keep in memory.
 --
 -- parameters
 --   chance BIGINT = 0   1 for conditions found by chance

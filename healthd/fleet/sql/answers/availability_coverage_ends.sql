@@ -1,4 +1,4 @@
--- End of the node states and event streams that were read. An outage without an end lasts until then; the later state is unknown.
+-- Time until which node states and event streams were read. An outage without an end lasts until this time; the later state is unknown.
 
 SELECT cluster, max(to_time) AS until
 FROM ingests

@@ -1,4 +1,4 @@
--- Conditions on the chosen nodes whose worst severity was failing, from the first sighting, however mild, until they were cleared.
+-- Conditions on the chosen nodes whose worst severity was failing. A condition lasts from its first sighting, even if this was milder, until it was cleared.
 
 SELECT
   conditions.cluster, conditions.node,

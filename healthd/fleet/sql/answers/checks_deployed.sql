@@ -1,4 +1,4 @@
--- Time since which each check has been configured on the chosen nodes, even before from_time, and how often it was changed and disabled since from_time.
+-- When each check was first configured on the chosen nodes (this may be before from_time), and how often it was changed and disabled since from_time.
 
 SELECT
   events.check_name, min(coalesce(events.since_time, events.time)) AS since_time,

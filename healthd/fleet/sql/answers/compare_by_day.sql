@@ -1,4 +1,4 @@
--- Outcome of the chosen jobs by the day on which they ended, because the jobs of one day share its events.
+-- Outcome of the chosen jobs by the day on which they ended, because jobs that ended on the same day are affected by the same events.
 --
 -- columns
 --   unit   the beginning of the day, seconds since the epoch, as text

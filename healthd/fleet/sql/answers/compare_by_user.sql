@@ -1,4 +1,4 @@
--- Outcome of the chosen jobs by user (else account), because a user's jobs share a program.
+-- Outcome of the chosen jobs by user, because the jobs of a user share programs. If the user is unknown, the account is used.
 --
 -- columns
 --   unit   cluster and user

@@ -1,4 +1,4 @@
--- How often each code that drains was seen on the chosen nodes. Sightings of a code on a node within an hour count once.
+-- How often each draining code was seen on the chosen nodes. Sightings of a code on the same node within an hour count once.
 
 WITH drains AS (
   SELECT

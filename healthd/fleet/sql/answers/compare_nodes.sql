@@ -1,4 +1,4 @@
--- The chosen nodes: days out of service, days for which Slurm's node states were read, and observed days. Unread days do not count as in service.
+-- The chosen nodes: days out of service, days for which Slurm's node states were read, and observed days. Days for which the states were not read do not count as in service.
 
 WITH told AS (
   SELECT

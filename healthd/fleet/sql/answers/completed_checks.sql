@@ -1,4 +1,4 @@
--- Checks that completed on the chosen nodes: the list in each node's first `alive` line of a day, and on how many days the node had this list.
+-- Checks that completed on the chosen nodes. Each row is a list of checks from a node's first `alive` line of a day, with the number of days on which the node had this list.
 --
 -- columns
 --   checks   as in the line: names in double quotes, separated by commas

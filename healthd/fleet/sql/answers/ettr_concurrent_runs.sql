@@ -1,4 +1,4 @@
--- Number of long runs that are left out: jobs with one name that ran at the same time are a family, not a chain.
+-- Number of long runs that are left out because their jobs with the same name ran at the same time. Such jobs are a family, not a chain.
 --
 -- parameters
 --   least_seconds BIGINT = 86400   minimum running time

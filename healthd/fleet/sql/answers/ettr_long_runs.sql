@@ -1,4 +1,4 @@
--- Runs of the chosen jobs that lasted least_seconds or more, with the run_key of the first attempt. Jobs with one name that ran at the same time are left out.
+-- Runs of the chosen jobs that lasted least_seconds or more, with the run_key of the first attempt. Jobs with the same name that ran at the same time are left out.
 --
 -- parameters
 --   least_seconds BIGINT = 86400   minimum running time

@@ -1,10 +1,10 @@
--- The long runs and their loss: the start of each attempt and, for an interrupted attempt, the work since its last checkpoint (half an interval).
+-- The long runs and their loss. Each attempt loses the time of its start. An interrupted attempt also loses the work since its last checkpoint (half an interval).
 --
--- The query `runs` does not list the attempts of a run: these are the rows of its chain that were submitted within the run.
+-- The query `runs` does not list the attempts of a run. They are the rows of the run's chain that were submitted within the run.
 --
 -- parameters
---   restart_seconds DOUBLE = 300   from a start to progress
---   checkpoint_seconds DOUBLE = 3600   between two checkpoints
+--   restart_seconds DOUBLE = 300   time from a start until the job makes progress
+--   checkpoint_seconds DOUBLE = 3600   time between two checkpoints
 -- source: "half an hour lost" with hourly checkpoints, Kokolis, Kuchnik et al. (HPCA 2025)
 
 WITH attempts AS (

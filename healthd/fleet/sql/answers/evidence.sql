@@ -1,6 +1,6 @@
 -- Moments at which a condition began or became worse, in the whole store and on all nodes.
 --
--- An edge counts when it was seen, and a level at its onset and growth, as in the query `seen_with_failures`. Conditions that a user can forge, or that were logged before healthd's first start, are excluded.
+-- An edge counts each time that it was seen. A level counts only when it began or became worse, as in the query `seen_with_failures`. Conditions that a user can forge, or that were logged before healthd's first start, are excluded.
 --
 -- columns
 --   badness   0 info, 1 warning, 2 degraded, 3 critical; 2 and above drain

@@ -1,8 +1,8 @@
 -- Conditions failslow/... on the chosen nodes, each from its onset to its end.
 --
 -- columns
---   onset         the first slow iteration, else the first sighting
---   known_time    when a person acknowledged it
+--   onset         the first slow iteration or, if it was not reported, the first sighting
+--   known_time    when a person acknowledged the condition
 
 SELECT
   lines.cluster, lines.node, min(coalesce(lines.onset_time, lines.first_time, lines.time)) AS onset,

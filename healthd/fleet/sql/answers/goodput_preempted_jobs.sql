@@ -1,4 +1,4 @@
--- Pre-empted jobs and their loss, by the requeue that took their nodes: `after` is the requeue's job_id, empty if the pre-emptor is not a requeue of `hardware_ends`.
+-- Pre-empted jobs and their loss, by the requeued job that took their nodes. `after` is the job_id of this job; it is empty if the pre-emptor is not a requeue of a job in `hardware_ends`.
 --
 -- parameters
 --   at_most_seconds DOUBLE = 1800   half of the time between two checkpoints

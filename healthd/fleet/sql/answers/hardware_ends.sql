@@ -1,14 +1,14 @@
 -- Jobs that nodes ended, among all jobs that ended in [from_time, to_time), chosen or not.
 --
--- An accounting record (each requeue is one) counts in three cases: it ended NODE_FAIL, because Slurm lost one of its nodes; or FAILED with a critical or degraded condition in `seen_with_failures`
--- that is not a fault in the program, which is then most often the cause; or REQUEUED, if healthd's stream names the job and the node, since healthd requeues only for critical faults.
+-- Counts accounting records; each requeue has its own record. A record counts in three cases. (1) It ended NODE_FAIL, because Slurm lost one of its nodes. (2) It ended FAILED with a critical or degraded condition
+-- in `seen_with_failures` that is not a fault in the program; this condition is then most often the cause. (3) It ended REQUEUED, and healthd's stream names the job and the node; healthd requeues only for critical faults.
 --
 -- columns
 --   ended   node_fail | failed | requeued
 --   node    the first node with a condition, critical before degraded; for a requeue, the node whose healthd requeued it; empty for a NODE_FAIL without a critical condition
 -- parameters
---   requeued_within_seconds BIGINT = 120   between healthd's line and the end of the record, because scontrol requeue kills the job first
--- source: NODE_FAIL and FAILED are rule (1) for lost goodput in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680); it also has "if a health check terminates a job, the system automatically requeues it with the same job id"
+--   requeued_within_seconds BIGINT = 120   maximum time between healthd's line and the end of the record; needed because scontrol requeue kills the job first
+-- source: cases 1 and 2 are rule (1) for lost goodput in Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), which also has "if a health check terminates a job, the system automatically requeues it with the same job id"
 
 WITH named AS (
   SELECT DISTINCT

@@ -1,4 +1,4 @@
--- Nodes of each job that ended in [from_time, to_time), on each day of its run, as time bins for cheap joins. Most jobs have one day.
+-- Nodes of each job that ended in [from_time, to_time), with a row for each day of its run. The days are time bins for cheap joins. Most jobs have one day.
 --
 -- For a job that began more than 366 days before from_time, earlier days are left out.
 --

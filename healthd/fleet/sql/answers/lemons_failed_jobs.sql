@@ -1,4 +1,4 @@
--- Failed jobs with the moments of `lemons_sightings` on their nodes, from before_seconds before the end to after_seconds after it.
+-- Failed jobs with the moments of `lemons_sightings` on their nodes, from before_seconds before the job's end to after_seconds after it.
 --
 -- parameters
 --   window_from BIGINT = 0   moments in [window_from, window_to), seconds since the epoch

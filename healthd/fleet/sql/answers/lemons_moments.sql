@@ -2,7 +2,7 @@
 --
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
---   window_to BIGINT = 0   a job without an end runs until this time
+--   window_to BIGINT = 0   a job without an end counts as running until this time
 --   after_seconds BIGINT = 300   how long a job still counts after its end
 
 WITH moments AS (
@@ -27,7 +27,7 @@ timeline AS (
   SELECT cluster, node, time, 1, CAST(NULL AS BIGINT), code, severity, kind
   FROM moments
 ),
--- The latest end of the jobs that began before each moment.
+-- For each moment, the latest end of the jobs that began before it.
 followed AS (
   SELECT
     cluster, node, time, code, severity, kind, of_moment,

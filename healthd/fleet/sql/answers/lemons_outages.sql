@@ -1,4 +1,4 @@
--- Node states that overlap (window_from, window_to): Slurm's states, then the drains that healthd confirmed, each until the next drain or resume.
+-- Node states that overlap (window_from, window_to): Slurm's states, and the drains that healthd confirmed. A drain lasts until the next drain or resume.
 --
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch

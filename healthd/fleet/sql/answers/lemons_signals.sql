@@ -1,11 +1,11 @@
--- Signals of each chosen node in [window_from, window_to), except its failed jobs and outages.
+-- Signals of each chosen node in [window_from, window_to). The signals about failed jobs and outages are not included.
 --
 -- columns
 --   cluster_nodes   nodes of its cluster, chosen or not
 --   xids            distinct Xids that drain, by code and GPU
 --   exclusions      jobs whose users excluded the node
 --   single_jobs     jobs on one node that ended there
---   seconds, observed_seconds   length of the days in the window, and how long the node was observed in them
+--   seconds, observed_seconds   length of the days in the window, and how long the node was observed on these days
 -- parameters
 --   window_from BIGINT = 0   seconds since the epoch
 --   window_to BIGINT = 0

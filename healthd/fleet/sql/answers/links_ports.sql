@@ -1,4 +1,4 @@
--- Number of ports that nodes of a model reported in the whole store, which is a lower bound for each node.
+-- Number of ports that nodes of each model reported in the whole store. A node has at least this many ports.
 --
 -- columns
 --   inside   true for PCI Express, inside a node

@@ -1,4 +1,4 @@
--- The chosen jobs that nodes ended, each with its node: the node in `hardware_ends`, else the node that Slurm set down, else the job's only node.
+-- The chosen jobs that nodes ended, each with the node that ended it. This is the node in `hardware_ends`; if there is none, the node that Slurm set down; if there is none, the job's only node.
 --
 -- parameters
 --   more_than_gpus BIGINT = 128   r_f covers jobs with more GPUs

@@ -2,9 +2,9 @@
 --
 -- columns
 --   message    the newest message of the condition
---   end_time   empty if the condition is open. An edge may slow a job for before_seconds. A scraped condition ends with its last scrape.
+--   end_time   empty if the condition is open. An edge is assumed to slow a job for before_seconds. A scraped condition ends with its last scrape.
 -- parameters
---   before_seconds BIGINT = 600   how long after an edge
+--   before_seconds BIGINT = 600   how long an edge may slow a job
 
 WITH messages AS (
   SELECT
@@ -19,7 +19,7 @@ WITH messages AS (
 )
 SELECT
   conditions.node, conditions.code, conditions.subject, messages.message, conditions.first_time,
-  -- If a clock was set back, the end may be before the beginning.
+  -- If a clock was set back, the end may be earlier than the beginning.
   CASE
     WHEN conditions.kind = 'edge' THEN greatest(conditions.last_time, conditions.first_time) + parameters.before_seconds
     WHEN conditions.cleared_time IS NOT NULL THEN greatest(conditions.cleared_time, conditions.first_time)

@@ -1,4 +1,4 @@
--- The chosen jobs that ended in [from_time, to_time), by state, size class, and how a node ended them.
+-- The chosen jobs that ended in [from_time, to_time), by state, by size class, and by how a node ended them.
 --
 -- columns
 --   ended              as in `hardware_ends`; empty if no node ended them

@@ -1,7 +1,7 @@
 -- GPU-seconds of jobs on the chosen nodes, in the periods for which jobs were read (`known_times`).
 --
 -- parameters
---   chosen_alone BIGINT = 0   1 for only the chosen jobs, 0 for all jobs on these nodes
+--   chosen_alone BIGINT = 0   1: count only the chosen jobs; 0: count all jobs on these nodes
 
 SELECT
   CAST(coalesce(sum(job_nodes.gpus * greatest(

@@ -43,13 +43,13 @@ from healthd.api import (
     Slowness,
     between,
 )
-from healthd.failslow.live import document as told
+from healthd.failslow.live import document as live_document
 
 USES = ""
 AFTER_EVENTS = ("failslow", "job_end")
 HOLDS_RESUME = False
 
-FILE = told.FILE
+FILE = live_document.FILE
 SOURCES = ("nvlink", "pcie", "ib", "power")
 ACTION_SEVERITIES = {"drain": Severity.DEGRADED, "requeue": Severity.CRITICAL}
 FROM_CLIENTS = ("failslow/job", "failslow/gpu")
@@ -104,7 +104,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     if content is None:
         yield NothingToCheck("no job has reported its steps yet")
         return
-    document = told.parse(content)
+    document = live_document.parse(content)
     jobs = document.jobs
     yield Observation("failslow_jobs", len({job.job for job in jobs}))
     slow = [job for job in jobs if job.slow]
@@ -131,7 +131,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         )
 
 
-def _lost_seconds(job: told.LiveJob, now: float) -> float:
+def _lost_seconds(job: live_document.LiveJob, now: float) -> float:
     """Return the seconds that the job lost to this slowdown. All its ranks wait for each other. If an iteration takes
     1.26 times as long as before, a share of 0.26 / 1.26 of its time is lost. The result is at most the loss that was
     counted iteration by iteration since the job began. For counters, that count already covers the whole job
@@ -141,7 +141,7 @@ def _lost_seconds(job: told.LiveJob, now: float) -> float:
     return min(duration * job.slowdown / (1 + job.slowdown), job.lost_seconds)
 
 
-def _measured(document: told.LiveDocument, slow: list[told.LiveJob]) -> Iterator[Observation]:
+def _measured(document: live_document.LiveDocument, slow: list[live_document.LiveJob]) -> Iterator[Observation]:
     yield Observation("failslow_worst_slowdown", max((job.slowdown for job in slow), default=0.0))
     counter = ObservationKind.COUNTER
     for source, seconds in asdict(document.lost).items():
@@ -154,7 +154,7 @@ def _measured(document: told.LiveDocument, slow: list[told.LiveJob]) -> Iterator
         yield Observation("failslow_sampling_cpu_ratio", document.sampling)
 
 
-def _findings(slow: list[told.LiveJob]) -> Iterator[Finding]:
+def _findings(slow: list[live_document.LiveJob]) -> Iterator[Finding]:
     """Yield one finding for each GPU, and one for all jobs from the same source. There is no finding for each job,
     because job ids must not become metric labels.
     """
@@ -168,13 +168,13 @@ def _findings(slow: list[told.LiveJob]) -> Iterator[Finding]:
         yield _finding("failslow/counters", "", sampled)
 
 
-def _finding(code: str, gpu: str, slow: list[told.LiveJob]) -> Finding:
+def _finding(code: str, gpu: str, slow: list[live_document.LiveJob]) -> Finding:
     descriptions = list(map(_describe_job, slow[:MAX_JOBS_LISTED]))
     descriptions += [f"and {len(slow) - MAX_JOBS_LISTED} more jobs"] if len(slow) > MAX_JOBS_LISTED else []
     return Finding(Severity.WARNING, code, gpu, "; ".join(descriptions), slowness=_slowness(slow))
 
 
-def _slowness(slow: list[told.LiveJob]) -> Slowness | None:
+def _slowness(slow: list[live_document.LiveJob]) -> Slowness | None:
     """Return the slowdown from which the fleet tools compute slow hours, or None."""
     onsets = [job.since for job in slow if job.since is not None]
     if not onsets:
@@ -182,7 +182,7 @@ def _slowness(slow: list[told.LiveJob]) -> Slowness | None:
     return Slowness(max(job.slowdown for job in slow), min(onsets), tuple(sorted({job.job for job in slow})))
 
 
-def _describe_job(job: told.LiveJob) -> str:
+def _describe_job(job: live_document.LiveJob) -> str:
     suspect = f", slowed by {job.rank}" if job.rank else ""
     evidence = f": {', '.join(job.evidence)}" if job.evidence else ""
     return f"job {job.job} is {job.slowdown:.0%} slower than before{suspect}{evidence}"

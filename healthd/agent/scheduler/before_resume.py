@@ -29,8 +29,8 @@ class Stage(enum.Enum):
 
     BEFORE = "before"
     RUNNING = "running"
-    CHECKING = "looking"
-    DONE = "over"
+    CHECKING = "checking"
+    DONE = "done"
 
 
 class NodeView(NamedTuple):

@@ -55,7 +55,7 @@ class Node:
     def step_until(self, stage: Stage) -> None:
         until(lambda: (self.step(), self.before.stage is stage)[1], f"{stage} is reached")
 
-    def looked(self) -> None:
+    def record_check(self) -> None:
         self.time += 1
         self.results = {RUN: CheckResult(*RUN, Outcome.COMPLETED, self.time, 0.1)}
 
@@ -75,18 +75,18 @@ def start_node(nodes: list[Node], code: str) -> Node:
 
 def test_resume_waits_for_program_and_check(nodes: list[Node]) -> None:
     node = start_node(nodes, ENDS_AT_ONCE)
-    node.looked()
+    node.record_check()
     assert node.step() == "the validation has ended (60 s at most)"
     assert (node.started, node.requested_runs) == ([("validate",)], [])
     node.time += 1
     node.step_until(Stage.CHECKING)
     assert node.requested_runs == [RUN]
     assert node.step() != "", "the earlier result of the check is out of date"
-    node.looked()
+    node.record_check()
     assert node.step() == ""
     assert node.before.problem == ""
     for _ in range(3):
-        node.looked()
+        node.record_check()
         assert node.step() == ""
     assert len(node.started) == 1, "once in a drain"
 
@@ -139,7 +139,7 @@ def test_program_is_terminated_then_killed_after_time_limit(nodes: list[Node]) -
     node.step()
     assert node.before.stage is Stage.CHECKING
     assert node.before.problem == "healthd validate did not end within 60 s"
-    node.looked()
+    node.record_check()
     assert node.step() == ""
 
 
@@ -171,7 +171,7 @@ def test_program_that_cannot_start_is_reported_and_does_not_block(nodes: list[No
     node.before._make_command = lambda arguments: ("/nowhere/healthd",)
     node.step()
     node.step_until(Stage.CHECKING)
-    node.looked()
+    node.record_check()
     assert node.step() == ""
     assert node.before.problem != ""
 

@@ -340,7 +340,8 @@ def test_gpu_count_is_omitted_if_gpu_does_not_respond(tmp_path):
 
 def test_gpu_count_is_omitted_if_nvml_lacks_gpu(tmp_path):
     found = collect(node(tmp_path, "gpu.3.gone = true"))
-    assert left_out(found, "gpu_count")[0][1] == "7 GPUs respond, but GPU 0000:61:00.0 is on PCI and does not respond"
+    ((setting, why),) = left_out(found, "gpu_count")
+    assert (setting, "7 GPUs" in why, "0000:61:00.0 is on PCI" in why) == ("expected", True, True)
 
 
 def test_failing_nvml_leaves_other_checks_readable(tmp_path):
@@ -382,11 +383,11 @@ def test_unloaded_configured_module_is_omitted_with_reason(tmp_path):
     write(tmp_path, {"/sys/module/nvidia/initstate": "N/A\n"})
     found = items_of_check(node(tmp_path), "kernel_modules", expected=("nvidia-peermem", "mlx5_ib", "nvidia-uvm"))
     assert [item.key for item in found if isinstance(item, Entry)] == ["ib_uverbs", "rdma_cm"]
-    assert [(item.key, item.why) for item in found if isinstance(item, LeftOut)] == [
-        ("nvidia_peermem", "is being unloaded"),
-        ("mlx5_ib", "is not loaded"),
-        ("nvidia", "/sys/module/nvidia/initstate: not a state: 'N/A'"),
-    ]
+    why = {item.key: item.why for item in found if isinstance(item, LeftOut)}
+    assert list(why) == ["nvidia_peermem", "mlx5_ib", "nvidia"]
+    assert (why["nvidia_peermem"], why["mlx5_ib"]) == ("is being unloaded", "is not loaded")
+    assert "initstate" in why["nvidia"]
+    assert "'N/A'" in why["nvidia"]
 
 
 def test_failing_systemctl_omits_services(tmp_path):
@@ -420,7 +421,8 @@ def test_services_of_settings_match_with_and_without_suffix(tmp_path):
 
 def test_nvlinks_are_omitted_if_link_is_down_on_every_gpu(tmp_path):
     scenario = "\n".join(f"gpu.{number}.nvlink_inactive = [3]" for number in range(8))
-    assert left_out(collect(node(tmp_path, scenario)), "gpu_nvlink") == [("links", "17 of 18 links are active")]
+    ((setting, why),) = left_out(collect(node(tmp_path, scenario)), "gpu_nvlink")
+    assert (setting, why.startswith("17 of 18 ")) == ("links", True)
 
 
 def test_mig_mode_on_is_recorded(tmp_path):
@@ -471,7 +473,8 @@ def test_dead_pci_device_is_omitted(tmp_path):
     (tmp_path / "sys/bus/pci/devices/0000:02:00.0/revision").write_text("0xff\n")
     found = collect(node(tmp_path))
     assert "0000:02:00.0" not in tables_of(found)["pcie_devices"]["expected"]
-    assert left_out(found, "pcie_devices") == [("0000:02:00.0", "dead on the bus: reads return all ones")]
+    ((address, why),) = left_out(found, "pcie_devices")
+    assert (address, why.startswith("dead ")) == ("0000:02:00.0", True)
 
 
 def test_disk_is_omitted_if_controller_is_not_live(tmp_path):
@@ -548,8 +551,9 @@ def test_lasting_mount_is_recorded(fstype):
 
 
 def test_automounted_file_system_is_left_to_operator():
-    found = list(baseline_mounts(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0]))
-    assert found == [LeftOut("mount", "automounted; add it manually if jobs need it", instance="/home/ann")]
+    (left,) = baseline_mounts(parse_all(f"{line('/home', 'autofs')}\n{line('/home/ann', 'nfs4')}")[0])
+    assert left == LeftOut("mount", left.why, instance="/home/ann")
+    assert left.why.startswith("automounted")
 
 
 def test_mounts_after_automounted_one_are_recorded():
@@ -567,8 +571,9 @@ def test_btrfs_subvolumes_are_not_bind_mounts():
 
 
 def test_read_only_remount_by_kernel_is_omitted():
-    found = list(baseline_mounts(parse_all(line("/raid", "ext4", "9:0", options="ro"))[0]))
-    assert found == [LeftOut("mount", "the kernel has made it read-only", instance="/raid")]
+    (left,) = baseline_mounts(parse_all(line("/raid", "ext4", "9:0", options="ro"))[0])
+    assert left == LeftOut("mount", left.why, instance="/raid")
+    assert "read-only" in left.why
 
 
 def test_last_mount_of_point_is_recorded():
@@ -721,7 +726,7 @@ def test_command_prints_baseline_without_writing(tree, capsys):
     assert main(["baseline", *tree]) == 0
     text = capsys.readouterr().out
     assert tomllib.loads(text)["checks"]["gpu_count"] == {"expected": 8}
-    assert "# left out: /dev/nvidia0: is not a character device" in text
+    assert re.search(r"(?m)^# left out: /dev/nvidia0: ", text)
     assert not file_of(tree).exists()
 
 
@@ -731,7 +736,7 @@ def test_write_creates_file_used_by_checks(tree, capsys):
     assert [path.name for path in file_of(tree).parent.iterdir()] == ["baseline.toml"]
     out, err = capsys.readouterr()
     assert out == f"{file_of(tree)}: written\n"
-    assert "left out: device_nodes /dev/nvidia0: " in err
+    assert "device_nodes /dev/nvidia0: " in err
     assert main(["config", "show", *tree]) == 0
     assert re.search(rf"checks\.gpu_count\.expected +8 +{file_of(tree)}", capsys.readouterr().out)
     assert main(["check", *tree, "gpu_count", "ib_link", "pcie_devices", "mount"]) == 0
@@ -755,7 +760,7 @@ def test_write_refuses_to_replace_file_without_force(tree, capsys):
     assert main(["baseline", *tree, "--write"]) == 1
     out, err = capsys.readouterr()
     assert "mlx5_9/1" in out
-    assert "exists and differs; --force replaces it" in err
+    assert re.search(rf"(?m)^healthd baseline: {file_of(tree)}: .*--force", err)
     assert file_of(tree).read_text() == before
     assert main(["baseline", *tree, "--write", "--force"]) == 0
     assert "mlx5_9/1" in file_of(tree).read_text()
@@ -766,25 +771,25 @@ def test_invalid_file_is_rejected_and_replaced_only_with_force(tree, capsys):
     file_of(tree).write_text("[checks.gpu_cont]\n")
     for flags in (["--diff"], ["--write"]):
         assert main(["baseline", *tree, *flags]) == 64
-        assert 'there is no check "gpu_cont"' in capsys.readouterr().err
+        assert '"gpu_cont"' in capsys.readouterr().err
     assert main(["baseline", *tree, "--write", "--force"]) == 0
     assert main(["baseline", *tree, "--diff"]) == 0
 
 
 def test_diff_exits_3_without_file(tree, capsys):
     assert main(["baseline", *tree, "--diff"]) == 3
-    assert "no such file; healthd baseline --write creates it" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(f"healthd baseline: {file_of(tree)}: ")
 
 
 def test_write_fails_if_directory_cannot_be_created(tree, capsys):
     assert main(["baseline", *tree[:-1], "/proc/nowhere/b.toml", "--write"]) == 1
-    assert "/proc/nowhere/b.toml: cannot be written" in capsys.readouterr().err
+    assert "/proc/nowhere/b.toml: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--write"], ["--diff"]])
 def test_other_root_requires_explicit_baseline_file(tree, capsys, flags):
     assert main(["baseline", *tree[:-2], *flags]) == 64
-    assert "name a file with --baseline" in capsys.readouterr().err
+    assert "--baseline" in capsys.readouterr().err
 
 
 def test_conflicting_flags_are_rejected(tree, capsys):
@@ -810,7 +815,7 @@ def test_write_refuses_first_file_with_unreadable_parts(tree, tmp_path, capsys):
     assert main(["baseline", *failing_flags, "--write"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
-    assert f"{file_of(tree)}: not written, because some parts could not be read: " in err
+    assert f"{file_of(tree)}: not written" in err
     assert UNREADABLE in err
     assert err.endswith("; --force skips them\n")
     assert err.count("\n") == 1
@@ -873,7 +878,7 @@ def test_hanging_nvml_omits_only_gpu_checks(tree, monkeypatch, tmp_path, capsys)
     monkeypatch.setattr(baseline_settings, "GPU_SECONDS", 1.0)
     assert main(["baseline", *tree[:2], "--fake-nvml", str(tmp_path / "hang.toml")]) == 0
     text = capsys.readouterr().out
-    assert "# left out: could not be read: " in text
+    assert "left out" in text.partition("[checks.gpu_count]")[2].split("[")[0]
     tables = tomllib.loads(text)["checks"]
     assert tables["gpu_count"] == {}
     assert tables["ib_link"]["expected_gbps"]
@@ -884,11 +889,11 @@ def test_unmounted_or_slow_mount_is_omitted(tree, monkeypatch, capsys):
     (root / "data").rmdir()
     assert main(["baseline", *tree]) == 0
     text = capsys.readouterr().out
-    assert "# left out: mount /data: /data is not mounted" in text
+    assert "# left out: mount /data: " in text
     assert set(tomllib.loads(text)["checks"]["mount"]) == {"/", "/raid", "/software"}
     monkeypatch.setattr(baseline_settings, "INSTANCES_SECONDS", 0.0)
     assert main(["baseline", *tree]) == 0
-    assert "# left out: mount /raid: not read: other instances took too long" in capsys.readouterr().out
+    assert "# left out: mount /raid: not read: " in capsys.readouterr().out
 
 
 # --- checks of a site
@@ -944,7 +949,9 @@ def test_site_check_is_listed_last_and_its_timeout_is_omitted(site_flags, monkey
     text = capsys.readouterr().out
     assert list(tomllib.loads(text)["checks"])[-2:] == ["mount", "shelf"]
     assert tomllib.loads(text)["checks"]["shelf"] == {"front": {"disks": 24}}
-    assert "# left out: shelf side: is dark\n# left out: shelf rear: no answer within 10 s\n" in text
+    side, rear = re.findall(r"(?m)^# left out: shelf (.*)", text)
+    assert side == "side: is dark"
+    assert re.fullmatch(r"rear: .* 10 s", rear)
 
 
 @pytest.mark.parametrize(
@@ -959,7 +966,7 @@ def test_site_check_is_listed_last_and_its_timeout_is_omitted(site_flags, monkey
 def test_wrong_baseline_of_site_check_omits_only_that_check(site_flags, capsys, old, new, why):
     assert main(["baseline", *site_flags(SITE_CHECK.replace(old, new))]) == 0
     text = capsys.readouterr().out
-    assert re.search(f"# left out: shelf: could not be read: .*{why}", text)
+    assert re.search(f"# left out: shelf: .*{why}", text)
     assert tomllib.loads(text)["checks"]["mount"]
 
 

@@ -181,7 +181,9 @@ def test_invalid_settings_file_is_one_sentence_from_each_command(tmp_path, comma
     file = settings(tmp_path, "[checks.gpu_ec]\n")
     result = run(*command.split(), "--config", file)
     assert (result.status, result.out) == (64, "")
-    assert result.err == f'healthd: {file}: checks.gpu_ec: there is no check "gpu_ec"; did you mean "gpu_ecc"?\n'
+    (line,) = result.err.splitlines()
+    assert line.startswith(f"healthd: {file}: checks.gpu_ec: ")
+    assert '"gpu_ecc"' in line
 
 
 @pytest.mark.skipif(os.path.exists(DEFAULT_FILE), reason="this machine has settings")
@@ -189,15 +191,17 @@ def test_default_settings_file_is_required_only_if_named():
     assert run("list").status == 0
     result = run("config", "check", DEFAULT_FILE)
     assert (result.status, result.out) == (64, "")
-    assert result.err.startswith(f"healthd: {DEFAULT_FILE} does not exist, so all settings are at their defaults")
+    assert result.err.startswith(f"healthd: {DEFAULT_FILE} does not exist")
 
 
 def test_invalid_scenario_is_reported_before_checks_run(tmp_path):
     file = tmp_path / "scenario.toml"
     file.write_text('profile = "dgx-h100"\ngpu.3.lots = true\n')
     result = run("check", "--fake-nvml", str(file))
-    assert result.status == 64
-    assert result.err == f'healthd: --fake-nvml: {file}: gpu.3: unknown setting "lots"; did you mean "lost"?\n'
+    assert (result.status, result.out) == (64, "")
+    (line,) = result.err.splitlines()
+    assert line.startswith(f"healthd: --fake-nvml: {file}: gpu.3: ")
+    assert '"lost"' in line
 
 
 @pytest.mark.parametrize(
@@ -235,8 +239,8 @@ def test_config_check_reports_every_mistake_at_once(tmp_path):
     assert (result.status, result.out) == (64, "")
     messages = [line.removeprefix(f"healthd: {file}: ") for line in result.err.splitlines()]
     places = [line.partition(": ")[0] for line in messages]
+    assert '"intervall"' in places.pop(0)
     assert places == [
-        'unknown setting "intervall"; did you mean "interval_seconds"?',
         "mode",
         "metrics.listen",
         "checks.services.required",
@@ -246,9 +250,9 @@ def test_config_check_reports_every_mistake_at_once(tmp_path):
         "checks.nope",
     ]
     assert '"0.0.0.0:9478"' in messages[2]
-    assert messages[3].endswith('must be a list: ["slurmd"]')
+    assert messages[3].endswith(': ["slurmd"]')
     assert "bytes, like 2199023255552" in messages[5]
-    assert "gpu_ecc has: aggregate, corrected, " in messages[6]
+    assert "aggregate, corrected, " in messages[6]
 
 
 @pytest.mark.parametrize(
@@ -282,13 +286,13 @@ def test_config_check_reports_every_mistake_of_one_table_or_list(tmp_path, text,
 def test_config_check_names_duplicate_table(tmp_path):
     result = run("config", "check", settings(tmp_path, "[checks.services]\n[checks.services]\n"))
     assert result.status == 64
-    assert "[checks.services] is defined twice (" in result.err
+    assert "[checks.services] is defined twice" in result.err
 
 
 def test_config_check_warns_about_missing_program(tmp_path):
     result = run("config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nope/x"]\n'))
     assert result.status == 0
-    assert 'warning: checks.exec."a".command: /nope/x does not exist here' in result.err
+    assert 'warning: checks.exec."a".command: /nope/x ' in result.err
 
 
 def test_config_check_accepts_existing_program(tmp_path):
@@ -305,7 +309,9 @@ def test_config_check_warns_about_program_on_hanging_file_server(tmp_path, monke
     monkeypatch.setattr(config, "TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(program, "run_program", lambda argv, seconds: run_program(("sleep", "1000"), seconds))
     assert main(["config", "check", settings(tmp_path, '[checks.exec.a]\ncommand = ["/nfs/x"]\n')]) == 0
-    assert 'warning: checks.exec."a".command: /nfs/x cannot be tested' in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'warning: checks.exec."a".command: ' in line
+    assert "cannot be tested" in line
 
 
 # --- check
@@ -333,7 +339,6 @@ def test_check_exits_2_for_lost_gpu_and_prints_its_ending(tree, scenario):
     result = run("check", "--root", str(tree), "--fake-nvml", str(scenario))
     assert result.status == 2
     assert re.search(r"(?m)^gpu_access +completed +\S+ s +critical  gpu_access/lost 0000:61:00.0$", result.out)
-    assert "  critical  gpu_access/lost 0000:61:00.0\n    GPU 0000:61:00.0 is lost" in result.out
     assert "    clears after: a reboot\n" in result.out
 
 
@@ -373,7 +378,7 @@ def test_check_reports_finding_that_needs_confirmation(tree, tmp_path):
     result = run("check", "--config", file, "mount", "--root", str(tree))
     assert result.status == 2
     assert "mount/missing /data" in result.out
-    assert "the daemon opens a condition once the finding has lasted 2 min" in result.out
+    assert re.search(r"(?m) lasted 2 min$", result.out)
 
 
 def test_check_exits_3_if_check_fails(tree, tmp_path):
@@ -389,7 +394,7 @@ def test_check_exits_3_if_check_fails(tree, tmp_path):
         str(scenario_with_nvml_error(tmp_path)),
     )
     assert result.status == 3
-    assert "No result\n  gpu_ecc failed: " in result.out
+    assert "No result\n  gpu_ecc failed" in result.out
 
 
 def scenario_with_nvml_error(tmp_path: Path) -> Path:
@@ -429,13 +434,13 @@ def test_check_shows_output_and_exception_of_site_check(tree, tmp_path):
     result = run("check", "fan", "--config", settings(tmp_path, f'checks_dir = "{checks_dir}"\n'), "--root", str(tree))
     assert result.status == 3
     assert "look here" in result.err
-    assert "fan failed: TypeError: the check" in result.out
+    assert "fan failed: TypeError: " in result.out
 
 
 def test_check_exits_64_for_kernel_log_check_without_log(tree):
     result = run("check", "gpu_xid", "--root", str(tree))
     assert (result.status, result.out) == (64, "")
-    assert "the checks only read the kernel log, and no kernel log is available here" in result.err
+    assert "no kernel log" in result.err
 
 
 def test_check_runs_idle_check_only_by_name(tmp_path):
@@ -449,10 +454,8 @@ def test_check_runs_idle_check_only_by_name(tmp_path):
 
 def test_check_refuses_disabled_check(tmp_path):
     result = run("check", "gpu_ecc", "--config", settings(tmp_path, "[checks.gpu_ecc]\nenabled = false\n"))
-    assert (result.status, result.err) == (
-        64,
-        "healthd check: gpu_ecc: is disabled in the settings (enabled = false)\n",
-    )
+    assert (result.status, result.out) == (64, "")
+    assert result.err.startswith("healthd check: gpu_ecc: is disabled")
 
 
 # --- record
@@ -541,7 +544,7 @@ def test_full_disk_is_one_sentence():
 def test_output_without_unicode_uses_question_marks():
     result = run("check", "grüße", PYTHONIOENCODING="ascii")
     assert result.status == 64
-    assert 'no check is called "gr??e"' in result.err or 'no check is called "gr???' in result.err
+    assert re.search(r'"gr\?\?(e|\?\?e?)"', result.err)
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -564,9 +567,9 @@ def test_closed_stderr_leaves_exit_status_64(arguments):
 
 def test_config_check_reports_no_errors_for_valid_file(tmp_path):
     file = settings(tmp_path, 'mode = "act"\n[checks.mount."/data"]\n')
-    assert run("config", "check", file).out.startswith(
-        f"{file}: no errors; mode act, {len(built_in_checks())} checks: "
-    )
+    result = run("config", "check", file)
+    assert (result.status, result.err) == (0, "")
+    assert re.match(rf"{file}: .* mode act, {len(built_in_checks())} checks: ", result.out)
 
 
 def test_config_check_accepts_sample_settings():
@@ -689,7 +692,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 def test_status_of_healthy_node(daemon):
     result = run("status", "--runtime-dir", daemon[0])
     assert result.status == 0
-    assert result.out.startswith("n1: healthy\n\nOpen conditions\n  none\n")
+    assert result.out.startswith("n1: healthy\n")
     assert re.search(r"mode observe, started .*; round \d+ began .*, the next in ", result.out)
     oldest = r"just now|\d+ (s|min) ago"
     assert re.search(rf"\d+ checks passed \(the oldest run ({oldest})\): [^:]*\bgpu_ecc\b", result.out)
@@ -709,7 +712,7 @@ def test_status_reports_fault_until_repaired(daemon):
     assert text.startswith("n1: unhealthy\n")
     assert "  critical  gpu_xid/79 0000:61:00.0\n" in text
     assert "clears after: a reboot" in text
-    assert 'decision: would drain and requeue (mode is "observe")' in text
+    assert 'would drain and requeue (mode is "observe")' in text
     result = run("repaired", "gpu_xid/79", "0000:61:00.0", "--runtime-dir", runtime)
     assert (result.status, result.err) == (0, "")
     assert result.out.startswith("repaired: gpu_xid/79 0000:61:00.0")
@@ -720,13 +723,13 @@ def test_status_reports_fault_until_repaired(daemon):
 def test_repaired_fails_without_condition(daemon):
     result = run("repaired", "gpu_xid/13", "--runtime-dir", daemon[0])
     assert (result.status, result.out) == (1, "")
-    assert result.err == "healthd: repaired: no condition gpu_xid/13; conditions on this node: none\n"
+    assert result.err.startswith("healthd: repaired: no condition gpu_xid/13; ")
 
 
 def test_pause_is_shown_and_ended_by_unpause(daemon):
     result = run("pause", "--for", "30m", "--why", "driver upgrade", "--runtime-dir", daemon[0])
     assert (result.status, result.err) == (0, "")
-    assert re.search(r"paused by .*, ends in \d+ min: driver upgrade", run("status", "--runtime-dir", daemon[0]).out)
+    assert re.search(r"paused by .* \d+ min: driver upgrade", run("status", "--runtime-dir", daemon[0]).out)
     assert run("unpause", "--runtime-dir", daemon[0]).status == 0
     assert "paused" not in run("status", "--runtime-dir", daemon[0]).out
     assert run("unpause", "--runtime-dir", daemon[0]).status == 1
@@ -736,30 +739,31 @@ def test_failslow_pause_is_separate_from_pause(daemon):
     runtime = daemon[0]
     result = run("failslow", "pause", "--for", "2h", "--why", "a benchmark", "--runtime-dir", runtime)
     assert (result.status, result.err) == (0, "")
-    assert result.out.startswith("slow-job detection paused for 2 h by ")
+    assert " paused for 2 h " in result.out
     status = json.loads(run("status", "--json", "--runtime-dir", runtime).out)
     assert (status["pause"], status["detection_pause"]["why"]) == (None, "a benchmark")
     assert status["detection_pause"]["until"] - status["detection_pause"]["given"] == 7200
     text = run("status", "--runtime-dir", runtime).out.replace("\n ", "")
-    assert re.search(r"slow-job detection paused by .*: a benchmark", text)
+    assert re.search(r"slow-job detection paused .*: a benchmark", text)
     assert "healthd failslow unpause --runtime-dir" in text
     assert run("failslow", "unpause", "--runtime-dir", runtime).status == 0
     assert "slow-job detection" not in run("status", "--runtime-dir", runtime).out
     result = run("failslow", "unpause", "--runtime-dir", runtime)
-    assert (result.status, result.err) == (1, "healthd: failslow-unpause: slow-job detection is not paused\n")
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith("healthd: failslow-unpause: ")
 
 
 @pytest.mark.parametrize("time", ["8d", "200h"])
 def test_failslow_pause_is_limited_to_week(daemon, time):
     result = run("failslow", "pause", "--for", time, "--why", "x", "--runtime-dir", daemon[0])
     assert (result.status, result.out) == (1, "")
-    assert result.err == f"healthd: failslow-pause: a pause must last at most 7d, got {time}\n"
+    assert re.fullmatch(rf"healthd: failslow-pause: .* 7d, got {time}\n", result.err)
 
 
 def test_reload_reports_mode_and_number_of_checks(daemon):
     result = run("reload", "--runtime-dir", daemon[0])
     assert (result.status, result.err) == (0, "")
-    assert re.fullmatch(r"settings reloaded: mode observe, \d+ checks\n", result.out)
+    assert re.fullmatch(r"[\w ]+: mode observe, \d+ checks\n", result.out)
 
 
 def test_status_finds_daemon_with_otherwise_invalid_settings(daemon, tmp_path):
@@ -770,7 +774,7 @@ def test_status_finds_daemon_with_otherwise_invalid_settings(daemon, tmp_path):
 def test_run_refuses_second_daemon_in_same_directory(daemon):
     result = run("run", "--runtime-dir", daemon[0], "--listen", "off")
     assert result.status == 1
-    assert result.err == f"healthd run: {daemon[0]}: another healthd is running there\n"
+    assert re.fullmatch(f"healthd run: {daemon[0]}: another healthd .*\n", result.err)
 
 
 @pytest.mark.parametrize(
@@ -783,7 +787,8 @@ def test_run_refuses_second_daemon_in_same_directory(daemon):
 def test_command_without_daemon_is_one_sentence_and_exits_3(tmp_path, command):
     result = run(*command.split(), "--runtime-dir", str(tmp_path))
     assert (result.status, result.out) == (3, "")
-    assert result.err.startswith(f"healthd is not running (no {tmp_path}/healthd.sock). Try: ")
+    (line,) = result.err.splitlines()
+    assert f"{tmp_path}/healthd.sock" in line
 
 
 def test_status_reports_unreadable_answer_of_other_version(tmp_path):
@@ -795,7 +800,7 @@ def test_status_reports_unreadable_answer_of_other_version(tmp_path):
         ).start()
         result = run("status", "--runtime-dir", str(tmp_path))
     assert result.status == 3
-    assert "the daemon (version 9) sent an answer that this version" in result.err
+    assert "the daemon (version 9)" in result.err
 
 
 def answer_once(listener: socket.socket, answer: bytes) -> None:

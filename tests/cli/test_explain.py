@@ -256,7 +256,8 @@ def test_query_suggests_codes_for_unknown_code(words):
 
 
 def test_query_suggests_codes_in_reason_with_unknown_code():
-    assert "nearest: mount/missing" in parse("healthd: mount/mising /data: it is not mounted").meaning.origin
+    reason = "healthd: mount/mising /data: it is not mounted"
+    assert "mount/missing" in parse(reason).meaning.origin
 
 
 @pytest.mark.parametrize("words", ["Xid 12345", "Xid 1000000", "SXid 1234567", "sxid: 9999999", "NVRM Xid 12345"])
@@ -317,8 +318,8 @@ def test_explain_prints_resume_on_its_own_line(tmp_path, capsys):
     file.write_text('mode = "act"\n')
     assert main(["explain", "--config", str(file), "gpu_xid/79", "0000:61:00.0"]) == 0
     printed_lines = capsys.readouterr().out.splitlines()
-    assert "  To clear it now: healthd repaired gpu_xid/79 0000:61:00.0" in printed_lines
-    assert any(line.startswith("  healthd removes its own drain") for line in printed_lines), "on its own line"
+    assert any(line.endswith(": healthd repaired gpu_xid/79 0000:61:00.0") for line in printed_lines)
+    assert any(line.startswith("  healthd removes ") for line in printed_lines), "on its own line"
 
 
 @pytest.mark.parametrize(
@@ -387,7 +388,7 @@ def test_explain_reports_disabled_check(tmp_path, capsys):
     file.write_text("[checks.gpu_ecc]\nenabled = false\n")
     assert main(["explain", "--config", str(file), "gpu_ecc/uncorrected"]) == 0
     text = capsys.readouterr().out
-    assert "Not checked on this node: the check is disabled" in text
+    assert "Not checked" in text
     assert "checks.gpu_ecc.enabled" in text
     assert str(file) in text
 
@@ -407,7 +408,8 @@ def test_explain_reports_setting_disabling_code(tmp_path, capsys):
         (run,) = explained(capsys, "--config", str(file), code)["here"]
         assert run["disabled_by"] == setting, text
         assert main(["explain", "--config", str(file), code]) == 0
-        assert (f"Not checked on this node: {setting} is off." in capsys.readouterr().out) == bool(setting)
+        text = capsys.readouterr().out
+        assert ("Not checked" in text, setting in text) == (bool(setting), True)
 
 
 def test_explain_reports_unreadable_settings(tmp_path, capsys):
@@ -417,7 +419,7 @@ def test_explain_reports_unreadable_settings(tmp_path, capsys):
     assert str(file) in document["settings_problem"]
     assert document["todo"]
     assert main(["explain", "--config", str(file), "79"]) == 0
-    assert "The settings could not be read" in " ".join(capsys.readouterr().out.split())
+    assert str(file) in capsys.readouterr().out
 
 
 def test_explain_takes_mode_from_daemon_with_unreadable_settings(tmp_path, capsys, monkeypatch):
@@ -428,15 +430,15 @@ def test_explain_takes_mode_from_daemon_with_unreadable_settings(tmp_path, capsy
     monkeypatch.setattr(flags.runtime_dir, "__defaults__", (str(tmp_path),))
     assert main(["explain", "--config", str(file), "79"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "changes nothing in Slurm" not in text
-    assert "The mode is unknown (no settings, no running daemon)" in text
+    assert "nothing in Slurm" not in text
+    assert "mode is unknown" in text
     with StatusDaemon(tmp_path, mode="drain", pause=None):
         document = explained(capsys, "--config", str(file), "79")
         assert main(["explain", "--config", str(file), "79"]) == 0
     assert {"setting": "mode", "value": "drain", "from": "the running daemon"} in document["here"][0]["settings"]
     text = " ".join(capsys.readouterr().out.split())
-    assert "healthd drains the node" in text
-    assert "The mode is unknown" not in text
+    assert [does for _, does, _ in steps_of(document["here"][0])] == ["drains"]
+    assert "mode is unknown" not in text
 
 
 def test_explain_kernel_line_uses_severity_of_that_line(tmp_path, capsys):

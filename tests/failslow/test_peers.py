@@ -67,7 +67,8 @@ def test_rank_with_shortest_wait_is_named() -> None:
 def test_fewer_than_four_peers_name_no_rank() -> None:
     found = diagnose(gang(3, [Fault("busy", [1], 0.4)]))
     assert found.suspects == ()
-    assert [entry.reason for entry in found.slow_jobs] == ["3 peers of one role are too few to find an outlier"]
+    (slow,) = found.slow_jobs
+    assert slow.reason.startswith("3 peers ")
 
 
 def test_peers_of_other_group_do_not_count() -> None:
@@ -133,9 +134,8 @@ def test_no_group_of_three_is_named() -> None:
 def test_slow_stage_is_imbalance_of_job() -> None:
     found = diagnose(gang(32, [Fault("busy", range(8, 12), 0.4)], groups=GROUP_OF_RANK))
     assert found.suspects == ()
-    assert [(entry.cause.value, entry.reason) for entry in found.slow_jobs] == [
-        ("imbalance", "busy time rose in group g2, so all have more work")
-    ]
+    (slow,) = found.slow_jobs
+    assert (slow.cause.value, slow.reason.partition(",")[0].rpartition(" ")[2]) == ("imbalance", "g2")
 
 
 def groups_of_stages(ranks: int) -> dict[int, str]:
@@ -217,7 +217,7 @@ def test_rank_with_slack_is_named_with_low_confidence() -> None:
     assert not any(found.points)
     assert suspects_of(found) == [("rank", "1", "compute_gpu")]
     assert found.suspects[0].confidence is Confidence.LOW
-    assert "no iteration became slower, so the rank has slack" in found.suspects[0].evidence
+    assert any("slack" in text for text in found.suspects[0].evidence)
 
 
 def test_change_of_regime_is_no_fault() -> None:
@@ -259,7 +259,7 @@ def test_frequent_pauses_give_low_confidence() -> None:
     value = [entry * (4 if ONSET <= at < ONSET + 30 and at % 10 < 7 else 1) for at, entry in enumerate(series[6].value)]
     (suspect,) = diagnose([*series[:6], replace(series[6], value=value), *series[7:]]).suspects
     assert (suspect.subject, suspect.confidence) == ("6", Confidence.LOW)
-    assert "of its samples as fast as before" in suspect.evidence[0]
+    assert "fast as before" in suspect.evidence[0]
 
 
 def test_common_pause_at_onset_does_not_hide_slow_worker() -> None:
@@ -315,9 +315,8 @@ def test_waiting_worker_is_no_suspect() -> None:
     ]
     found = diagnose(waiting)
     assert found.suspects == ()
-    assert [(entry.series, entry.reason) for entry in found.slow_jobs] == [
-        (("2",), "neither its busy nor its transfer time rose, so it waits for other ranks")
-    ]
+    (slow,) = found.slow_jobs
+    assert (slow.series, "it waits for" in slow.reason) == (("2",), True)
 
 
 # --- evidence of nodes
@@ -336,9 +335,8 @@ def test_node_with_evidence_is_named_if_times_do_not_show_it() -> None:
     found = diagnose(series, [evidence_of("gpu-0", ONSET - 2)])
     assert suspects_of(found) == [("node", "gpu-0", "compute_gpu")]
     assert found.suspects[0].confidence is Confidence.MEDIUM
-    assert found.suspects[0].evidence[0] == (
-        "node gpu-0 reported GPU 3 throttles for its temperature (gpu_clocks/hw_thermal)"
-    )
+    evidence = evidence_of("gpu-0", 0.0)
+    assert found.suspects[0].evidence[0] == f"node gpu-0 reported {evidence.text} ({evidence.code})"
 
 
 @pytest.mark.parametrize(
@@ -522,14 +520,16 @@ def test_single_fault_of_long_slowness_stays_only_suspect() -> None:
 def test_slow_node_of_two_is_only_in_reason(component: str, by: float, cause: str, rose: str) -> None:
     found = diagnose(gang(8, [Fault(component, range(4), by)], per_node=4))
     assert found.suspects == ()
-    assert [(entry.cause.value, entry.reason) for entry in found.slow_jobs] == [
-        (cause, f"{rose} on node gpu-0 (4 of 8 ranks), and half is not a minority")
-    ]
+    (slow,) = found.slow_jobs
+    assert slow.cause.value == cause
+    assert slow.reason.startswith(rose)
+    assert "gpu-0 (4 of 8 ranks)" in slow.reason
 
 
 def test_majority_of_role_is_counted_in_reason() -> None:
     found = diagnose(gang(8, [Fault("busy", range(5), 0.5)]))
-    assert [entry.reason for entry in found.slow_jobs] == ["busy time rose in 5 of 8 ranks, which is not a minority"]
+    (slow,) = found.slow_jobs
+    assert "5 of 8 ranks" in slow.reason
 
 
 def test_workers_slowing_down_in_turn_are_one_slow_job() -> None:
@@ -545,7 +545,8 @@ def test_workers_slowing_down_in_turn_are_one_slow_job() -> None:
     (slow,) = found.slow_jobs
     assert (slow.series, slow.peers) == (("0", "1", "2", "3", "4"), 8)
     assert abs(slow.onset - ONSET) <= 10
-    assert slow.reason == "5 of 8 peers became at least 5 % slower at about the same time"
+    assert slow.reason.startswith("5 of 8 peers ")
+    assert " 5 % " in slow.reason
 
 
 def test_worsening_worker_has_last_level_and_high_confidence() -> None:

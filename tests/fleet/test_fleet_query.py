@@ -83,7 +83,7 @@ def test_format_table_states_constant_columns_once_and_names_hidden():
     )
     names = [f"column_{number}" for number in range(9)]
     text = format_table(names, [range(9), range(1, 10)], Page(80))
-    assert text.endswith("not shown here: column_8 (see --csv and --json)\n")
+    assert re.findall(r"column_\d", text.splitlines()[-1]) == ["column_8"]
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(), st.floats(), st.booleans(), st.none()), min_size=1))
@@ -201,7 +201,7 @@ def test_empty_or_missing_store_is_one_sentence(tmp_path):
     store_with(tmp_path / "db")
     status, out, err = query("states", "--db", tmp_path / "db")
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {tmp_path}/db: the store is empty; load data with healthd fleet ingest --out\n"
+    assert re.fullmatch(f"healthd fleet query: {tmp_path}/db: .*healthd fleet ingest .*\n", err)
     assert query("states", "--db", tmp_path / "none")[0] == 3
 
 
@@ -242,7 +242,7 @@ def test_store_without_times_needs_from_and_to(tmp_path):
     assert query("observed", "--db", db, *TIMES)[0] == 0
     status, out, err = query("observed", "--db", db, *TIMES[:2])
     assert (status, out) == (3, "")
-    assert err == f"healthd fleet query: {db}: the store has no times; add --from and --to\n"
+    assert re.fullmatch(f"healthd fleet query: {db}: .* --from .* --to\n", err)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_missing_spark_extra_is_one_sentence(db):
     without = "import sys\nsys.modules['pyspark'] = sys.modules['sqlglot'] = None"
     status, out, err = fleet("query", "states", "--db", db, "--engine", "spark", program=without)
     assert (status, out, err.count("\n")) == (3, "", 1)
-    assert err.endswith("is not installed here; run pip install pyspark sqlglot\n")
+    assert err.endswith(" pip install pyspark sqlglot\n")
 
 
 # --- limits of the engine

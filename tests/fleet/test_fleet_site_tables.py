@@ -207,7 +207,7 @@ def test_missing_or_invalid_file_does_not_stop_next_file(tmp_path, source, text,
     (tmp_path / "wrong.csv").write_text("colour,shape\nred,round\n")
     (tmp_path / "good.csv").write_text(text)
     result = ingest(str(tmp_path / "db"), [(source, paths)], IngestOptions(1795400000, "c1"))
-    assert result.failed[0] == f"{source.name}: {missing}: cannot be read: No such file or directory"
+    assert result.failed[0].startswith(f"{source.name}: {missing}: ")
     assert result.failed[1].startswith(f"{source.name}: {invalid}: {bad}")
     assert (len(result.failed), result.unread.rows[source.name]) == (2, 1)
     assert [row["name"] for row in store_rows(tmp_path / "db", "ingests")] == [good]
@@ -218,7 +218,9 @@ def test_missing_cluster_is_one_sentence_and_keeps_nothing(tmp_path):
     path = tmp_path / "tickets.csv"
     path.write_text("node,opened\nn1,1795348800\n")
     result = ingest(str(tmp_path / "db"), [(site_tables.TICKETS, [str(path)])], IngestOptions(1795400000))
-    assert result.failed == [f"tickets: {path}: does not name the cluster; add --cluster NAME"]
+    (message,) = result.failed
+    assert message.startswith(f"tickets: {path}: ")
+    assert "--cluster" in message
     assert store_rows(tmp_path / "db", "tickets") == []
 
 

@@ -202,7 +202,7 @@ def test_each_answer_has_chapter_or_reason(seed: int, tmp_path: Path) -> None:
         assert name not in documents
         reason, _, flags = message.partition(": healthd ")
         assert f"Unknown: {reason}." in parsed.text
-        assert not flags or f"To get this chapter, ingest the missing source with: healthd {flags}." in parsed.text
+        assert not flags or f": healthd {flags}." in parsed.text
     json.dumps(documents, allow_nan=False)
 
 
@@ -242,9 +242,8 @@ def test_command_refuses_to_replace_other_file(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "out").mkdir()
     (tmp_path / "out/report.html").write_text("mine")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
-    assert capsys.readouterr().err == (
-        f"healthd fleet: {tmp_path}/out/report.html exists and is not a healthd report; choose another folder\n"
-    )
+    assert capsys.readouterr().err.startswith(f"healthd fleet: {tmp_path}/out/report.html ")
+    assert (tmp_path / "out/report.html").read_text() == "mine"
     assert main(["fleet", "report", "--db", str(db), "--json"]) == 0
     documents = json.loads(capsys.readouterr().out)
     assert documents["report"]["answer"] == "report"
@@ -297,7 +296,7 @@ def test_damaged_table_fails_one_chapter_and_exits_with_3(tmp_path: Path, capsys
         (path,) = snapshot.files("tickets")
     damage_column(path, "text")
     assert main(["fleet", "report", "--db", str(db), "--out", str(tmp_path / "out")]) == 3
-    assert capsys.readouterr().err.startswith(f"healthd fleet report: lemons: {path}: is damaged")
+    assert capsys.readouterr().err.startswith(f"healthd fleet report: lemons: {path}: ")
     page = parse_page((tmp_path / "out/report.html").read_text("utf-8"))
     assert "This chapter failed" in page.text
     assert main(["fleet", "report", "--db", str(db), "--json"]) == 3
@@ -318,7 +317,7 @@ def test_comparison_out_of_memory_fails_chapter_and_exits_with_3(
     db = write_store(tmp_path)
     flags = ("--db", db, "--compare", "partition:p1", "partition:p2", "--threads", "1", "--memory", "1024")
     assert main(["fleet", "report", *flags, "--out", str(tmp_path / "out")]) == 3
-    assert "healthd fleet report: compare: " in capsys.readouterr().err
+    assert " compare: " in capsys.readouterr().err
     assert "This chapter failed" in parse_page((tmp_path / "out/report.html").read_text("utf-8")).text
     assert main(["fleet", "report", *flags, "--json"]) == 3
     documents = json.loads(capsys.readouterr().out)
@@ -336,7 +335,7 @@ def test_damaged_file_of_comparison_exits_with_3(tmp_path: Path, capsys: pytest.
     damage_column(path, "state")
     flags = ("--db", db, "--compare", "partition:p1", "partition:p2")
     assert main(["fleet", "report", *flags, "--out", str(tmp_path / "out")]) == 3
-    assert f"healthd fleet report: compare: {path}: is damaged" in capsys.readouterr().err
+    assert f" compare: {path}: is damaged" in capsys.readouterr().err
     assert (tmp_path / "out/report.html").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def test_expired_ack_drains_again(
     clock.now = NOW + 2 * HOUR
     with caplog.at_level(logging.INFO, "healthd"):
         condition_store.end_expired_acks()
-    assert "the ack by ann (uid 1000) ended, it expired: cable is on its way" in caplog.text
+    assert re.search(r"ann \(uid 1000\) .*expired: cable ", caplog.text)
     (cause,) = judge_now(condition_store).causes
     assert (cause.state, cause.ack, cause.opened_at) == (ConditionState.OPEN, None, NOW)
 
@@ -146,7 +147,7 @@ def test_ack_ends_when_condition_worsens(condition_store: ConditionStore, caplog
     ack(condition_store, MOUNT)
     with caplog.at_level(logging.INFO, "healthd"):
         (cause,) = run_mount(condition_store, NOW + 300, Severity.CRITICAL).causes
-    assert "the condition became worse" in caplog.text
+    assert "became worse" in caplog.text
     assert (cause.ack, cause.severity) == (None, Severity.CRITICAL)
     set_condition(condition_store, replace(OPEN_XID, severity=Severity.WARNING))
     ack(condition_store, XID)

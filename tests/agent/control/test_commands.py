@@ -51,7 +51,7 @@ def refusal(condition_store: ConditionStore, command: str, **request: Any) -> st
 
 def test_repaired_clears_only_named_part(condition_store: ConditionStore) -> None:
     reply = run_command(condition_store, "repaired", code="gpu_xid/79", part="0000:61:00.0")
-    assert reply == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
+    assert reply.startswith("repaired: gpu_xid/79 0000:61:00.0; ")
     assert [c.subject for c in condition_store.ledger.conditions] == ["0000:1b:00.0"]
     (cleared_condition,) = condition_store.ledger.cleared
     assert cleared_condition.cleared_by == "repaired by ann (uid 1000)"
@@ -104,7 +104,7 @@ def test_unknown_condition_is_refused_with_list(
 
 def test_refusal_without_conditions_says_none(condition_store: ConditionStore) -> None:
     run_command(condition_store, "repaired", code="gpu_xid/79")
-    assert refusal(condition_store, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
+    assert refusal(condition_store, "repaired", code="gpu_xid/79").endswith(": none")
 
 
 ONCE = ResumedDrain(NOW - 60, NOW - 50, True)
@@ -128,23 +128,20 @@ def test_repaired_accepts_cleared_fault_that_keeps_node_drained(
     wait_text = flapping.wait_reason(
         replace(TWICE, own_hardware=True), flapping.Flapping(own_faults_per_hour=3), NOW + 9
     )
-    assert 'an operator must resume it, or run "healthd repaired gpu_xid/79"' in wait_text
-    assert (
-        run_command(condition_store, "repaired", code="gpu_xid/79")
-        == "repaired: gpu_xid/79 0000:61:00.0; all checks run now"
-    )
+    assert '"healthd repaired gpu_xid/79"' in wait_text
+    assert "gpu_xid/79 0000:61:00.0" in run_command(condition_store, "repaired", code="gpu_xid/79")
     assert condition_store.ledger.slurm == replace(TWICE, resumed_drains=())
-    assert refusal(condition_store, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
+    assert refusal(condition_store, "repaired", code="gpu_xid/79").endswith(": none")
 
 
 def test_repaired_refuses_fault_cleared_before_drain(condition_store: ConditionStore) -> None:
     clear_fault(condition_store, NOW - 1)
-    assert refusal(condition_store, "repaired", code="gpu_xid/79").endswith("conditions on this node: none")
+    assert refusal(condition_store, "repaired", code="gpu_xid/79").endswith(": none")
     clear_fault(condition_store, NOW + 5, code="gpu_xid/13", severity=Severity.WARNING)
-    assert refusal(condition_store, "repaired", code="gpu_xid/13").endswith("conditions on this node: none")
+    assert refusal(condition_store, "repaired", code="gpu_xid/13").endswith(": none")
     clear_fault(condition_store, NOW + 5)
     message = refusal(condition_store, "ack", code="gpu_xid/79", seconds=60, why="because")
-    assert message.endswith("conditions on this node: none")
+    assert message.endswith(": none")
 
 
 def test_repaired_warning_keeps_resumed_drains(condition_store: ConditionStore) -> None:
@@ -178,9 +175,7 @@ PAUSE_AND_ACK = pytest.mark.parametrize("command", ["pause", "ack"])
     "seconds", [0, -1, None, True, "1800", MAX_SUPPRESSION_SECONDS + 1, float("nan"), float("inf")]
 )
 def test_pause_and_ack_refuse_invalid_duration(condition_store: ConditionStore, command: str, seconds: Any) -> None:
-    assert " must last at most 7d" in refusal(
-        condition_store, command, code="gpu_xid/79", seconds=seconds, why="because"
-    )
+    assert " at most 7d" in refusal(condition_store, command, code="gpu_xid/79", seconds=seconds, why="because")
 
 
 @PAUSE_AND_ACK
@@ -207,7 +202,7 @@ def test_unpause_drains_only_for_new_observations(condition_store: ConditionStor
 
 
 def test_unpause_without_pause_is_refused(condition_store: ConditionStore) -> None:
-    assert refusal(condition_store, "unpause") == "healthd is not paused"
+    assert "not paused" in refusal(condition_store, "unpause")
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)

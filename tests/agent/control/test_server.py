@@ -308,10 +308,9 @@ def test_users_leave_places_for_root(long_timeout: float, served: ServedSocket) 
         served.run_until(lambda: len(served.server._clients) == MAX_UNPRIVILEGED_CLIENTS)
         answer = request_as_user(NOBODY, served.path, b"{}\n")
         served.run_until(lambda: bool(select.select([answer], [], [], 0)[0]))
-        assert json.loads(os.read(answer, 4096)) == {
-            "error": "too many connections of this user are open",
-            "again": True,
-        }
+        refusal = json.loads(os.read(answer, 4096))
+        assert (refusal.keys(), refusal["again"]) == ({"error", "again"}, True)
+        assert "too many connections" in refusal["error"]
         os.close(answer)
         streams = [served.client() for _ in range(MAX_CLIENTS - MAX_UNPRIVILEGED_CLIENTS)]
         served.run_until(lambda: len(served.server._clients) == MAX_CLIENTS)
@@ -327,7 +326,7 @@ def test_user_over_limit_is_refused_and_served_later(long_timeout: float, served
         served.run_until(lambda: clients_by_uid(served)[NOBODY] == MAX_CLIENTS_PER_USER)
         for _ in range(4):
             answer = run_client(served, NOBODY, patience_seconds=3.0)
-            assert answer == "RefusedByDaemon: too many connections of this user are open"
+            assert answer.startswith("RefusedByDaemon: too many connections")
         read_end = start_client(NOBODY, served.path, patience_seconds=60)
         served.clock_offset = long_timeout + 0.1  # the other clients time out
         served.run_until(lambda: bool(select.select([read_end], [], [], 0)[0]), seconds=60)

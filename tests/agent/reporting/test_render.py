@@ -175,7 +175,7 @@ def test_check_lists_passed_checks_in_single_paragraph():
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["check", "gpu_ecc", "cpu"]
     assert " ".join(text.split()).endswith("9 checks passed: mount /data, " + ", ".join(f"quiet{n}" for n in range(8)))
     status_text = status(results=results)
-    assert "9 checks passed (the oldest run 11 s ago): mount /data, " in status_text
+    assert re.search(r"9 checks passed \(.* 11 s ago\): mount /data, ", status_text)
     assert re.search(r"(?m)^  cpu +failed +11 s ago", status_text)
 
 
@@ -192,17 +192,18 @@ def test_check_lists_checks_with_nothing_to_check_separately():
     lines = check(
         results=results, without_result={"kernel_log_only": ["sxid"], "not_set_up": ["exec", "mount"]}
     ).splitlines()
-    assert lines[2:5] == [
-        "1 check passed: clock",
-        "9 checks had nothing to check:",
-        "  no NVIDIA GPU: gpu_0, gpu_1, gpu_2, gpu_3, gpu_4, gpu_5, gpu_6, gpu_7",
+    assert [line.split()[0] for line in lines[2:] if not line.startswith(" ")] == ["1", "9", "1", "2"]
+    assert [line.partition(":")[2].strip() for line in lines[2:]] == [
+        "clock",
+        "",
+        "gpu_0, gpu_1, gpu_2, gpu_3, gpu_4, gpu_5, gpu_6, gpu_7",
+        "cpu",
+        "sxid",
+        "exec, mount",
     ]
-    assert lines[5:] == [
-        "  no baseline (healthd baseline --write): cpu",
-        "1 check only reads the kernel log: sxid",
-        "2 checks are not set up: exec, mount",
-    ]
-    assert re.search(r"(?m)^cpu +completed +0.02 s +nothing to check: no baseline$", check(results=results[-2:]))
+    assert "no NVIDIA GPU" in lines[4]
+    assert "(healthd baseline --write)" in lines[5]
+    assert re.search(r"(?m)^cpu +completed +0.02 s .*: no baseline$", check(results=results[-2:]))
 
 
 def test_healthd_limits_are_printed_below_health():
@@ -229,7 +230,7 @@ def test_check_shows_condition_message_and_ending():
 
 def test_check_marks_history():
     text = check(conditions=[condition(severity="info", history=True)])
-    assert "in this boot's kernel log, 2 times, last 20 s ago: history, not evidence of" in text
+    assert "2 times, last 20 s ago: history, " in text
 
 
 def test_check_shows_repaired_command_for_operator_condition():
@@ -249,7 +250,7 @@ def test_check_for_replay_shows_recording_date():
 
 
 def test_check_shows_checks_without_result():
-    assert check(unknown=["gpu_ecc failed: no"]).endswith("\nNo result\n  gpu_ecc failed: no\n")
+    assert check(unknown=["gpu_ecc failed: no"]).endswith("\n  gpu_ecc failed: no\n")
 
 
 def test_check_merges_equal_reasons_for_no_result():
@@ -278,29 +279,19 @@ def test_check_starts_with_coloured_health(health):
 
 
 def test_status_for_healthy_node():
-    assert status().splitlines() == [
-        "n1: healthy",
-        "",
-        "Open conditions",
-        "  none",
-        "",
-        "Slurm",
-        "  state: not queried",
-        "  decision: nothing to do",
-        "",
-        "Checks",
-        "  check    outcome    last run  took    finding",
-        "  gpu_ecc  completed  11 s ago  0.02 s",
-        "",
-        "Service",
-        "  healthd 1, mode act, started 3 h ago; round 4 began 12 s ago, the next in 4 min",
-        "  kernel log: kmsg, 7 lines, 1 event, last line 5 s ago",
-    ]
+    first, *sections = status().split("\n\n")
+    assert first == "n1: healthy"
+    assert [section.splitlines()[0] for section in sections] == ["Open conditions", "Slurm", "Checks", "Service"]
+    open_conditions, _, checks, service = (section.splitlines()[1:] for section in sections)
+    assert open_conditions == ["  none"]
+    assert [row.split() for row in checks[1:]] == [["gpu_ecc", "completed", "11", "s", "ago", "0.02", "s"]]
+    assert re.findall(r"\d+ \w+", service[0]) == ["3 h", "4 began", "12 s", "4 min"]
+    assert re.findall(r"\d+ \w+", service[1]) == ["7 lines", "1 event", "5 s"]
 
 
 def test_status_shows_condition_age_count_job_and_ending():
     text = status(conditions=[condition(job="123")])
-    assert "    open since 3 min ago, seen 2 times, last 20 s ago, job 123; clears after: a reboot\n" in text
+    assert re.search(r"(?m)^    open .*3 min ago, .*2 times, .*20 s ago, job 123; clears after: a reboot$", text)
 
 
 @pytest.mark.parametrize(
@@ -339,8 +330,8 @@ def test_status_shows_slurm_state_with_reason_and_age():
         "problem": "slurmctld does not answer",
     }
     text = status(slurm=slurm)
-    assert '  state: DRAIN+IDLE, reason "healthd: gpu_xid/79" set by root, read 12 s ago\n' in text
-    assert "slurmctld does not answer" not in text, "it is listed with the problems"
+    assert re.search(r'(?m)DRAIN\+IDLE, reason "healthd: gpu_xid/79" .* root, .* 12 s ago$', text)
+    assert "slurmctld" not in text, "it is listed with the problems"
 
 
 def test_status_shows_pause_hung_worker_and_problems():
@@ -351,11 +342,11 @@ def test_status_shows_pause_hung_worker_and_problems():
         problem_commands=[""],
         cleared=[condition(cleared_at=NOW - 60, cleared_by="repaired by root")],
     )
-    assert "  paused by root (uid 0), ends in 30 min: driver upgrade\n    to end the pause now: " in text
+    assert re.search(r"(?m)^  paused by root \(uid 0\), .* 30 min: driver upgrade$", text)
     assert "now: healthd unpause\n" in text
-    assert "  worker 4711 hangs in nvml; checks that need nvml do not run\n    next: ps -o pid," in text
+    assert re.search(r"\n  worker 4711 .* nvml.*\n    next: ps -o pid,", text)
     assert ",args -p 4711\n" in text
-    assert "  the ledger cannot be copied\n  worker" in text
+    assert "cannot be copied\n  worker" in text
     assert "  cleared 60 s ago: gpu_xid/79 0000:61:00.0 (repaired by root)\n" in text
 
 
@@ -387,10 +378,11 @@ def test_status_shows_problems_above_slurm_with_fix():
 def test_status_shows_next_command_unwrapped():
     stale_mount = condition(code="mount/stale", subject="/mnt/a long name/" + "x" * 60, clears="operator")
     output = status(Page(40), conditions=[condition(), stale_mount]).splitlines()
-    assert "    details: healthd explain gpu_xid/79 0000:61:00.0" in output
-    assert "    first, save the evidence: healthd record" in output
-    assert "    once no job runs here (power on again at the BMC): systemctl poweroff" in output
-    assert f"    after the repair: healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in output
+    commands = [line.rpartition(": ")[2] for line in output]
+    assert "healthd explain gpu_xid/79 0000:61:00.0" in commands
+    assert "healthd record" in commands
+    assert "systemctl poweroff" in commands
+    assert f"healthd repaired mount/stale '/mnt/a long name/{'x' * 60}'" in commands
 
 
 def test_status_commands_have_runtime_dir_option():
@@ -417,13 +409,13 @@ def test_check_reports_daemon_state_for_kernel_log_checks():
     text = check(from_daemon={**daemon_report, "checks": ["gpu_xid", "sxid"], "conditions": [condition(ack=None)]})
     assert "  gpu_xid, sxid only read the kernel log" in text
     assert "\n\n\n" not in check(from_daemon=daemon_report, results=[result(check="gpu_xid")]), "one empty line above"
-    assert "    open since 3 min ago, seen 2 times, last 20 s ago; clears after: a reboot\n    first, " in text
+    assert "; clears after: a reboot\n    first, " in text
 
 
 def test_status_before_first_round():
     text = status(round={"number": 0, "started": 0.0, "seconds": 0.0, "next_at": 0.0}, results=[])
     assert "; no round yet\n" in text
-    assert "\nChecks\n  no check has run yet\n" in text
+    assert "\nChecks\n  no check " in text
 
 
 def test_status_shows_incident():

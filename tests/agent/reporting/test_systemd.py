@@ -67,7 +67,7 @@ def test_ready_without_service_manager_does_nothing(monkeypatch: pytest.MonkeyPa
 def test_send_failure_is_logged(manager: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     manager.close()
     systemd.watchdog()
-    assert "cannot notify the service manager" in caplog.text
+    assert "cannot notify" in caplog.text
 
 
 def fill_queue() -> None:
@@ -88,7 +88,7 @@ def test_full_queue_does_not_block(
     systemd.watchdog()
     systemd.status("healthy")
     assert time.monotonic() - started < systemd.SEND_TIMEOUT_SECONDS
-    assert "cannot notify the service manager" in caplog.text
+    assert "cannot notify" in caplog.text
     monkeypatch.setattr(systemd, "SEND_TIMEOUT_SECONDS", 0.5)
     started = time.monotonic()
     systemd.ready()

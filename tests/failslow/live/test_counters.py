@@ -163,7 +163,7 @@ def test_mean_power_is_summed_instead_of_reading_energy() -> None:
 def test_unsupported_counter_is_reported_once_and_not_read(tmp_path: Path) -> None:
     without = "".join(f"gpu.{number}.unsupported_fields = [138]\n" for number in range(8))
     source = GpuCounters(host_with_gpus(tmp_path, ITERATIONS + without), ("nvlink", "power"))
-    assert source.open() == "no GPU on this node has a usable counter for nvlink"
+    assert source.open().endswith(" for nvlink")
     assert source.read().keys() == {"power"}
     source.close()
 

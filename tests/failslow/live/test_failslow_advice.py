@@ -66,7 +66,7 @@ def test_relief_is_reported_and_resets_loss() -> None:
         follow(FollowedJob(), SLOW, Overheads()), LiveJob("4711", 1, "client", lost_seconds=6.0), Overheads()
     )
     assert (followed.action, followed.advice_number, followed.state.lost) == (Action.IGNORE, 2, 0.0)
-    assert json.loads(advice_text(followed, Overheads(), 5.0))["message"] == "the job is no longer slow"
+    assert "no longer slow" in json.loads(advice_text(followed, Overheads(), 5.0))["message"]
 
 
 def test_loss_is_counted_per_rank() -> None:

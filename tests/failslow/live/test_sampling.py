@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -101,7 +102,7 @@ def test_second_job_is_a_problem_and_stops_sampling(tmp_path: Path) -> None:
     node.run(simulated_rates(14, 400))
     assert node.values_of("sample") == []
     ((kind, sentence),) = node.values_of("problem")
-    assert (kind, sentence) == ("jobs", "2 jobs on this node, so counters cannot be attributed to a job")
+    assert (kind, sentence.startswith("2 jobs ")) == ("jobs", True)
     node.running_jobs = JOB
     node.run(simulated_rates(14, 400))
     assert node.values_of("sample")
@@ -181,7 +182,8 @@ def test_missing_ports_are_reported_once_and_searched_again(tmp_path: Path) -> N
     node = SimulatedNode(tmp_path)
     shutil.rmtree(tmp_path / "sys")
     node.pass_time(300)
-    assert node.values_of("problem") == [["ib", "ib: no InfiniBand port has byte counters"]]
+    ((kind, sentence),) = node.values_of("problem")
+    assert (kind, "InfiniBand" in sentence) == ("ib", True)
     write(tmp_path, dict.fromkeys(node.files, "0\n"))
     node.run(simulated_rates(14, 500))
     assert node.values_of("sample")
@@ -273,15 +275,13 @@ def test_too_expensive_sampling_reduces_gpus_then_rate_then_stops(tmp_path: Path
     assert node.sampling.stopped
     assert not gpus.is_open
     problems = node.values_of("problem")
-    assert problems[0] == [
-        "rate",
-        "sampling used 0.20% of a core (limit 0.1%). It continues every 1 s, and iterations shorter than 20 s are not "
-        "detected",
-    ]
+    kind, sentence = problems[0]
+    assert kind == "rate"
+    assert re.findall(r"[\d.]+(?:%| s\b)", sentence) == ["0.20%", "0.1%", "1 s", "20 s"]
     assert problems[-2] == ["rate", ""]
     kind, sentence = problems[-1]
     assert kind == "cost"
-    assert sentence == "sampling is off because it used 0.20% of a core with a sample every 4 s (limit 0.1%)"
+    assert re.findall(r"[\d.]+(?:%| s\b)", sentence) == ["0.20%", "4 s", "0.1%"]
 
 
 def test_sampling_within_limit_is_unchanged(tmp_path: Path) -> None:
@@ -383,15 +383,16 @@ def test_sampling_process_reports_job_and_ends_with_its_reader(tmp_path: Path) -
     step_until(sampler, 0.0, lambda: sampler.gpus and sampler.problems)
     assert sampler.job == "4711"
     assert len(sampler.gpus) == 8
-    assert sorted(sampler.problems) == [
-        "ib: no InfiniBand port has byte counters",
-        "nvml: no GPU on this node has a usable counter for power",
-    ]
+    without_port, without_counter = sorted(sampler.problems)
+    assert without_port.startswith("ib: ")
+    assert without_counter.startswith("nvml: ")
+    assert without_counter.endswith(" power")
     pid = pid_of(sampler)
     assert is_alive(pid)
     second = Sampler(Setup(("ib",), 1.0, str(tmp_path), lock=str(tmp_path / "lock")))
     step_until(second, 0.0, lambda: second.problems)
-    assert second.problems == ("sampling waits because an earlier sampling process hangs in the driver",)
+    (problem,) = second.problems
+    assert "earlier sampling process" in problem
     sampler.close()
     step_until(second, 0.0, lambda: not second.problems and second.job)
     second.close()
@@ -429,7 +430,8 @@ def test_ended_process_is_restarted_with_growing_delay(tmp_path: Path) -> None:
         before = len(starts.read_text()) if starts.exists() else 0
         step_until(sampler, now, lambda: sampler._process is None and sampler._hung is None)
         assert len(starts.read_text()) == before + 1
-        assert sampler.problems == ("sampling ended unexpectedly and will be restarted",)
+        (problem,) = sampler.problems
+        assert "restarted" in problem
         delays.append(sampler._restart_at - now)
         now = sampler._restart_at
         assert list(sampler.step(now - 1)) == []
@@ -439,10 +441,11 @@ def test_ended_process_is_restarted_with_growing_delay(tmp_path: Path) -> None:
 
 
 def test_process_stopped_for_cost_stays_off(tmp_path: Path) -> None:
-    line = json.dumps({"problem": ["cost", "sampling is off: it took 1% of a core"]})
+    problem = "sampling is off: it took 1% of a core"
+    line = json.dumps({"problem": ["cost", problem]})
     sampler = Sampler(Setup(("ib",), 0.5), script_command(tmp_path, f"print({line!r})\n"))
     step_until(sampler, 0.0, lambda: sampler._process is None and sampler._hung is None)
-    assert sampler.problems == ("sampling is off: it took 1% of a core",)
+    assert sampler.problems == (problem,)
     assert list(sampler.step(1e9)) == []
     assert sampler._process is None
 
@@ -455,7 +458,8 @@ def test_hanging_process_is_not_killed_and_blocks_restart(tmp_path: Path) -> Non
     assert list(sampler.step(1e6)) == []
     assert is_alive(pid)
     assert sampler.job == ""
-    assert sampler.problems == ("sampling may hang in the driver; it resumes once the hanging process has ended",)
+    (problem,) = sampler.problems
+    assert "may hang" in problem
     assert list(sampler.step(2e6)) == []
     assert sampler._process is None
     os.kill(pid, 9)  # the call returned
@@ -488,9 +492,8 @@ def test_live_process_samples_and_ends_sampling_process(tmp_path: Path) -> None:
         process_end.close()
         document = run / "failslow.json"
         until(lambda: document.exists() and json.loads(document.read_text())["problems"])
-        assert json.loads(document.read_text())["problems"] == [
-            "2 jobs on this node, so counters cannot be attributed to a job"
-        ]
+        (problem,) = json.loads(document.read_text())["problems"]
+        assert problem.startswith("2 jobs ")
         with open(run / "sampling.lock") as lock:
             assert not take_lock(lock)
             own_end.close()

@@ -109,7 +109,8 @@ def test_stragglers_of_two_stages_move_to_interior_stage() -> None:
     topology = rearrange(positions_of_job(4, 2), {0, 5})  # stages 0 and 2
     assert topology.stages == (2,)
     assert [(swap.a, swap.b, swap.reason) for swap in topology.swaps] == [((0,), (4,), "straggler")]
-    assert topology.limitations == ("stage 2 of 4 stays slow; packing limits the damage to this stage",)
+    (limitation,) = topology.limitations
+    assert limitation.startswith("stage 2 of 4 ")
 
 
 def test_no_rank_moves_without_stragglers() -> None:
@@ -162,7 +163,8 @@ def test_swaps_for_links_keep_stragglers_packed(
 def test_link_within_tensor_parallel_group_is_limitation() -> None:
     topology = rearrange(positions_of_job(2, 2, 2), (), {(0, 1)})
     assert topology.swaps == ()
-    assert topology.limitations == ("the link between ranks 0 and 1 lies within a tensor-parallel group",)
+    (limitation,) = topology.limitations
+    assert ("ranks 0 and 1" in limitation, "tensor-parallel" in limitation) == (True, True)
 
 
 @pytest.mark.parametrize(

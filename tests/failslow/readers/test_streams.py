@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from contextlib import suppress
 
 import pytest
@@ -84,7 +85,7 @@ def test_period_is_found_in_each_kind_of_record(tmp_path, capsys, kind):
     assert document["iteration_seconds"] == pytest.approx(1.0, rel=0.02)
     assert document["confidence"] == pytest.approx(1.0)
     assert main(["failslow", "period", str(tmp_path / name)]) == 0
-    assert "an iteration has 5 operations" in capsys.readouterr().out
+    assert " 5 operations " in capsys.readouterr().out
 
 
 def test_doubtful_period_is_reported_with_alternative(tmp_path, capsys):
@@ -95,7 +96,7 @@ def test_doubtful_period_is_reported_with_alternative(tmp_path, capsys):
     assert (document["period"], document["series"][0]["other"]["period"]) == (3, 97)
     assert document["confidence"] < 0.5
     assert main(["failslow", "period", str(tmp_path / "rank3.log")]) == 0
-    assert "note: doubtful: an iteration may have 97 operations and take" in capsys.readouterr().out
+    assert re.search(r"(?m)^note: doubtful: .* 97 operations ", capsys.readouterr().out)
 
 
 def test_imprecise_iteration_time_is_reported_as_doubtful(tmp_path, capsys):
@@ -106,7 +107,7 @@ def test_imprecise_iteration_time_is_reported_as_doubtful(tmp_path, capsys):
     assert document["series"][0]["within"] > 0.012
     assert document["confidence"] < 0.5
     assert main(["failslow", "period", str(tmp_path / "rank3.log")]) == 0
-    assert "doubtful: with only 24 iterations, the iteration time may be wrong by" in capsys.readouterr().out
+    assert re.search(r"doubtful: .* 24 iterations", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("kind", ["pickle", "json", "log", "json log", "inspector"])
@@ -155,7 +156,7 @@ def test_incomplete_last_line_is_left_out_and_noted(tmp_path, capsys, kind):
     name, data = record_file(kind)
     (tmp_path / name).write_bytes(data[:-20])
     assert main(["failslow", "period", str(tmp_path / name)]) == 0
-    assert "line 300 is incomplete and was left out" in capsys.readouterr().out
+    assert "line 300 is incomplete" in capsys.readouterr().out
 
 
 def test_header_before_records_is_read_as_in_v4_3():

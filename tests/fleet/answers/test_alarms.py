@@ -125,7 +125,7 @@ def test_has_findings_only_above_limit(tmp_path):
         False,
         True,
     )
-    assert "Checks above 1.0 %: gpu_xid (1.0 %, not significantly)." in text_of(answer, Page())
+    assert "gpu_xid (1.0 %, not significantly)" in text_of(answer, Page())
 
 
 def test_jobs_hit_by_one_condition_widen_interval(tmp_path):
@@ -150,7 +150,7 @@ def test_alarms_leaves_out_unplaced_and_unchosen_jobs(tmp_path):
     made.condition("a", "gpu_xid/79", AT + 9)
     answer = alarms_of(made, tmp_path / "all")
     assert (answer["completed_jobs"], answer["placed_jobs"], answer["jobs"]) == (3, 2, 2)
-    assert "1 completed jobs are left out because their nodes are unknown." in answer["notes"]
+    assert any(note.startswith("1 completed jobs ") for note in answer["notes"])
     assert alarms_of(made, tmp_path / "one", Choice(account="vision"))["jobs"] == 1
 
 
@@ -186,7 +186,7 @@ def test_alarms_handles_job_without_run(tmp_path):
     made.condition("a", "gpu_xid/79", AT)
     answer = alarms_of(made, tmp_path)
     assert (answer["completed_jobs"], answer["share"], answer["checks"], answer["by_week"]) == (0, None, [], [])
-    assert "No job completed in this period." in text_of(answer, Page())
+    assert "No job completed" in text_of(answer, Page())
 
 
 def test_weeks_begin_on_monday_and_are_cut_at_period(tmp_path):

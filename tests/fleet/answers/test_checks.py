@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from random import Random
 
@@ -107,7 +108,7 @@ def test_enabled_silent_check_is_listed_as_never(tmp_path):
     )
     assert "gpu_ecc" in answer["not_deployed"]
     assert "mount" not in answer["not_deployed"]
-    assert "Checks that are enabled but never reported anything: mount." in text_of(answer, Page())
+    assert re.search(r"never .*: mount\.", text_of(answer, Page()))
 
 
 def test_check_list_of_alive_ignores_forged_text(tmp_path):
@@ -214,7 +215,7 @@ def test_checks_handles_empty_and_quiet_store(tmp_path):
         0,
         ["gpu_xid", "ib_link", "mount"],
     )
-    assert "No check failed in this period." in text_of(answer, Page())
+    assert "No check failed" in text_of(answer, Page())
 
 
 def test_checks_ignores_order_of_rows(tmp_path):

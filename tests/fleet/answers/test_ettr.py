@@ -145,7 +145,7 @@ def test_run_loses_starts_and_half_interval_per_interruption(tmp_path):
     assert 0 < row_["expected"] < 1
     assert found["rate_interval"][0] < found["parameters"]["rate"] < found["rate_interval"][1]
     assert found["interval"][0] <= found["exact"] <= found["interval"][1]
-    assert "Measured: runs of 24 h or more" in text_of(found, Page())
+    assert "Measured: runs of 24 h" in text_of(found, Page())
 
 
 def test_overlapping_jobs_of_one_name_are_left_out(tmp_path):
@@ -154,7 +154,7 @@ def test_overlapping_jobs_of_one_name_are_left_out(tmp_path):
         add_run(made, "family", [(0, 30, "COMPLETED")])
     found = ettr_of(made, tmp_path)
     assert (found["measured"], found["families"]) == ([], 1)
-    assert any("1 run of 24 h or more is left out" in note for note in found["notes"])
+    assert any(note.startswith("1 run of 24 h") for note in found["notes"])
 
 
 def test_rate_option_replaces_missing_large_jobs(tmp_path):
@@ -185,8 +185,8 @@ def test_store_without_failures_warns_about_lower_bound(tmp_path):
 def test_missing_interval_advice_is_explained():
     status, out, _ = fleet("ettr", "--rate", "6.5", "--write", "500d")
     assert status == 0
-    assert "writing a checkpoint takes more than half the time between two failures" in " ".join(out.split())
-    assert "Daly and Young's interval" not in out
+    assert "more than half the time" in " ".join(out.split())
+    assert "Young's interval" not in out
 
 
 def test_view_explains_simulated_mean_for_finite_job():

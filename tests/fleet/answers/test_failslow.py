@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def test_cost_uses_accounted_gpus_and_is_unknown_without(tmp_path):
         entry["gpus"] = None
     answer = failslow_of(made, tmp_path / "unknown")
     assert (answer["lost_gpu_seconds"], answer["unknown_seconds"], answer["slow_seconds"]) == (0, HOUR, HOUR)
-    assert any("The cost of 100.0 % of the slow time is unknown" in note for note in answer["notes"])
+    assert any(re.search(r"cost of 100\.0 % .* unknown", note) for note in answer["notes"])
 
 
 def test_slowness_counts_only_within_period(tmp_path):
@@ -114,7 +115,7 @@ def test_validations_are_listed_and_open_failure_is_finding(tmp_path):
     answer = failslow_of(made, tmp_path / "over")
     assert [(row["failed_validations"], row["slow_validations"]) for row in answer["nodes"]] == [(1, 1)]
     assert not failslow.has_findings(answer)
-    assert "A validation failed on 1 node: a." in list(view_of(answer).sentences)
+    assert any(sentence.endswith(" 1 node: a.") for sentence in view_of(answer).sentences)
     made.condition("b", "validation/failed", AT, "degraded", "level")
     assert failslow.has_findings(failslow_of(made, tmp_path / "stands"))
 
@@ -123,8 +124,9 @@ def test_failslow_handles_no_reports_and_no_streams(tmp_path):
     made = HistoryBuilder()
     made.alive("a")
     answer = failslow_of(made, tmp_path / "quiet")
-    assert list(view_of(answer).sentences) == ["No node reported a slow job."]
-    assert any("without reports may still have been slow" in note for note in answer["notes"])
+    (sentence,) = view_of(answer).sentences
+    assert sentence.startswith("No node ")
+    assert any("without reports" in note for note in answer["notes"])
     with pytest.raises(Unanswerable):
         failslow_of(HistoryBuilder(), tmp_path / "empty")
 
@@ -136,11 +138,8 @@ def test_document_is_json_and_text_has_its_numbers(tmp_path):
     add_slowness(made, "a", AT, AT + 600, AT + 5 * HOUR, 0.25, str(job))
     answer = failslow_of(made, tmp_path)
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
-    text = text_of(answer, Page())
-    assert (
-        "1 node reported slow jobs, for 5.00 node-hours. As far as known, they cost 8.00 GPU-hours, 10.0 % of the "
-        "jobs' GPU time" in " ".join(text.split())
-    )
+    text = " ".join(text_of(answer, Page()).split())
+    assert re.search(r"1 node .* 5\.00 node-hours\. .* 8\.00 GPU-hours, 10\.0 % ", text)
     assert failslow.has_findings(answer)
 
 

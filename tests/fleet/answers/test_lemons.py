@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
@@ -166,9 +167,9 @@ def test_node_with_repeated_job_failures_is_lemon_with_reason(tmp_path: Path) ->
     assert entry["score"] > 5
     assert entry["probability"] > 0.9
     assert len(entry["evidence"]) == 4
-    assert "(512 GPUs on 64 nodes) ended NODE_FAIL: it went down" in entry["evidence"][0]["text"]
+    assert "(512 GPUs on 64 nodes) ended NODE_FAIL" in entry["evidence"][0]["text"]
     text = text_of(document, Page())
-    assert "g005: 4 multi-node failures (4 with 512 GPUs), out 4 times in" in text
+    assert re.search(r"g005: 4 .*\(4 with 512 GPUs\), out 4 times", text)
     assert "; fleet median 0\n" in text
     assert (
         'scontrol update NodeName=g005 State=DRAIN Reason="lemon: 4 multi-node failures (4 with 512 GPUs), out' in text
@@ -333,7 +334,7 @@ def test_old_store_is_noted_before_commands(tmp_path: Path, old: bool) -> None:
     text = text_of(lemons_of(made, tmp_path) | {"old": old}, Page())
     before, line, _ = text.partition("scontrol update")
     assert line
-    assert ("The store ends at " in before) == old
+    assert ("store ends at " in before) == old
 
 
 @pytest.mark.parametrize(
@@ -357,8 +358,8 @@ def test_node_out_of_service_gets_no_command(tmp_path: Path) -> None:
     document = lemons_of(made, tmp_path)
     assert lemon_names(document) == ["g005"]
     assert document["nodes"][0]["command"] is None
-    assert "already out of service since " in text_of(document, Page())
-    assert any("1 of 100 nodes is out of service" in note for note in document["notes"])
+    assert "already out of service" in text_of(document, Page())
+    assert any(note.startswith("1 of 100 nodes ") for note in document["notes"])
 
 
 def test_hostile_node_name_is_escaped_and_gets_no_command(tmp_path: Path) -> None:
@@ -371,7 +372,7 @@ def test_hostile_node_name_is_escaped_and_gets_no_command(tmp_path: Path) -> Non
     assert lemon_names(document) == [name]
     assert document["nodes"][0]["command"] is None
     text = text_of(document, Page())
-    assert "not a valid Slurm node name" in text
+    assert "not a valid" in text
     assert "\x1b" not in text
     assert "scontrol" not in text
 
@@ -386,8 +387,8 @@ def test_failures_recorded_by_other_tools_are_evidence(tmp_path: Path) -> None:
     document = lemons_of(made, tmp_path)
     assert lemon_names(document) == ["g007"]
     assert document["nodes"][0]["text"].startswith("7 failures in ")
-    assert "another tool recorded a failure (hw)" in document["nodes"][0]["evidence"][0]["text"]
-    assert any("never failed are missing" in note for note in document["notes"])
+    assert "failure (hw)" in document["nodes"][0]["evidence"][0]["text"]
+    assert any("never failed" in note for note in document["notes"])
 
 
 def test_data_after_window_is_ignored_and_data_before_counts(tmp_path: Path) -> None:
@@ -414,8 +415,8 @@ def test_lemons_handles_empty_store_and_single_row(tmp_path: Path) -> None:
     job(made, [], BEGIN, "NODE_FAIL")
     document = lemons_of(made, tmp_path / "job")
     assert (document["nodes"], document["fleets"], document["candidates"]) == ([], [], [])
-    assert "None of 0 nodes fails far more often" in text_of(document, Page())
-    assert any("not 28 days. Few lemons can be found" in note for note in document["notes"])
+    assert "None of 0 nodes" in text_of(document, Page())
+    assert any("not 28 days" in note for note in document["notes"])
     assert document["cdfs"]["tickets"] == []
 
 
@@ -639,4 +640,4 @@ def test_shell_command_is_safe_for_any_name(name: str, reasons: list[str]) -> No
 def test_evidence_of_equal_times_has_fixed_order() -> None:
     evidence = [Evidence("ticket", 5, 5, "ticket", 0.1, "x"), Evidence("out", 5, 9, "down", 1.0, "y")]
     (incident,) = merge_incidents(entry.sign for entry in evidence)
-    assert lemons.incident_row(incident, evidence)["text"].startswith("a ticket was opened; it went down, out for")
+    assert re.match(r"a ticket .*; it went down", lemons.incident_row(incident, evidence)["text"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -65,7 +66,7 @@ def test_infrastructure_share_covers_jobs_runtime_and_gpu_time(tmp_path: Path) -
     found = answer["infrastructure"]
     assert (found["share_of_jobs"], found["share_of_runtime"]) == (0.25, 0.5)
     assert found["share_of_gpu_time"] == pytest.approx(48 / 72)
-    assert "which accounted for 50.0 % of the runtime and 66.7 % of the GPU time" in text_of(answer, Page(200))
+    assert re.search(r" 50\.0 % of the runtime .* 66\.7 % of the GPU time", text_of(answer, Page(200)))
 
 
 def test_utilisation_and_goodput_cover_known_gpus_and_times(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_unread_time_is_excluded_from_utilisation_and_noted(tmp_path: Path) -> N
     made.job(1, "COMPLETED", 0, LENGTH - 1, "a")
     answer = states_of(with_nodes(made, "a", LENGTH // 2), tmp_path / "a")
     assert answer["use"]["utilisation"] == pytest.approx(1)
-    assert "No jobs of c1 were read for 50.0 % of the time, which is excluded from the utilisation." in answer["notes"]
+    assert any(re.search(r"\bc1 .* 50\.0 % ", note) for note in answer["notes"])
     unread = with_nodes(made, "a")
     unread["ingests"] = []
     use = states_of(unread, tmp_path / "b")["use"]
@@ -202,7 +203,7 @@ def test_jobs_and_nodes_without_times_count_no_time(tmp_path: Path) -> None:
     answer = states_of(with_nodes(made, "az"), tmp_path)
     assert sum(entry["gpu_seconds"] for entry in answer["by_state"]) == 4 * HOUR
     assert (answer["use"]["gpu_seconds_used"], answer["use"]["utilisation"]) == (0, 0)
-    assert any("1 job never started, or has an unknown number of GPUs" in note for note in answer["notes"])
+    assert any(note.startswith("1 job never started") for note in answer["notes"])
 
 
 def test_states_handles_store_without_jobs_and_period_without_ends(tmp_path: Path) -> None:
@@ -212,7 +213,7 @@ def test_states_handles_store_without_jobs_and_period_without_ends(tmp_path: Pat
     made.job(1, "RUNNING", 0, None)
     answer = states_of(made.history, tmp_path / "b")
     assert (answer["by_state"], answer["by_size"], answer["infrastructure"]["share_of_jobs"]) == ([], [], None)
-    assert "No job ended in this period." in text_of(answer, Page())
+    assert "No job ended" in text_of(answer, Page())
 
 
 @pytest.mark.parametrize("at", [BEGIN, END, END + 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ def test_chapter_names_lemons_and_draws_signals(tmp_path: Path) -> None:
     for week in range(4):
         died(made, "g005", BEGIN + (6 * week + 3) * DAY, others=63)
     chapter = view(lemons_of(made, tmp_path))
-    assert chapter.sentences[0].startswith("1 of 100 nodes fails far more often")
-    assert "jobs of more than 128 GPUs" in chapter.sentences[1]
+    assert chapter.sentences[0].startswith("1 of 100 nodes ")
+    assert " 128 GPUs" in chapter.sentences[1]
     (detail,) = chapter.details
     assert detail.lines[0].startswith("scontrol update NodeName=g005")
     (table,) = chapter.tables
@@ -40,9 +41,8 @@ def test_chapter_names_lemons_and_draws_signals(tmp_path: Path) -> None:
 
 
 def test_chapter_without_lemons_or_nodes(tmp_path: Path) -> None:
-    assert view(lemons_of(healthy_fleet(), tmp_path / "a")).sentences == (
-        "None of 100 nodes fails far more often than the others in 26 days.",
-    )
+    (sentence,) = view(lemons_of(healthy_fleet(), tmp_path / "a")).sentences
+    assert re.fullmatch(r"None of 100 nodes .* 26 days\.", sentence)
     made = empty()
     job(made, [], BEGIN, "FAILED")
     chapter = view(lemons_of(made, tmp_path / "b"))

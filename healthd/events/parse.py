@@ -1,4 +1,4 @@
-"""Parser for one line in an event stream. Pure.
+"""Parser for one line in an event stream. Pure functions.
 
 docs/events.md defines a line. Lines from a newer healthd (another schema, an unknown event) are kept unchanged. A
 damaged line is reported with a reason, and no data is taken from it.

@@ -1,4 +1,4 @@
-"""Formats a stream's events (docs/events.md) as rows for people, in the order of the stream. Pure.
+"""Formats a stream's events (docs/events.md) as rows for people, in the order of the stream. Pure functions.
 
 A field that is missing or has an unexpected type is omitted without an error.
 """

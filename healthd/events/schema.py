@@ -1,4 +1,4 @@
-"""Schema of the stream: its events, their fields, and how an event becomes a line of JSON. Pure.
+"""Schema of the stream: its events, their fields, and how an event becomes a line of JSON. Pure functions.
 
 docs/events.md is the contract with readers, and docs/events.schema.json is the same contract for programs. A test
 compares all three. A new field must be optional. Any other change needs a new SCHEMA.

@@ -1,4 +1,4 @@
-"""Records which lines of each stream were read, to detect repeats and gaps. Pure.
+"""Records which lines of each stream were read, to detect repeats and gaps. Pure functions.
 
 A writer that was killed may write some lines twice, and so may any lossless transport. A line is identified by
 (cluster, node, stream_id, seq). Memory grows with the number of streams and gaps, not with the number of lines.

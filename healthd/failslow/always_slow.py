@@ -1,4 +1,4 @@
-"""Finds series that were slower than their peers from the first sample to the last. Pure.
+"""Finds series that were slower than their peers from the first sample to the last. Pure functions.
 
 The detector compares a series with its own past, so it cannot detect slowness that was present from the start. This
 module detects such slowness by comparing a series with peers that have the same work. It compares:

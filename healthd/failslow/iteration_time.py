@@ -1,4 +1,6 @@
-"""Computes the typical duration of an iteration, from the positions of iterations and the times of operations. Pure.
+"""Computes the typical duration of an iteration, from the positions of iterations and the times of operations.
+
+Pure functions.
 
 The result is the median of the durations, with two corrections:
 

@@ -1,4 +1,4 @@
-"""Finds outliers among peers: ranks whose own time rose relative to their baseline and to their peers. Pure.
+"""Finds outliers among peers: ranks whose own time rose relative to their baseline and to their peers. Pure functions.
 
 peers.py describes the limits and their reasons.
 """

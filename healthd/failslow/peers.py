@@ -1,4 +1,4 @@
-"""Compares series with their peers, to find the component that causes slowness. Pure.
+"""Compares series with their peers, to find the component that causes slowness. Pure functions.
 
 A collective makes every rank of a gang equally slow. A step in all iteration times therefore shows only that the job is
 slow. In only 1.7 % of straggling jobs, slow workers explain more than half of the slowdown (Lin et al., OSDI 2025,

@@ -1,4 +1,6 @@
-"""Finds the iterations in a stream of (operation, time): the operations in one, and each one's duration. Pure.
+"""Finds the iterations in a stream of (operation, time): the operations in one, and each one's duration.
+
+Pure functions.
 
 FALCON (arXiv 2410.12588, 2.2 step 2): ACF_k is the autocorrelation of the sequence of operations, and the period is the
 smallest k >= 1 with ACF_k >= 0.95. The duration of an iteration is the time from an operation to its next occurrence

@@ -1,4 +1,4 @@
-"""Formats the output of `healthd failslow`: the document (docs/json.md) and its text. Pure."""
+"""Formats the output of `healthd failslow`: the document (docs/json.md) and its text. Pure functions."""
 
 from __future__ import annotations
 

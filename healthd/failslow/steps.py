@@ -1,4 +1,4 @@
-"""Finds steps (simultaneous changes in several series), and the position of a step in each series. Pure."""
+"""Finds steps (simultaneous changes in several series), and the position of a step in each series. Pure functions."""
 
 from __future__ import annotations
 

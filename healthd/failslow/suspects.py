@@ -1,4 +1,4 @@
-"""Selects the suspects for a step: outlying ranks or their node, groups, and a node that alone is slow. Pure.
+"""Selects the suspects for a step: outlying ranks or their node, groups, and a node that alone is slow. Pure functions.
 
 peers.py determines when each rule applies. It describes the limits and the confidence.
 

@@ -1,4 +1,4 @@
-"""Measures a series's times before and after an onset, for each kind of time. Pure.
+"""Measures a series's times before and after an onset, for each kind of time. Pure functions.
 
 The time before an onset is measured over the last MAX_BASELINE samples that are in the same regime and outside slow
 spans, in blocks of BLOCK. It is the lower quartile of the blocks, so that a ramp or another slow span does not become

@@ -1,4 +1,6 @@
-"""Checks that a query gives the same result in DuckDB and Spark, and that none of its joins is too large. Pure.
+"""Checks that a query gives the same result in DuckDB and Spark, and that none of its joins is too large.
+
+Pure functions.
 
 A query is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions in FUNCTIONS.
 Everything else is rejected with a message that names the line and an alternative.

@@ -1,4 +1,4 @@
-"""Builds the report as one HTML file: text, tables, charts, and the program that draws the charts. Pure.
+"""Builds the report as one HTML file: text, tables, charts, and the program that draws the charts. Pure functions.
 
 The page fetches nothing: its Content-Security-Policy (CSP level 3, https://www.w3.org/TR/CSP3/) forbids all requests,
 and allows only its own two scripts, by their digests. External text is escaped (HTML, 13.1.2 and 4.12.1.3:

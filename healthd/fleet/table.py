@@ -1,4 +1,4 @@
-"""Formats answers as text tables that fit the page. Pure.
+"""Formats answers as text tables that fit the page. Pure functions.
 
 A column with the same value in all rows is printed once above the table. Columns that do not fit are listed below.
 """

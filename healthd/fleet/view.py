@@ -1,4 +1,4 @@
-"""Describes an answer for people: its sentences, tables, figures and notes. Pure.
+"""Describes an answer for people: its sentences, tables, figures and notes. Pure functions.
 
 Each answer has one description, which its function `view(document) -> View` returns. `view_text` renders the
 description for a terminal, and report_page.py renders it as HTML. `--json` prints the document instead. Each column of

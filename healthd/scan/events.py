@@ -1,4 +1,4 @@
-"""Merges the messages in any machine's log into events, in file order, by the rules of the daemon. Pure.
+"""Merges the messages in any machine's log into events, in file order, by the rules of the daemon. Pure functions.
 
 Repeated lines are only counted. Memory is bounded for any log.
 """

@@ -1,4 +1,4 @@
-"""A block of log lines, and the counters for reading a log. Pure."""
+"""A block of log lines, and the counters for reading a log. Pure functions."""
 
 from __future__ import annotations
 

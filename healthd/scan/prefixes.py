@@ -1,4 +1,4 @@
-"""Removes prefixes from log lines, and reads journalctl's formats. Pure."""
+"""Removes prefixes from log lines, and reads journalctl's formats. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Recognises text that people and programs put before a quoted kernel line. Only `healthd scan` uses it. Pure.
+"""Recognises text that people and programs put before a quoted kernel line. Only `healthd scan` uses it.
+
+Pure functions.
 
 Formats, each from a real post:
 

@@ -1,4 +1,4 @@
-"""The table that `healthd scan` prints: incidents in chronological order, and notes. Pure.
+"""The table that `healthd scan` prints: incidents in chronological order, and notes. Pure functions.
 
 Each incident begins with its first cause. A repeated incident is shown once, with its count. If there are too many
 incidents, the mildest are only counted, so the output is bounded.

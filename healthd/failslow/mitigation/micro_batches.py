@@ -1,4 +1,6 @@
-"""Remedy S2: divides micro-batches so that the slowest data-parallel group finishes as early as possible. Pure.
+"""Remedy S2: divides micro-batches so that the slowest data-parallel group finishes as early as possible.
+
+Pure functions.
 
 FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. The duration of an iteration is the
 makespan, max(m_i t_i). In about 2 % of random cases, FALCON's rule misses the best makespan. This module therefore

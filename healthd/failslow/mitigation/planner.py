@@ -1,4 +1,4 @@
-"""Chooses a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure.
+"""Chooses a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure functions.
 
 It is unknown how long slowness will last. Acting at once is a waste if the slowness ends by itself, but waiting is a
 waste if it lasts. The planner therefore compares the loss so far with the cost of each remedy, cheapest first. When the

@@ -1,4 +1,4 @@
-"""Remedy S3: exchanges ranks' positions so that a slow GPU or link costs the job as little as possible. Pure.
+"""Remedy S3: exchanges ranks' positions so that a slow GPU or link costs the job as little as possible. Pure functions.
 
 FALCON (arXiv 2410.12588, S3): a pipeline is as fast as its slowest stage. Stragglers are therefore packed into as few
 stages as possible, ceil(stragglers / GPUs per stage). Interior stages are preferred, because the first and last stages

@@ -1,4 +1,4 @@
-"""Determines the meaning of a table's columns, from the user's options or from well-known names. Pure."""
+"""Determines the meaning of a table's columns, from the user's options or from well-known names. Pure functions."""
 
 from __future__ import annotations
 

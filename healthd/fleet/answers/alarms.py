@@ -101,7 +101,7 @@ def alarms(study: Study, *, limit: float = LIMIT) -> Document:
 def counts_row(row: AlarmCounts, completed: int) -> Row:
     """Return the counts, the share of completed jobs for each count, and the confidence interval of the share.
 
-    The interval treats all jobs that saw the same condition as one clump. Pure.
+    The interval treats all jobs that saw the same condition as one clump.
     """
     interval = wilson(row.jobs, completed, design_effect(row.jobs, row.squares))
     return {
@@ -115,7 +115,7 @@ def counts_row(row: AlarmCounts, completed: int) -> Row:
 
 
 def by_check(checks: list[AlarmCounts], codes: list[AlarmCounts], completed: int, limit: float) -> list[Row]:
-    """Return the checks with their codes. The check with the most jobs comes first. Pure.
+    """Return the checks with their codes. The check with the most jobs comes first.
 
     above   True if the share is more than `limit`
     surely  True if the lower end of the interval is also above `limit`

@@ -212,7 +212,7 @@ class Job(NamedTuple):
 
 
 def attribute_jobs(rows: Iterable[ConditionRow]) -> Iterator[tuple[Job, Attribution]]:
-    """Yield each job for which a cause was found, with its attribution. Pure.
+    """Yield each job for which a cause was found, with its attribution.
 
     rows: all rows for a job must follow each other. Within a job, all rows for a condition must follow each other.
     """
@@ -294,7 +294,7 @@ def _job_row(job: Job, result: Attribution) -> Row:
 def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[FailureTotal]) -> Document:
     """Count the failed jobs with and without a cause.
 
-    The failed jobs without a cause are also counted by how well their nodes were observed. Pure.
+    The failed jobs without a cause are also counted by how well their nodes were observed.
 
     totals: numbers for all failed jobs.
     """
@@ -322,7 +322,7 @@ def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[Failu
 
 
 def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
-    """Return the jobs, incidents and lost time for each cause. Pure.
+    """Return the jobs, incidents and lost time for each cause.
 
     by_chance: for each cause, the number of jobs that the rule attributes to the cause when its window is moved to one
     hour before the failure. These matches are chance.
@@ -374,7 +374,7 @@ def _incidents(jobs: Iterable[tuple[Job, Attribution]]) -> list[weeks.Incident]:
 def by_week(
     jobs: Sequence[tuple[Job, Attribution]], gpu_hours: Mapping[int, float], from_time: int, to_time: int
 ) -> Document:
-    """Count the failures for each cause in each week of [from, to), and find the spikes. Pure.
+    """Count the failures for each cause in each week of [from, to), and find the spikes.
 
     Weeks without failures are included. The first and last week may be partial: `days` is the number of the week's days
     in [from, to).
@@ -417,7 +417,7 @@ def by_week(
 
 
 def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
-    """Return which faults occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2". Pure.
+    """Return which faults occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2".
 
     Source: the paper's section about co-occurrence. The result is [{what, of, together, share, paper}]. `of` is the
     number of attributed jobs, and `together` is how many of these jobs had both faults.
@@ -466,7 +466,7 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 
 
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
-    """Return the GPU replacements found in the store, as [{cluster, node, time, subject, why}], sorted by time. Pure.
+    """Return the GPU replacements found in the store, as [{cluster, node, time, subject, why}], sorted by time.
 
     flags    flags that were cleared although a GPU keeps them for life
     tickets  tickets; their text may mention a GPU and its replacement

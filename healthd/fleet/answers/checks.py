@@ -166,7 +166,7 @@ def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document
 
 
 def incidents(sighting_rows: Iterable[Sighting], gap_seconds: int) -> list[Incident]:
-    """Group the failing sightings into incidents, sorted by node and time. Pure."""
+    """Group the failing sightings into incidents, sorted by node and time."""
     by_node: dict[Node, list[tuple[int, int, str]]] = defaultdict(list)
     for sighting in sighting_rows:
         by_node[sighting.cluster, sighting.node].append((sighting.time, -sighting.badness, sighting.check_name))
@@ -190,7 +190,7 @@ def by_check(
 ) -> list[Row]:
     """Return the checks that are deployed or reported something.
 
-    Those that were most often the first evidence come first. Pure.
+    Those that were most often the first evidence come first.
 
     The shares of first evidence add up to 1. `reported` is "failing", "warnings" (nothing worse) or "never" (enabled,
     but reported nothing).
@@ -236,7 +236,7 @@ def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
 
 
 def outcomes(all_incidents: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
-    """Count how the incidents ended. Pure.
+    """Count how the incidents ended.
 
     already_out  the incident began while the node was out of service
     drained      the node went out of service within DRAIN_WITHIN_SECONDS of the incident's end
@@ -267,7 +267,7 @@ def drains(
     sent: Iterable[DrainCommand],
     unobserved: set[tuple[str, str, int]],
 ) -> list[Row]:
-    """Return each drain (or node that went down) with its first evidence. Pure.
+    """Return each drain (or node that went down) with its first evidence.
 
     A failing condition counts if it was open when the drain began, was seen in the 24 hours before, and began after the
     node's previous outage. The first evidence is the first sighting of the earliest of these conditions.
@@ -318,7 +318,7 @@ def drains(
 
 
 def delays(drain_rows: Sequence[Row]) -> Row:
-    """Count the drains and those with evidence, and compute percentiles of the time from evidence to drain. Pure.
+    """Count the drains and those with evidence, and compute percentiles of the time from evidence to drain.
 
     Percentiles are nearest-rank: for example, the 90th percentile is the shortest time within which 90 % of the nodes
     were drained. With fewer than 100 drains, the 99th percentile is the longest time.
@@ -338,7 +338,7 @@ def delays(drain_rows: Sequence[Row]) -> Row:
 
 
 def nearest_rank(values: Sequence[int], percentile: int) -> int | None:
-    """Return the nearest-rank percentile of sorted `values`, or None if empty. Pure."""
+    """Return the nearest-rank percentile of sorted `values`, or None if empty."""
     return values[max(0, math.ceil(len(values) * percentile / 100) - 1)] if values else None
 
 

@@ -179,7 +179,7 @@ def measure_side(study: Study, name: str) -> Side:
 def job_measures(
     failed: Sequence[FailedJob], node_days: float, by_unit: Sequence[Sequence[EndedJobs]]
 ) -> list[Measure]:
-    """Return r_f, the share of each job state, and the GPU time lost to failures. Pure.
+    """Return r_f, the share of each job state, and the GPU time lost to failures.
 
     r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III. Lost time: first-order losses as in their
     section III.D, min(runtime, 30 min) x GPUs for each job that a node ended. `hardware_ends` defines these jobs.
@@ -237,7 +237,7 @@ def _failure_groupings(failed: Sequence[FailedJob], amounts: Sequence[float]) ->
 
 
 def node_measures(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]:
-    """Return the share of the known time that nodes were out of service, and the rate of each draining code. Pure."""
+    """Return the share of the known time that nodes were out of service, and the rate of each draining code."""
     out_days, known_days = [row.out_days for row in nodes], [row.known_days for row in nodes]
     measures = [
         Measure(
@@ -275,7 +275,7 @@ def node_measures(nodes: Sequence[Node], codes: Sequence[Code]) -> list[Measure]
 
 
 def compare_sides(a: Side, b: Side) -> Document:
-    """Compare two sides. Pure.
+    """Compare two sides.
 
     If a code is missing on one side, it counts as 0 there, with the exposure of that side's other codes.
     """
@@ -320,7 +320,7 @@ def _sort_key(row: Row) -> tuple[bool, float, float, str]:
 
 
 def tested_indices(rows: Sequence[Row]) -> list[int]:
-    """Return the indices of the measures to test. Pure.
+    """Return the indices of the measures to test.
 
     With each additional test, a difference must be clearer to count. Measures that cannot differ are therefore not
     tested:
@@ -337,7 +337,7 @@ def tested_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def overlap_notes(a: Side, b: Side) -> list[str]:
-    """Return notes about data that counts on both sides. Pure."""
+    """Return notes about data that counts on both sides."""
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
@@ -351,7 +351,7 @@ def overlap_notes(a: Side, b: Side) -> list[str]:
 
 
 def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
-    """Return the checks whose share of completed node-days is, on one side, less than half of the other side's. Pure.
+    """Return the checks whose share of completed node-days is, on one side, less than half of the other side's.
 
     The set is empty if one side has no record of completed checks.
     """
@@ -367,7 +367,7 @@ def unevenly_deployed_checks(a: Side, b: Side) -> set[str]:
 
 
 def without_checks(measures: Sequence[Measure], checks: Collection[str]) -> list[Measure]:
-    """Remove the codes of these checks from the measures, and also from the sum of all codes. Pure."""
+    """Remove the codes of these checks from the measures, and also from the sum of all codes."""
     remaining = [measure for measure in measures if _check_name(measure.name) not in checks]
     removed = [measure for measure in measures if _check_name(measure.name) in checks]
     for index, measure in enumerate(remaining):
@@ -391,7 +391,7 @@ def _side_row(side: Side) -> Row:
 
 
 def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
-    """Pair the measures of both sides by name. Pure.
+    """Pair the measures of both sides by name.
 
     A code that occurs on one side only counts as 0 on the other, because that side's nodes were observed too. Codes
     with fewer than MIN_EVENTS events are left out.
@@ -420,7 +420,7 @@ def _zero_measure(template: Measure | None, side: Sequence[Measure]) -> Measure 
 
 
 def ratio_row(a: Measure, b: Measure) -> Row:
-    """Return rate B / rate A with its interval, dispersion and p-value. Pure."""
+    """Return rate B / rate A with its interval, dispersion and p-value."""
     spread = dispersion(a, b)
     counted = (b.amount, b.exposure, a.amount, a.exposure, spread)
     if a.is_share:

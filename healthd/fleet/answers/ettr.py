@@ -48,7 +48,7 @@ def ettr_for_rate(
     productive_seconds: float | None = None,
     seed: int = SEED,
 ) -> Document:
-    """Return the ETTR document without a store, for a failure rate per 1000 node-days. Pure.
+    """Return the ETTR document without a store, for a failure rate per 1000 node-days.
 
     gpus_per_node: 0 means 8.
     """
@@ -119,7 +119,7 @@ def ettr(
 
 
 def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
-    """Return a job's ETTR by each method. Pure.
+    """Return a job's ETTR by each method.
 
     interval: confidence interval for a measured rate, or None for a given rate.
     """

@@ -180,7 +180,7 @@ def parse_job_ids(text: str | None) -> frozenset[int]:
 
 
 def node_loss(slow_spans: Sequence[SlowSpan], ran: Iterable[NodeJob]) -> NodeLoss:
-    """Return the GPU time that a node lost while jobs on it were reported as slow. Pure.
+    """Return the GPU time that a node lost while jobs on it were reported as slow.
 
     If slow spans overlap, the largest slowdown applies to all jobs that the spans name. If the spans name no job, it
     applies to the only job on the node.
@@ -230,7 +230,7 @@ def _split_spans(spans: Sequence[Span], cuts: Sequence[int]) -> Iterable[Span]:
 
 
 def episodes(lives: Sequence[SlowCondition], drains: Sequence[Drain]) -> list[Row]:
-    """Return a node's slow episodes. Overlapping episodes are merged. Pure.
+    """Return a node's slow episodes. Overlapping episodes are merged.
 
     Keys: `onset`, `reported`, `end` (last sighting), `ongoing`, `acted` (time of the first reaction, or None) and `by`
     (healthd, person, slurm, unknown or acknowledged).
@@ -270,7 +270,7 @@ def episodes(lives: Sequence[SlowCondition], drains: Sequence[Drain]) -> list[Ro
 
 
 def reaction(episode_rows: Iterable[Row]) -> Row:
-    """Return the times from onset to report, from report to reaction, and from onset to end. Pure."""
+    """Return the times from onset to report, from report to reaction, and from onset to end."""
     episode_list = list(episode_rows)
     counts: dict[str, int] = defaultdict(int)
     for episode in episode_list:

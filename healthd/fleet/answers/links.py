@@ -133,7 +133,7 @@ def links(study: Study) -> Document:
 
 
 def count_episodes(sights: Iterable[Sighting]) -> dict[str, Counter[Port]]:
-    """Count each port's episodes by kind. Sightings may be in any order. Pure."""
+    """Count each port's episodes by kind. Sightings may be in any order."""
     times: dict[tuple[str, Port], list[int]] = defaultdict(list)
     for row in sights:
         port = (row.cluster, row.node, row.subject or "")
@@ -151,7 +151,7 @@ def rate_rows(
     nodes: Sequence[ObservedNode],
     ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
-    """Return the fleet's rate for each kind. Its interval includes the spread between nodes. Pure."""
+    """Return the fleet's rate for each kind. Its interval includes the spread between nodes."""
     rows = []
     for kind, port_counts in episode_counts.items():
         by_node = Counter[Node]()
@@ -198,7 +198,7 @@ def worst_ports(
     nodes: Sequence[ObservedNode],
     ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
-    """Return ports with two or more episodes of a kind. Those least likely by chance come first. Pure.
+    """Return ports with two or more episodes of a kind. Those least likely by chance come first.
 
     p_value: probability of at least this many episodes by chance. Given the total number of episodes, a port's number
     is binomial, in proportion to the port's observed days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted:
@@ -236,7 +236,7 @@ def worst_ports(
 def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
     """Return the switches whose nodes had an episode. The least likely by chance come first.
 
-    Pure; the random draws have a fixed seed.
+    The random draws have a fixed seed.
 
     p_value: how often the same number of random nodes from the cluster exceeds its expected number of episodes by at
     least as much as the switch's nodes do. Because whole nodes are drawn, a single bad node is no evidence against its
@@ -316,7 +316,7 @@ def _adjust_p_values(rows: list[Row], tests: int, keys: tuple[str, ...]) -> list
 
 
 def switch_events(sights: Iterable[Sighting], switch_by_node: Mapping[Node, str | None]) -> list[Row]:
-    """Return the times when SWITCH_EVENT_MIN_NODES nodes on one switch lost a link within SWITCH_EVENT_SECONDS. Pure.
+    """Return the times when SWITCH_EVENT_MIN_NODES nodes on one switch lost a link within SWITCH_EVENT_SECONDS.
 
     Only the kinds down and flaps count.
     """

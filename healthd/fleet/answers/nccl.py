@@ -43,7 +43,7 @@ def nccl(folder: str) -> Document:
 
 
 def build_document(judgement: Judgement, read: files.Folder) -> Document:
-    """Convert a judgement into the answer's document. Pure."""
+    """Convert a judgement into the answer's document."""
     views = {view.rank: view for view in read.views}
     used_views = [view for rank, view in views.items() if rank not in judgement.unused_dumps]
     reasons = [_reason_row(blame, judgement, views) for blame in judgement.suspects]

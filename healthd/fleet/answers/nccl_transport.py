@@ -1,4 +1,4 @@
-"""Describes failed InfiniBand requests and hanging watchdogs from the ranks' logs. Pure."""
+"""Describes failed InfiniBand requests and hanging watchdogs from the ranks' logs. Pure functions."""
 
 from __future__ import annotations
 

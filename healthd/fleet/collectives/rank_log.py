@@ -1,4 +1,6 @@
-"""Parser for ranks' logs: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL. Pure.
+"""Parser for ranks' logs: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL.
+
+Pure functions.
 
 PyTorch's lines (ProcessGroupNCCL.cpp), by version:
 

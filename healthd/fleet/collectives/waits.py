@@ -1,4 +1,4 @@
-"""Finds the ranks that block a stuck job, using the collectives in which ranks wait. Pure.
+"""Finds the ranks that block a stuck job, using the collectives in which ranks wait. Pure functions.
 
 The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section about NCCL time-outs): in each group, find the
 first collective that some ranks entered and others did not. A rank that did not enter it may itself be waiting in a

@@ -1,1 +1,1 @@
-"""Statistics for the fleet's answers. Pure."""
+"""Statistics for the fleet's answers. Pure functions."""

@@ -1,4 +1,4 @@
-"""Formulas and a simulation for the share of a job's time in which it makes progress. Pure.
+"""Formulas and a simulation for the share of a job's time in which it makes progress. Pure functions.
 
 A job needs all its nodes and writes checkpoints at intervals. A node failure costs the work since the last checkpoint,
 a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by all the

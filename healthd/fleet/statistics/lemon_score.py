@@ -1,4 +1,4 @@
-"""Computes how much more often a node fails than the rest of the fleet. Pure.
+"""Computes how much more often a node fails than the rest of the fleet. Pure functions.
 
 A node that fails twice in four weeks may be unlucky: among 2,000 nodes that fail once in half a year, this happens to
 twenty. Each node's rate is therefore an empirical-Bayes posterior (Robbins 1956). Failures are Poisson, and the

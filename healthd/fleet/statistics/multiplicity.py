@@ -1,4 +1,7 @@
-"""Adjusts p-values for multiple tests: among 100 tests without an effect, five have p < 0.05 by chance. Pure."""
+"""Adjusts p-values for multiple tests: among 100 tests without an effect, five have p < 0.05 by chance.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 

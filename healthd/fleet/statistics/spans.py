@@ -1,4 +1,7 @@
-"""Time spans [begin, end) in epoch seconds, in sorted lists. Spans in a list do not overlap or touch. Pure."""
+"""Time spans [begin, end) in epoch seconds, in sorted lists. Spans in a list do not overlap or touch.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 

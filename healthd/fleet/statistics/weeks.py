@@ -1,4 +1,6 @@
-"""Counts failures by week and cause, and finds weeks that stand out and the few nodes responsible for them. Pure.
+"""Counts failures by week and cause, and finds weeks that stand out and the few nodes responsible for them.
+
+Pure functions.
 
 If the failure rate rises on the whole fleet, the likely cause is a driver or a new check. If it rises on three nodes,
 the likely cause is these nodes: "The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv

@@ -1,4 +1,4 @@
-"""The current state of one node according to healthd's metrics, and the group to which it belongs. Pure."""
+"""The current state of one node according to healthd's metrics, and the group to which it belongs. Pure functions."""
 
 from __future__ import annotations
 

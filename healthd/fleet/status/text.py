@@ -1,4 +1,4 @@
-"""Formats the state of all nodes as text and JSON. Pure."""
+"""Formats the state of all nodes as text and JSON. Pure functions."""
 
 from __future__ import annotations
 

@@ -77,23 +77,36 @@ def move_to_cgroup(pid: int, cgroup: Path) -> None:
         (cgroup / "tasks" if (cgroup / "tasks").exists() else cgroup / "cgroup.threads").write_text(task)
 
 
+def lowest_free_descriptor(pid: int) -> int:
+    """Return the lowest unused descriptor of a process that opens and closes nothing at present."""
+    seen: list[set[int]] = [set()]
+
+    def is_stable() -> bool:
+        seen.append(set(map(int, os.listdir(f"/proc/{pid}/fd"))))
+        return seen[-1] == seen[-2]
+
+    until(is_stable, "the process opens and closes no descriptor")
+    return next(number for number in range(len(seen[-1]) + 1) if number not in seen[-1])
+
+
 def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
     with Healthd(config="interval_seconds = 3600.0\n", directory=Path(tempfile.mkdtemp(prefix="healthd."))) as daemon:
         assert daemon.process is not None
         pid = daemon.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        used = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1
         path = str(daemon.run_dir / "healthd.sock")
         started_at = time.monotonic()
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, hard))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free_descriptor(pid), hard))
         for _ in range(3):  # each group connects after the rejection of the previous one
-            waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(20)]
-            for client in waiting:
-                client.settimeout(120)
-                client.connect(path)
-            for client in waiting:
-                assert b'"again": true' in client.recv(4096)
-                client.close()
+            with contextlib.ExitStack() as sockets:
+                waiting = [
+                    sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(20)
+                ]
+                for client in waiting:
+                    client.settimeout(120)
+                    client.connect(path)
+                for client in waiting:
+                    assert b'"again": true' in client.recv(4096)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
         status = daemon.wait_until(lambda s: s["shortages"].get("file_descriptors", 0) > 0, "the shortage is reported")
         assert any("file descriptors" in problem for problem in status["problems"])

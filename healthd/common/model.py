@@ -883,8 +883,8 @@ class SourceStatus(Value, frozen=True):
 class StreamStatus(Value, frozen=True):
     """Status of the event stream.
 
-    `waiting` counts lines that are not yet on disk, and `dropped` counts further lines that did not fit. `failures`
-    counts failed writes, and `journal_lost` counts lines that the journal did not accept. `problem` says in one
+    `waiting` counts lines that are not yet on disk, and `dropped_total` counts lines that did not fit.
+    `failures_total` counts failed writes, and `journal_lost_total` counts lines that the journal did not accept. `problem` says in one
     sentence why nothing can be written.
     """
 

@@ -12,7 +12,7 @@ REFERENCE_SECONDS = 0.03  # time of `_reference` on an idle core
 def cpu_seconds(work: Callable[[], object], limit: float) -> float:
     """Return the least CPU time of this process in three calls, in seconds.
 
-    Costs of the first call (compiling a pattern) and garbage collections do not count. A time of `enough` or more is
+    Costs of the first call (compiling a pattern) and garbage collections do not count. A time of `limit` or more is
     scaled to a machine as fast as REFERENCE_SECONDS, so that slow cores and shared caches do not count either.
     """
     best = float("inf")

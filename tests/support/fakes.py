@@ -143,7 +143,7 @@ def scenarios(tmp_path: Path) -> Callable[..., Host]:
 def healthy_gpus(
     config: CheckConfig, text: str = "", profile: str = "dgx-h100"
 ) -> Callable[[Path], tuple[Host, CheckConfig]]:
-    """Return `healthy` (tests/checks/test_mutations.py) of a check that only uses NVML: healthy GPUs and these
+    """Return the healthy node for a check that only uses NVML (tests/checks/test_mutations.py): healthy GPUs and these
     settings."""
     return lambda tmp_path: (scenarios(tmp_path)(text, profile), config)
 

@@ -57,7 +57,7 @@ def findings_of(
     boots: Sequence[str] = (),
     all_events: bool = True,
 ) -> list[Finding]:
-    """Return the findings of the check for these lines, `apart` seconds apart unless `times` is given.
+    """Return the findings of the check for these lines, `interval` seconds apart unless `times` is given.
 
     Each line must be an event unless `all_events` is False; then other lines are ignored.
     """

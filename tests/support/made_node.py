@@ -211,7 +211,8 @@ class Node:
         return daemon
 
     def turn(self, max_seconds: float) -> None:
-        """Run one turn of the loop with a wait of at most `most_seconds`. Replace the daemon if it is killed in it."""
+        """Run one turn of the loop with a wait of at most `max_seconds`. Replace the daemon if it is killed
+        meanwhile."""
         self.wait_limit = self.clock.seconds + max_seconds
         try:
             self.daemon.turn()

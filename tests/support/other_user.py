@@ -48,7 +48,7 @@ def many_connections(uid: int, path: str, connections: int, line: bytes = b"") -
 
 
 def run_as_user(uid: int, write_output: Callable[[int], None]) -> int:
-    """Run `tell` as another user and return a descriptor of its output.
+    """Run `write_output` as another user and return a descriptor of its output.
 
     The process is not a child of this one, so no caller has to wait for its end.
     """

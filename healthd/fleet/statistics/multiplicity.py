@@ -22,7 +22,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def benjamini_hochberg(p_values: Sequence[float], tests: int | None = None) -> list[float]:
-    """Adjust p-values so that, on average, the share of false findings is at most `level`.
+    """Adjust p-values so that, on average, the share of false findings is at most the level
+    that they are compared with.
 
     tests: total number of tests; needed if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R.
     Statist. Soc. B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of

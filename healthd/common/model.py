@@ -884,8 +884,8 @@ class StreamStatus(Value, frozen=True):
     """Status of the event stream.
 
     `waiting` counts lines that are not yet on disk, and `dropped_total` counts lines that did not fit.
-    `failures_total` counts failed writes, and `journal_lost_total` counts lines that the journal did not accept. `problem` says in one
-    sentence why nothing can be written.
+    `failures_total` counts failed writes, and `journal_lost_total` counts lines that the journal did not accept.
+    `problem` says in one sentence why nothing can be written.
     """
 
     waiting: int = 0

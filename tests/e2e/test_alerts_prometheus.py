@@ -182,8 +182,10 @@ def groups(document: dict[str, Any]) -> dict[str, str]:
 def wait_for_fleet_status(
     url: str, is_reached: Callable[[dict[str, Any]], bool], condition: str, *flags: str
 ) -> tuple[int, dict[str, Any]]:
-    """Return the status when `is_reached` returns true. On a busy machine a scrape can time out, so a node may be missing
-    for a while."""
+    """Return the status when `is_reached` returns true.
+
+    On a busy machine a scrape can time out, so a node may be missing for a while.
+    """
     last_status: list[tuple[int, dict[str, Any]]] = []
 
     def check() -> bool:

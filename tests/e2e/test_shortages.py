@@ -99,9 +99,7 @@ def test_daemon_without_descriptors_sheds_connections_and_rests() -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free_descriptor(pid), hard))
         for _ in range(3):  # each group connects after the rejection of the previous one
             with contextlib.ExitStack() as sockets:
-                waiting = [
-                    sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(20)
-                ]
+                waiting = [sockets.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in range(20)]
                 for client in waiting:
                     client.settimeout(120)
                     client.connect(path)

@@ -33,7 +33,10 @@ EMPTY_ASSETS = Assets("", "1;", "2;")
 
 
 def hostile_page(names: tuple[str, ...] = ("gpu-1", "gpu-2", "gpu-3"), assets_used: Assets = EMPTY_ASSETS) -> str:
-    """Return the page with these names wherever text from outside can occur. Pass assets() as `assets_used` to draw it."""
+    """Return the page with these names wherever text from outside can occur.
+
+    Pass assets() as `assets_used` to draw it.
+    """
     figures = tuple(
         Figure(f"{kind} of {names[0]}", " ".join(names), figure_layers)
         for kind, figure_layers in layers_by_kind(names).items()

@@ -83,7 +83,9 @@ def test_security_page_explains_each_open_item(debian: SystemdContainer) -> None
     output = debian.exec("systemd-analyze", "security", "--offline=true", "--json=short", "/opt/healthd.service").stdout
     still_open = {item["name"] for item in json.loads(output) if item["set"] is False and item.get("exposure")}
     rows = re.findall(
-        r"^\| (`.+?) \| .+ \|$", SECURITY.partition("The unit leaves this open")[2].partition("\n## ")[0], re.MULTILINE
+        r"^\| (`.+?) \| .+ \|$",
+        SECURITY.partition("The unit does not use these restrictions")[2].partition("\n## ")[0],
+        re.MULTILINE,
     )
     explained = {name.replace("\\|", "|") for row in rows for name in re.findall(r"`([^`]+)`", row)}
     assert still_open - explained == set()

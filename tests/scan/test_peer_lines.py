@@ -32,13 +32,13 @@ DIFFERS = {
     ("ACCESS_REG", "event"): "at each start, the driver reads registers that some firmware lacks",
     ("segfault at", "event"): "a crashed process is its user's problem",
     ("nfs_", "event"): "a function in a stack trace is not a fault",
-    ("invoked oom-killer", "none"): "recorded with its job",
-    ("Killed process", "none"): "recorded with its job",
-    ("I/O error while reading", "none"): "a file system that cannot read its superblock is a fault",
+    ("invoked oom-killer", "none"): "recorded, with the job",
+    ("Killed process", "none"): "recorded, with the job",
+    ("I/O error while reading", "none"): "an unreadable superblock is a fault",
     ("): 14, ", "none"): "an Xid with the address format of old drivers",
-    ("RLW_REMAP Nonfatal", "critical (145)"): "a Nonfatal line warns",
+    ("RLW_REMAP Nonfatal", "critical (145)"): "a Nonfatal line is a warning",
     ("ena 0000:00:05.0: Reset indication", "none"): "an ENA card that its driver cannot reset is dead",
-    ("on link 14(0x0", "drain (74)"): "one error warns, the second drains",
+    ("on link 14(0x0", "drain (74)"): "the first error is a warning, the second drains",
 }
 
 

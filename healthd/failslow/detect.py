@@ -61,7 +61,8 @@ MAX_REGIMES = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits, as logarithms. slow: limit for the mean. tolerated: limit that the mean must exceed beyond chance."""
+    """Limits, as logarithms. slow: limit for the mean. tolerated: limit that the mean must exceed by more than chance
+    explains."""
 
     slow: float
     tolerated: float
@@ -192,7 +193,7 @@ class Detector:
             self._measure(level)
         if run_length:
             self._follow_change(self._position, clipped_off, run_length)
-        # Nearly all samples are done here.
+        # Nearly all samples are handled here.
         if clipped_off >= self._limits.slow / 2:
             self._check_for_slowness(regime, level)
         elif clipped_off <= -self._limits.slow / 2:

@@ -1,4 +1,6 @@
-"""Finds the gangs in a file, and the peers with the same role in each gang, if no groups are declared. Pure functions.
+"""Finds the gangs in a file, and the peers with the same role in each gang, if no groups are declared.
+
+All functions are pure.
 
 The ranks of a gang are synchronous: each iteration ends with the same collective, so their iteration times rise and
 fall together. To compare two series, this module takes the signs of their sample-to-sample changes, the first

@@ -1,6 +1,6 @@
 """Computes the typical duration of an iteration, from the positions of iterations and the times of operations.
 
-Pure functions.
+All functions are pure.
 
 The result is the median of the durations, with two corrections:
 
@@ -8,7 +8,7 @@ The result is the median of the durations, with two corrections:
   then covers the end of one iteration and the beginning of the next. This mixture varies less than whole iterations, so
   its median is nearer to the mean. For 40 iterations that differ by a tenth, median and mean differ by 1 %. The loop is
   therefore also evaluated at other phases. An iteration begins at the phase where consecutive durations differ most.
-- An iteration with a pause (a checkpoint) shows only the pause and does not count.
+- An iteration with a pause (a checkpoint) measures only the pause and is left out.
 
 The error estimate has three parts: missing iterations (all of them may be on one side of the median), the difference to
 the phases next to the chosen one, and the clock tick (each duration may be wrong by one tick).
@@ -107,7 +107,7 @@ def _mean_difference(phase: _Phase) -> float:
 
 
 def _relative_error(phase: _Phase, seconds: float, chains: int) -> float:
-    """Return how far the true median may deviate, as a share of `seconds`.
+    """Return the possible deviation of the true median, as a share of `seconds`.
 
     Each chain has one incomplete iteration, whose duration is missing. A missing duration is below or above the median
     by chance, so it is very unlikely that many missing durations are all on the same side.

@@ -1,4 +1,6 @@
-"""Finds outliers among peers: ranks whose own time rose relative to their baseline and to their peers. Pure functions.
+"""Finds outliers among peers: ranks whose own time rose relative to their baseline and to their peers.
+
+All functions are pure.
 
 peers.py describes the limits and their reasons.
 """

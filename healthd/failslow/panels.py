@@ -1,4 +1,6 @@
-"""Selects the contents of a fail-slow plot: which series get a panel, and the points on each line. Pure functions.
+"""Selects the contents of a fail-slow plot: which series get a panel, and the points on each line.
+
+All functions are pure.
 
 A line has at most MAX_COLUMNS points, regardless of the number of samples. Each point has the smallest, median and
 largest of its samples, so a single spike among 100,000 samples remains visible.

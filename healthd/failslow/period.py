@@ -1,6 +1,6 @@
-"""Finds the iterations in a stream of (operation, time): the operations in one, and each one's duration.
+"""Finds the iterations in a stream of (operation, time): their number of operations and their durations.
 
-Pure functions.
+All functions are pure.
 
 FALCON (arXiv 2410.12588, 2.2 step 2): ACF_k is the autocorrelation of the sequence of operations, and the period is the
 smallest k >= 1 with ACF_k >= 0.95. The duration of an iteration is the time from an operation to its next occurrence
@@ -234,7 +234,7 @@ def _make_mark(positions: list[int], size: int, per_iteration: int, length: int)
 
 
 def _tolerance(operations: int) -> int:
-    """Return how many operations may be lost from a loop, so that its length may differ by this number."""
+    """Return the number of operations that may be lost from a loop, and by which its length may therefore differ."""
     return operations // LOSS_INTERVAL + (operations >= LONG_LOOP)
 
 
@@ -322,7 +322,7 @@ def _may_be_layer(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _added_time(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
-    """Return how loops that contain the longer loop's mark differ from their neighbours."""
+    """Return the difference between loops that contain the longer loop's mark and their neighbours."""
     steps = _steps(loop)
     ends = sorted({position for step in steps for position in step})
     seconds, operations = list[float](), list[int]()

@@ -1,4 +1,4 @@
-"""Formats the output of `healthd failslow`: the document (docs/json.md) and its text. Pure functions."""
+"""Formats the output of `healthd failslow`: the document (docs/json.md) and its text. All functions are pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Finds steps (simultaneous changes in several series), and the position of a step in each series. Pure functions."""
+"""Finds steps (simultaneous changes in several series), and the position of a step in each series.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 

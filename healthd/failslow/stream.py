@@ -1,4 +1,6 @@
-"""Converts ranks' streams of operations to iteration times, and detects ranks that have stopped. Pure functions.
+"""Converts ranks' streams of operations to iteration times, and detects ranks that have stopped.
+
+All functions are pure.
 
 A hook between a job and NCCL records the type and time of each call (FALCON, arXiv 2410.12588, 2.2 step 1). If a rank's
 last operation is the same in two observations, the rank has stopped (FALCON's released detector, control_plane).

@@ -1,4 +1,4 @@
-"""Describes the report's figures as data: layers of marks, each with rows and channels. Pure functions.
+"""Describes the report's figures as data: layers of marks, each with rows and channels. All functions are pure.
 
 A figure becomes a Vega-Lite specification (https://vega.github.io/vega-lite/docs/), whose names for marks and channels
 are used here. Colour is never the only difference between marks: a shape, a dash or text also distinguishes them.

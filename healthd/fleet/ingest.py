@@ -162,7 +162,7 @@ class Run:
             self.failed.append(self.sentence(error))
 
     def cursor(self, name: str) -> str | None:
-        """Return how far an earlier step read this source."""
+        """Return the position up to which an earlier step read this source."""
         return self.store.cursors.get(f"{self.source.name} {name}")
 
     @contextmanager

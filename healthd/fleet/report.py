@@ -54,11 +54,11 @@ FILE = "report.html"
 
 
 class UnknownReport(HealthdError):
-    """The report's path already contains a file that healthd did not write."""
+    """A file that healthd did not write already exists at the report's path."""
 
 
 class Source(NamedTuple):
-    """A row that report_sources.sql returns. Its fields are keys of the document."""
+    """A row returned by report_sources.sql. Its fields are keys of the document."""
 
     cluster: str | None
     source: str
@@ -151,7 +151,7 @@ class Answers:
     """The documents for a report.
 
     documents   each chapter's document, by name
-    unanswered  why a chapter has no document (missing data or an error), by name
+    unanswered  the reason why a chapter has no document (missing data or an error), by name
     failed      the errors in `unanswered`: not enough memory or disk, a damaged file
     """
 

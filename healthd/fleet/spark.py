@@ -1,7 +1,7 @@
-"""
+"""Runs queries on Spark, for stores that are too large for one machine.
 
-The Parquet files must be readable on all machines in the cluster. Requires the optional dependencies `healthd[spark]`,
-and Java.
+sqlglot translates the SQL to Spark's dialect. The Parquet files must be readable on all machines in the cluster.
+Requires the optional dependencies `healthd[spark]`, and Java.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class Store:
 
     @property
     def cursors(self) -> Mapping[str, str]:
-        """How far each source was read."""
+        """The position up to which each source was read."""
         return self.manifest.cursors
 
     @property

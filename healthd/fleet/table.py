@@ -1,4 +1,4 @@
-"""Formats answers as text tables that fit the page. Pure functions.
+"""Formats answers as text tables that fit the page. All functions are pure.
 
 A column with the same value in all rows is printed once above the table. Columns that do not fit are listed below.
 """

@@ -266,8 +266,8 @@ SCRAPED_CONDITIONS = Table(
     "first_time",
 )
 
-# Which data was read and when, and which data could not be read. Queries about times that no source covers have no
-# answer.
+# The data that was read, with the time, and the data that could not be read. Queries about times that no source covers
+# have no answer.
 INGESTS = Table(
     "ingests",
     {

@@ -1,4 +1,4 @@
-"""Describes an answer for people: its sentences, tables, figures and notes. Pure functions.
+"""Describes an answer for people: its sentences, tables, figures and notes. All functions are pure.
 
 Each answer has one description, which its function `view(document) -> View` returns. `view_text` renders the
 description for a terminal, and report_page.py renders it as HTML. `--json` prints the document instead. Each column of
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 class Form(NamedTuple):
-    """How a value is written as text. right_aligned: True for numbers."""
+    """The text format of a value. right_aligned: True for numbers."""
 
     write: Callable[[Any], str]
     right_aligned: bool = True

@@ -1,4 +1,4 @@
-"""Finds log lines that may come from the kernel and that a rule may recognise. Pure functions.
+"""Finds log lines that may come from the kernel and that a rule may recognise. All functions are pure.
 
 A rule recognises only lines that contain one of its literals. Most lines in a log repeat an earlier line with different
 numbers. A line is therefore looked up by its skeleton (the line without digits and the letters a-f), and only new

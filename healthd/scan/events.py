@@ -1,4 +1,6 @@
-"""Merges the messages in any machine's log into events, in file order, by the rules of the daemon. Pure functions.
+"""Merges the messages in any machine's log into events, in file order, by the rules of the daemon.
+
+All functions are pure.
 
 Repeated lines are only counted. Memory is bounded for any log.
 """
@@ -59,7 +61,8 @@ class Machine:
         return tuple([device for name in message.slots if name in by_slot for device in by_slot[name].values()])
 
     def coupled_with(self, log_event: LogEvent) -> tuple[LogEvent, ...]:
-        """Return the events that are evaluated together with `log_event` (coupled_events.py), one for each result."""
+        """Return the events that are evaluated together with `log_event` (coupled_events.py). Of equal events, only one
+        is returned."""
         event = log_event.message.event
         found: dict[str, LogEvent] = {}
         for other in self.nearby:

@@ -1,4 +1,6 @@
-"""Evaluates the events in a log with the daemon's checks and the devices that appear in the log. Pure functions.
+"""Evaluates the events in a log with the daemon's checks and the devices that appear in the log.
+
+All functions are pure.
 
 The inventory of the log's machine is not available, so the devices in the log are used. Each event is evaluated alone,
 or with the few nearby events that a check needs (coupled_events.py). Some checks raise the severity if a fault repeats

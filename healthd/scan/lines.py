@@ -1,4 +1,4 @@
-"""A block of log lines, and the counters for reading a log. Pure functions."""
+"""A block of log lines, and the counters for reading a log. All functions are pure."""
 
 from __future__ import annotations
 

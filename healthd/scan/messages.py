@@ -1,4 +1,4 @@
-"""Extracts the messages from the lines of a log, in order. Pure functions.
+"""Extracts the messages from the lines of a log, in order. All functions are pure.
 
     blocks of lines -> candidate lines -> prefix stripped -> parsed, or taken from the cache
 

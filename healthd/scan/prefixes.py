@@ -1,4 +1,4 @@
-"""Removes prefixes from log lines, and reads journalctl's formats. Pure functions."""
+"""Removes prefixes from log lines, and reads journalctl's formats. All functions are pure."""
 
 from __future__ import annotations
 

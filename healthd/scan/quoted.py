@@ -1,6 +1,6 @@
 """Recognises text that people and programs put before a quoted kernel line. Only `healthd scan` uses it.
 
-Pure functions.
+All functions are pure.
 
 Formats, each from a real post:
 

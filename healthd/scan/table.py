@@ -1,4 +1,4 @@
-"""The table that `healthd scan` prints: incidents in chronological order, and notes. Pure functions.
+"""The table that `healthd scan` prints: incidents in chronological order, and notes. All functions are pure.
 
 Each incident begins with its first cause. A repeated incident is shown once, with its count. If there are too many
 incidents, the mildest are only counted, so the output is bounded.
@@ -116,9 +116,9 @@ class Summary:
 
 @dataclass(slots=True)
 class OpenIncidents:
-    """Open incidents on one host, in the order in which they began, with an index by the parts that they name.
+    """The open incidents on one host, oldest first, indexed by the parts that they name.
 
-    earliest: a time before which no incident has its last event.
+    earliest: no incident has its last event before this time.
     """
 
     boot: int = 0

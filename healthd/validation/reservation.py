@@ -40,7 +40,7 @@ Pair = tuple[str, str]  # sender, receiver
 
 
 class NoReservation(HealthdError):
-    """No validation took place. The message is one sentence that tells the user why."""
+    """No validation took place. The message is one sentence with the reason."""
 
 
 class Stopped(HealthdError):
@@ -90,7 +90,7 @@ def job_minutes(request: ReservationRequest) -> int:
 def validate(request: ReservationRequest) -> Steps:
     """Validate the nodes. Raises NoReservation.
 
-    If Stopped is raised in it, it removes the reservation and raises it again.
+    If Stopped is raised in this generator, the generator removes the reservation and re-raises it.
     """
     addresses = _addresses(request, (yield Command(_states(request.nodes), COMMAND_SECONDS)))
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Finds slow transfers between nodes, and decides whether a node or only a link is suspect. Pure functions.
+"""Finds slow transfers between nodes, and decides whether a node or only a link is suspect. All functions are pure.
 
 FALCON (arXiv 2410.12588) calls a transfer suspicious if it takes more than 1.1 times the median time of transfers with
 the same work. FALCON attributed 42 of 43 slow multi-node jobs to congestion between nodes. In a ring, each node is in

@@ -1,4 +1,6 @@
-"""Defines the document that the live process writes for the daemon's check, RUNTIME_DIR/failslow.json. Pure functions.
+"""Defines the document that the live process writes for the daemon's check, RUNTIME_DIR/failslow.json.
+
+All functions are pure.
 
 docs/json.md describes the document. The check does not trust it more than any other file on the machine: unexpected
 content raises a DecodeError.

@@ -1,6 +1,6 @@
 """Finds what changed on this node when a job became slow: compares readings from before and after the onset.
 
-Pure functions.
+All functions are pure.
 
 Each comparison reports a value and its earlier value on the same node. A change is not a verdict: the slowness was
 measured elsewhere, and the changes only show where to look next. The most likely explanation comes first. A value that

@@ -1,4 +1,4 @@
-"""Measures the iterations of a job that reports nothing itself, from readings of a counter. Pure functions.
+"""Measures the iterations of a job that reports nothing itself, from readings of a counter. All functions are pure.
 
 A training job computes, then communicates: if a link's bytes are counted every 0.1 s, they rise and fall once in each
 iteration. `find_rhythm` finds the period in a window of rates. If the rates agree with the rates k samples later, k is

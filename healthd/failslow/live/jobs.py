@@ -64,7 +64,8 @@ class Rank:
         return f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
 
     def plausible_steps(self, step: StepMessage, now: float) -> float:
-        """Return how many of the reported steps fit in the elapsed time. This limits the loss that a rank can claim."""
+        """Return the number of reported steps that fit in the elapsed time. This limits the loss that a rank can
+        claim."""
         available_seconds = max(0.0, now - self.started_at + GRACE_SECONDS - self.reported_seconds)
         steps = min(float(step.steps), available_seconds / step.seconds)
         self.reported_seconds += steps * step.seconds
@@ -387,6 +388,6 @@ def _all_series(job: Job) -> Iterator[Series]:
 def _reported_content(records: Iterable[LiveJob]) -> list[tuple[object, ...]]:
     """Return the contents whose changes must be reported.
 
-    This leaves out jobs that start or end and were never slow.
+    Jobs that start or end without ever being slow are left out.
     """
     return [(record.job, record.source, record.suspect, record.rank, record.cause) for record in records if record.slow]

@@ -1,4 +1,4 @@
-"""Describes this node's state at one time, and parses text from /proc and /sys. Pure functions.
+"""Describes this node's state at one time, and parses text from /proc and /sys. All functions are pure.
 
 Root reads all values; no job reports them. A line in an unexpected format is skipped. This is acceptable because the
 values are only additional evidence: the slowness is measured elsewhere.

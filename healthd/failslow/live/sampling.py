@@ -62,8 +62,8 @@ class Setup:
     """The process's configuration.
 
     sources: names from counters.SOURCES. seconds: interval between two samples. fake_nvml: the daemon's setting. lock:
-    a file that a sampling process locks, so that only one samples at a time; "" for none. settled_seconds: minimum time
-    that a job must have been on this node.
+    a file that a sampling process locks, so that only one process samples at a time; "" for none. settled_seconds:
+    minimum time that a job must have been on this node.
     """
 
     sources: tuple[str, ...]
@@ -332,7 +332,7 @@ def send(line: Mapping[str, Any]) -> None:
 
 
 def _wait_for_lock(path: str) -> bool:
-    """Wait until no other process samples here. Return False if standard input is closed.
+    """Wait until no other process is sampling on this node. Return False if standard input is closed.
 
     The other process ends as soon as its standard input is closed, unless it hangs in the driver.
     """
@@ -349,7 +349,7 @@ def _wait_for_lock(path: str) -> bool:
 
 
 def _try_lock(path: str) -> bool:
-    """Return True if no other process samples here. This process then holds the lock until it ends."""
+    """Return True if no other process is sampling on this node. This process then holds the lock until it ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,6 +1,6 @@
 """Remedy S2: divides micro-batches so that the slowest data-parallel group finishes as early as possible.
 
-Pure functions.
+All functions are pure.
 
 FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. The duration of an iteration is the
 makespan, max(m_i t_i). In about 2 % of random cases, FALCON's rule misses the best makespan. This module therefore
@@ -196,7 +196,7 @@ def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max
         return times[at] * ((2 * found[at] + 1) * times[at] - 2 * c) if found[at] < max_shares[at] else math.inf
 
     def removal_saving(at: int) -> float:
-        """Return what one micro-batch less saves."""
+        """Return the saving from removing one micro-batch."""
         return times[at] * ((2 * found[at] - 1) * times[at] - 2 * c) if found[at] > 1 else -math.inf
 
     # Heap entries may be out of date. Such an entry is recomputed when it reaches the top.

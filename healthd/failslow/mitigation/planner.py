@@ -1,4 +1,4 @@
-"""Chooses a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure functions.
+"""Chooses a remedy and the time to apply it: ski rental (arXiv 2410.12588, algorithm 1). All functions are pure.
 
 It is unknown how long slowness will last. Acting at once is a waste if the slowness ends by itself, but waiting is a
 waste if it lasts. The planner therefore compares the loss so far with the cost of each remedy, cheapest first. When the
@@ -20,10 +20,10 @@ iteration" is the loss in the iteration in which the loss reached a cost.
 If `settles` is more than 0, healthd waits for this number of iterations after a remedy, to observe its effect. "One
 iteration" then means this number of iterations.
 
-`replay` finds when the planner would have acted on a job with known times, and how much this would have saved. Onsets
-come from the detector, which uses no sample after its alarm. But the causes are those found in the whole file, and a
-relief counts from its position, not from its later detection. The real effect of a remedy is not known in advance, so
-the savings assume that it removed the slowness completely and at once.
+`replay` finds when the planner would have acted on a job with known times, and computes the savings. Onsets come from
+the detector, which uses no sample after its alarm. But the causes are those found in the whole file, and a relief
+counts from its position, not from its later detection. The real effect of a remedy is not known in advance, so the
+savings assume that it removed the slowness completely and at once.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class State(NamedTuple):
 
 
 class NextAction(NamedTuple):
-    """The next remedy, and the loss in GPU-seconds from which it is worth its cost."""
+    """The next remedy, and the loss in GPU-seconds at which it is worth its cost."""
 
     action: Action
     lost_gpu_seconds: float
@@ -124,7 +124,7 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 
 def find_next_action(state: State, gpus: int, overheads: Overheads) -> NextAction | None:
-    """Return the next remedy for this cause and the loss from which it is applied, or None if none is left except S1
+    """Return the next remedy for this cause and the loss at which it is applied, or None if none is left except S1
     (ignore)."""
     useless = USELESS_FOR_WHOLE_STAGE if state.whole_stage else ()
     candidates = [

@@ -1,6 +1,6 @@
 """Cleans a series: turns a file's rows into ordered, unique, positive samples, and finds the job's starts.
 
-Pure functions.
+All functions are pure.
 
 Rows after a job restart must be distinguished from rows that were only written late. The decision about a row depends
 only on the rows before it and on the RESTART_RUN rows after it. Rows that are appended later therefore never change it.

@@ -46,7 +46,7 @@ has_findings = document.no_findings
 
 
 class ConditionRow(NamedTuple):
-    """A row that attribution_page.sql returns: a condition on a node of a failed job, and the job.
+    """A row returned by attribution_page.sql: a condition on a node of a failed job, and the job.
 
     jobs: the jobs that the condition's source names. A condition has one row for each distinct list of jobs.
     """
@@ -78,7 +78,7 @@ class ConditionRow(NamedTuple):
 
 
 class FailureTotal(NamedTuple):
-    """A row that attribution_totals.sql returns."""
+    """A row returned by attribution_totals.sql."""
 
     state: str
     looked: str
@@ -87,7 +87,7 @@ class FailureTotal(NamedTuple):
 
 
 class FailedJob(NamedTuple):
-    """A row that attribution_largest.sql returns. Its fields are keys of the document."""
+    """A row returned by attribution_largest.sql. Its fields are keys of the document."""
 
     cluster: str
     job: int
@@ -100,14 +100,14 @@ class FailedJob(NamedTuple):
 
 
 class Week(NamedTuple):
-    """A row that attribution_weeks.sql returns."""
+    """A row returned by attribution_weeks.sql."""
 
     week: int
     gpu_seconds: int
 
 
 class CheckDate(NamedTuple):
-    """A row that attribution_check_dates.sql returns. Its fields are keys of the document."""
+    """A row returned by attribution_check_dates.sql. Its fields are keys of the document."""
 
     cluster: str
     check: str
@@ -120,7 +120,7 @@ class CheckDate(NamedTuple):
 
 
 class ClearedFlag(NamedTuple):
-    """A row that attribution_cleared_flags.sql returns."""
+    """A row returned by attribution_cleared_flags.sql."""
 
     cluster: str
     node: str
@@ -130,7 +130,7 @@ class ClearedFlag(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """A row that attribution_tickets.sql returns."""
+    """A row returned by attribution_tickets.sql."""
 
     cluster: str
     node: str
@@ -325,7 +325,7 @@ def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, in
     """Return the jobs, incidents and lost time for each cause.
 
     by_chance: for each cause, the number of jobs that the rule attributes to the cause when its window is moved to one
-    hour before the failure. These matches are chance.
+    hour before the failure. These matches are due to chance.
     """
     jobs_by_cause: dict[str, list[tuple[Job, Attribution]]] = defaultdict(list)
     for job, result in jobs:
@@ -417,7 +417,7 @@ def by_week(
 
 
 def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
-    """Return which faults occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2".
+    """Return the faults that occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2".
 
     Source: the paper's section about co-occurrence. The result is [{what, of, together, share, paper}]. `of` is the
     number of attributed jobs, and `together` is how many of these jobs had both faults.

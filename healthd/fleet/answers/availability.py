@@ -35,7 +35,7 @@ PLANNED_KINDS = ("maintenance", "reservation")
 
 
 class Node(NamedTuple):
-    """A row that availability_nodes.sql returns."""
+    """A row returned by availability_nodes.sql."""
 
     cluster: str
     node: str
@@ -45,7 +45,7 @@ class Node(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """A row that availability_outages.sql returns."""
+    """A row returned by availability_outages.sql."""
 
     cluster: str
     node: str
@@ -56,7 +56,7 @@ class Outage(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A row that availability_reserved.sql returns."""
+    """A row returned by availability_reserved.sql."""
 
     cluster: str
     node: str
@@ -67,7 +67,7 @@ class Reserved(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """A row that availability_read_periods.sql returns."""
+    """A row returned by availability_read_periods.sql."""
 
     cluster: str
     from_time: int
@@ -75,20 +75,20 @@ class ReadPeriod(NamedTuple):
 
 
 class Ingested(NamedTuple):
-    """A row that availability_ingested.sql returns."""
+    """A row returned by availability_ingested.sql."""
 
     ingests: int
 
 
 class CoverageEnd(NamedTuple):
-    """A row that availability_coverage_ends.sql returns."""
+    """A row returned by availability_coverage_ends.sql."""
 
     cluster: str | None
     until: int
 
 
 class Observed(NamedTuple):
-    """A row that availability_observed.sql returns."""
+    """A row returned by availability_observed.sql."""
 
     cluster: str
     node: str
@@ -212,11 +212,11 @@ def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
 
 
 def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | None]]:
-    """Return (kind, seconds) for each outage that ended in `whole`. Seconds is None if the outage is not over yet.
+    """Return (kind, seconds) for each outage in `whole`. `seconds` is None if the outage did not end in `whole`.
 
     The seconds include the part of the outage before `whole`, but exclude planned time. Outages entirely within planned
-    time are skipped. The function would count overlapping outages on one node separately, but the query
-    `out_of_service` returns no overlapping outages.
+    time are skipped. Overlapping outages on a node would be counted separately, but the query `out_of_service` returns
+    none.
     """
     planned = merge(span for times in node_times.planned.values() for span in times)
     found: list[tuple[str, int | None]] = []

@@ -12,8 +12,8 @@ of each code nor their order: both are healthd's.
 
 `CAUSES` is in order of preference: causes that isolate the node come first. It begins with the checks that the paper
 classes as high severity (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device,
-mount). Among these, PCIe comes first because a PCIe fault makes a GPU inaccessible. Causes for which the node is only
-drained follow, and the user's program is last.
+mount). Among these, PCIe comes first because a PCIe fault makes a GPU inaccessible. Next are the causes for which the
+node is only drained. The user's program is last.
 
 `attribute_failure` returns the most likely cause among the conditions around a job's end. Source for the window and for
 "most likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
@@ -81,9 +81,9 @@ CAUSES = {
 CAUSE_ORDER = {name: place for place, name in enumerate(CAUSES)}
 
 # One fault can cause several codes. Each cause below is followed by the causes that can explain it. If one of these is
-# found on the same node, the cause belongs to the first that is found. {PCIe, Xid 79, IPMI critical interrupt} is one
-# incident (the paper's section about co-occurrence). A reset request from the driver (Xid 154) follows from another
-# Xid, which has the reason (docs/severity.md).
+# found on the same node, the fault is attributed to the first of these that is found. {PCIe, Xid 79, IPMI critical
+# interrupt} is one incident (the paper's section about co-occurrence). A reset request from the driver (Xid 154)
+# follows from another Xid, which has the reason (docs/severity.md).
 PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
 # A job on a single node does not communicate over these links. Its storage traffic uses them, but a lost file system is
 # a separate cause.
@@ -178,11 +178,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A condition on one of the job's nodes within its window (query `seen_with_failures`).
+    """A condition on one of the job's nodes within the job's window (query `seen_with_failures`).
 
     from_stream  True if a healthd event stream reported it; False if only a Prometheus scrape did. A scrape does not
                  show whether a user can forge the condition
-    jobs         jobs that the condition names in its source; empty if there are none or the list is incomplete
+    jobs         jobs that the condition's source names; empty if there are none or the list is incomplete
     """
 
     node: str
@@ -219,7 +219,7 @@ class Attribution:
 
     @property
     def codes(self) -> frozenset[str]:
-        """Codes on the node that has the cause."""
+        """The codes found on the node with the cause."""
         node_codes = {sighting.code for _, sighting in self.other_sightings if sighting.node == self.sighting.node}
         return frozenset(node_codes | {self.sighting.code})
 
@@ -229,7 +229,8 @@ def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
 
     A condition may have ended the job if it isolates the node (its code or its report has the severity degraded or
     critical), or if it is a fault in the program itself. Unlikely combinations are excluded:
-    - a fault of one GPU that names other jobs, if the job FAILED (if the node died instead, all jobs on it ended);
+    - a fault of one GPU whose report names other jobs, if the job FAILED (if the node died instead, all jobs on
+      it ended);
     - a fault in the program, if the job ended with NODE_FAIL (a program does not end slurmd);
     - a fault in the program that was reported before the job began.
     """
@@ -325,8 +326,8 @@ def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_
     It is high if the code ends jobs by itself, healthd's event stream reported it, and there is no competing cause. It
     is one step lower if a competing cause also isolates a node. It is one step lower if only a Prometheus scrape
     reported the condition, because a scrape shows neither the exact time nor whether a user can forge the condition.
-    `_weakness` returns further steps. An Xid caused by the user's program is medium, because bad GPUs cause the same
-    Xids, although in different jobs. It is low if the Xid only follows from another error (Xids 43 and 45).
+    `_weakness` can lower it further. For an Xid caused by the user's program, it is medium, because bad GPUs cause the
+    same Xids in other jobs. It is low if the Xid only follows from another error (Xids 43 and 45).
     """
     if cause == USER_CAUSE:
         return "low" if all(sighting.code in AFTER_PROGRAM_CODES for sighting in deciding) else "medium"
@@ -341,7 +342,7 @@ def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_
 
 
 def _weakness(sighting: Sighting) -> int:
-    """Return how many steps of confidence a condition loses because of its code.
+    """Return the number of steps by which a condition's code lowers the confidence.
 
     0 steps: the code ends jobs, or a known code was critical. 1 step: a known code was only degraded (corrected ECC
     errors, error rates), or an unknown code was critical. 2 steps: an unknown code was degraded.

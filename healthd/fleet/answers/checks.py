@@ -45,7 +45,7 @@ class Incident:
 
 
 class Sighting(NamedTuple):
-    """A row that checks_sightings.sql returns."""
+    """A row returned by checks_sightings.sql."""
 
     cluster: str
     node: str
@@ -55,7 +55,7 @@ class Sighting(NamedTuple):
 
 
 class ReportedChecks(NamedTuple):
-    """A row that checks_reported.sql returns."""
+    """A row returned by checks_reported.sql."""
 
     check_name: str
     failing: int = 0
@@ -64,7 +64,7 @@ class ReportedChecks(NamedTuple):
 
 
 class DeployedCheck(NamedTuple):
-    """A row that checks_deployed.sql returns."""
+    """A row returned by checks_deployed.sql."""
 
     check_name: str
     since_time: int | None = None
@@ -73,7 +73,7 @@ class DeployedCheck(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """A row that checks_outages.sql returns."""
+    """A row returned by checks_outages.sql."""
 
     cluster: str
     node: str
@@ -83,7 +83,7 @@ class Outage(NamedTuple):
 
 
 class ConditionLife(NamedTuple):
-    """A row that checks_conditions.sql returns."""
+    """A row returned by checks_conditions.sql."""
 
     cluster: str
     node: str
@@ -94,7 +94,7 @@ class ConditionLife(NamedTuple):
 
 
 class DrainCommand(NamedTuple):
-    """A row that checks_drain_commands.sql returns."""
+    """A row returned by checks_drain_commands.sql."""
 
     cluster: str
     node: str
@@ -102,7 +102,7 @@ class DrainCommand(NamedTuple):
 
 
 class UnobservedDay(NamedTuple):
-    """A row that checks_unobserved_days.sql returns."""
+    """A row returned by checks_unobserved_days.sql."""
 
     cluster: str
     node: str
@@ -236,7 +236,7 @@ def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
 
 
 def outcomes(all_incidents: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
-    """Count how the incidents ended.
+    """Count the incidents by outcome.
 
     already_out  the incident began while the node was out of service
     drained      the node went out of service within DRAIN_WITHIN_SECONDS of the incident's end

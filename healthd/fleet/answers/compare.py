@@ -49,7 +49,7 @@ CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 class Units:
     """Amounts and exposures by unit (a node, a job, a day, a user), in the same order.
 
-    If single units have no known exposure, all exposures are 0, and the spread is computed from the amounts alone
+    If the exposure of single units is unknown, all exposures are 0, and the spread is computed from the amounts alone
     (compound Poisson).
     """
 
@@ -98,7 +98,7 @@ class Side:
 
 
 class FailedJob(NamedTuple):
-    """A row that compare_failed.sql returns."""
+    """A row returned by compare_failed.sql."""
 
     cluster: str
     job_id: int | None
@@ -108,13 +108,13 @@ class FailedJob(NamedTuple):
 
 
 class NodeDays(NamedTuple):
-    """A row that compare_node_days.sql returns."""
+    """A row returned by compare_node_days.sql."""
 
     days: float
 
 
 class EndedJobs(NamedTuple):
-    """A row that compare_by_day.sql or compare_by_user.sql returns."""
+    """A row returned by compare_by_day.sql or compare_by_user.sql."""
 
     unit: str
     jobs: int
@@ -127,7 +127,7 @@ class EndedJobs(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A row that compare_nodes.sql returns."""
+    """A row returned by compare_nodes.sql."""
 
     cluster: str
     node: str
@@ -137,7 +137,7 @@ class Node(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A row that compare_codes.sql returns."""
+    """A row returned by compare_codes.sql."""
 
     code: str
     cluster: str
@@ -322,8 +322,8 @@ def _sort_key(row: Row) -> tuple[bool, float, float, str]:
 def tested_indices(rows: Sequence[Row]) -> list[int]:
     """Return the indices of the measures to test.
 
-    With each additional test, a difference must be clearer to count. Measures that cannot differ are therefore not
-    tested:
+    With each additional test, a difference must be clearer to be significant. Measures that cannot differ are therefore
+    not tested:
     - neither side has an event;
     - all jobs of both sides are affected;
     - one side has no exposure.
@@ -337,7 +337,7 @@ def tested_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def overlap_notes(a: Side, b: Side) -> list[str]:
-    """Return notes about data that counts on both sides."""
+    """Return notes about data that is counted on both sides."""
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
@@ -393,7 +393,7 @@ def _side_row(side: Side) -> Row:
 def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
     """Pair the measures of both sides by name.
 
-    A code that occurs on one side only counts as 0 on the other, because that side's nodes were observed too. Codes
+    A code that occurs on only one side counts as 0 on the other, because that side's nodes were observed too. Codes
     with fewer than MIN_EVENTS events are left out.
     """
     by_name_a, by_name_b = ({measure_a.name: measure_a for measure_a in side} for side in (a, b))

@@ -1,4 +1,4 @@
-"""
+"""Effective training time ratio (ETTR) of a large job, and the measured ETTR of the runs in the store.
 
 The answer is `exact`: the job's progress divided by its expected time with random failures. The paper's formulas ignore
 failures during recovery and are too low if failures are frequent. The results of these formulas and of a simulation are
@@ -207,7 +207,7 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
 
 
 class JobRun(NamedTuple):
-    """A row that ettr_runs.sql returns. lost_seconds: the lost part of the running time."""
+    """A row returned by ettr_runs.sql. lost_seconds: the lost part of the running time."""
 
     cluster: str
     run: int
@@ -221,7 +221,7 @@ class JobRun(NamedTuple):
 
 
 class ConcurrentRuns(NamedTuple):
-    """A row that ettr_concurrent_runs.sql returns."""
+    """A row returned by ettr_concurrent_runs.sql."""
 
     runs: int
 

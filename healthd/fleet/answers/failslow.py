@@ -2,7 +2,7 @@
 
 It uses the nodes' conditions failslow/... and validation/... (docs/events.md). An iteration that takes 1 + s times as
 long as before loses s / (1 + s) of its time. The node's loss is this share of the GPU time that the job used on the
-node while the job was reported as slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss
+node while the job was reported as slow. If Slurm did not record the job's GPUs, or no slowdown was reported, the loss
 is unknown. The slow time is then listed separately in hours and does not count as a loss of 0.
 """
 
@@ -25,7 +25,7 @@ Node = tuple[str, str]  # cluster, node
 
 
 class SlowTimeRow(NamedTuple):
-    """A row that failslow_slow_times.sql returns. jobs: ids separated by blanks."""
+    """A row returned by failslow_slow_times.sql. jobs: ids separated by blanks."""
 
     cluster: str
     node: str
@@ -36,7 +36,7 @@ class SlowTimeRow(NamedTuple):
 
 
 class JobOnNode(NamedTuple):
-    """A row that failslow_jobs.sql returns."""
+    """A row returned by failslow_jobs.sql."""
 
     cluster: str
     node: str
@@ -47,7 +47,7 @@ class JobOnNode(NamedTuple):
 
 
 class SlowCondition(NamedTuple):
-    """A slow condition, from its onset to its end, as failslow_conditions.sql returns it."""
+    """A slow condition, from its onset to its end, as returned by failslow_conditions.sql."""
 
     cluster: str
     node: str
@@ -59,7 +59,7 @@ class SlowCondition(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A row that failslow_drains.sql returns."""
+    """A row returned by failslow_drains.sql."""
 
     cluster: str
     node: str
@@ -68,7 +68,7 @@ class Drain(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """A row that failslow_validations.sql returns."""
+    """A row returned by failslow_validations.sql."""
 
     cluster: str
     node: str
@@ -80,7 +80,7 @@ class Validation(NamedTuple):
 
 
 class GpuTime(NamedTuple):
-    """A row that failslow_gpu_time.sql returns."""
+    """A row returned by failslow_gpu_time.sql."""
 
     thousandths: float
 
@@ -98,7 +98,7 @@ class SlowSpan(NamedTuple):
 
 
 class NodeJob(NamedTuple):
-    """The time that a job spent on a node. gpus: its GPUs on the node, or None if Slurm did not account them."""
+    """The time that a job spent on a node. gpus: its GPUs on the node, or None if Slurm did not record them."""
 
     job: int
     begin: int

@@ -16,7 +16,7 @@ LOOP_MIN_ENDS = 5  # a job that was ended by nodes this many times is in a reque
 
 
 class EndedJob(NamedTuple):
-    """A row that goodput_ended_jobs.sql returns: a job that a node ended. jobs: 1."""
+    """A row returned by goodput_ended_jobs.sql: a job that a node ended. jobs: 1."""
 
     cluster: str
     job_id: int
@@ -30,7 +30,7 @@ class EndedJob(NamedTuple):
 
 
 class PreemptedJobs(NamedTuple):
-    """A row that goodput_preempted_jobs.sql returns: pre-empted jobs. after: the job whose requeue pre-empted them."""
+    """A row returned by goodput_preempted_jobs.sql: pre-empted jobs. after: the job whose requeue pre-empted them."""
 
     how: str
     after: int | None
@@ -46,10 +46,10 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
 
         loss(job) = min(runtime, checkpoint / 2) * GPUs
 
-    checkpoint: seconds between two checkpoints; on average, half of this is lost. price: money per GPU-hour.
+    checkpoint: seconds between two checkpoints; on average, half of this is lost. price: cost of a GPU-hour.
 
     Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680): hourly checkpoints, min(runtime, 30 min) * GPUs of
-    (1) jobs that were NODE_FAIL, or FAILED by the hardware, (2) jobs PREEMPTED by the requeue of a job of (1).
+    (1) jobs that ended NODE_FAIL, or FAILED because of the hardware, (2) jobs PREEMPTED by the requeue of a job of (1).
     `hardware_ends` defines (1) here.
 
     Raises Unanswerable if there are no jobs, and WrongChoice for an invalid checkpoint or price.
@@ -96,7 +96,7 @@ def has_findings(goodput: Document) -> bool:
 
 
 def loss(rows: Iterable[EndedJob | PreemptedJobs], price: float | None) -> Row:
-    """Return the loss of these jobs."""
+    """Return the work that these jobs lost."""
     job_rows = list(rows)
     gpu_seconds = sum((row.gpu_seconds for row in job_rows), 0.0)
     gpu_hours = gpu_seconds / 3600

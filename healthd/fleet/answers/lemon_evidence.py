@@ -70,7 +70,7 @@ class Outage:
 
 
 class FailedJobSighting(NamedTuple):
-    """A row that lemons_failed_jobs.sql or lemons_node_fails.sql returns: a failed job, and a sighting on one of its
+    """A row returned by lemons_failed_jobs.sql or lemons_node_fails.sql: a failed job, and a sighting on one of its
     nodes.
     """
 
@@ -89,7 +89,7 @@ class FailedJobSighting(NamedTuple):
 
 
 class ConditionMoment(NamedTuple):
-    """A row that lemons_moments.sql returns. busy: a job was on the node."""
+    """A row returned by lemons_moments.sql. busy: a job was on the node."""
 
     cluster: str
     node: str
@@ -101,7 +101,7 @@ class ConditionMoment(NamedTuple):
 
 
 class OutageRow(NamedTuple):
-    """A row that lemons_outages.sql returns."""
+    """A row returned by lemons_outages.sql."""
 
     cluster: str
     node: str
@@ -113,7 +113,7 @@ class OutageRow(NamedTuple):
 
 
 class Maintenance(NamedTuple):
-    """A row that lemons_maintenance.sql returns."""
+    """A row returned by lemons_maintenance.sql."""
 
     cluster: str
     node: str
@@ -122,7 +122,7 @@ class Maintenance(NamedTuple):
 
 
 class ExternalRecord(NamedTuple):
-    """A row that lemons_external_records.sql returns: a ticket, or a failure recorded by another tool."""
+    """A row returned by lemons_external_records.sql: a ticket, or a failure recorded by another tool."""
 
     cluster: str
     node: str
@@ -133,7 +133,7 @@ class ExternalRecord(NamedTuple):
 
 
 class FirstSeen(NamedTuple):
-    """A row that lemons_first_seen.sql returns."""
+    """A row returned by lemons_first_seen.sql."""
 
     cluster: str
     node: str
@@ -141,7 +141,7 @@ class FirstSeen(NamedTuple):
 
 
 class ClusterStart(NamedTuple):
-    """A row that lemons_cluster_starts.sql returns."""
+    """A row returned by lemons_cluster_starts.sql."""
 
     cluster: str
     first_time: int
@@ -151,8 +151,8 @@ class ClusterStart(NamedTuple):
 class FleetEvidence:
     """Evidence against each node, and the node's outages.
 
-    first_seen  first time at which each node occurs in the store
-    begins      first time at which each cluster occurs, used for nodes that occur only in failures
+    first_seen  time at which each node first occurs in the store
+    begins      time at which each cluster first occurs, used for nodes that occur only in failures
     """
 
     evidence: dict[Key, list[Evidence]]
@@ -200,7 +200,7 @@ def _by_node(rows: Iterable[R]) -> dict[Key, list[R]]:
 
 
 def outage_code(state: str, reason: str, by_whom: str) -> str:
-    """Return how a node was taken out of service: a healthd code ("gpu_xid/79"), "down", or the actor."""
+    """Return the reason for an outage: a healthd code ("gpu_xid/79"), "down", or the actor."""
     if "DOWN" in state:
         return "down"
     if by_whom == "healthd":

@@ -1,10 +1,11 @@
 """Finds nodes that keep ending jobs despite repairs, so that they can be taken out of service.
 
-The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. healthd counts all
-observations of one event as one failure (`lemon_score.merge_incidents`). From the failures it computes the probability
-that the node's failure rate exceeds LEMON_RATE_FACTOR times the fleet's rate (lemon_score). If this probability is at
-least DEFAULT_PROBABILITY, the node is a lemon. healthd never names more than MAX_LEMON_SHARE of the nodes.
+The seven signals and the period of 28 days are from Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale
+Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. healthd counts
+all observations of one event as one failure (`lemon_score.merge_incidents`). From the failures it computes the
+probability that the node's failure rate exceeds LEMON_RATE_FACTOR times the fleet's rate (lemon_score). If this
+probability is at least DEFAULT_PROBABILITY, the node is a lemon. healthd never names more than MAX_LEMON_SHARE of the
+nodes.
 
 `--apply` drains nodes without review, so it requires more: the node's events must have a total weight of
 MIN_APPLY_EVENTS, and one signal must be at least MIN_APPLY_EVENTS and above the fleet's HIGH_SIGNAL_QUANTILE. The
@@ -74,7 +75,7 @@ NOT_DRAINED_NOTE = "--apply drains it only with --probability, because its event
 
 
 class NewestTime(NamedTuple):
-    """A row that lemons_newest.sql returns. source: a table in the store."""
+    """A row returned by lemons_newest.sql. source: a table in the store."""
 
     source: str
     cluster: str | None
@@ -82,7 +83,7 @@ class NewestTime(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """A row that lemons_signals.sql returns."""
+    """A row returned by lemons_signals.sql."""
 
     cluster: str
     node: str
@@ -96,7 +97,7 @@ class Signals(NamedTuple):
 
 
 class JobCount(NamedTuple):
-    """A row that lemons_large_jobs.sql returns."""
+    """A row returned by lemons_large_jobs.sql."""
 
     jobs: int
 
@@ -206,7 +207,7 @@ def _newest_times(study: Study) -> dict[str, int]:
 def complete_until(newest: Mapping[str, int]) -> int | None:
     """Return the time until which the store is complete.
 
-    This is judged by the newest job: conditions and node states may have no rows on days without faults, but jobs
+    The newest job determines this time: conditions and node states may have no rows on days without faults, but jobs
     arrive every day.
     """
     return min(newest.get("jobs", max(newest.values())), max(newest.values())) if newest else None
@@ -386,7 +387,7 @@ def _gain_row(
     begin: int,
     end: int,
 ) -> dict[str, Any]:
-    """Estimate how many failures of large jobs average nodes in place of the lemons would have avoided.
+    """Estimate how many failures of large jobs would have been avoided with average nodes in place of the lemons.
 
     Large jobs have more than `more_than` GPUs. A lemon fails `score` times as often as an average node. The paper
     reports that the share of failed jobs with 512+ GPUs fell from "14 % to 4 %" (arXiv 2410.21680).

@@ -4,9 +4,9 @@ Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) call for mon
 speed in addition to adaptive routing, and not only whether links are up. healthd's nodes report both. Figure 12 of the
 paper is not reproduced: it is a benchmark of a network with injected errors, which no event store contains.
 
-A port is an outlier if it has significantly more episodes than chance would give it. A switch is an outlier if its
-nodes have significantly more episodes than the same number of random nodes from its cluster. Benjamini and Hochberg's
-method controls the false discovery rate of ports and of switches.
+A port is an outlier if it has significantly more episodes than expected by chance. A switch is an outlier if its nodes
+have significantly more episodes than the same number of random nodes from its cluster. Benjamini and Hochberg's method
+controls the false discovery rate of ports and of switches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Node = tuple[str, str]
 
 
 class Sighting(NamedTuple):
-    """A row that links_sightings.sql returns."""
+    """A row returned by links_sightings.sql."""
 
     cluster: str
     node: str
@@ -63,7 +63,7 @@ class Sighting(NamedTuple):
 
 
 class ObservedNode(NamedTuple):
-    """A row that links_nodes.sql returns. days: observed days."""
+    """A row returned by links_nodes.sql. days: observed days."""
 
     cluster: str
     node: str
@@ -73,7 +73,7 @@ class ObservedNode(NamedTuple):
 
 
 class PortCount(NamedTuple):
-    """A row that links_ports.sql returns."""
+    """A row returned by links_ports.sql."""
 
     model: str
     inside: bool
@@ -198,7 +198,7 @@ def worst_ports(
     nodes: Sequence[ObservedNode],
     ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
-    """Return ports with two or more episodes of a kind. Those least likely by chance come first.
+    """Return ports with two or more episodes of a kind. Those least likely to be due to chance come first.
 
     p_value: probability of at least this many episodes by chance. Given the total number of episodes, a port's number
     is binomial, in proportion to the port's observed days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted:
@@ -234,7 +234,7 @@ def worst_ports(
 
 
 def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
-    """Return the switches whose nodes had an episode. The least likely by chance come first.
+    """Return the switches whose nodes had an episode. Those least likely to be due to chance come first.
 
     The random draws have a fixed seed.
 

@@ -86,7 +86,7 @@ def has_findings(nccl: Document) -> bool:
 def _group_row(stall: Stall, groups: Sequence[Group]) -> dict[str, Any]:
     """Return a row with a group's ranks.
 
-    left: ranks that finished the collective. unknown: ranks of which it is not known whether they entered it.
+    left: ranks that finished the collective. unknown: ranks that may or may not have entered it.
     """
     group, operation_id = groups[stall.key.group], stall.key
     return {

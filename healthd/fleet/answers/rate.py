@@ -25,7 +25,7 @@ LOOP_SECONDS = 3600
 
 
 class RunSums(NamedTuple):
-    """A row that rate_sums.sql returns."""
+    """A row returned by rate_sums.sql."""
 
     gpus_up_to: int
     large: bool
@@ -36,7 +36,7 @@ class RunSums(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """A row that rate_exposures.sql returns."""
+    """A row returned by rate_exposures.sql."""
 
     gpus_up_to: int
     large: bool
@@ -46,7 +46,7 @@ class Exposure(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A row that rate_failures.sql returns."""
+    """A row returned by rate_failures.sql."""
 
     cluster: str
     db_index: int
@@ -93,7 +93,7 @@ def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: i
 
 
 class Cluster(NamedTuple):
-    """A row that rate_clusters.sql returns."""
+    """A row returned by rate_clusters.sql."""
 
     cluster: str
 

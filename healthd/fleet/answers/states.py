@@ -1,6 +1,6 @@
 """Computes the outcomes of jobs and their use of GPU time, by state and by size.
 
-It can compare two times around a date.
+It can compare the times before and after a date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SERVER_GPUS = 8  # GPU limits of the paper's statistics of job sizes
 
 
 class EndedJobs(NamedTuple):
-    """A row that states_ended.sql returns."""
+    """A row returned by states_ended.sql."""
 
     state: str | None
     gpus_up_to: int | None
@@ -35,7 +35,7 @@ class EndedJobs(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A row that states_outcomes.sql returns."""
+    """A row returned by states_outcomes.sql."""
 
     after: bool
     state: str | None
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """A row that states_read_periods.sql returns."""
+    """A row returned by states_read_periods.sql."""
 
     cluster: str
     from_time: int
@@ -52,7 +52,7 @@ class ReadPeriod(NamedTuple):
 
 
 class ClusterGpus(NamedTuple):
-    """A row that states_nodes.sql returns."""
+    """A row returned by states_nodes.sql."""
 
     cluster: str
     gpus: int
@@ -61,7 +61,7 @@ class ClusterGpus(NamedTuple):
 
 
 class GpuTime(NamedTuple):
-    """A row that states_used_gpu_time.sql or states_lost_on_nodes.sql returns."""
+    """A row returned by states_used_gpu_time.sql or states_lost_on_nodes.sql."""
 
     gpu_seconds: float
 
@@ -112,7 +112,7 @@ def _outcomes(study: Study, split: int, large: int) -> list[Outcome]:
 
 
 def by_state(ended: Iterable[EndedJobs]) -> list[Row]:
-    """Return the states. Those with the most GPU time come first."""
+    """Return the states, sorted by GPU time, largest first."""
     rows = with_shares(_sums_by(ended, "state"))
     return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
 

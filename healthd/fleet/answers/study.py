@@ -64,21 +64,21 @@ MAX_HINT_LENGTH = 400  # maximum characters in suggested names
 
 
 class ChosenNode(NamedTuple):
-    """A row that chosen_node_names.sql returns."""
+    """A row returned by chosen_node_names.sql."""
 
     cluster: str
     node: str
 
 
 class JobsCoverage(NamedTuple):
-    """A row that jobs_known.sql returns."""
+    """A row returned by jobs_known.sql."""
 
     cluster: str
     known_until: int
 
 
 class ObservedShare(NamedTuple):
-    """A row that observed_share.sql returns."""
+    """A row returned by observed_share.sql."""
 
     seconds: int
     observed_seconds: int

@@ -1,4 +1,4 @@
-"""Parser for PyTorch flight recorder dumps (plain data). Pure functions.
+"""Parser for PyTorch flight recorder dumps (plain data). All functions are pure.
 
 Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump). `entries` is a
 single ring buffer for all groups, in the order of entry. `pg_config` lists this rank's groups. `pg_status` contains

@@ -1,6 +1,6 @@
 """Parser for ranks' logs: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL.
 
-Pure functions.
+All functions are pure.
 
 PyTorch's lines (ProcessGroupNCCL.cpp), by version:
 

@@ -80,7 +80,7 @@ class Pair(NamedTuple):
 class Progress(NamedTuple):
     """A group's last sequence numbers.
 
-    They are those of collectives or those of sends and receives, whichever ran last.
+    These are the numbers of collectives or of sends and receives, whichever ran last.
 
     started: -1 if unknown.
     """

@@ -1,4 +1,4 @@
-"""Parses NCCL's log lines about failed InfiniBand and RoCE requests, and explains their status. Pure functions.
+"""Parses NCCL's log lines about failed InfiniBand and RoCE requests, and explains their status. All functions are pure.
 
 NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work completion with an error:
 

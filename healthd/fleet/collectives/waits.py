@@ -1,4 +1,4 @@
-"""Finds the ranks that block a stuck job, using the collectives in which ranks wait. Pure functions.
+"""Finds the ranks that block a stuck job, using the collectives in which ranks wait. All functions are pure.
 
 The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section about NCCL time-outs): in each group, find the
 first collective that some ranks entered and others did not. A rank that did not enter it may itself be waiting in a
@@ -540,7 +540,7 @@ class _Analysis:
     def _stalls_by_group(self, suspects: Mapping[int, Blame]) -> list[Stall]:
         """Return each group's first operation that only some ranks entered.
 
-        If there is none, return one in which ranks wait.
+        If there is none, return an operation in which ranks wait.
         """
         best: dict[int, Stall] = {}
         for group, lanes in enumerate(self.lanes):

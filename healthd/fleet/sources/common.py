@@ -1,4 +1,4 @@
-"""Functions that several sources share: they read whole files and run local commands."""
+"""Functions shared by several sources: they read whole files and run local commands."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def set_coverage(run: Run, step: Step, table: str) -> None:
 
 
 def ingest_in_batches(run: Run, paths: Sequence[str], stage: Callable[[Step, Reading], None]) -> None:
-    """Ingest many files in steps of about BATCH_BYTES. Large steps are cheaper: a step rewrites each month of its rows.
+    """Ingest many files in steps of about BATCH_BYTES. Large steps are cheaper, because each step rewrites the months
+    of its rows.
 
     If `stage` cannot read a file completely, it stages none of its rows; the step's other files are kept.
     """

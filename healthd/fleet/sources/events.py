@@ -2,7 +2,7 @@
 
 The folder has one subfolder for each node. Each line is read only once, even if it was written again or its file was
 rotated. A line with an unknown schema or event is stored unchanged in `rest`. Missing lines are reported, because
-something may have happened that they would have recorded.
+events may have been lost with them.
 """
 
 from __future__ import annotations

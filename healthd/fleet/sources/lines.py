@@ -1,4 +1,4 @@
-"""Reads lines from other programs' files in bounded memory. Lines that are not text are unread.
+"""Reads lines from other programs' files in bounded memory. Lines that are not text are counted as unread.
 
 If the last line has no line end, it may be incomplete and counts as unread.
 """

@@ -87,7 +87,7 @@ class Point(NamedTuple):
 
 @dataclass
 class ReadState:
-    """How far a server was read. open_spans: conditions that were open at the last point."""
+    """The position up to which a server was read. open_spans: conditions that were open at the last point."""
 
     until: int
     open_spans: dict[Series, ConditionSpan] = field(default_factory=dict)
@@ -129,7 +129,7 @@ def read(
     step: int = STEP_SECONDS,
     matchers: str = "",
 ) -> Iterator[tuple[list[Row], ReadState]]:
-    """Yield the rows in pieces. Each piece has the state after it. `query_function`: (path, parameters) -> data.
+    """Yield the rows in pieces. Each piece comes with the state after it. `query_function`: (path, parameters) -> data.
 
     matchers: selects series, for example 'job="healthd"'. A condition that is still open at the end also has a row. A
     later read replaces this row, because the new row has the same first_time. Raises ServerError.
@@ -286,7 +286,7 @@ def load_settings(address: str) -> tuple[Server, int, str]:
 def ingest(run: Run, files: list[str]) -> None:
     """Ingest the servers' conditions.
 
-    The rows from each query are committed together with the position that it reached.
+    The rows from each query are committed together with the position that the query reached.
     """
     for named in files:
         with run.guard():
@@ -339,7 +339,7 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
 def _drop_shorter_spans(step: Step) -> None:
     """Delete staged rows for conditions that have a longer span in the store.
 
-    At the border between two queried spans, the earlier one contains only one scrape of the later one's conditions.
+    At the border between two queried spans, the earlier span contains only one scrape of the later span's conditions.
     """
     table = SCRAPED_CONDITIONS
     same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.key_columns)

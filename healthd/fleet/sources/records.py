@@ -66,7 +66,8 @@ def read_records(
 
 
 def _chunks(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[list[str], bool]]:
-    """Yield lines without line ends, and True if the last line had one. An overlong line becomes "" and is unread."""
+    """Yield lines without line ends, and True if the last line had one. An overlong line becomes "" and is counted as
+    unread."""
     remainder, number = b"", 1
     while chunk := file.read(CHUNK):
         chunk = remainder + chunk

@@ -53,7 +53,7 @@ def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
 
 
 def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
-    """Return who set a state (healthd, slurm or person), or None if the text does not show it.
+    """Return the origin of a state (healthd, slurm or person), or None if the text does not show it.
 
     `user`: None if there is no such column; "" if slurmctld named no user, which means that slurmctld itself set the
     state. States that Slurm sets name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). The user root may be

@@ -97,7 +97,7 @@ def parquet_jobs(reading: Reading) -> Iterator[Row]:
     """Yield the jobs in a Parquet file.
 
     Times may be numbers, text or timestamps. Times without a zone are read in the given zone. Lists of names are host
-    lists. If a column has another type (a struct), all rows are unread.
+    lists. If a column has another type (a struct), all rows are counted as unread.
     """
     import duckdb
 

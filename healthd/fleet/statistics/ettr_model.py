@@ -1,4 +1,4 @@
-"""Formulas and a simulation for the share of a job's time in which it makes progress. Pure functions.
+"""Formulas and a simulation for the share of a job's time in which it makes progress. All functions are pure.
 
 A job needs all its nodes and writes checkpoints at intervals. A node failure costs the work since the last checkpoint,
 a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by all the
@@ -77,9 +77,9 @@ def analytic(job: Job) -> float:
         failures n = lam (R' + U), U = u0 + n L, R' = R (1 + w/dt), L = u0 + dt/2
         E[ETTR] = R / ((R' + u0) / (1 - lam L) (1 + lam q) + q)  ->  (1 - lam L) / ((1 + w/dt) (1 + lam q))
 
-    If lam L is 1 or more, the job loses more than it makes, and the result is 0. healthd derived this formula from the
-    paper's definitions, because the formula in the paper (HPCA 2025) is unreadable. With w = q = 0, the limit equals
-    `closed_form`, which is from version 2 of the paper.
+    If lam L is 1 or more, the job loses more progress than it makes, and the result is 0. healthd derived this formula
+    from the paper's definitions, because the formula in the paper (HPCA 2025) is unreadable. With w = q = 0, the limit
+    equals `closed_form`, which is from version 2 of the paper.
     """
     productive_share = 1 - job.lost_share
     if productive_share <= 0:

@@ -1,6 +1,6 @@
 """Adjusts p-values for multiple tests: among 100 tests without an effect, five have p < 0.05 by chance.
 
-Pure functions.
+All functions are pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Counts failures by week and cause, and finds weeks that stand out and the few nodes responsible for them.
 
-Pure functions.
+All functions are pure.
 
 If the failure rate rises on the whole fleet, the likely cause is a driver or a new check. If it rises on three nodes,
 the likely cause is these nodes: "The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv
@@ -44,7 +44,7 @@ class Spike:
     """A week that stands out.
 
     expected  incidents expected from the rate in the other weeks
-    nodes     the nodes that have half of the incidents, as (cluster, node, incidents); empty if these are not few
+    nodes     the nodes that have half of the incidents, as (cluster, node, incidents); empty if there are too many
     """
 
     cause: str
@@ -102,8 +102,8 @@ def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) ->
 
 
 def concentrated_nodes(week_incidents: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
-    """Return the smallest set of nodes with half of these incidents, worst node first, or () if these nodes are not
-    few."""
+    """Return the smallest set of nodes with half of these incidents, worst node first, or () if these are more than a
+    few nodes."""
     counts = Counter((incident.cluster, incident.node) for incident in week_incidents)
     covered, nodes = 0, []
     for (cluster, node), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

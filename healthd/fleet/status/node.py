@@ -1,4 +1,7 @@
-"""The current state of one node according to healthd's metrics, and the group to which it belongs. Pure functions."""
+"""The current state of one node according to healthd's metrics, and the group to which it belongs.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Group(enum.Enum):
     DRAIN_WAITING = "drain_waiting"  # healthd wants to drain the node but has not, so jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
-    # degraded or unhealthy, but healthd does not want to drain it, usually because its conditions are acknowledged
+    # degraded or unhealthy, but healthd does not intend to drain it, usually because its conditions are acknowledged
     BROKEN = "broken"
     UNKNOWN = "unknown"  # health unknown, or no check has run for a while
     WARNING = "warning"
@@ -134,7 +137,7 @@ class NodeStatus:
 
     @property
     def delayed_by(self) -> tuple[str, ...]:
-        """The reasons why healthd has not set a drain that it wants."""
+        """The reasons why healthd delays a drain."""
         if self.group is not Group.DRAIN_WAITING:
             return ()
         causes = {

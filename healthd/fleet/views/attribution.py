@@ -217,7 +217,8 @@ def _week_figure(found: Document) -> Figure | None:
 
 
 def _dates(found: Document) -> list[Record]:
-    """Return a record for each day on which checks were enabled or changed, with the check's name or their number."""
+    """Return a record for each day on which checks were enabled or changed, with the check's name, or the number of
+    checks."""
     days: dict[int, list[str]] = defaultdict(list)
     for row in found["check_dates"]:
         days[row["time"] // 86400].append(f"{row['check']} {row['event'].removeprefix('check_')}")

@@ -227,12 +227,12 @@ def _command(part: Chapter, flags: str) -> str:
 
 # Limits that apply to every report.
 LIMITS = (
-    "Where healthd did not run or its lines are missing, faults may be unrecorded.",
-    "Prometheus records a condition only when it scrapes: a condition that opens and closes between two scrapes is "
-    "missing.",
-    "Slurm accounts for a job when it ends, so running jobs are incomplete.",
+    "Faults may be missing for times when healthd did not run or its event lines were lost.",
+    "Prometheus records only conditions that are open during a scrape: a condition that opens and closes "
+    "between two scrapes is missing.",
+    "Slurm completes a job's record when the job ends, so running jobs are incomplete.",
     "A condition near a failure is evidence, not proof: the chapter on causes estimates how many such matches are "
-    "chance.",
+    "due to chance.",
 )
 
 
@@ -290,7 +290,7 @@ def _without_notes(chapter: View, notes: Sequence[str]) -> View:
 
 def _coverage_text(head: Document) -> str:
     choice = ", ".join(f"{key} {value}" for key, value in head["filters"].items())
-    scope = f"Only {choice}." if choice else "All data of the store."
+    scope = f"Only {choice}." if choice else "All data in the store."
     return f"From {format_time(head['from_time'])} to {format_time(head['to_time'])} UTC. {scope}"
 
 

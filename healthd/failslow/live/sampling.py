@@ -261,7 +261,7 @@ class Sampling:
             self.seconds *= 2
             self._report_problem(
                 "rate",
-                f"sampling used {share:.2%} of a core (limit {MAX_SHARE:.1%}). It continues every "
+                f"sampling used {share:.2%} of a core (limit {MAX_SHARE:.1%}). It now samples every "
                 f"{self.seconds:g} s, and iterations shorter than {detectable_periods(self.seconds)[0]:g} s are not "
                 "detected",
             )

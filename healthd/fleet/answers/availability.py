@@ -353,7 +353,7 @@ def _notes(
             "state of their nodes; use --count-reservations to include it."
         )
     if fleet["repair"]["still_out"]:
-        found.append("Outages that are not over are excluded from the MTTR, so it is underestimated.")
+        found.append("Outages that are not over are excluded, so the MTTR is underestimated.")
     return found
 
 

@@ -308,7 +308,7 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     if unknown:
         found.append(
             f"The cost of {percent(share(unknown, slow))} of the slow time is unknown: the job or its GPUs were not "
-            "accounted, several jobs were possible, or no slowdown was reported. The GPU-hours exclude this time."
+            "recorded, several jobs were possible, or no slowdown was reported. The GPU-hours exclude this time."
         )
     found.append(
         "Slowness is detected only if jobs report their iterations or counters are sampled ([checks.failslow]). A node "

@@ -149,13 +149,14 @@ def _notes(study: Study, first: Sequence[EndedJob], other_preempted: Sequence[Pr
     found = [
         *hardware_ends.notes(study),
         *study.unchosen_node_notes(((row.cluster, row.node) for row in first), "faults"),
-        "The loss of a job is assumed, not measured: half the time between two checkpoints.",
+        "A job's lost work is assumed, not measured: half the time between two checkpoints.",
         "Jobs ended by a node without a failing check or NODE_FAIL are not included.",
     ]
     unknown_gpus = sum(row.gpus is None for row in first)
     if unknown_gpus:
         found.append(
-            f"{plural(unknown_gpus, 'job')} ended by nodes had an unknown number of GPUs, so their loss is not counted."
+            f"{plural(unknown_gpus, 'job')} ended by nodes had an unknown number of GPUs, so their lost work is "
+            "not counted."
         )
     unknown = sum(row.jobs for row in other_preempted if row.how == "unknown")
     if unknown:

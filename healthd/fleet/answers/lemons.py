@@ -486,7 +486,7 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
 def _ranked_row(suspect: Suspect, judgement: Judgement) -> dict[str, Any]:
     """Return the document's keys for a ranked node."""
     fleet = judgement.fleet
-    assert fleet is not None, "without failures, no node is ranked"
+    assert fleet is not None, "nodes are ranked only if there are failures"
     return {
         "cluster": suspect.cluster,
         "node": suspect.node,

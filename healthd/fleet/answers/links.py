@@ -107,8 +107,8 @@ def links(study: Study) -> Document:
     )
     if unnamed_episodes:
         notes.append(
-            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name and "
-            "count as one port per node."
+            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name; "
+            "all of a node's episodes without a port name are counted for one port."
         )
     unknown_switches = sum(row.switch is None for row in nodes)
     if unknown_switches:

@@ -135,7 +135,7 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
     if overall["placed"] < overall["failures"]:
         notes.append(
             f"The node is unknown for {overall['failures'] - overall['placed']} of {overall['failures']} failures: no "
-            "critical condition was seen, and Slurm set none of the jobs' nodes down."
+            "critical condition was seen, and Slurm set none of the jobs' nodes DOWN."
         )
     clusters = study.query("rate_clusters", Cluster)
     if len(clusters) > 1:

@@ -194,7 +194,7 @@ class Study:
             for row in self.query("jobs_known", JobsCoverage):
                 if self.choice.cluster in ("", row.cluster) and row.known_until < self.to_time - 1:
                     cluster_text, until = row.cluster or "the cluster", format_time(row.known_until)
-                    notes.append(f"The store contains the jobs of {cluster_text} only until {until}.")
+                    notes.append(f"The store has no jobs of {cluster_text} after {until}.")
         if "events" in tables:
             (observed,) = self.query("observed_share", ObservedShare)
             observed_fraction = share(observed.observed_seconds, observed.seconds)

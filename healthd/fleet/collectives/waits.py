@@ -654,7 +654,7 @@ def _outdated_dumps(views: Mapping[int, RankView]) -> dict[int, str]:
     found = {}
     for rank, view in views.items():
         if view.last_ns and usual - view.last_ns > EARLIER_RUN_SECONDS * 10**9:
-            found[rank] = "is from an earlier run because it ends over an hour before the others"
+            found[rank] = "ends over an hour before the others, so it is from an earlier run"
         elif view.first_ns - usual > RESTARTED_SECONDS * 10**9 and not view.since_ns and not view.has_only_pending:
             found[rank] = "begins after the others stopped, so its process restarted"
     return found

@@ -145,7 +145,7 @@ def local_cluster() -> str:
     """Return the name of the local cluster. Raises IngestError if Slurm does not answer."""
     cluster = slurm_settings("ClusterName").get("ClusterName")
     if cluster is None:
-        raise IngestError("scontrol show config: has no ClusterName: add --cluster NAME")
+        raise IngestError("scontrol show config prints no ClusterName: add --cluster NAME")
     return cluster
 
 

@@ -249,7 +249,7 @@ def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Est
         evenness = (
             "no failure has a known node"
             if p_value is None
-            else f"failures are spread over nodes as by chance, p {p_value:.2g}"
+            else f"failures are spread over the nodes as expected by chance, p {p_value:.2g}"
         )
         return Estimate(
             poisson_interval(count, exposure, level), "poisson", None, p_value, f"exact Poisson: {evenness}"

@@ -16,7 +16,7 @@ REASONS = {
     "drained_healthd": "drained by healthd",
     "drained_people": "drained by people",
     "drained_slurm": "drained by Slurm",
-    "drained_unknown": "drained by unknown",
+    "drained_unknown": "drained, origin unknown",
     "down": "down",
     "not_observed": "not observed",
 }

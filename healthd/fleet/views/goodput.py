@@ -88,7 +88,7 @@ def _sentences(goodput: Document) -> list[str]:
         return [*found, "No loss is known."]
     return [
         *found,
-        f"{percent(share)} of the loss is second-order: lost by jobs that a requeued job pre-empted.",
+        f"{percent(share)} of the lost work is second-order: lost by jobs that a requeued job pre-empted.",
     ]
 
 

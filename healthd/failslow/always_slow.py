@@ -46,9 +46,11 @@ MIN_SPREAD = 0.02
 class Comparison(NamedTuple):
     """The result of the comparison with peers.
 
-    slow: the series that are slower throughout. compared_count: number of series that had peers. skipped: maps each
-    reason to the number of series that were not compared for this reason. Series that are too short are not included,
-    because their reader reports them.
+    Attributes:
+        slow: the series that are slower throughout.
+        compared_count: number of series that had peers.
+        skipped: maps each reason to the number of series that were not compared for this reason. Series that are too
+            short are not included, because their reader reports them.
     """
 
     slow: tuple[SlowThroughout, ...]

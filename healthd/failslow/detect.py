@@ -61,8 +61,12 @@ MAX_REGIMES = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits, as logarithms. slow: limit for the mean. tolerated: limit that the mean must exceed by more than chance
-    explains."""
+    """Limits, as logarithms.
+
+    Attributes:
+        slow: limit for the mean.
+        tolerated: limit that the mean must exceed by more than chance explains.
+    """
 
     slow: float
     tolerated: float

@@ -51,7 +51,9 @@ class IterationTime(NamedTuple):
 class _Phase(NamedTuple):
     """Durations measured at one phase of the loop.
 
-    seconds: durations without a pause, in order, at least one. paused: number of durations with a pause.
+    Attributes:
+        seconds: durations without a pause, in order, at least one.
+        paused: number of durations with a pause.
     """
 
     seconds: Sequence[float]

@@ -25,8 +25,10 @@ MIN_BATCH_DISTANCE = 0.03  # a batch within this distance from the other batches
 class Level:
     """A regime's level.
 
-    mean: mean of the clipped samples. noise: their standard deviation. Both are valid only if `is_known`.
-    samples_since: samples in the regime since the level became known.
+    Attributes:
+        mean: mean of the clipped samples.
+        noise: their standard deviation. Both are valid only if `is_known`.
+        samples_since: samples in the regime since the level became known.
     """
 
     mean: float = 0.0

@@ -31,8 +31,9 @@ PAUSE_EXCESS, MAX_FAST_SHARE = (
 class Outlier(NamedTuple):
     """An outlier.
 
-    excess: its change divided by its peers' change. standard_errors: difference between both changes, in standard
-    errors.
+    Attributes:
+        excess: its change divided by its peers' change.
+        standard_errors: difference between both changes, in standard errors.
     """
 
     member: int

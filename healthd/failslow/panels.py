@@ -42,7 +42,9 @@ class Column:
 class DrawnSpan:
     """A Point as drawn.
 
-    relief: None while the slowness lasts. before, level: duration of a sample before and during the slowness.
+    Attributes:
+        relief: None while the slowness lasts.
+        before, level: duration of a sample before and during the slowness.
     """
 
     onset: float
@@ -58,9 +60,13 @@ class DrawnSpan:
 class Panel:
     """One panel.
 
-    top: upper end of y; a pause of one sample does not raise it. above: number of samples above `top`. peers: the
-    peers' band, or empty. peer_lines: a line for each peer if there are too few peers for a band. Peers are scaled to
-    this series's level before its onset. times: style of x, None for plain numbers.
+    Attributes:
+        top: upper end of y; a pause of one sample does not raise it.
+        above: number of samples above `top`.
+        peers: the peers' band, or empty.
+        peer_lines: a line for each peer if there are too few peers for a band. Peers are scaled to this series's level
+            before its onset.
+        times: style of x, None for plain numbers.
     """
 
     title: str

@@ -86,11 +86,15 @@ class PeriodNotFound(HealthdError):
 class Period(NamedTuple):
     """The result for one stream.
 
-    operations: number of operations in an iteration. iteration_seconds: typical duration (iteration_time.py).
-    relative_error: possible error of this duration, as a share. confidence: share of the stream that consists of such
-    iterations, 0 to 1. It is below 0.5 if the alternative is about as good, or if relative_error is above 0.012.
-    begin_seconds: time of each iteration's mark. seconds: duration of each iteration. Both lists have the same length.
-    alternative: number of operations and seconds of the other possible period.
+    Attributes:
+        operations: number of operations in an iteration.
+        iteration_seconds: typical duration (iteration_time.py).
+        relative_error: possible error of this duration, as a share.
+        confidence: share of the stream that consists of such iterations, 0 to 1. It is below 0.5 if the alternative is
+            about as good, or if relative_error is above 0.012.
+        begin_seconds: time of each iteration's mark.
+        seconds: duration of each iteration. Both lists have the same length.
+        alternative: number of operations and seconds of the other possible period.
     """
 
     operations: int
@@ -105,9 +109,12 @@ class Period(NamedTuple):
 class _Mark(NamedTuple):
     """A run of operations that repeats.
 
-    positions: where it occurs. size: number of operations in the run. per_iteration: number of occurrences in an
-    iteration. operations: number of operations from one iteration to the next. regular_share: share of the stream with
-    this distance.
+    Attributes:
+        positions: where it occurs.
+        size: number of operations in the run.
+        per_iteration: number of occurrences in an iteration.
+        operations: number of operations from one iteration to the next.
+        regular_share: share of the stream with this distance.
     """
 
     positions: list[int]
@@ -127,9 +134,11 @@ class _Step(NamedTuple):
 class _Added(NamedTuple):
     """The part that a longer loop has in addition to the shorter loops in it.
 
-    seconds: median of the absolute differences from the usual duration, in loops. standard_error: standard error of
-    this median (for normal values, 1.2533 deviations divided by the square root of their number). operations: median
-    number of additional operations.
+    Attributes:
+        seconds: median of the absolute differences from the usual duration, in loops.
+        standard_error: standard error of this median (for normal values, 1.2533 deviations divided by the square root
+            of their number).
+        operations: median number of additional operations.
     """
 
     seconds: float

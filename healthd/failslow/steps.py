@@ -22,9 +22,11 @@ SLOWER_RATIO = 1.05  # a member that becomes slower by this factor is part of a 
 
 @dataclass(slots=True)
 class Step:
-    """A simultaneous change. points: points by series index.
+    """A simultaneous change.
 
-    max_samples: maximum number of samples to evaluate after the onset.
+    Attributes:
+        points: points by series index.
+        max_samples: maximum number of samples to evaluate after the onset.
     """
 
     leader: int

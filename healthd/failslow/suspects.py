@@ -237,10 +237,15 @@ def _group_suspects(
 class SlowNode(NamedTuple):
     """The only slow node in a job.
 
-    members: its ranks. others: ranks on other nodes. roles: roles with a member on the node. whole: the node runs all
-    members of these roles. node_count: number of nodes in the job. added_time: median added time of its ranks. excess:
-    change of its least slowed rank divided by the median change on the other nodes. standard_errors: the difference
-    between these two changes, in standard errors.
+    Attributes:
+        members: its ranks.
+        others: ranks on other nodes.
+        roles: roles with a member on the node.
+        whole: the node runs all members of these roles.
+        node_count: number of nodes in the job.
+        added_time: median added time of its ranks.
+        excess: change of its least slowed rank divided by the median change on the other nodes.
+        standard_errors: the difference between these two changes, in standard errors.
     """
 
     node: str

@@ -31,8 +31,10 @@ Channel = Callable[[Series, int], float]  # time of a sample; NaN if missing
 class Change(NamedTuple):
     """The change of a time, in the series's unit.
 
-    noise: standard error of after - before, from the scatter before the onset. fast_share: share of the samples after
-    the onset that are nearly as fast as before (within a quarter of the change).
+    Attributes:
+        noise: standard error of after - before, from the scatter before the onset.
+        fast_share: share of the samples after the onset that are nearly as fast as before (within a quarter of the
+            change).
     """
 
     before: float

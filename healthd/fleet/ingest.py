@@ -64,7 +64,8 @@ class Unread:
     def add(self, source: str, file: str, line: int, why: str, rows: int = 1) -> None:
         """Count a row that cannot be read.
 
-        line: counted from 1; 0 if there are no lines (JSON, a server's response).
+        Args:
+            line: counted from 1; 0 if there are no lines (JSON, a server's response).
         """
         self.rows[source] += rows
         self.unread[source] += rows
@@ -142,7 +143,11 @@ class Run:
         self.rows.read(self.source.name, rows)
 
     def unread(self, file: str, line: int, why: str, rows: int = 1) -> None:
-        """Count a row that cannot be read. line: counted from 1; 0 if there are no lines."""
+        """Count a row that cannot be read.
+
+        Args:
+            line: counted from 1; 0 if there are no lines.
+        """
         self.rows.add(self.source.name, file, line, why, rows)
 
     def sentence(self, error: HealthdError | OSError) -> str:
@@ -171,8 +176,9 @@ class Run:
     ) -> Iterator[Step]:
         """Stage rows in the block, and commit them at its end together with a row in `ingests`. Raises StoreError.
 
-        name: name of the piece (a file, a day); it replaces an existing row with this name in `ingests`. from_time,
-        to_time: the period that the piece covers.
+        Args:
+            name: name of the piece (a file, a day); it replaces an existing row with this name in `ingests`.
+            from_time, to_time: the period that the piece covers.
         """
         with self.steps() as new_step, self.piece(new_step, name, from_time, to_time, cluster):
             yield new_step
@@ -230,8 +236,9 @@ class Run:
 class IngestOptions:
     """Options for all sources in one ingest (see Run).
 
-    users: keep, drop or hash; "" keeps the store's setting (a new store hashes). key: a file, or None for the store's
-    own key.
+    Attributes:
+        users: keep, drop or hash; "" keeps the store's setting (a new store hashes).
+        key: a file, or None for the store's own key.
     """
 
     now: int
@@ -247,8 +254,9 @@ class IngestOptions:
 class IngestResult:
     """The result of an ingest.
 
-    sources: sources that were read at least partly. failed: a sentence for each source and file that could not be read
-    completely.
+    Attributes:
+        sources: sources that were read at least partly.
+        failed: a sentence for each source and file that could not be read completely.
     """
 
     sources: list[str] = field(default_factory=list)

@@ -146,7 +146,9 @@ _REFUSED_SIGNS = {
 class Token(NamedTuple):
     """A token.
 
-    word: a name or keyword in lower case, or an unchanged sign, text or number. depth: nesting depth of brackets.
+    Attributes:
+        word: a name or keyword in lower case, or an unchanged sign, text or number.
+        depth: nesting depth of brackets.
     """
 
     kind: str
@@ -183,7 +185,8 @@ def table_names(sql: str) -> set[str]:
 def find_errors(sql: str, known_tables: Collection[str]) -> list[LintError]:
     """Return the errors in a query, sorted by line, or an empty list for a valid query.
 
-    known_tables: the available tables.
+    Args:
+        known_tables: the available tables.
     """
     sql_tokens = tokens(sql)
     if not sql_tokens:

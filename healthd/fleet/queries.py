@@ -122,8 +122,10 @@ def _parse_value(where: str, name: str, kind: str, text: str) -> Value:
 def with_dependencies(query: Query, available: Mapping[str, Query], extra_tables: Collection[str] = ()) -> list[Query]:
     """Return the queries that this query reads, followed by the query itself. Each query comes after its dependencies.
 
-    extra_tables: further tables that it may read. Raises InvalidQuery if the SQL is not allowed; the message names the
-    file and line.
+    Raises InvalidQuery if the SQL is not allowed; the message names the file and line.
+
+    Args:
+        extra_tables: further tables that it may read.
     """
     found: list[Query] = []
 

@@ -163,7 +163,10 @@ class Answers:
 def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) -> Answers:
     """Compute every chapter.
 
-    An error in one chapter does not affect the others. memory_mib: memory limit, for messages.
+    An error in one chapter does not affect the others.
+
+    Args:
+        memory_mib: memory limit, for messages.
     """
     documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
     for part in selected:
@@ -202,7 +205,12 @@ def report_html(
     command: str,
     page_assets: Assets,
 ) -> str:
-    """Return the page. flags: options for each chapter's command. made_by, command: how the page was made."""
+    """Return the page.
+
+    Args:
+        flags: options for each chapter's command.
+        made_by, command: how the page was made.
+    """
     head = documents["report"]
     chapters = [_chapter(part, documents) for part in selected]
     common = _shared_notes([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])

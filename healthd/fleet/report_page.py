@@ -48,7 +48,13 @@ _CHART_CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """The page's assets. style: CSS. bundle: Vega, Vega-Lite and vega-embed as one script. script: draws the charts."""
+    """The page's assets.
+
+    Attributes:
+        style: CSS.
+        bundle: Vega, Vega-Lite and vega-embed as one script.
+        script: draws the charts.
+    """
 
     style: str
     bundle: str

@@ -37,8 +37,10 @@ def run_queries(
 ) -> Iterator[QueryResult]:
     """Run the last of these queries, like engine.run_queries.
 
-    master: "spark" for this machine, "spark://HOST:PORT" for a cluster. Raises SparkUnavailable, and InvalidQuery if
-    Spark rejects the SQL.
+    Raises SparkUnavailable, and InvalidQuery if Spark rejects the SQL.
+
+    Args:
+        master: "spark" for this machine, "spark://HOST:PORT" for a cluster.
     """
     with session(master, threads, memory_mib) as spark:
         yield run_in_session(spark, queries, files, parameters)

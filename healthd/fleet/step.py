@@ -299,7 +299,10 @@ class Step:
 def step(store: Store, source: str = "") -> Iterator[Step]:
     """Stage rows and set cursors in the block. At its end, either all of them are committed or none.
 
-    source: prefix of the cursors. Raises StoreError.
+    Raises StoreError.
+
+    Args:
+        source: prefix of the cursors.
     """
     new_step = Step(store, source)
     try:

@@ -99,7 +99,9 @@ class Table:
 class Detail(NamedTuple):
     """A separate part of the answer, with a finding and its reasons.
 
-    lines: printed unchanged, like a command. items: a list.
+    Attributes:
+        lines: printed unchanged, like a command.
+        items: a list.
     """
 
     title: str

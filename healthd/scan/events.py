@@ -30,8 +30,9 @@ REBOOT_SECONDS = 60.0  # if the uptime falls by this much, another boot has begu
 class Machine:
     """State of one host in the log.
 
-    `clock`: time of the host's last line. `offset`: epoch time of its boot, known if one of its lines had both an epoch
-    time and an uptime.
+    Attributes:
+        clock: time of the host's last line.
+        offset: epoch time of its boot, known if one of its lines had both an epoch time and an uptime.
     """
 
     clock: float = 0.0
@@ -83,9 +84,11 @@ class Machine:
 class LogEvent:
     """An event in the log.
 
-    `line`: number of its first line. `count`: number of its lines. `epoch`, `uptime`: from the first line, or None if
-    the line has none. `clock`, `last_clock`: seconds by whichever clock the host's lines have; only differences are
-    used.
+    Attributes:
+        line: number of its first line.
+        count: number of its lines.
+        epoch, uptime: from the first line, or None if the line has none.
+        clock, last_clock: seconds by whichever clock the host's lines have; only differences are used.
     """
 
     line: int

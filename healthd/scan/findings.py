@@ -77,7 +77,11 @@ _WORSE_IF_REPEATED = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 
 
 def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
-    """Yield each event with its meaning. `correlate`: function that runs all checks with their settings."""
+    """Yield each event with its meaning.
+
+    Args:
+        correlate: function that runs all checks with their settings.
+    """
     meanings: dict[object, Meaning] = {}
     earlier: OrderedDict[object, tuple[tuple[LogEvent, Meaning], ...]] = OrderedDict()
     for log_event in found:

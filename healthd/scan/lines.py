@@ -10,8 +10,10 @@ from typing import NamedTuple
 class Block(NamedTuple):
     """Complete lines, which are split only on demand.
 
-    `first`: the first line's number in the file, from 1. `text`: the lines, separated by newlines. `size`: number of
-    lines.
+    Attributes:
+        first: the first line's number in the file, from 1.
+        text: the lines, separated by newlines.
+        size: number of lines.
     """
 
     first: int

@@ -361,7 +361,8 @@ _HARMLESS = regex(
 def unrecognised_driver(text: str) -> str:
     """Return the driver of an unrecognised line that counts (see above), or "" for other lines.
 
-    `text`: the line without its prefix.
+    Args:
+        text: the line without its prefix.
     """
     driver = next((name for name, begins in _DRIVERS if begins.match(text)), "")
     if not driver:

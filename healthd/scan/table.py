@@ -33,7 +33,10 @@ RowKey = tuple[str, str, bool]
 class Row:
     """All events with the same `key`: a code, a part, and whether the lines are proven.
 
-    `first`: the first event. `worst`: the event whose message is displayed. `count`: number of lines.
+    Attributes:
+        first: the first event.
+        worst: the event whose message is displayed.
+        count: number of lines.
     """
 
     key: RowKey
@@ -78,8 +81,12 @@ def _local(epoch: float) -> datetime:
 class Incident:
     """An incident on one host.
 
-    `boot`: the host's boot. `last`: time of the last event, on the host's clock. `hidden_rows`: number of rows that are
-    not shown. `repeats`: number of repetitions of the incident. `until`: the last event.
+    Attributes:
+        boot: the host's boot.
+        last: time of the last event, on the host's clock.
+        hidden_rows: number of rows that are not shown.
+        repeats: number of repetitions of the incident.
+        until: the last event.
     """
 
     host: str
@@ -289,7 +296,8 @@ def _leave_out(found: Summary) -> None:
 def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = False) -> str:
     """Return the table.
 
-    `unknown`: list the lines from known drivers that no rule recognises. Otherwise, only count them.
+    Args:
+        unknown: list the lines from known drivers that no rule recognises. Otherwise, only count them.
     """
     incidents = sorted(found.incidents.values(), key=_order(found))
     lines = [page.heading(_title(found, name, tally))]

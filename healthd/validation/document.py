@@ -73,7 +73,9 @@ class Result(Struct, frozen=True):
 class Validation(Struct, frozen=True):
     """A validation of one node.
 
-    began, ended: epoch seconds. unmeasured: sentences about parts without a measurement.
+    Attributes:
+        began, ended: epoch seconds.
+        unmeasured: sentences about parts without a measurement.
     """
 
     node: Text

@@ -105,8 +105,10 @@ def judge(
 ) -> list[Result]:
     """Compare measurements with their floors, peers and history.
 
-    floors: maps a test, or "TEST PART", to the minimum in the test's unit. history: values from earlier validations.
-    relation: function that returns a part's relation; only parts with the same relation are peers.
+    Args:
+        floors: maps a test, or "TEST PART", to the minimum in the test's unit.
+        history: values from earlier validations.
+        relation: function that returns a part's relation; only parts with the same relation are peers.
     """
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for measurement in measurements:

@@ -77,7 +77,8 @@ def is_stop_requested(stop: int) -> bool:
 def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[FinishedProgram]:
     """Run all commands in parallel for at most `seconds`, and return when all have ended.
 
-    `stop`: descriptor that ends all commands when it becomes readable, or -1.
+    Args:
+        stop: descriptor that ends all commands when it becomes readable, or -1.
     """
     deadline = time.monotonic() + seconds
     running: list[_RunningProgram | None] = [None] * len(commands)

@@ -71,7 +71,10 @@ class ReservationRequest(NamedTuple):
 class NodesResult(NamedTuple):
     """Result.
 
-    documents: from the nodes that reported one. transfers: from all passes. problems: errors that occurred.
+    Attributes:
+        documents: from the nodes that reported one.
+        transfers: from all passes.
+        problems: errors that occurred.
     """
 
     documents: tuple[dict[str, Any], ...]

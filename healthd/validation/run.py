@@ -171,7 +171,12 @@ def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
 
 
 def validate(request: ValidationRequest, tools: Tools, history: History, stop: int, lock: str = "") -> Validation:
-    """Validate this node. stop: a file descriptor; when readable, the validation stops. lock: path of the held lock."""
+    """Validate this node.
+
+    Args:
+        stop: a file descriptor; when readable, the validation stops.
+        lock: path of the held lock.
+    """
     began, until = time.time(), time.monotonic() + request.seconds
     node_parts = parts.read_parts(request.root)
     measured: list[Measurement] = []
@@ -263,7 +268,8 @@ def plan(
 ) -> tuple[list[Step], dict[str, str]]:
     """Return the tool calls in order, and a dict that maps each family without a tool to the reason.
 
-    python: path of a Python that has torch, or ""; and the reason if there is none.
+    Args:
+        python: path of a Python that has torch, or ""; and the reason if there is none.
     """
     steps: list[Step] = []
     seconds = 0.3 if request.quick else 1.0

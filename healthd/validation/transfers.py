@@ -24,7 +24,9 @@ MAX_CHARACTERS = 300
 class Transfer(NamedTuple):
     """A sender's report about one rail in a pair.
 
-    `rail`: its port, such as "mlx5_0/1", or "". `state`: one of STATES.
+    Attributes:
+        rail: its port, such as "mlx5_0/1", or "".
+        state: one of STATES.
     """
 
     sender: str
@@ -38,7 +40,9 @@ class Transfer(NamedTuple):
 class AssessedTransfer(NamedTuple):
     """A transfer with its verdict.
 
-    `verdict`: ok, slow, failed or not_measured. `expected`: the median in Gb/s, or None without a comparison.
+    Attributes:
+        verdict: ok, slow, failed or not_measured.
+        expected: the median in Gb/s, or None without a comparison.
     """
 
     transfer: Transfer

@@ -56,10 +56,13 @@ class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
 class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
     """Input that was dropped since the process started.
 
-    oversized, malformed: number of messages. strangers: number of connections from processes outside any job. series,
-    jobs: number of connections beyond these limits. flood: number of times a connection had to wait because its
-    messages exceeded the budget. file_descriptors: number of times accept(2) failed because no file descriptor was
-    left; the connections then wait.
+    Attributes:
+        oversized, malformed: number of messages.
+        strangers: number of connections from processes outside any job.
+        series, jobs: number of connections beyond these limits.
+        flood: number of times a connection had to wait because its messages exceeded the budget.
+        file_descriptors: number of times accept(2) failed because no file descriptor was left; the connections then
+            wait.
     """
 
     oversized: int = 0
@@ -74,7 +77,9 @@ class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
 class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds lost in slow iterations since the process started, including jobs that ended.
 
-    client: sum over the ranks that reported on this node. counters: for whole jobs, measured by counters.
+    Attributes:
+        client: sum over the ranks that reported on this node.
+        counters: for whole jobs, measured by counters.
     """
 
     client: float = 0.0
@@ -84,8 +89,10 @@ class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
 class LiveDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """The contents of the document.
 
-    paused_until: time until which detection is paused, or 0 if it is not paused. problems: why a source provides no
-    data. sampling: the sampler's share of a core, None if sampling is off.
+    Attributes:
+        paused_until: time until which detection is paused, or 0 if it is not paused.
+        problems: why a source provides no data.
+        sampling: the sampler's share of a core, None if sampling is off.
     """
 
     written: float

@@ -45,8 +45,11 @@ FindChanges = Callable[[str, Cause, float | None], tuple[NodeChange, ...]]
 class Rank:
     """A process that reports its steps.
 
-    number, local_rank: as reported by the process, -1 if not reported. started_at: time of the first message.
-    reported_seconds: total duration of the steps since then. gpu_lookups: number of searches for its GPU.
+    Attributes:
+        number, local_rank: as reported by the process, -1 if not reported.
+        started_at: time of the first message.
+        reported_seconds: total duration of the steps since then.
+        gpu_lookups: number of searches for its GPU.
     """
 
     pid: int
@@ -76,8 +79,11 @@ class Rank:
 class Job:
     """A job as seen by one source.
 
-    ranks: keyed by connection. counters: keyed by counter name. ended_ranks_seconds: time lost by ranks that ended.
-    sample_seconds: time that one sample of the counters covers.
+    Attributes:
+        ranks: keyed by connection.
+        counters: keyed by counter name.
+        ended_ranks_seconds: time lost by ranks that ended.
+        sample_seconds: time that one sample of the counters covers.
     """
 
     name: str
@@ -172,8 +178,10 @@ class Jobs:
     def end_quiet_jobs(self, now: float, sampled_job: str) -> bool:
         """End jobs that are known only from counters and have no new samples. Return True if there was such a job.
 
-        Such a job ends if its counters are no longer sampled, or if its next sample is overdue. sampled_job: the job
-        whose counters are sampled.
+        Such a job ends if its counters are no longer sampled, or if its next sample is overdue.
+
+        Args:
+            sampled_job: the job whose counters are sampled.
         """
         by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
         quiet = [

@@ -142,7 +142,9 @@ class Readings:
 
     The start or end of a job causes no additional reading.
 
-    read: function that returns the node's current state. deadline: time of the next reading (monotonic), or FOREVER.
+    Attributes:
+        read: function that returns the node's current state.
+        deadline: time of the next reading (monotonic), or FOREVER.
     """
 
     read: Callable[[], Reading]

@@ -33,7 +33,12 @@ class Gpu(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A PCIe link. gt_per_s: speed; 32.0 means PCIe 5.0. width: number of lanes."""
+    """A PCIe link.
+
+    Attributes:
+        gt_per_s: speed; 32.0 means PCIe 5.0.
+        width: number of lanes.
+    """
 
     gt_per_s: float
     width: int

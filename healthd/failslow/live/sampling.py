@@ -61,9 +61,12 @@ Send = Callable[[Mapping[str, Any]], None]
 class Setup:
     """The process's configuration.
 
-    sources: names from counters.SOURCES. seconds: interval between two samples. fake_nvml: the daemon's setting. lock:
-    a file that a sampling process locks, so that only one process samples at a time; "" for none. settled_seconds:
-    minimum time that a job must have been on this node.
+    Attributes:
+        sources: names from counters.SOURCES.
+        seconds: interval between two samples.
+        fake_nvml: the daemon's setting.
+        lock: a file that a sampling process locks, so that only one process samples at a time; "" for none.
+        settled_seconds: minimum time that a job must have been on this node.
     """
 
     sources: tuple[str, ...]
@@ -98,7 +101,11 @@ class Budget:
 
 
 def choose_reduction(seconds: float, period: float | None, can_narrow: bool) -> Reduction:
-    """Return the next way to reduce the cost. period: shortest detected period in seconds, or None."""
+    """Return the next way to reduce the cost.
+
+    Args:
+        period: shortest detected period in seconds, or None.
+    """
     if period is not None and 2 * seconds * MIN_PERIOD <= period:
         return Reduction.SLOWER
     if can_narrow:
@@ -150,7 +157,12 @@ class Sampling:
         return min(self._jobs_at, self._alive_at, self._sample_at if self._opened else FOREVER)
 
     def step(self, now: float, clock: float) -> None:
-        """Perform the steps that are due. now: monotonic seconds. clock: epoch seconds."""
+        """Perform the steps that are due.
+
+        Args:
+            now: monotonic seconds.
+            clock: epoch seconds.
+        """
         if now >= self._alive_at:
             self._send({"alive": clock})
             self._alive_at = now + ALIVE_SECONDS

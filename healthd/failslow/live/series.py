@@ -44,7 +44,9 @@ def detector_limits(percent: float) -> Limits:
 class Series:
     """One series and its detector.
 
-    since: when the current slowness began (epoch seconds), or None. lost_seconds: time lost in all slow iterations.
+    Attributes:
+        since: when the current slowness began (epoch seconds), or None.
+        lost_seconds: time lost in all slow iterations.
     """
 
     kind: Kind

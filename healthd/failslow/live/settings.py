@@ -36,8 +36,10 @@ class LiveSettings:
 class Locations:
     """Paths that the live process needs.
 
-    runtime_dir: the daemon's runtime directory. root: the folder that contains /proc and /sys ("/" is this machine).
-    fake_nvml: a profile or scenario file that replaces the driver, "" for the real driver.
+    Attributes:
+        runtime_dir: the daemon's runtime directory.
+        root: the folder that contains /proc and /sys ("/" is this machine).
+        fake_nvml: a profile or scenario file that replaces the driver, "" for the real driver.
     """
 
     runtime_dir: str

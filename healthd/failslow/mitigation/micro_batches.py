@@ -39,8 +39,10 @@ class InvalidSplit(HealthdError):
 class Split(NamedTuple):
     """A division of micro-batches.
 
-    micro_batches: number for each group, in the order of the times. makespan: time of the slowest group, in the unit of
-    the times. even: the makespan of an even division, or of the most even one if there is a remainder.
+    Attributes:
+        micro_batches: number for each group, in the order of the times.
+        makespan: time of the slowest group, in the unit of the times.
+        even: the makespan of an even division, or of the most even one if there is a remainder.
     """
 
     micro_batches: tuple[int, ...]
@@ -128,9 +130,11 @@ def _minimize_makespan(times: Sequence[float], micro_batches: int) -> list[int]:
 
 
 class _Corner(NamedTuple):
-    """A corner of the convex hull. center: the c for which the corner is optimal.
+    """A corner of the convex hull.
 
-    total, squares: B and A, relative to `origin`.
+    Attributes:
+        center: the c for which the corner is optimal.
+        total, squares: B and A, relative to `origin`.
     """
 
     center: float

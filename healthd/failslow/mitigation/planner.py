@@ -61,9 +61,11 @@ class Overheads(NamedTuple):
 class Observation(NamedTuple):
     """One iteration of the gang.
 
-    lost_seconds: its time minus the time of a healthy iteration. Slowness is detected some iterations after its onset,
-    so the first observation contains the sum over all iterations that were not reported before. gpus: number of GPUs in
-    the whole gang. whole_stage: True if the slow node runs a whole pipeline stage.
+    Attributes:
+        lost_seconds: its time minus the time of a healthy iteration. Slowness is detected some iterations after its
+            onset, so the first observation contains the sum over all iterations that were not reported before.
+        gpus: number of GPUs in the whole gang.
+        whole_stage: True if the slow node runs a whole pipeline stage.
     """
 
     slow: bool
@@ -76,8 +78,11 @@ class Observation(NamedTuple):
 class State(NamedTuple):
     """The state of the ongoing slowness.
 
-    lost: GPU-seconds since the onset. actions: in the order in which they were applied. since: iterations since the
-    last action. whole_stage: as in Observation.
+    Attributes:
+        lost: GPU-seconds since the onset.
+        actions: in the order in which they were applied.
+        since: iterations since the last action.
+        whole_stage: as in Observation.
     """
 
     cause: Cause = Cause.UNKNOWN
@@ -168,7 +173,12 @@ PAUSE_RATIO = 10.0
 
 
 class AppliedAction(NamedTuple):
-    """A remedy that was applied. position: in the span's series. lost, overhead, saved: GPU-seconds."""
+    """A remedy that was applied.
+
+    Attributes:
+        position: in the span's series.
+        lost, overhead, saved: GPU-seconds.
+    """
 
     action: Action
     position: int
@@ -180,8 +190,10 @@ class AppliedAction(NamedTuple):
 class SlowSpan(NamedTuple):
     """A period in which the whole job, or one of its ranks or nodes, was slow.
 
-    onset, relief: positions in `series`; relief is None while it lasts. suspects: names of the suspects, "" for the job
-    as a whole. state, next_action: at the end of the series.
+    Attributes:
+        onset, relief: positions in `series`; relief is None while it lasts.
+        suspects: names of the suspects, "" for the job as a whole.
+        state, next_action: at the end of the series.
     """
 
     series: Series
@@ -198,7 +210,9 @@ class SlowSpan(NamedTuple):
 class _SlowSeries(NamedTuple):
     """A suspect or a slow job.
 
-    begin, alarm, end: positions in the clock's series. losses: seconds lost at each position.
+    Attributes:
+        begin, alarm, end: positions in the clock's series.
+        losses: seconds lost at each position.
     """
 
     suspect: str

@@ -51,8 +51,10 @@ class Swap(NamedTuple):
 class Topology(NamedTuple):
     """The result of the rearrangement.
 
-    stages: stages that contain all stragglers after the swaps, ascending. positions: each rank's position after all
-    swaps were applied in order. limitations: sentences without a full stop about problems that no move solves.
+    Attributes:
+        stages: stages that contain all stragglers after the swaps, ascending.
+        positions: each rank's position after all swaps were applied in order.
+        limitations: sentences without a full stop about problems that no move solves.
     """
 
     stages: tuple[int, ...]

@@ -51,9 +51,11 @@ class Chunk(NamedTuple):
 class Table(NamedTuple):
     """An open table.
 
-    names: names of the columns. first: the first rows, with all columns. chunks(selected): yields all rows, with only
-    the columns that have these indices; it can be called only once. notes: sentences without a full stop about problems
-    while reading; they are complete after the last chunk.
+    Attributes:
+        names: names of the columns.
+        first: the first rows, with all columns. chunks(selected): yields all rows, with only the columns that have
+            these indices; it can be called only once.
+        notes: sentences without a full stop about problems while reading; they are complete after the last chunk.
     """
 
     names: tuple[str, ...]

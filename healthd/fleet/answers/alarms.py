@@ -60,8 +60,10 @@ NO_ALARMS = AlarmCounts(0, "", "", 0, 0, 0, 0, 0)
 def alarms(study: Study, *, limit: float = LIMIT) -> Document:
     """Count the completed jobs that saw a failing check, in total, for each check and for each code.
 
-    limit: largest acceptable share of jobs; a check above this share is a finding. Raises Unanswerable if there are no
-    jobs or no source has conditions.
+    Raises Unanswerable if there are no jobs or no source has conditions.
+
+    Args:
+        limit: largest acceptable share of jobs; a check above this share is a finding.
     """
     study.require("jobs", "job_nodes")
     if not study.has_rows("scraped_conditions"):

@@ -214,7 +214,8 @@ class Job(NamedTuple):
 def attribute_jobs(rows: Iterable[ConditionRow]) -> Iterator[tuple[Job, Attribution]]:
     """Yield each job for which a cause was found, with its attribution.
 
-    rows: all rows for a job must follow each other. Within a job, all rows for a condition must follow each other.
+    Args:
+        rows: all rows for a job must follow each other. Within a job, all rows for a condition must follow each other.
     """
     for _, job_rows in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
         condition_groups = [list(condition_rows) for _, condition_rows in groupby(job_rows, key=lambda row: row.place)]
@@ -296,7 +297,8 @@ def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[Failu
 
     The failed jobs without a cause are also counted by how well their nodes were observed.
 
-    totals: numbers for all failed jobs.
+    Args:
+        totals: numbers for all failed jobs.
     """
     attributed_counts = Counter((job.state, job.looked) for job, _ in jobs)
     remaining = {(row.state, row.looked): row.jobs - attributed_counts[row.state, row.looked] for row in totals}
@@ -324,8 +326,9 @@ def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[Failu
 def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
     """Return the jobs, incidents and lost time for each cause.
 
-    by_chance: for each cause, the number of jobs that the rule attributes to the cause when its window is moved to one
-    hour before the failure. These matches are due to chance.
+    Args:
+        by_chance: for each cause, the number of jobs that the rule attributes to the cause when its window is moved to
+            one hour before the failure. These matches are due to chance.
     """
     jobs_by_cause: dict[str, list[tuple[Job, Attribution]]] = defaultdict(list)
     for job, result in jobs:

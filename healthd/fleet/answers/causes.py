@@ -44,7 +44,12 @@ CONFIDENCES = ("high", "medium", "low")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause of failures. `label`: the name shown to users. `domain`: None if unknown (a site's own check)."""
+    """A cause of failures.
+
+    Attributes:
+        label: the name shown to users.
+        domain: None if unknown (a site's own check).
+    """
 
     name: str
     domain: str | None

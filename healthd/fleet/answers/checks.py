@@ -112,8 +112,10 @@ class UnobservedDay(NamedTuple):
 def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document:
     """Return the document for `healthd fleet checks`: checks, incidents, and the times from first evidence to drain.
 
-    gap_seconds: if two sightings on a node are further apart than this, they belong to two incidents. Raises
-    Unanswerable if no source has conditions.
+    Raises Unanswerable if no source has conditions.
+
+    Args:
+        gap_seconds: if two sightings on a node are further apart than this, they belong to two incidents.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")

@@ -27,7 +27,11 @@ class WrongChoice(HealthdError):
 def head(
     name: str, from_time: int | None, to_time: int | None, chosen: Mapping[str, str], notes: Iterable[str]
 ) -> Document:
-    """Return the first keys of each document. notes: sentences about the answer's limits."""
+    """Return the first keys of each document.
+
+    Args:
+        notes: sentences about the answer's limits.
+    """
     return {
         "answer": name,
         "version": VERSION,

@@ -77,7 +77,9 @@ class Slowing(NamedTuple):
 class SlowdownEvidence(NamedTuple):
     """A condition that may have slowed a job. Its fields are those of failslow.model.Evidence, in the same order.
 
-    begin, end: epoch seconds; end is None if still open. message: a sentence without a full stop.
+    Attributes:
+        begin, end: epoch seconds; end is None if still open.
+        message: a sentence without a full stop.
     """
 
     node: str

@@ -88,7 +88,9 @@ class GpuTime(NamedTuple):
 class SlowSpan(NamedTuple):
     """A period in which a node reported a slow job.
 
-    slowdown: None if not reported. jobs: ids that the report names, if any.
+    Attributes:
+        slowdown: None if not reported.
+        jobs: ids that the report names, if any.
     """
 
     begin: int
@@ -107,7 +109,12 @@ class NodeJob(NamedTuple):
 
 
 class NodeLoss(NamedTuple):
-    """The loss on one node. unknown_seconds: slow time whose cost is unknown. worst: the largest reported slowdown."""
+    """The loss on one node.
+
+    Attributes:
+        unknown_seconds: slow time whose cost is unknown.
+        worst: the largest reported slowdown.
+    """
 
     slow_seconds: int
     unknown_seconds: int

@@ -46,13 +46,15 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
 
         loss(job) = min(runtime, checkpoint / 2) * GPUs
 
-    checkpoint: seconds between two checkpoints; on average, half of this is lost. price: cost of a GPU-hour.
-
     Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680): hourly checkpoints, min(runtime, 30 min) * GPUs of
     (1) jobs that ended NODE_FAIL, or FAILED because of the hardware, (2) jobs PREEMPTED by the requeue of a job of (1).
     `hardware_ends` defines (1) here.
 
     Raises Unanswerable if there are no jobs, and WrongChoice for an invalid checkpoint or price.
+
+    Args:
+        checkpoint: seconds between two checkpoints; on average, half of this is lost.
+        price: cost of a GPU-hour.
     """
     if not 0 < checkpoint < float("inf"):
         raise WrongChoice("--checkpoint: must be more than 0")

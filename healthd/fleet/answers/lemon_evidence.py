@@ -57,7 +57,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A period out of service. end_time: None if it is not over yet. by_whom: healthd, slurm, person or unknown."""
+    """A period out of service.
+
+    Attributes:
+        end_time: None if it is not over yet.
+        by_whom: healthd, slurm, person or unknown.
+    """
 
     start_time: int
     end_time: int | None

@@ -310,7 +310,11 @@ def max_lemons(nodes: int) -> int:
 
 
 def judge_cluster(suspects: Sequence[Suspect], min_probability: float | None = None) -> Judgement:
-    """Compare the nodes of one cluster. min_probability: as in `lemons`."""
+    """Compare the nodes of one cluster.
+
+    Args:
+        min_probability: as in `lemons`.
+    """
     fleet = fit_prior(suspect.counted for suspect in suspects)
     probability_limit = DEFAULT_PROBABILITY if min_probability is None else min_probability
     high_signals = {

@@ -65,8 +65,7 @@ has_findings = document.no_findings
 def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: int = 0) -> Document:
     """Return the document for `healthd fleet rate` (docs/json.md). r_f is per 1000 node-days.
 
-    gpus_per_node: GPUs per node for the projection; 0 means the mean of the large jobs. Raises Unanswerable if there
-    are no jobs.
+    Raises Unanswerable if there are no jobs.
 
     Source: r_f is "all jobs using more than 128 GPUs that ended NODE_FAIL, or FAILED with a critical check in the last
     10 minutes or 5 minutes after", per node-day of runtime: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
@@ -74,6 +73,9 @@ def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: i
     condition are included because the paper's critical checks include link faults, to which healthd gives the severity
     degraded. Jobs that healthd requeued because of a fault are included because they would otherwise have ended FAILED
     or NODE_FAIL.
+
+    Args:
+        gpus_per_node: GPUs per node for the projection; 0 means the mean of the large jobs.
     """
     ran_jobs = load_ran_jobs(study, more_than_gpus)
     large_rate = ran_jobs.large_rate()

@@ -199,13 +199,15 @@ def gpu_use(
         goodput             (used GPU-seconds - lost GPU-seconds) / seconds: the mean number of GPUs whose work was kept
         normalised_goodput  goodput / available GPUs, which is the maximum goodput
 
-    available_gpu_seconds: GPU-seconds that were available in the known time. known_seconds: the longest known time of a
-    cluster. jobs: number of jobs that ended.
-
     Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
     the section about metrics in Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work.
     healthd counts all work as productive, except work that had to be repeated because a node or a pre-emption ended the
     job.
+
+    Args:
+        available_gpu_seconds: GPU-seconds that were available in the known time.
+        known_seconds: the longest known time of a cluster.
+        jobs: number of jobs that ended.
     """
     normalised = share(max(used_gpu_seconds - lost_gpu_seconds, 0.0), available_gpu_seconds)
     return {

@@ -147,7 +147,11 @@ class Study:
             self._compute(_with_dependencies(name))
 
     def add_table(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
-        """Create a table from Python rows. columns: maps each column's name to its type; at least one."""
+        """Create a table from Python rows.
+
+        Args:
+            columns: maps each column's name to its type; at least one.
+        """
         values_sql = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
         names = ", ".join(columns)
         typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
@@ -168,7 +172,8 @@ class Study:
     def unchosen_node_notes(self, nodes: Iterable[tuple[str, str | None]], noun: str) -> list[str]:
         """Return a note with the number of (cluster, node) pairs that were not selected.
 
-        noun: the thing that a pair represents, such as failures.
+        Args:
+            noun: the thing that a pair represents, such as failures.
         """
         if not (self.choice.model or self.choice.switch):
             return []
@@ -307,7 +312,8 @@ def open_study(
 ) -> Iterator[Study]:
     """Open a store. Raises StoreError, WrongChoice, spark.NoSpark.
 
-    engine_name: duckdb, spark (on this machine) or spark://HOST:PORT.
+    Args:
+        engine_name: duckdb, spark (on this machine) or spark://HOST:PORT.
     """
     if engine_name == "duckdb":
         with engine.open_database(files, threads, memory_mib) as connection:

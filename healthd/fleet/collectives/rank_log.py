@@ -73,7 +73,12 @@ class _Group:
 
 @dataclass(slots=True)
 class _Communicator:
-    """A communicator in one process. rank: the process's rank in it. ranks: number of ranks. -1 means unknown."""
+    """A communicator in one process.
+
+    Attributes:
+        rank: the process's rank in it.
+        ranks: number of ranks. -1 means unknown.
+    """
 
     rank: int = -1
     ranks: int = -1
@@ -84,7 +89,12 @@ class _Communicator:
 
 @dataclass(slots=True)
 class Failure:
-    """Failed requests of one kind on one rank. rank: -1 if unknown. count: number of requests."""
+    """Failed requests of one kind on one rank.
+
+    Attributes:
+        rank: -1 if unknown.
+        count: number of requests.
+    """
 
     rank: int
     host: str
@@ -126,8 +136,9 @@ def parse_views(
 ) -> list[RankView]:
     """Return a view for each rank in one log. A rank whose lines are not in the log has no view.
 
-    rank: the rank in the log's name, used for lines that do not contain a rank. number: another number in the log's
-    name, used as a last resort.
+    Args:
+        rank: the rank in the log's name, used for lines that do not contain a rank.
+        number: another number in the log's name, used as a last resort.
     """
     return parse_log(lines, source, host, rank, number).views
 
@@ -135,7 +146,11 @@ def parse_views(
 def parse_log(
     lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
 ) -> RankLog:
-    """Parse a log. rank, number: as in `parse_views`."""
+    """Parse a log.
+
+    Args:
+        rank, number: as in `parse_views`.
+    """
     processes: dict[object, _Process] = {}
     failures: dict[tuple[object, FailedRequest], Failure] = {}
     hangs: dict[int, Hang] = {}

@@ -158,7 +158,11 @@ def is_rooted(name: str) -> bool:
 
 
 def judge(views: Iterable[RankView]) -> Judgement:
-    """Find the cause of a stuck job. views: one view for each rank."""
+    """Find the cause of a stuck job.
+
+    Args:
+        views: one view for each rank.
+    """
     return _Analysis({view.rank: view for view in views}).judgement()
 
 
@@ -471,7 +475,8 @@ class _Analysis:
     def _ranks_waiting_for(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
         """Return the ranks that wait for these suspects, directly or indirectly.
 
-        unseen: further ranks; a rank also waits for them if its stall lists them as unknown.
+        Args:
+            unseen: further ranks; a rank also waits for them if its stall lists them as unknown.
         """
         stalls_by_rank: dict[int, list[Stall]] = defaultdict(list)
         for stall in self.stalls:

@@ -121,7 +121,10 @@ def require_same_zone(run: Run, path: str, before: str | None) -> None:
     """Raise UsageError if the file was previously read in another time zone.
 
     Most rows are identified by a time. If the file were read in another zone, each row would be added again with
-    another time. before: the file's cursor, which ends with zone, from and to.
+    another time.
+
+    Args:
+        before: the file's cursor, which ends with zone, from and to.
     """
     zone = before.rsplit(" ", 3)[1] if before else "None"
     if zone not in ("None", str(run.zone)):

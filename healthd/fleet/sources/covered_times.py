@@ -42,8 +42,9 @@ def uncovered_spans(
 ) -> Iterator[tuple[int, int]]:
     """Yield the spans (from, until) to query, oldest first.
 
-    begin: --from, or None to continue at the end of the last span (at `default_begin` if there is none). overlap:
-    number of seconds before the end of the covered time that are queried again.
+    Args:
+        begin: --from, or None to continue at the end of the last span (at `default_begin` if there is none).
+        overlap: number of seconds before the end of the covered time that are queried again.
     """
     until = latest_end(read)
     if until is None:

@@ -114,7 +114,9 @@ _TIME_COLUMN, _SCHEMA_COLUMN, _TIMES_COLUMN, _DROPPED_COLUMN, _REST_COLUMN = (
 def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name) -> Row:
     """Return a row for the table `events` from a parsed line.
 
-    cluster: used for a line that does not name one. user: maps a person's name to the stored text.
+    Args:
+        cluster: used for a line that does not name one.
+        user: maps a person's name to the stored text.
     """
     values: list[Value] = [None] * len(_COLUMNS)
     fields = parsed.fields

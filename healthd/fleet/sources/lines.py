@@ -62,7 +62,8 @@ def iterate_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yield (number, line) and advance `position`.
 
-    is_growing: the file is still being written, so a last line without an end is skipped.
+    Args:
+        is_growing: the file is still being written, so a last line without an end is skipped.
     """
     position = position or Position()
     try:

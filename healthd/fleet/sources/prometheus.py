@@ -129,10 +129,14 @@ def read(
     step: int = STEP_SECONDS,
     matchers: str = "",
 ) -> Iterator[tuple[list[Row], ReadState]]:
-    """Yield the rows in pieces. Each piece comes with the state after it. `query_function`: (path, parameters) -> data.
+    """Yield the rows in pieces. Each piece comes with the state after it.
 
-    matchers: selects series, for example 'job="healthd"'. A condition that is still open at the end also has a row. A
-    later read replaces this row, because the new row has the same first_time. Raises ServerError.
+    A condition that is still open at the end also has a row. A later read replaces this row, because the new row has
+    the same first_time. Raises ServerError.
+
+    Args:
+        query_function: (path, parameters) -> data.
+        matchers: selects series, for example 'job="healthd"'.
     """
     state = previous or ReadState(from_time - step)
     query = QUERY.replace("%s", matchers)

@@ -69,6 +69,10 @@ class Reading:
         return times.parse_seconds(text, self.zone)
 
     def is_in_period(self, begin: int, end: int | None) -> bool:
-        """Return True if the time span overlaps the requested period. end: None if it is not over."""
+        """Return True if the time span overlaps the requested period.
+
+        Args:
+            end: None if it is not over.
+        """
         is_after = self.end is not None and begin >= self.end
         return not is_after and (self.begin is None or end is None or end >= self.begin)

@@ -55,9 +55,12 @@ def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
 def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
     """Return the origin of a state (healthd, slurm or person), or None if the text does not show it.
 
-    `user`: None if there is no such column; "" if slurmctld named no user, which means that slurmctld itself set the
-    state. States that Slurm sets name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). The user root may be
-    Slurm (if SlurmUser is root) or a person. For root, the Reason decides.
+    States that Slurm sets name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). The user root may be Slurm
+    (if SlurmUser is root) or a person. For root, the Reason decides.
+
+    Args:
+        user: None if there is no such column; "" if slurmctld named no user, which means that slurmctld itself set the
+            state.
     """
     if reason.startswith("healthd:"):
         return HEALTHD
@@ -81,7 +84,8 @@ def slurm_user(cluster: str) -> str:
 def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str = SLURM) -> Iterator[State]:
     """Yield (cluster, node, start, end, state, reason, user, set by).
 
-    `slurm_user`: user named in Slurm's own states.
+    Args:
+        slurm_user: user named in Slurm's own states.
     """
     for number, row in rows(lines, STATE_COLUMNS, reading, "|"):
         node = row["nodename"]

@@ -217,7 +217,8 @@ def _simulated_seconds(
 
     Failures are random, so intervals are independent and computed together.
 
-    first: True for each interval that begins with the job's start.
+    Args:
+        first: True for each interval that begins with the job's start.
     """
     required: NDArray[np.float64] = (lengths + job.restart_seconds * first).ravel()
     times: NDArray[np.float64] = required.copy()

@@ -90,8 +90,9 @@ class DiscountedCounts:
 class FleetPrior:
     """The fleet's prior.
 
-    rate: mean failures per node-day. shares: for each of RATE_FACTORS, the share of nodes whose rate is that multiple
-    of the mean.
+    Attributes:
+        rate: mean failures per node-day.
+        shares: for each of RATE_FACTORS, the share of nodes whose rate is that multiple of the mean.
     """
 
     rate: float

@@ -24,9 +24,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def benjamini_hochberg(p_values: Sequence[float], tests: int | None = None) -> list[float]:
     """Adjust p-values so that, on average, the share of false findings is at most `level`.
 
-    tests: total number of tests; needed if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R.
-    Statist. Soc. B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of
-    Statistics 29, 2001).
+    Args:
+        tests: total number of tests; needed if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R.
+            Statist. Soc. B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of
+            Statistics 29, 2001).
     """
     total = max(len(p_values), tests or 0)
     adjusted, smallest = [1.0] * len(p_values), 1.0

@@ -83,7 +83,11 @@ def group_incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incid
 
 
 def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) -> list[Spike]:
-    """Return the weeks in which a cause stands out, sorted by cause and week. gpu_hours: GPU-hours in each week."""
+    """Return the weeks in which a cause stands out, sorted by cause and week.
+
+    Args:
+        gpu_hours: GPU-hours in each week.
+    """
     by_cause: dict[str, dict[int, list[Incident]]] = defaultdict(lambda: defaultdict(list))
     for incident in all_incidents:
         by_cause[incident.cause][week_start(incident.time)].append(incident)

@@ -47,7 +47,12 @@ EXIT_STATUS = {  # of `healthd fleet status`
 
 @dataclass(frozen=True, slots=True)
 class OpenCondition:
-    """An open condition. severity: index of SEVERITIES, 0 to 3. since: epoch seconds, 0 if unknown."""
+    """An open condition.
+
+    Attributes:
+        severity: index of SEVERITIES, 0 to 3.
+        since: epoch seconds, 0 if unknown.
+    """
 
     check: str
     code: str

@@ -41,9 +41,11 @@ DELAY_LABELS = {
 
 
 def select_nodes(fleet: Fleet, drained: bool = False, problems: bool = False, order: str = "worst") -> list[NodeStatus]:
-    """Select and sort nodes. drained: select only drained nodes.
+    """Select and sort nodes.
 
-    problems: leave out nodes that are healthy and in service.
+    Args:
+        drained: select only drained nodes.
+        problems: leave out nodes that are healthy and in service.
     """
     nodes = sorted(fleet.nodes, key=ORDERS[order])
     if drained:

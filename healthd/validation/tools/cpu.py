@@ -12,7 +12,12 @@ UNIT = "GFLOPS"
 
 
 def command(python: str, program: str, seconds: float) -> tuple[str, ...]:
-    """Return the command. python: any Python 3. program: path of cpu_program.py."""
+    """Return the command.
+
+    Args:
+        python: any Python 3.
+        program: path of cpu_program.py.
+    """
     return (python, "-I", program, f"{seconds:g}")
 
 

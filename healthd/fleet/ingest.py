@@ -98,13 +98,14 @@ def _share(part: int, whole: int) -> str:
 class Source:
     """A source for the store.
 
-    name                used in messages, in the table `ingests` and in its cursors: "sacct"
-    flag                "--sacct"
-    metavar             the option's argument, such as "FILE"; "" if it has none
-    allows_several      True if the option takes several arguments
-    runs_without_files  True if the option works without files: it then queries Slurm, and `files` is empty
-    help                a line of --help
-    ingest              reads new data
+    Attributes:
+        name: used in messages, in the table `ingests` and in its cursors: "sacct".
+        flag: "--sacct".
+        metavar: the option's argument, such as "FILE"; "" if it has none.
+        allows_several: True if the option takes several arguments.
+        runs_without_files: True if the option works without files: it then queries Slurm, and `files` is empty.
+        help: a line of --help.
+        ingest: reads new data.
     """
 
     name: str
@@ -120,11 +121,12 @@ class Source:
 class Run:
     """A source's context during an ingest.
 
-    cluster    cluster for rows that do not name one; "" if not given
-    zone       time zone for times without one; None if not given
-    from_time  whole seconds; rows that ended earlier are skipped; None for no limit
-    to_time    rows that began at this time or later are skipped; None for `now`
-    failed     a sentence for each file that could not be read completely
+    Attributes:
+        cluster: cluster for rows that do not name one; "" if not given.
+        zone: time zone for times without one; None if not given.
+        from_time: whole seconds; rows that ended earlier are skipped; None for no limit.
+        to_time: rows that began at this time or later are skipped; None for `now`.
+        failed: a sentence for each file that could not be read completely.
     """
 
     source: Source

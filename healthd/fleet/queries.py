@@ -32,8 +32,9 @@ class InvalidQuery(HealthdError):
 class Query:
     """An SQL query on the store.
 
-    title       first line of its comment
-    parameters  maps each parameter for --param to its default
+    Attributes:
+        title: first line of its comment.
+        parameters: maps each parameter for --param to its default.
     """
 
     name: str

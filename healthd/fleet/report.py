@@ -74,8 +74,9 @@ class Source(NamedTuple):
 class Chapter:
     """A chapter of the report.
 
-    command            arguments of `healthd fleet` for the same answer; "" if the only argument is the chapter's name
-    takes_store_flags  True if this command also takes the store's options
+    Attributes:
+        command: arguments of `healthd fleet` for the same answer; "" if the only argument is the chapter's name.
+        takes_store_flags: True if this command also takes the store's options.
     """
 
     name: str
@@ -99,7 +100,7 @@ def report_chapters(
         sla: percentage of time for which nodes should be up.
         nccl_folders: folders with flight recorder dumps.
         compared: the arguments of `healthd fleet compare`, and a function that computes its document. The function may
-        raise the same errors as `compute_answers`.
+            raise the same errors as `compute_answers`.
     """
     found = [
         Chapter("states", "Outcome of the jobs", states.states, states_view.view),
@@ -150,9 +151,10 @@ def _nccl_document(folder: str, _: Study) -> Document:
 class Answers:
     """The documents for a report.
 
-    documents   each chapter's document, by name
-    unanswered  the reason why a chapter has no document (missing data or an error), by name
-    failed      the errors in `unanswered`: not enough memory or disk, a damaged file
+    Attributes:
+        documents: each chapter's document, by name.
+        unanswered: the reason why a chapter has no document (missing data or an error), by name.
+        failed: the errors in `unanswered`: not enough memory or disk, a damaged file.
     """
 
     documents: dict[str, Document]

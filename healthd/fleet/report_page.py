@@ -65,11 +65,13 @@ class Assets:
 class Report:
     """The report page's content.
 
-    coverage  a sentence about the period and the selection
-    opening   sentences for a manager
-    commands  maps each chapter's name to the command that prints its numbers
-    limits    notes about what this store cannot show
-    made_by   a sentence about how the report was made; command: the command line
+    Attributes:
+        coverage: a sentence about the period and the selection.
+        opening: sentences for a manager.
+        commands: maps each chapter's name to the command that prints its numbers.
+        limits: notes about what this store cannot show.
+        made_by: a sentence about how the report was made.
+        command: the command line.
     """
 
     title: str

@@ -113,10 +113,11 @@ class Detail(NamedTuple):
 class View:
     """The description of an answer.
 
-    name     name of the answer
-    period   a line with the answer's period and selection; "" if it has none
-    figures  shown only in the report
-    notes    sentences about the answer's limits
+    Attributes:
+        name: name of the answer.
+        period: a line with the answer's period and selection; "" if it has none.
+        figures: shown only in the report.
+        notes: sentences about the answer's limits.
     """
 
     name: str

@@ -45,8 +45,9 @@ class Tally:
 
     `kernel`: True if there was an event, or a line with a prefix that only the kernel writes.
 
-    drivers   maps each driver to the number of its lines that no rule recognises (messages.py)
-    texts     maps (driver, line) to (number of the first such line, count)
+    Attributes:
+        drivers: maps each driver to the number of its lines that no rule recognises (messages.py).
+        texts: maps (driver, line) to (number of the first such line, count).
     """
 
     lines: int = 0

@@ -36,8 +36,9 @@ SHARED_CACHE_SIZE = 1000  # maximum number of cached values that several message
 class Meaning(NamedTuple):
     """Meaning of an event.
 
-    code, severity, clears   taken from the finding; without a finding: kind/code, INFO and None
-    part_names               the parts that the event names, and the parts above them; `part` is the displayed part
+    Attributes:
+        code, severity, clears: taken from the finding; without a finding: kind/code, INFO and None.
+        part_names: the parts that the event names, and the parts above them; `part` is the displayed part.
     """
 
     code: str
@@ -52,10 +53,12 @@ class Meaning(NamedTuple):
 class Message:
     """The parsed content of all lines that have the same text.
 
-    event    without time, boot and count; `observed` is true if the text may be a user's (continuation.py, quoted.py)
-    fault, part     coalescing.fault_key and coalescing.part_key, as strings because they are looked up for each line
-    name     key by which the next line of the event is found
-    judgement_key   everything in the event that can affect a check's result; the devices in `slots` also affect it
+    Attributes:
+        event: without time, boot and count; `observed` is true if the text may be a user's (continuation.py,
+            quoted.py).
+        fault, part: coalescing.fault_key and coalescing.part_key, as strings because they are looked up for each line.
+        name: key by which the next line of the event is found.
+        judgement_key: everything in the event that can affect a check's result; the devices in `slots` also affect it.
     """
 
     event: KernelEvent

@@ -40,10 +40,11 @@ class Command(NamedTuple):
 class FinishedProgram(NamedTuple):
     """A program's result.
 
-    status   its exit status, minus its signal number if a signal ended it, or None if it never ran
-    ending   "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has the
-             reason)
-    is_hanging   True if even SIGKILL did not end it, because it hangs in the kernel
+    Attributes:
+        status: its exit status, minus its signal number if a signal ended it, or None if it never ran.
+        ending: "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has
+            the reason).
+        is_hanging: True if even SIGKILL did not end it, because it hangs in the kernel.
     """
 
     status: int | None

@@ -50,13 +50,14 @@ class Stopped(HealthdError):
 class ReservationRequest(NamedTuple):
     """Request for a validation of several nodes.
 
-    nodes     names of the nodes
-    name      name for the reservation and the job
-    user      user who may use the reservation
-    program   path of `healthd` on the nodes
-    seconds   time limit for each node's own validation; 0: no such validation
-    options   further arguments for `healthd validate` on each node
-    passes    senders and receivers in each pass
+    Attributes:
+        nodes: names of the nodes.
+        name: name for the reservation and the job.
+        user: user who may use the reservation.
+        program: path of `healthd` on the nodes.
+        seconds: time limit for each node's own validation; 0: no such validation.
+        options: further arguments for `healthd validate` on each node.
+        passes: senders and receivers in each pass.
     """
 
     nodes: tuple[str, ...]

@@ -67,14 +67,15 @@ class Refused(HealthdError):
 class ValidationRequest(NamedTuple):
     """Request for a validation of this node.
 
-    node          name of the node
-    root          directory that contains this machine's /proc and /sys
-    families      test families, in the order in which they run
-    seconds       time limit for all families together
-    floors        maps each test to its minimum
-    dcgm_level    level for `dcgmi diag -r`
-    why           reason for the validation
-    alongside_jobs   True to validate even if a job is on this node
+    Attributes:
+        node: name of the node.
+        root: directory that contains this machine's /proc and /sys.
+        families: test families, in the order in which they run.
+        seconds: time limit for all families together.
+        floors: maps each test to its minimum.
+        dcgm_level: level for `dcgmi diag -r`.
+        why: reason for the validation.
+        alongside_jobs: True to validate even if a job is on this node.
     """
 
     node: str
@@ -91,10 +92,11 @@ class ValidationRequest(NamedTuple):
 class Step(NamedTuple):
     """One call of a tool.
 
-    commands   function that returns the commands for the requested families; it is called again for each attempt
-    seconds    time limit for this step
-    also       True if it measures something that earlier steps do not; False if it is a fallback for them
-    part       the only GPU, link or port that it measures, or "" for all
+    Attributes:
+        commands: function that returns the commands for the requested families; it is called again for each attempt.
+        seconds: time limit for this step.
+        also: True if it measures something that earlier steps do not; False if it is a fallback for them.
+        part: the only GPU, link or port that it measures, or "" for all.
     """
 
     families: tuple[str, ...]

@@ -25,17 +25,18 @@ MAX_SENTENCE = 200  # characters of a sentence
 class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
     """One job on this node.
 
-    ranks         number of ranks on this node that reported steps; 1 for counters, which show only the whole job
-    source        "client": reported by the job; "counters": read by root
-    since         when the slowness began (epoch seconds), None while the job is not slow
-    slowdown      0.26 means 26 % slower than before, for the slowest rank
-    lost_seconds  time lost in slow iterations, summed over this node's ranks
-    suspect       if a single rank works longer than the others, the PCI address of its GPU; "" if no rank is named
-    rank          the job's name for that rank, "" if no rank is named
-    cause         a failslow.model.Cause, "" if not slow
-    evidence      sentences without a full stop
-    node_changed  True if root read a hardware fault on this node when the slowness began
-    ended         when the job ended, None while it runs
+    Attributes:
+        ranks: number of ranks on this node that reported steps; 1 for counters, which show only the whole job.
+        source: "client": reported by the job; "counters": read by root.
+        since: time at which the slowness began (epoch seconds), None while the job is not slow.
+        slowdown: 0.26 means 26 % slower than before, for the slowest rank.
+        lost_seconds: time lost in slow iterations, summed over this node's ranks.
+        suspect: if a single rank works longer than the others, the PCI address of its GPU; "" if no rank is named.
+        rank: the job's name for that rank, "" if no rank is named.
+        cause: a failslow.model.Cause, "" if not slow.
+        evidence: sentences without a full stop.
+        node_changed: True if root read a hardware fault on this node when the slowness began.
+        ended: time at which the job ended, None while it runs.
     """
 
     job: str
@@ -91,7 +92,7 @@ class LiveDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         paused_until: time until which detection is paused, or 0 if it is not paused.
-        problems: why a source provides no data.
+        problems: the reasons why sources provide no data.
         sampling: the sampler's share of a core, None if sampling is off.
     """
 

@@ -55,14 +55,17 @@ class OperationTimes(NamedTuple):
 class Reading:
     """The node's state. time: epoch seconds. Values that could not be read are missing.
 
-    gpus     PCI address -> NVML values
-    links    PCI address -> the link of a GPU or network adapter
-    errors   PCI address -> AER counters: "correctable", "nonfatal"
-    ports    "mlx5_0/1" -> counters by sysfs name; speeds: the port's Gbit/s
-    waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
-    cpu      CPU time in ticks: "steal", "idle", "all"
-    disks, mounts   name -> OperationTimes     memory   pages swapped in and out, "oom_kill"
-    pinned   CPUs ("0", "0-7") -> number of job processes that may use only these
+    Attributes:
+        gpus: maps each PCI address to the NVML values.
+        links: maps each PCI address to the link of the GPU or network adapter.
+        errors: maps each PCI address to AER counters: "correctable", "nonfatal".
+        ports: maps "mlx5_0/1" to the counters by sysfs name.
+        speeds: the port's Gbit/s.
+        waiting: maps "cpu some", "io full" to the microseconds that tasks waited (PSI).
+        cpu: CPU time in ticks: "steal", "idle", "all".
+        disks, mounts: maps each name to its OperationTimes.
+        memory: pages swapped in and out, "oom_kill".
+        pinned: maps CPUs ("0", "0-7") to the number of job processes that may use only these.
     """
 
     time: float

@@ -471,11 +471,12 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
     """Return the GPU replacements found in the store, as [{cluster, node, time, subject, why}], sorted by time.
 
-    flags    flags that were cleared although a GPU keeps them for life
-    tickets  tickets; their text may mention a GPU and its replacement
-
     A flag belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was
     closed.
+
+    Args:
+        flags: flags that were cleared although a GPU keeps them for life.
+        tickets: tickets; their text may mention a GPU and its replacement.
     """
     swap_tickets = [row for row in tickets if _NAMES_GPU.fullmatch(row.text) and _NAMES_SWAP.fullmatch(row.text)]
     found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in swap_tickets]

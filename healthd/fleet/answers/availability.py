@@ -100,9 +100,10 @@ class Observed(NamedTuple):
 class NodeTimes:
     """Times during which one node's state is known.
 
-    planned, out  times by kind, in any order
-    outages       outages as (kind, begin, end); end is None if the outage is not over yet
-    observed      times at which the node's state was known
+    Attributes:
+        planned, out: times by kind, in any order.
+        outages: outages as (kind, begin, end); end is None if the outage is not over yet.
+        observed: times at which the node's state was known.
     """
 
     planned: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))

@@ -104,9 +104,10 @@ AFTER_PROGRAM_CODES = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
 class CodeMeaning:
     """What a code means for a job that ended.
 
-    cause      a name in `CAUSES`
-    transient  False if permanent; None if it is unknown or the cause is not hardware
-    is_known   False if the code is in no table
+    Attributes:
+        cause: a name in `CAUSES`.
+        transient: False if permanent; None if it is unknown or the cause is not hardware.
+        is_known: False if the code is in no table.
     """
 
     cause: str
@@ -171,8 +172,9 @@ def codes() -> list[str]:
 class Failure:
     """A job that ended FAILED or NODE_FAIL. Times are epoch seconds; None if unknown.
 
-    ids    the names under which a condition may list the job: its raw id, or "ARRAY_TASK"
-    nodes  number of nodes
+    Attributes:
+        ids: the names under which a condition may list the job: its raw id, or "ARRAY_TASK".
+        nodes: number of nodes.
     """
 
     ids: frozenset[str]
@@ -185,9 +187,10 @@ class Failure:
 class Sighting:
     """A condition on one of the job's nodes within the job's window (query `seen_with_failures`).
 
-    from_stream  True if a healthd event stream reported it; False if only a Prometheus scrape did. A scrape does not
-                 show whether a user can forge the condition
-    jobs         jobs that the condition's source names; empty if there are none or the list is incomplete
+    Attributes:
+        from_stream: True if a healthd event stream reported it; False if only a Prometheus scrape did. A scrape does
+            not show whether a user can forge the condition.
+        jobs: jobs that the condition's source names; empty if there are none or the list is incomplete.
     """
 
     node: str
@@ -206,9 +209,10 @@ class Sighting:
 class Attribution:
     """The most likely cause of a failed job.
 
-    sighting         the condition that determines the cause
-    other_sightings  all other conditions, each with its cause
-    possible_causes  causes of all incidents that may have ended the job
+    Attributes:
+        sighting: the condition that determines the cause.
+        other_sightings: all other conditions, each with its cause.
+        possible_causes: causes of all incidents that may have ended the job.
     """
 
     cause: str

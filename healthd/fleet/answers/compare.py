@@ -61,10 +61,11 @@ class Units:
 class Measure:
     """A rate on one side.
 
-    name       "r_f", "code gpu_xid/79"
-    unit       unit of the rate; "of all" means a share
-    per        amount of exposure in the rate's unit, such as 1000 (node-days); 1 for a share
-    groupings  the same amount, grouped by different units; the grouping with the largest spread counts
+    Attributes:
+        name: "r_f", "code gpu_xid/79".
+        unit: unit of the rate; "of all" means a share.
+        per: amount of exposure in the rate's unit, such as 1000 (node-days); 1 for a share.
+        groupings: the same amount, grouped by different units; the grouping with the largest spread counts.
     """
 
     name: str

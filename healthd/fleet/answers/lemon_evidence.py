@@ -31,11 +31,12 @@ R = TypeVar("R", "ConditionMoment", "OutageRow", "Maintenance", "ExternalRecord"
 class Evidence:
     """One piece of evidence against a node.
 
-    kind         failed (a job), out (of service), condition, ticket, failure (recorded by another tool)
-    code         code of a condition; for `out`, the reason (a healthd code, "down", "person", "unknown")
-    weight       probability that this node caused the failure, 0 to 1
-    text         text from other sources
-    gpus, nodes  GPUs and nodes of the job
+    Attributes:
+        kind: failed (a job), out (of service), condition, ticket, failure (recorded by another tool).
+        code: code of a condition; for `out`, the reason (a healthd code, "down", "person", "unknown").
+        weight: probability that this node caused the failure, 0 to 1.
+        text: text from other sources.
+        gpus, nodes: GPUs and nodes of the job.
     """
 
     kind: str
@@ -156,8 +157,9 @@ class ClusterStart(NamedTuple):
 class FleetEvidence:
     """Evidence against each node, and the node's outages.
 
-    first_seen  time at which each node first occurs in the store
-    begins      time at which each cluster first occurs, used for nodes that occur only in failures
+    Attributes:
+        first_seen: time at which each node first occurs in the store.
+        begins: time at which each cluster first occurs, used for nodes that occur only in failures.
     """
 
     evidence: dict[Key, list[Evidence]]

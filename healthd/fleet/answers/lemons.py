@@ -106,9 +106,10 @@ class JobCount(NamedTuple):
 class Suspect:
     """Data of one node in the window.
 
-    record    the node's whole history
-    counted   the same history, discounted to the end of the window
-    evidence  evidence in the window, sorted by time
+    Attributes:
+        record: the node's whole history.
+        counted: the same history, discounted to the end of the window.
+        evidence: evidence in the window, sorted by time.
     """
 
     cluster: str
@@ -136,7 +137,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
 
     Args:
         window_days: length of the window, which ends when the requested or known period ends; None for the whole
-        period.
+            period.
         min_probability: probability from which a node is named and drained (`--probability`). None means
             DEFAULT_PROBABILITY; then only lemons with strong evidence are drained.
 
@@ -286,11 +287,12 @@ def total_weight(node_incidents: Iterable[Incident]) -> float:
 class Judgement:
     """The result of comparing the nodes of one cluster.
 
-    fleet            None if no node failed
-    min_probability  probability from which a node is a lemon
-    high_signals     threshold for each signal
-    ranked           nodes with an event in the window; the most likely lemon comes first
-    certain          lemons with enough evidence for --apply to drain them
+    Attributes:
+        fleet: None if no node failed.
+        min_probability: probability from which a node is a lemon.
+        high_signals: threshold for each signal.
+        ranked: nodes with an event in the window; the most likely lemon comes first.
+        certain: lemons with enough evidence for --apply to drain them.
     """
 
     fleet: FleetPrior | None

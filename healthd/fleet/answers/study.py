@@ -89,9 +89,11 @@ class ObservedShare(NamedTuple):
 class Choice:
     """Selection of jobs and nodes; "" selects all.
 
-    partition      jobs in the partition (one of a job's partitions must match) and its nodes
-    account        the account's jobs, and the nodes on which at least one of these jobs ran
-    model, switch  nodes with this GPU model or behind this switch, and jobs that ran on at least one of these nodes
+    Attributes:
+        partition: jobs in the partition (one of a job's partitions must match) and its nodes.
+        account: the account's jobs, and the nodes on which at least one of these jobs ran.
+        model, switch: nodes with this GPU model or behind this switch, and jobs that ran on at least one of these
+            nodes.
     """
 
     cluster: str = ""
@@ -108,8 +110,9 @@ class Choice:
 class Study:
     """The open store, with the selected period, jobs and nodes.
 
-    from_time, to_time  the period, [from, to) in epoch seconds
-    database            runs SQL, also SQL that is not in a file
+    Attributes:
+        from_time, to_time: the period, [from, to) in epoch seconds.
+        database: runs SQL, also SQL that is not in a file.
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, choice: Choice | None = None) -> None:

@@ -61,13 +61,14 @@ class OperationKey(NamedTuple):
 class Stall:
     """A pending operation, and the state of all ranks in its group.
 
-    operation                   as recorded by one of the ranks
-    waiting                     ranks whose first pending operation this is
-    entered, missing, finished  ranks that entered it, that never arrived, and that finished it
-    later                       ranks that entered it and still wait in an earlier operation
-    unknown                     ranks without a record
-    behind                      ranks whose program waits in it, but whose GPU is still in an earlier kernel, while
-                                other GPUs have started it
+    Attributes:
+        operation: as recorded by one of the ranks.
+        waiting: ranks whose first pending operation this is.
+        entered, missing, finished: ranks that entered it, that never arrived, and that finished it.
+        later: ranks that entered it and still wait in an earlier operation.
+        unknown: ranks without a record.
+        behind: ranks whose program waits in it, but whose GPU is still in an earlier kernel, while other GPUs have
+            started it.
     """
 
     key: OperationKey
@@ -132,13 +133,14 @@ class Difference:
 class Judgement:
     """Result of the analysis.
 
-    kind                missing, network, mismatch, none
-    suspects            sorted by rank
-    stalls              the first stall of each group; the stall that causes the others comes first
-    ranks_without_view  known ranks without a record
-    unused_dumps        for each rank, why its dump was not used
-    ring                ranks that wait for each other
-    blocked_ranks       number of ranks that wait for a suspect, directly or indirectly
+    Attributes:
+        kind: missing, network, mismatch, none.
+        suspects: sorted by rank.
+        stalls: the first stall of each group; the stall that causes the others comes first.
+        ranks_without_view: known ranks without a record.
+        unused_dumps: for each rank, the reason why its dump was not used.
+        ring: ranks that wait for each other.
+        blocked_ranks: number of ranks that wait for a suspect, directly or indirectly.
     """
 
     kind: str

@@ -21,10 +21,11 @@ MAX_FIELD_LINES = 50  # maximum lines in one quoted field
 class Columns:
     """Columns of a table.
 
-    required  required names, in lower case
-    optional  optional names
-    aliases   maps alternative spellings to column names
-    free      the only column whose text may contain the separator without quotes
+    Attributes:
+        required: required names, in lower case.
+        optional: optional names.
+        aliases: maps alternative spellings to column names.
+        free: the only column whose text may contain the separator without quotes.
     """
 
     required: Sequence[str]

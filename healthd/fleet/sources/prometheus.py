@@ -57,11 +57,12 @@ QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
 class ConditionSpan:
     """The time for which a condition existed, from the first scrape that showed it to the last.
 
-    last_point      the last point of a query that showed it
-    severity        the worst severity, an index of SEVERITIES
-    first_severity  severity at the first scrape
-    worst           time of the first scrape with `severity`
-    observed        True if no scrape showed it as enforced
+    Attributes:
+        last_point: the last point of a query that showed it.
+        severity: the worst severity, an index of SEVERITIES.
+        first_severity: severity at the first scrape.
+        worst: time of the first scrape with `severity`.
+        observed: True if no scrape showed it as enforced.
     """
 
     first: int

@@ -38,9 +38,10 @@ class ResponseTooLarge(ServerError):
 class Server:
     """A server's address and credentials.
 
-    url      address before /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
-    headers  headers for each query: authorization, X-Scope-OrgID
-    ca_file  file with certificates to trust; "" for the system's
+    Attributes:
+        url: address before /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus".
+        headers: headers for each query: authorization, X-Scope-OrgID.
+        ca_file: file with certificates to trust; "" for the system's.
     """
 
     url: str

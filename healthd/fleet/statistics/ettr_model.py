@@ -25,13 +25,14 @@ MIN_EXPECTED_FAILURES = 1e-12  # smallest expected number of failures; a smaller
 class Job:
     """A job and the machine on which it runs. Durations are in seconds.
 
-    nodes               N, 1 or more
-    rate                r_f, failures per 1000 node-days; 0 for no failures
-    checkpoint_seconds  dt, the progress between two checkpoints, more than 0
-    restart_seconds     u0, the time from each start until the job makes progress
-    queue_seconds       q, the time of each wait for nodes: before the first start and after each failure
-    write_seconds       w, time to write a checkpoint
-    productive_seconds  R, the progress that the job needs; None for a job that never ends
+    Attributes:
+        nodes: N, 1 or more.
+        rate: r_f, failures per 1000 node-days; 0 for no failures.
+        checkpoint_seconds: dt, the progress between two checkpoints, more than 0.
+        restart_seconds: u0, the time from each start until the job makes progress.
+        queue_seconds: q, the time of each wait for nodes: before the first start and after each failure.
+        write_seconds: w, time to write a checkpoint.
+        productive_seconds: R, the progress that the job needs; None for a job that never ends.
     """
 
     nodes: float
@@ -57,10 +58,11 @@ class Job:
 class Simulation:
     """The result of a simulation.
 
-    ettr                      mean of the runs; 0 if almost every interval has a failure
-    standard_error            standard error of the mean
-    low, high                 5th and 95th percentile, None for a job without end
-    runs, productive_seconds  number of runs, and the progress of each
+    Attributes:
+        ettr: mean of the runs; 0 if almost every interval has a failure.
+        standard_error: standard error of the mean.
+        low, high: 5th and 95th percentile, None for a job without end.
+        runs, productive_seconds: number of runs, and the progress of each.
     """
 
     ettr: float

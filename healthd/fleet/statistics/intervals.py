@@ -33,9 +33,10 @@ MIN_LOOP_SIZE = 1.2
 class Spread:
     """How the failures are distributed over units. The bootstrap draws from this.
 
-    counts, exposures  failures and exposure of each unit (a node), in the same order
-    unplaced           for each incident whose unit is unknown, its number of failures (a requeue loop is one incident)
-    unplaced_exposure  exposure whose unit is unknown
+    Attributes:
+        counts, exposures: failures and exposure of each unit (a node), in the same order.
+        unplaced: for each incident whose unit is unknown, its number of failures (a requeue loop is one incident).
+        unplaced_exposure: exposure whose unit is unknown.
     """
 
     counts: Sequence[int]
@@ -56,11 +57,12 @@ class Spread:
 class Estimate:
     """The interval for a rate, and how it was computed.
 
-    interval     interval for the rate, None if there is no exposure
-    method       "poisson" or "bootstrap"
-    dispersion   variance of the count divided by its mean, from the bootstrap, at least 1; None if not computed
-    p_value      probability that independent failures would be at least as uneven over the units; None without units
-    explanation  a sentence with the reason for the method
+    Attributes:
+        interval: interval for the rate, None if there is no exposure.
+        method: "poisson" or "bootstrap".
+        dispersion: variance of the count divided by its mean, from the bootstrap, at least 1; None if not computed.
+        p_value: probability that independent failures would be at least as uneven over the units; None without units.
+        explanation: a sentence with the reason for the method.
     """
 
     interval: Interval | None

@@ -78,8 +78,9 @@ class Record:
 class DiscountedCounts:
     """A node's discounted history.
 
-    failures  sum of the discounted weights
-    days      days in service, discounted in the same way
+    Attributes:
+        failures: sum of the discounted weights.
+        days: days in service, discounted in the same way.
     """
 
     failures: float

@@ -43,8 +43,9 @@ class Incident(NamedTuple):
 class Spike:
     """A week that stands out.
 
-    expected  incidents expected from the rate in the other weeks
-    nodes     the nodes that have half of the incidents, as (cluster, node, incidents); empty if there are too many
+    Attributes:
+        expected: incidents expected from the rate in the other weeks.
+        nodes: the nodes that have half of the incidents, as (cluster, node, incidents); empty if there are too many.
     """
 
     cause: str

@@ -74,17 +74,17 @@ class OpenCondition:
 class NodeStatus:
     """The current state of a node.
 
-    node                         its name in Slurm, or the host in its address
-    seen                         True if it currently answers Prometheus
-    last_seen                    epoch seconds, accurate to a few minutes; 0 if not in the last week, or if the node is
-                                 up
-    health, mode, version        "" if unknown
-    drained_by                   "healthd", "unrecorded_healthd", "other"; "" if not drained
-    drained_since                epoch seconds, 0 if unknown
-    paused_until, waiting_since  epoch seconds; 0 if not paused, or if no drain waits for the fleet limit
-    limit_partition              the partition whose fleet limit delays the drain
-    stale_seconds                time since its last round of checks began, if this is too long
-    conditions                   worst first
+    Attributes:
+        node: its name in Slurm, or the host in its address.
+        seen: True if it currently answers Prometheus.
+        last_seen: epoch seconds, accurate to a few minutes; 0 if not in the last week, or if the node is up.
+        health, mode, version: "" if unknown.
+        drained_by: "healthd", "unrecorded_healthd", "other"; "" if not drained.
+        drained_since: epoch seconds, 0 if unknown.
+        paused_until, waiting_since: epoch seconds; 0 if not paused, or if no drain waits for the fleet limit.
+        limit_partition: the partition whose fleet limit delays the drain.
+        stale_seconds: time since its last round of checks began, if this is too long.
+        conditions: worst first.
     """
 
     node: str

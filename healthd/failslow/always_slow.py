@@ -72,7 +72,7 @@ class _Role(NamedTuple):
 class _MixedGroup(NamedTuple):
     """A group whose members differ by more than LIMIT but in which no member is named.
 
-    ratio: slowest divided by fastest.
+    `ratio` is the slowest member's time divided by the fastest member's.
     """
 
     ratio: float

@@ -119,7 +119,7 @@ def run_detector(
 
 @dataclass(slots=True)
 class Detector:
-    """Detector for one series. points: all points found so far; the last may be ongoing."""
+    """Detector for one series. `points` are all points found so far; the last may be ongoing."""
 
     kind: Kind = Kind.ITERATION
     points: list[Point] = field(default_factory=list)
@@ -421,7 +421,7 @@ class Detector:
 class Slowness:
     """Measures how slow a series has been since the onset of a slow period.
 
-    rest_level: mean of the samples before the onset, if it is below the level.
+    `rest_level` is the mean of the samples before the onset, if it is below the level.
     """
 
     rest_level: float

@@ -33,7 +33,7 @@ Position = float  # position in the stream; 2.5 is halfway between operations 2 
 class Chain(NamedTuple):
     """Consecutive iterations, from mark to mark.
 
-    before, after: numbers of operations before and after the chain that continue an iteration.
+    `before` and `after` are the numbers of operations before and after the chain that continue an iteration.
     """
 
     marks: Sequence[Position]
@@ -42,7 +42,7 @@ class Chain(NamedTuple):
 
 
 class IterationTime(NamedTuple):
-    """The duration of an iteration in seconds. relative_error: possible error as a share of `seconds`."""
+    """The duration of an iteration in seconds. `relative_error` is the possible error as a share of `seconds`."""
 
     seconds: float
     relative_error: float

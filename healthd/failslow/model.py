@@ -91,7 +91,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A condition on a series's node, reported by root. begin, end: same unit as Series.index."""
+    """A condition on a series's node, reported by root. `begin` and `end` have the unit of Series.index."""
 
     node: str
     begin: float
@@ -125,7 +125,7 @@ class Suspect:
 class SlowJob:
     """Slowness without a suspect: all peers are slow, or there are too few peers to compare.
 
-    whole_stage: as in Suspect.
+    `whole_stage` has the same meaning as in Suspect.
     """
 
     group: str

@@ -155,7 +155,7 @@ def _slow_job_document(job: SlowJob, by_name: Mapping[str, Series]) -> Document:
 
 
 class _Slow(NamedTuple):
-    """A point and its series. kind: the series's label, such as "rank"."""
+    """A point and its series. `kind` is the series's label, such as "rank"."""
 
     kind: str
     series: str
@@ -163,7 +163,7 @@ class _Slow(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row of the text. is_brief: True to print at most two lines."""
+    """A row of the text. If `is_brief` is True, at most two lines are printed."""
 
     subject: str
     text: str

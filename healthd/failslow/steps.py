@@ -38,7 +38,7 @@ class Step:
 class Observed:
     """The input for the comparison.
 
-    points: the points in each series. In this module, "member" means the index of a series.
+    `points` are the points in each series. In this module, "member" means the index of a series.
     """
 
     series: Sequence[Series]

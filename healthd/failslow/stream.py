@@ -88,7 +88,7 @@ class FailStop(NamedTuple):
 
 
 class StreamAnalysis(NamedTuple):
-    """The result for all of a job's streams. notes: sentences without a full stop."""
+    """The result for all of a job's streams. `notes` are sentences without a full stop."""
 
     series: tuple[Series, ...]
     fail_stops: tuple[FailStop, ...]

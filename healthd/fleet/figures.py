@@ -43,7 +43,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure. description: text for readers who cannot see it."""
+    """A figure. `description` is a text for readers who cannot see the figure."""
 
     title: str
     description: str

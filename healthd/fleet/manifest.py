@@ -27,7 +27,7 @@ class StoreError(HealthdError):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A data file in the store. `name`: path below the store's folder."""
+    """A data file in the store. `name` is the path below the store's folder."""
 
     name: str
     rows: int

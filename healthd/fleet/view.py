@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 class Form(NamedTuple):
-    """The text format of a value. right_aligned: True for numbers."""
+    """The text format of a value. `right_aligned` is True for numbers."""
 
     write: Callable[[Any], str]
     right_aligned: bool = True
@@ -59,7 +59,7 @@ def interval(form: Form) -> Form:
 class Column(NamedTuple):
     """A column.
 
-    accessor: key in the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row.
+    `accessor` is a key in the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. max_rows: number of rows to print, or None for all. `--json` has all rows."""
+    """A table. `max_rows` is the number of rows to print, or None for all. `--json` has all rows."""
 
     title: str
     columns: tuple[Column, ...]

@@ -35,7 +35,7 @@ Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 
 
 class Judged(NamedTuple):
-    """An event with its meaning. `context`: the other events that are evaluated together with it."""
+    """An event with its meaning. `context` are the other events that are evaluated together with it."""
 
     log_event: LogEvent
     meaning: Meaning

@@ -304,7 +304,7 @@ def slot(address: str) -> str:
 
 
 class Unrecognised(NamedTuple):
-    """A line that no rule recognises, without its prefix. `driver`: its usual name ("NVRM", "mlx5")."""
+    """A line that no rule recognises, without its prefix. `driver` is the driver's usual name ("NVRM", "mlx5")."""
 
     driver: str
     text: str

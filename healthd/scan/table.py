@@ -111,7 +111,7 @@ class Incident:
 
 @dataclass(slots=True)
 class Summary:
-    """Result for a log. `hidden_incidents`: number of incidents that are not shown because they are the mildest."""
+    """Result for a log. `hidden_incidents` is the number of the mildest incidents, which are not shown."""
 
     incidents: dict[object, Incident] = field(default_factory=dict)
     notes: dict[str, Row] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class Summary:
 class OpenIncidents:
     """The open incidents on one host, oldest first, indexed by the parts that they name.
 
-    earliest: no incident has its last event before this time.
+    No incident has its last event before the time `earliest`.
     """
 
     boot: int = 0

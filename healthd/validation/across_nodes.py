@@ -172,7 +172,7 @@ class InvalidPass(HealthdError):
 
 
 class Role(NamedTuple):
-    """This node's role in a pair. `port`: the first of the pair's TCP ports."""
+    """This node's role in a pair. `port` is the first of the pair's TCP ports."""
 
     sender: str
     receiver: str

@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Command(NamedTuple):
     """A command to run.
 
-    port: the command starts when a TCP server on this machine listens on this port; 0: it starts immediately.
+    The command starts when a TCP server on this machine listens on `port`, or immediately if `port` is 0.
     """
 
     argv: tuple[str, ...]

@@ -52,7 +52,7 @@ class AssessedTransfer(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """A suspect node or link. `kind`: "node" with one name, or "link" with the sender's and the receiver's names."""
+    """A suspect node or link. `kind` is "node" with one name, or "link" with the sender's and the receiver's names."""
 
     kind: str
     names: tuple[str, ...]

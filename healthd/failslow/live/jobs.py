@@ -290,7 +290,7 @@ def evaluate_counters(counters: dict[str, Series]) -> Evaluation:
 
 
 class Evaluation(NamedTuple):
-    """The values for document.LiveJob. rank: index of the named rank, or None."""
+    """The values for document.LiveJob. `rank` is the index of the named rank, or None."""
 
     slow: bool
     since: float | None = None

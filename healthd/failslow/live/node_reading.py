@@ -25,7 +25,7 @@ _RATE = regex(
 
 
 class Gpu(NamedTuple):
-    """A GPU's values, or None if NVML does not report them. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
+    """A GPU's values, or None if NVML does not report them. `reasons` are bits of NVML_CLOCKS_EVENT_REASON_*."""
 
     celsius: int | None
     sm_mhz: int | None

@@ -45,7 +45,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Received(NamedTuple):
-    """A message from a rank. connection: the connection's number, which is never reused."""
+    """A message from a rank. `connection` is the connection's number, which is never reused."""
 
     connection: int
     pid: int

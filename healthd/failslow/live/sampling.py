@@ -85,7 +85,8 @@ class Reduction(enum.Enum):
 
 @dataclass(slots=True)
 class Budget:
-    """The CPU budget. started: monotonic time and CPU seconds of this process at the start of the measurement."""
+    """The CPU budget. `started` has the monotonic time and this process's CPU seconds at the start of the
+    measurement."""
 
     started: tuple[float, float]
     shares: list[float] = field(default_factory=list)  # shares in the last minutes

@@ -40,8 +40,9 @@ class Unreadable(HealthdError):
 class Chunk(NamedTuple):
     """Some rows.
 
-    columns: cells of each selected column (str from CSV, JSON values, numbers and str from Parquet). where(row): the
-    location of a row for a message, such as "line 17"; rows are counted from 0.
+    Attributes:
+        columns: cells of each selected column (str from CSV, JSON values, numbers and str from Parquet).
+        where: function that returns the location of a row for a message, such as "line 17"; rows are counted from 0.
     """
 
     columns: tuple[Sequence[Any], ...]

@@ -48,7 +48,7 @@ has_findings = document.no_findings
 class ConditionRow(NamedTuple):
     """A row returned by attribution_page.sql: a condition on a node of a failed job, and the job.
 
-    jobs: the jobs that the condition's source names. A condition has one row for each distinct list of jobs.
+    `jobs` are the jobs that the condition's source names. A condition has one row for each distinct list of jobs.
     """
 
     place: int

@@ -32,7 +32,7 @@ Node = tuple[str, str]  # cluster, node
 class Incident:
     """A node's failing sightings that belong together.
 
-    checks: names, sorted by first sighting, then severity, then name.
+    `checks` are names, sorted by first sighting, then severity, then name.
     """
 
     node: Node

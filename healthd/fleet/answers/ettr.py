@@ -216,7 +216,7 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
 
 
 class JobRun(NamedTuple):
-    """A row returned by ettr_runs.sql. lost_seconds: the lost part of the running time."""
+    """A row returned by ettr_runs.sql. `lost_seconds` is the lost part of the running time."""
 
     cluster: str
     run: int

@@ -27,7 +27,7 @@ CHECKS = (
 
 
 class CompletedRow(NamedTuple):
-    """A row returned by completed_checks.sql. checks: names in double quotes, separated by commas."""
+    """A row returned by completed_checks.sql. `checks` are names in double quotes, separated by commas."""
 
     cluster: str
     node: str

@@ -25,7 +25,7 @@ Node = tuple[str, str]  # cluster, node
 
 
 class SlowTimeRow(NamedTuple):
-    """A row returned by failslow_slow_times.sql. jobs: ids separated by blanks."""
+    """A row returned by failslow_slow_times.sql. `jobs` are ids separated by blanks."""
 
     cluster: str
     node: str
@@ -100,7 +100,7 @@ class SlowSpan(NamedTuple):
 
 
 class NodeJob(NamedTuple):
-    """The time that a job spent on a node. gpus: its GPUs on the node, or None if Slurm did not record them."""
+    """The time that a job spent on a node. `gpus` is None if Slurm did not record the GPUs."""
 
     job: int
     begin: int

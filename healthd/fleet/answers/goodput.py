@@ -16,7 +16,7 @@ LOOP_MIN_ENDS = 5  # a job that was ended by nodes this many times is in a reque
 
 
 class EndedJob(NamedTuple):
-    """A row returned by goodput_ended_jobs.sql: a job that a node ended. jobs: 1."""
+    """A row returned by goodput_ended_jobs.sql: a job that a node ended. `jobs` is 1."""
 
     cluster: str
     job_id: int
@@ -30,7 +30,8 @@ class EndedJob(NamedTuple):
 
 
 class PreemptedJobs(NamedTuple):
-    """A row returned by goodput_preempted_jobs.sql: pre-empted jobs. after: the job whose requeue pre-empted them."""
+    """A row returned by goodput_preempted_jobs.sql: pre-empted jobs. `after` is the job whose requeue pre-empted
+    them."""
 
     how: str
     after: int | None

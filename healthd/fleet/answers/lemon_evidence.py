@@ -95,7 +95,7 @@ class FailedJobSighting(NamedTuple):
 
 
 class ConditionMoment(NamedTuple):
-    """A row returned by lemons_moments.sql. busy: a job was on the node."""
+    """A row returned by lemons_moments.sql. `busy` is True if a job was on the node."""
 
     cluster: str
     node: str

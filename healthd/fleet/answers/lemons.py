@@ -75,7 +75,7 @@ NOT_DRAINED_NOTE = "--apply drains it only with --probability, because its event
 
 
 class NewestTime(NamedTuple):
-    """A row returned by lemons_newest.sql. source: a table in the store."""
+    """A row returned by lemons_newest.sql. `source` is a table in the store."""
 
     source: str
     cluster: str | None

@@ -63,7 +63,7 @@ class Sighting(NamedTuple):
 
 
 class ObservedNode(NamedTuple):
-    """A row returned by links_nodes.sql. days: observed days."""
+    """A row returned by links_nodes.sql. `days` are observed days."""
 
     cluster: str
     node: str

@@ -105,7 +105,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Hang:
-    """A rank whose watchdog made no progress. seconds: duration, 0 if the log does not contain it."""
+    """A rank whose watchdog made no progress. `seconds` is 0 if the log does not contain the duration."""
 
     rank: int
     host: str

@@ -63,7 +63,7 @@ class Lane:
 class Membership(NamedTuple):
     """A process group in one rank's records.
 
-    ranks: global ranks in the order of their group ranks, or None if unknown.
+    `ranks` are global ranks in the order of their group ranks, or None if unknown.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Progress(NamedTuple):
 
     These are the numbers of collectives or of sends and receives, whichever ran last.
 
-    started: -1 if unknown.
+    `started` is -1 if unknown.
     """
 
     entered: int

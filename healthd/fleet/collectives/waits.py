@@ -35,7 +35,7 @@ _SAME_SIZES = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_sca
 class Group(NamedTuple):
     """A process group.
 
-    ranks: the known global ranks. If `has_rank_order`, they are in the order of their group ranks.
+    `ranks` are the known global ranks, in the order of their group ranks if `has_rank_order` is True.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Blame(NamedTuple):
 class Difference:
     """Different collectives that ranks entered under the same number.
 
-    descriptions: maps each collective's description to the ranks that entered it.
+    `descriptions` maps each collective's description to the ranks that entered it.
     """
 
     key: OperationKey

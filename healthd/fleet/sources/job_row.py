@@ -113,7 +113,7 @@ class JobRowReader:
     """Converts jobs one after another."""
 
     def __init__(self, private: Privacy, zone: tzinfo | None, cluster: str, source: str) -> None:
-        """`cluster`, `zone`: used for jobs that do not have their own."""
+        """Create a reader. `cluster` and `zone` are used for jobs that do not have their own."""
         self.private = private
         self.zone = zone
         self.cluster = cluster

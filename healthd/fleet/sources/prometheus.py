@@ -88,7 +88,7 @@ class Point(NamedTuple):
 
 @dataclass
 class ReadState:
-    """The position up to which a server was read. open_spans: conditions that were open at the last point."""
+    """The position up to which a server was read. `open_spans` are conditions that were open at the last point."""
 
     until: int
     open_spans: dict[Series, ConditionSpan] = field(default_factory=dict)

@@ -49,7 +49,7 @@ Spell = tuple[int, int]
 class Observation:
     """An event seen on a node between start_time and end_time (epoch seconds; equal for a momentary event).
 
-    weight: probability that it is the node's own failure, 0 to 1.
+    `weight` is the probability that it is the node's own failure, 0 to 1.
     """
 
     start_time: int

@@ -30,7 +30,7 @@ MAX_SPIKE_NODES, SPIKE_NODES_SHARE, MIN_INCIDENTS_PER_NODE = 5, 0.5, 4
 
 
 class Incident(NamedTuple):
-    """A fault on a node at a time (epoch seconds). jobs: number of jobs that it ended."""
+    """A fault on a node at a time (epoch seconds). `jobs` is the number of jobs that it ended."""
 
     cluster: str
     node: str

@@ -5,7 +5,8 @@ and after differ by 10 %. This rule reports most fluctuations of a job that fluc
 develops in steps below 10 %. This detector therefore compares samples with the level of their regime, which is learned
 once (level.py). A sample is the logarithm of a time minus the level: 0.095 is 10 % slower.
 
-- To find fast changes, it tests the samples since a change point. To find slow changes, it tests the last 20 to 160
+- To find fast changes, the detector tests the samples since a change point. To find slow changes, it tests the last 20
+to 160
   samples.
 - The tested samples are slow if their mean is above 10 %, and if it exceeds 7 % by more than chance explains. Chance
   means the noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the
@@ -204,7 +205,7 @@ class Detector:
             self._check_for_speedup(regime, level)
 
     def set_limits(self, limits: Limits) -> None:
-        """Apply these limits from the next sample on. Points already found do not change."""
+        """Apply these limits, starting with the next sample. Points already found do not change."""
         self._limits = limits
 
     @property

@@ -1,4 +1,4 @@
-"""Data model for fail-slow detection: measurements, findings and suspects. All values are frozen."""
+"""Data model for fail-slow detection: measurements, findings and suspects. All values are immutable."""
 
 from __future__ import annotations
 

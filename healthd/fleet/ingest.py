@@ -153,7 +153,7 @@ class Run:
         self.rows.add(self.source.name, file, line, why, rows)
 
     def sentence(self, error: HealthdError | OSError) -> str:
-        """Return a sentence that says what could not be read and why."""
+        """Return a sentence that describes the error and names the source."""
         if isinstance(error, OSError):
             return f"{self.source.name}: {error.filename or self.source.flag}: {error.strerror or error}"
         return f"{self.source.name}: {error}"

@@ -1,7 +1,7 @@
 """Writes a report's five opening sentences for managers: usage, loss, interruptions, main cause, recommendation.
 
-They are computed from the documents that `--json` prints. If a store lacks the data for a fact, the sentence says that
-the fact is unknown, and why. All functions are pure.
+They are computed from the documents that `--json` prints. If a store lacks the data for a fact, the sentence states
+that the fact is unknown, and the reason. All functions are pure.
 """
 
 from __future__ import annotations

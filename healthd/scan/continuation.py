@@ -44,8 +44,9 @@ Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with this 
 class PrecedingLines:
     """Keeps the lines before the current line, from this block and earlier blocks.
 
-    prefix_width: function that returns the number of columns before a line's text: 0 without a prefix, None if another
-    program wrote the line.
+    Args:
+        prefix_width: function that returns the number of columns before a line's text: 0 without a prefix, None if
+            another program wrote the line.
     """
 
     def __init__(self, prefix_width: PrefixWidth) -> None:

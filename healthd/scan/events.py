@@ -217,7 +217,7 @@ def _prune(machine: Machine) -> int:
 def _machine(machines: dict[str, Machine], host: str) -> Machine:
     """Return the host's Machine.
 
-    If a log names more than MAX_HOSTS hosts, the names are garbage: further hosts share one.
+    If a log names more than MAX_HOSTS hosts, the names are garbage: further hosts share one Machine.
     """
     machine = machines.get(host)
     if machine is None:

@@ -142,7 +142,8 @@ EXPORTED = b"__CURSOR="  # journalctl -o export output begins with this
 
 
 class Reader:
-    """Reads the messages in a log, and parses each text only once. `now`: epoch seconds, for dates without a year."""
+    """Reads the messages in a log, and parses each text only once. `now` is in epoch seconds and is used for dates
+    without a year."""
 
     def __init__(self, now: float) -> None:
         self._now = now

@@ -104,7 +104,7 @@ def _run(command: Command, received: list[int]) -> CommandResult:
 
 
 def as_document(nodes: tuple[str, ...], found: NodesResult) -> dict[str, Any]:
-    """Return the document described in docs/json.md. `verdict`: the worst verdict for any node or transfer."""
+    """Return the document described in docs/json.md. `verdict` is the worst verdict for any node or transfer."""
     judged = judge(found.transfers)
     rows = [_row(entry) for entry in judged]
     verdict_by_node = {str(entry.get("node")): str(entry.get("verdict")) for entry in found.documents}

@@ -73,8 +73,8 @@ class NodeChange(NamedTuple):
     """A change on the node.
 
     Attributes:
-        weight: how much of the slowness the change could explain, 0 to 1; from FAULT_WEIGHT on, the change is a
-            hardware fault.
+        weight: the part of the slowness that the change could explain, 0 to 1; FAULT_WEIGHT or more means a hardware
+        fault.
         sentence: without a full stop.
         part: PCI address or name of the hardware that changed, "" if there is none.
     """

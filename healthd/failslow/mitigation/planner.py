@@ -8,11 +8,11 @@ again.
 Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and no GPU of the job works while the
 job moves micro-batches or restarts.
 
-Guarantees. C is the total of the loss and the costs of applied remedies. k is the number of applied remedies. "One
-iteration" is the loss in the iteration in which the loss reached a cost.
+The planner has the following guarantees. C is the total of the loss and the costs of applied remedies. k is the number
+of applied remedies. "One iteration" is the loss in the iteration in which the loss reached a cost.
 
-- There is one remedy, and it removes the slowness: C <= 2 x the smallest possible C + one iteration.
-- There are several remedies, and none makes the slowness worse: C <= (1 + k) x (the smallest possible C + one
+- If there is one remedy and it removes the slowness: C <= 2 x the smallest possible C + one iteration.
+- If there are several remedies and none makes the slowness worse: C <= (1 + k) x (the smallest possible C + one
   iteration). Each of the k remedies was applied when the loss had reached its cost, so together they cost at most k
   times the loss. Until the planner applies the remedy of the best possible plan, the loss is at most this remedy's cost
   and one iteration. Afterwards, the loss is at most that of the best plan.
@@ -21,9 +21,9 @@ If `settles` is more than 0, healthd waits for this number of iterations after a
 iteration" then means this number of iterations.
 
 `replay` finds when the planner would have acted on a job with known times, and computes the savings. Onsets come from
-the detector, which uses no sample after its alarm. But the causes are those found in the whole file, and a relief
-counts from its position, not from its later detection. The real effect of a remedy is not known in advance, so the
-savings assume that it removed the slowness completely and at once.
+the detector, which uses no sample after its alarm. But the causes are those found in the whole file, and a relief is
+dated by its position, not by its later detection. The real effect of a remedy is not known in advance, so the savings
+assume that it removed the slowness completely and at once.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class RawSeries:
     Attributes:
         value: NaN if missing.
         index: None if only the order of the rows is known.
-        parts: those of busy, wait and transfer that are reported.
+        parts: the reported times among busy, wait and transfer.
         regimes: None, or a name for each row.
         is_time: True if the index is known to be a time.
     """

@@ -175,7 +175,7 @@ def _make_array(kind: str, cells: Iterable[float] = ()) -> array[float]:
 
 
 class _Rows:
-    """The rows that were read so far. by_key: the samples for each (group, series, node)."""
+    """The rows that were read so far. `by_key` has the samples for each (group, series, node)."""
 
     def __init__(self, columns: Columns, names: Sequence[str], file: str) -> None:
         self.columns, self.file = columns, file

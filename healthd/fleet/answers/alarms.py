@@ -1,4 +1,4 @@
-"""Completed jobs that saw a failing check: an upper estimate of false alarms.
+"""Completed jobs that saw a failing check: an upper bound on the number of false alarms.
 
 A failing check is a condition that drains (degraded or critical). A job saw it if the condition began or became worse
 on one of the job's nodes between the job's start and its end. Warnings and conditions that were already open are
@@ -119,8 +119,9 @@ def counts_row(row: AlarmCounts, completed: int) -> Row:
 def by_check(checks: list[AlarmCounts], codes: list[AlarmCounts], completed: int, limit: float) -> list[Row]:
     """Return the checks with their codes. The check with the most jobs comes first.
 
-    above   True if the share is more than `limit`
-    surely  True if the lower end of the interval is also above `limit`
+    Keys:
+        above: True if the share is more than `limit`.
+        surely: True if the lower end of the interval is also above `limit`.
     """
     found = []
     for row in checks:

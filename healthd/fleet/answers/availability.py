@@ -1,6 +1,6 @@
 """Computes how long nodes were in service, out of service, in maintenance or not observed, and the reasons for outages.
 
-It also finds SLA violations. Each second of a node counts once, in the first of these categories that applies:
+It also finds SLA violations. Each second of a node is counted once, in the first of these categories that applies:
 1. planned;
 2. out of service (`OUT_KINDS`);
 3. up: Slurm's node states were read for that second, or healthd observed the node;
@@ -195,7 +195,7 @@ def outage_kind(by_whom: str, state: str | None) -> str:
 
 
 def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
-    """Return the seconds of `whole` for each kind of planned time and each kind of share. Each second counts once.
+    """Return the seconds of `whole` for each kind of planned time and each kind of share. Each second is counted once.
 
     If times overlap, maintenance takes precedence over other reservations, and both take precedence over outages. A
     node that is down during maintenance therefore counts as planned.
@@ -290,7 +290,7 @@ def below_sla(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable
     """Return the groups that were up for less than `sla` percent of their known time: the fleet, models and racks.
 
     The fleet comes first, then models, then racks; models and racks are sorted by availability, lowest first. Nodes
-    without a model or rack count only toward the fleet.
+    without a model or rack are included only in the fleet.
     """
     candidates = [("fleet", None, None, fleet)]
     candidates += [("model", None, row["gpu_model"], row) for row in _worst_first(by_model) if row["gpu_model"]]

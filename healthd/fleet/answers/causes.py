@@ -8,12 +8,12 @@ The domains are those of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025, T
 permanent (the vendor must replace the part). A fault is permanent if it meets NVIDIA's criteria for a replacement (row
 remapping failures, used-up spares, the SRAM threshold, retired pages: NVIDIA GPU memory error management), or if a
 device is missing or dead after a boot. All other hardware faults are transient. The paper publishes neither the cause
-of each code nor their order: both are healthd's.
+of each code nor the order of the causes: both are healthd's own.
 
-`CAUSES` is in order of preference: causes that isolate the node come first. It begins with the checks that the paper
-classes as high severity (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device,
-mount). Among these, PCIe comes first because a PCIe fault makes a GPU inaccessible. Next are the causes for which the
-node is only drained. The user's program is last.
+`CAUSES` is in order of preference: causes for which the node is isolated come first. It begins with the checks that the
+paper classifies as high-severity (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block
+device, mount). Among these, PCIe comes first because a PCIe fault makes a GPU inaccessible. Next are the causes for
+which the node is only drained. The user's program is last.
 
 `attribute_failure` returns the most likely cause among the conditions around a job's end. Source for the window and for
 "most likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
@@ -152,7 +152,7 @@ def checks() -> frozenset[str]:
 
 
 def is_node_fault(code: str) -> bool:
-    """Return True if the code can be a node fault that ends jobs.
+    """Return True if the code can indicate a node fault that ends jobs.
 
     Return False for faults in the user's program, and for codes that only report slowness, waiting or bookkeeping.
     """
@@ -270,8 +270,8 @@ def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attrib
     """Return the most likely cause, or None if no condition can have ended the job.
 
     Incidents are compared by the order of their causes (unlikely causes last), then by first sighting, then by node
-    name. The chosen incident is represented by a condition whose code has this cause. Among several, the most severe is
-    used, and an edge is preferred to a level. The order of `sightings` does not matter.
+    name. The chosen incident is represented by a condition whose code has this cause. Among several such conditions,
+    the most severe is used, and an edge is preferred to a level. The order of `sightings` does not matter.
     """
     with_causes = _with_incident_causes(sightings)
     deciding: dict[tuple[str, str], list[Sighting]] = defaultdict(list)

@@ -240,10 +240,11 @@ def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
 def outcomes(all_incidents: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
     """Count the incidents by outcome.
 
-    already_out  the incident began while the node was out of service
-    drained      the node went out of service within DRAIN_WITHIN_SECONDS of the incident's end
-    not_drained  the node was still in service after that time
-    too_recent   that time has not passed yet
+    Keys:
+        already_out: the incident began while the node was out of service.
+        drained: the node went out of service within DRAIN_WITHIN_SECONDS of the incident's end.
+        not_drained: the node was still in service after that time.
+        too_recent: that time has not passed yet.
     """
     by_node: dict[Node, list[Outage]] = defaultdict(list)
     for row in outages:
@@ -271,13 +272,14 @@ def drains(
 ) -> list[Row]:
     """Return each drain (or node that went down) with its first evidence.
 
-    A failing condition counts if it was open when the drain began, was seen in the 24 hours before, and began after the
-    node's previous outage. The first evidence is the first sighting of the earliest of these conditions.
+    A failing condition is evidence if it was open when the drain began, was seen in the 24 hours before, and began
+    after the node's previous outage. The first evidence is the first sighting of the earliest of these conditions.
 
-    seconds       from the first evidence to the drain; None if no failing condition was open
-    sent_seconds  from the first evidence to healthd's last drain command before the drain; None if there is no such
-                  command
-    observed      True if the node was observed for at least half of the drain's day (UTC), or half of the day before
+    Keys:
+        seconds: from the first evidence to the drain; None if no failing condition was open.
+        sent_seconds: from the first evidence to healthd's last drain command before the drain; None if there is no
+            such command.
+        observed: True if the node was observed for at least half of the drain's day (UTC), or half of the day before.
     """
     ended: dict[Node, list[tuple[int, int]]] = defaultdict(list)
     for row in outages:

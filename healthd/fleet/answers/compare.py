@@ -182,8 +182,9 @@ def job_measures(
 ) -> list[Measure]:
     """Return r_f, the share of each job state, and the GPU time lost to failures.
 
-    r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III. Lost time: first-order losses as in their
-    section III.D, min(runtime, 30 min) x GPUs for each job that a node ended. `hardware_ends` defines these jobs.
+    r_f is defined in section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Lost time means first-order
+    losses as in their section III.D, min(runtime, 30 min) x GPUs for each job that a node ended. `hardware_ends`
+    defines these jobs.
     """
     large = [row for row in failed if row.large]
     gpu_hours = math.fsum(row.gpu_hours for row in by_unit[0]) if by_unit else 0.0

@@ -264,8 +264,11 @@ def by_size(
 ) -> list[dict[str, Any]]:
     """Return [{gpus_up_to, runs, interruptions, mean, low, high, expected}] for each size class.
 
-    mean: mean ETTR of the runs. low, high: 10th and 90th percentile. expected: mean of the ETTR that the model computes
-    for each run from the run's nodes and progress and the class's mean wait.
+    Keys:
+        mean: mean ETTR of the runs.
+        low, high: 10th and 90th percentile.
+        expected: mean of the ETTR that the model computes for each run from the run's nodes and progress and the
+            class's mean wait.
     """
     classes: dict[int, list[JobRun]] = {}
     for run in runs:

@@ -1,10 +1,10 @@
 """Collects the evidence against each node: failed jobs, conditions, outages and tickets.
 
-If a job ran on many nodes, its failure counts only against the culprits. For NODE_FAIL, the culprit is the node that
+If a job ran on many nodes, its failure is attributed only to the culprits. For NODE_FAIL, the culprit is the node that
 went DOWN at that time. Otherwise, the culprits are the nodes with a condition in [end - 10 min, end + 5 min], the
 window used by Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Several culprits share the failure. If no culprit
 is known, all the job's nodes share the failure, and shares below MIN_SHARE are dropped. To exclude users' mistakes, a
-FAILED job counts only against a node that had a condition that drains (degraded or critical).
+FAILED job is attributed only to a node that had a condition that drains (degraded or critical).
 """
 
 from __future__ import annotations

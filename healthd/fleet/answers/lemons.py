@@ -9,7 +9,7 @@ nodes.
 
 `--apply` drains nodes without review, so it requires more: the node's events must have a total weight of
 MIN_APPLY_EVENTS, and one signal must be at least MIN_APPLY_EVENTS and above the fleet's HIGH_SIGNAL_QUANTILE. The
-signal excl_jobid_count does not qualify, because the paper found that it predicts lemons poorly.
+signal excl_jobid_count does not qualify, because the paper found that this signal predicts lemons poorly.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _suspects(
 def node_signals(evidence: Iterable[Evidence], outage_count: int, signal_row: Signals) -> dict[str, float | None]:
     """Return the seven signals under the paper's names.
 
-    A failed job counts for a node that is more likely to be the culprit than all other nodes together.
+    A failed job is attributed to a node that is more likely to be the culprit than all other nodes together.
     """
     failed = [item for item in evidence if item.kind == "failed" and item.weight >= 0.5]
     single_node = sum((item.nodes or 1) == 1 for item in failed)

@@ -83,8 +83,10 @@ class PortCount(NamedTuple):
 def links(study: Study) -> Document:
     """Return the document for `healthd fleet links`. Raises Unanswerable if there are no events.
 
-    kinds: the fleet's rate for each kind, in episodes per 1000 port-days. ports, switches: outliers come first.
-    together: times at which several nodes on one switch lost their links.
+    Keys:
+        kinds: the fleet's rate for each kind, in episodes per 1000 port-days.
+        ports, switches: rows, with outliers first.
+        together: times at which several nodes on one switch lost their links.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
@@ -200,9 +202,11 @@ def worst_ports(
 ) -> list[Row]:
     """Return ports with two or more episodes of a kind. Those least likely to be due to chance come first.
 
-    p_value: probability of at least this many episodes by chance. Given the total number of episodes, a port's number
-    is binomial, in proportion to the port's observed days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted:
-    the p-value adjusted for tests of all ports and kinds, including ports without an episode.
+    Keys:
+        p_value: probability of at least this many episodes by chance. Given the total number of episodes, a port's
+            number is binomial, in proportion to the port's observed days (Przyborowski and Wilenski, Biometrika 31,
+            1940).
+        adjusted: the p-value adjusted for tests of all ports and kinds, including ports without an episode.
     """
     rows: list[Row] = []
     tests = 0
@@ -236,12 +240,11 @@ def worst_ports(
 def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
     """Return the switches whose nodes had an episode. Those least likely to be due to chance come first.
 
-    The random draws have a fixed seed.
+    The p-value is the share of draws in which the same number of random nodes from the cluster exceeds its expected
+    number of episodes by at least as much as the switch's nodes do. Because whole nodes are drawn, a single bad node is
+    no evidence against its switch. The random draws have a fixed seed.
 
-    p_value: how often the same number of random nodes from the cluster exceeds its expected number of episodes by at
-    least as much as the switch's nodes do. Because whole nodes are drawn, a single bad node is no evidence against its
-    switch. Source: a bootstrap test by clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993,
-    chapter 16).
+    Source: a bootstrap test by clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
     """
     rows: list[Row] = []
     tests = 0

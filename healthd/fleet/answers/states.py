@@ -72,13 +72,15 @@ has_findings = document.no_findings
 def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -> Document:
     """Return the document for `healthd fleet states`.
 
-    by_state, by_size: jobs and GPU-seconds with their shares. infrastructure: jobs that nodes ended. use: utilisation
-    and goodput. split: the outcome of jobs with `large` or more GPUs before and after the split, or None without a
-    split.
+    Keys:
+        by_state, by_size: jobs and GPU-seconds with their shares.
+        infrastructure: jobs that nodes ended.
+        use: utilisation and goodput.
+        split: the outcome of jobs with `large` or more GPUs before and after the split, or None without a split.
 
-    Jobs are accounting records that ended in the requested period. Their whole runtime counts, including time before
-    the period. Each requeue is a separate record. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
-    2410.21680), for the states, the sizes and the outcome of large jobs.
+    Jobs are accounting records that ended in the requested period. Their whole runtime is counted, including time
+    before the period. Each requeue is a separate record. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025,
+    arXiv 2410.21680), for the states, the sizes and the outcome of large jobs.
 
     Raises Unanswerable if there are no jobs, and WrongChoice if the split is outside the requested period.
     """
@@ -140,7 +142,7 @@ def by_size(ended: Iterable[EndedJobs]) -> list[Row]:
 def infrastructure(ended: Iterable[EndedJobs]) -> Row:
     """Return the share of jobs, runtime and GPU time for jobs that nodes ended (`hardware_ends`).
 
-    The whole runtime of these jobs counts; `goodput` estimates how much of it was lost.
+    The whole runtime of these jobs is counted; `goodput` estimates the lost part.
     """
     ended_rows = list(ended)
     total = _sums(ended_rows)

@@ -112,7 +112,7 @@ class Study:
 
     Attributes:
         from_time, to_time: the period, [from, to) in epoch seconds.
-        database: runs SQL, also SQL that is not in a file.
+        database: runs SQL, including SQL that is not in a file.
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, choice: Choice | None = None) -> None:
@@ -129,8 +129,11 @@ class Study:
     def query(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
 
-        The tables that the SQL reads are computed first, unless they were computed before. parameters: values for the
-        columns of the table `parameters`. Raises StoreError for a damaged file.
+        The tables that the SQL reads are computed first, unless they were computed before. Raises StoreError for a
+        damaged file.
+
+        Args:
+            parameters: values for the columns of the table `parameters`.
         """
         *dependencies, query_file = _with_dependencies(name)
         unknown = set(parameters) - set(query_file.parameters)

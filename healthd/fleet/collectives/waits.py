@@ -103,12 +103,14 @@ class Stall:
 class Blame(NamedTuple):
     """A reason to suspect a rank.
 
-    missing  the rank never entered `key`
-    stayed   all ranks entered `key` and others left it, but this rank did not leave it
-    behind   the rank entered `key`, but its GPU did not reach it
-    no_dump  the rank wrote no dump, and no recorded rank explains why the ranks in `key` wait
+    The reasons are:
+    - missing: the rank never entered `key`;
+    - stayed: all ranks entered `key` and others left it, but this rank did not leave it;
+    - behind: the rank entered `key`, but its GPU did not reach it;
+    - no_dump: the rank wrote no dump, and no recorded rank explains why the ranks in `key` wait.
 
-    operation, waiting: the operation and the ranks that entered it; both are empty for `stayed`.
+    Attributes:
+        operation, waiting: the operation and the ranks that entered it; both are empty for `stayed`.
     """
 
     rank: int
@@ -640,7 +642,7 @@ def _describe_operation(operation: Operation, typed: bool) -> str:
 
 
 def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
-    """Return whether input and output have the same size on all ranks, as in torch/distributed/flight_recorder."""
+    """Return True if input and output have the same size on all ranks, as in torch/distributed/flight_recorder."""
     plain = name.lower().strip("_")
     if any(word in plain for word in ("coalesced", "_v", "to_all", "toall")):
         return False, False

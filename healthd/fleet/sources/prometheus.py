@@ -1,4 +1,4 @@
-"""Reads healthd's conditions from Prometheus, VictoriaMetrics or Mimir. They replace event streams that are missing.
+"""Reads healthd's conditions from Prometheus, VictoriaMetrics or Mimir. These conditions replace missing event streams.
 
 For each condition, it finds the first and last scrape that showed it. Conditions between two scrapes are missing.
 `step_seconds` is the distance between the queried points. The query uses `timestamp()`, which returns the times of the

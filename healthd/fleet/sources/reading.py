@@ -66,7 +66,7 @@ class Reading:
         return found
 
     def optional_seconds(self, text: str) -> int | None:
-        """Parse a time. Return None if the text says that the time is not known yet."""
+        """Parse a time. Return None if the text means that the time is not known yet."""
         return times.parse_seconds(text, self.zone)
 
     def is_in_period(self, begin: int, end: int | None) -> bool:

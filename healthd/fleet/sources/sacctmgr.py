@@ -112,7 +112,7 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
 def _ingest_states(run: Run, files: list[str]) -> None:
     """Ingest the node states.
 
-    Without files, reread the last hour, so that states which ended in the meantime get their end.
+    Without files, reread the last hour, to add the ends of states that ended in the meantime.
     """
     ingest_files(run, files, "node_states", states)
     if not files:
@@ -167,7 +167,7 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
 def _ingest_reservations(run: Run, files: list[str]) -> None:
     """Ingest the reservations.
 
-    Without files, reread the last hour, so that reservations which ended in the meantime get their end.
+    Without files, reread the last hour, to add the ends of reservations that ended in the meantime.
     """
     ingest_files(run, files, "reservations", reservations)
     if not files:

@@ -53,7 +53,7 @@ BLOCK_TRIM = 2
 MIN_DRIFT, MAX_DRIFT = 0.006, 0.04
 DRIFT_PER_BLOCK = 0.002  # maximum drift; needed because an estimate from a few blocks is poor
 MAX_LOG_RATIO = 50.0  # maximum logarithm; higher values are clipped so that no sum overflows
-ESTABLISHED_SAMPLES = 200  # number of samples after which a level counts as established
+ESTABLISHED_SAMPLES = 200  # number of samples after which a level is established
 SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slow period that may be normal for the job
 EXCEEDS_USUAL = 1.5  # a slow period is reported if it exceeds earlier ones in length or height by this factor
 # maximum number of regimes; with more, nearly every sample has its own regime, and no level can be learned

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 PHASES = 32  # number of phases in a loop; a mixture of 1/32 of one iteration and 31/32 of the next is negligible
-FINE_PHASES = 16  # from this number of phases on, neighbouring phases give about the same result
+FINE_PHASES = 16  # with at least this many phases, neighbouring phases give about the same result
 PAUSE_RATIO = 2.0  # an iteration whose duration is more than this factor above or below the median is a pause
 TICK_SAMPLES = 100_000  # number of times from which the clock tick is estimated
 

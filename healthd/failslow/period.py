@@ -43,7 +43,7 @@ from healthd.common.errors import HealthdError
 from healthd.failslow.iteration_time import Chain, estimate_iteration_time, seconds_at
 
 MIN_PERIODS = 20
-MIN_REPEATS = 5  # number of repetitions from which a loop can make a choice doubtful
+MIN_REPEATS = 5  # minimum number of repetitions of a loop that can make a choice doubtful
 SEARCHED_OPERATIONS = (
     40_000,
     400_000,
@@ -67,7 +67,7 @@ RARE_LOOPS = (
     # loops
     10
 )
-DOUBTFUL_LOOPS = 16  # number of loops in an iteration from which the choice is doubtful, if the loops are not layers
+DOUBTFUL_LOOPS = 16  # the choice is doubtful if an iteration has at least this many loops that are not layers
 MAX_LOOPS = 128
 PHASE_LOOPS = 1.0  # a rare part that is longer than this number of loops is an evaluation or a checkpoint
 DOUBTFUL_CONFIDENCE = 0.45  # maximum confidence

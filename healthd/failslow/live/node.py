@@ -133,7 +133,7 @@ def _pinned(host: Host) -> dict[str, int]:
 INTERVAL_SECONDS = 60.0
 MAX_READINGS = 60
 BASELINE_READINGS = 10  # number of readings before the onset with which later readings are compared
-FRESH_SECONDS = 10.0  # a reading that is not older than this counts as current
+FRESH_SECONDS = 10.0  # a reading that is not older than this is current
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ MAX_GROUPS = 10_000
 MAX_MICRO_BATCHES = 1_000_000
 MAX_TIME_RATIO = 1e6  # maximum ratio of the longest to the shortest time; a larger ratio indicates a wrong time
 ROUNDING = 1e-14  # relative error in a sum of squares
-TOLERANCE = 1e-9  # makespans count as equal up to this relative difference, because times are measured
+TOLERANCE = 1e-9  # makespans are treated as equal up to this relative difference, because times are measured
 
 
 class InvalidSplit(HealthdError):

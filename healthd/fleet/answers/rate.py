@@ -18,7 +18,7 @@ RATE_NODE_DAYS = 1000
 SIZES = tuple(2**power for power in range(3, 18))  # GPUs, 8 to 131,072: figure 7 of the paper
 SIZE_CLASSES = tuple(2**power for power in range(18))  # as in the query `states`
 DAY = 86400
-MAX_MTTF_SECONDS = 1000 * 365 * DAY  # an interval whose upper end is longer than this counts as unbounded
+MAX_MTTF_SECONDS = 1000 * 365 * DAY  # an interval whose upper end is longer than this is treated as unbounded
 # If an attempt fails in its first hour and the previous attempt failed too, the job probably met the same fault again.
 # By chance, this happens to 7 in 100 attempts of a job on 2,000 GPUs with independent failures (MTTF 14 h).
 LOOP_SECONDS = 3600

@@ -38,7 +38,7 @@ from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, RankView
 from healthd.fleet.collectives.transport import FailedRequest
 
-NO_COMPLETE_HISTORY_NS = 1 << 62  # a log does not show from which time on it is complete
+NO_COMPLETE_HISTORY_NS = 1 << 62  # a log does not show since when it is complete
 _GLOBAL_RANK = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
 _GROUP_RANK = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
 _PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")

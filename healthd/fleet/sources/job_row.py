@@ -118,7 +118,7 @@ class JobRowReader:
         self.zone = zone
         self.cluster = cluster
         self.source = source
-        self.has_cluster = False  # True as soon as a job had a cluster
+        self.has_cluster = False  # True once a job had a cluster
         self.without_cluster = 0
         self._states = BoundedCache(_state)
         self._exits = BoundedCache(_exit)

@@ -121,8 +121,8 @@ def _sentences(found: Document) -> list[str]:
         "likely cause: "
         f"hardware for {found['by_domain']['hardware']:,}, system software for "
         f"{found['by_domain']['system_software']:,}, the user's program for {found['by_domain']['user_program']:,}.",
-        f"{found['unattributed']:,} {have_none} none. For {because['observed']:,}, the nodes had no condition that "
-        f"ends jobs; for {because['not_observed']:,}, the nodes were not observed the whole time; "
+        f"{found['unattributed']:,} {have_none} none: in {because['observed']:,} cases, the nodes had no condition "
+        f"that ends jobs; in {because['not_observed']:,}, the nodes were not observed the whole time; "
         f"{because['no_node_list']:,} {have_no_list} no node list.",
         f"By chance alone, {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule finds as "
         "many when applied one hour before each failure.",

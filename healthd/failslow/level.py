@@ -52,7 +52,7 @@ class Level:
         """Add one sample. Return the change in the level.
 
         A batch that is far from the other batches is set aside. If the job returns to the level within three batches,
-        it fluctuates, and the batches that were set aside count. Otherwise, they were the start of another regime.
+        it fluctuates, and the batches that were set aside are used. Otherwise, they were the start of another regime.
         """
         self._batch.append(sample)
         if len(self._batch) < BATCH:

@@ -60,7 +60,7 @@ class Source(Protocol):
 
 
 class IbPorts:
-    """InfiniBand ports on the node whose tree is below `host.root`."""
+    """InfiniBand ports of the node whose /sys is below `host.root`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -185,7 +185,7 @@ def parse_count(text: bytes) -> int:
 class CounterTotal:
     """The total growth of a source's counts since the first reading, over all ports, links or GPUs.
 
-    A port, link or GPU is included from its second reading. After its counter was reset, its growth is 0 once.
+    A port, link or GPU is included from its second reading. The first growth after a reset of a counter is 0.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ _NUMBERS = regex(r"([0-9]+)")
 class Group(enum.Enum):
     """A node's group; the most urgent comes first. Each node is in exactly one group."""
 
-    DRAIN_WAITING = "drain_waiting"  # healthd intends to drain the node but has not done so yet, so jobs start on a broken node
+    DRAIN_WAITING = "drain_waiting"  # healthd intends to drain the node but has not yet: jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
     # degraded or unhealthy, but healthd does not intend to drain it, usually because its conditions are acknowledged

@@ -75,7 +75,7 @@ class NodeChange(NamedTuple):
     Attributes:
         weight: the part of the slowness that the change could explain, 0 to 1; FAULT_WEIGHT or more means a hardware
         fault.
-        sentence: without a full stop.
+        sentence: a sentence without a full stop.
         part: PCI address or name of the hardware that changed, "" if there is none.
     """
 

@@ -221,7 +221,7 @@ class Iterations:
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """Add a reading: the count at a given time. Yield the durations that become known through it.
+        """Add a reading: the count at a given time. Yield the durations that this reading completes.
 
         If the time or the count decreases, or if more than MAX_MISSED readings are missing, the state is reset.
         Non-finite values are ignored.

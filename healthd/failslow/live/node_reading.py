@@ -53,7 +53,7 @@ class OperationTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The node's state. time: epoch seconds. Values that could not be read are missing.
+    """The node's state. `time` is in epoch seconds. Values that could not be read are missing.
 
     Attributes:
         gpus: maps each PCI address to the NVML values.

@@ -39,7 +39,7 @@ from healthd.failslow.model import Cause, Diagnosis, Point, Series
 
 
 class Action(enum.Enum):
-    """The strategies in FALCON, S1 to S4."""
+    """FALCON's strategies S1 to S4."""
 
     IGNORE = "s1"
     MICRO_BATCHES = "s2"
@@ -80,7 +80,7 @@ class State(NamedTuple):
 
     Attributes:
         lost: GPU-seconds since the onset.
-        actions: in the order in which they were applied.
+        actions: applied actions, in order.
         since: iterations since the last action.
         whole_stage: as in Observation.
     """
@@ -176,7 +176,7 @@ class AppliedAction(NamedTuple):
     """A remedy that was applied.
 
     Attributes:
-        position: in the span's series.
+        position: position in the span's series.
         lost, overhead, saved: GPU-seconds.
     """
 
@@ -193,7 +193,7 @@ class SlowSpan(NamedTuple):
     Attributes:
         onset, relief: positions in `series`; relief is None while it lasts.
         suspects: names of the suspects, "" for the job as a whole.
-        state, next_action: at the end of the series.
+        state, next_action: values at the end of the series.
     """
 
     series: Series
@@ -236,7 +236,7 @@ def replay(
     """Replay a job's slow spans.
 
     Args:
-        gpus: number in the whole gang.
+        gpus: number of GPUs in the whole gang.
         seconds: length of one unit of the times.
     """
     found = list(_find_slow_series(series, diagnosis))

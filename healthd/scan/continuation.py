@@ -141,7 +141,7 @@ class PrecedingLines:
         """Return the line that an indented line continues, or None.
 
         A line that is indented but has its own prefix may come from a log that was indented when it was pasted. Such a
-        line counts as a continuation only if its indent equals the prefix width of the line that it would continue.
+        line is treated as a continuation only if its indent equals the prefix width of the line that it would continue.
         """
         indent, room = _indent(line), RECORD_BYTES
         for earlier in self.before(begins):

@@ -43,9 +43,8 @@ TEXT_LENGTH = 300  # characters kept from an unrecognised line
 class Tally:
     """Counts made while a log is read.
 
-    `kernel`: True if there was an event, or a line with a prefix that only the kernel writes.
-
     Attributes:
+        kernel: True if there was an event, or a line with a prefix that only the kernel writes.
         drivers: maps each driver to the number of its lines that no rule recognises (messages.py).
         texts: maps (driver, line) to (number of the first such line, count).
     """

@@ -54,7 +54,7 @@ class Message:
     """The parsed content of all lines that have the same text.
 
     Attributes:
-        event: without time, boot and count; `observed` is true if the text may be a user's (continuation.py,
+        event: the event without time, boot and count; `observed` is true if the text may be a user's (continuation.py,
             quoted.py).
         fault, part: coalescing.fault_key and coalescing.part_key, as strings because they are looked up for each line.
         name: key by which the next line of the event is found.

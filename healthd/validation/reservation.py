@@ -55,7 +55,7 @@ class ReservationRequest(NamedTuple):
         name: name for the reservation and the job.
         user: user who may use the reservation.
         program: path of `healthd` on the nodes.
-        seconds: time limit for each node's own validation; 0: no such validation.
+        seconds: time limit for each node's own validation, or 0 for no such validation.
         options: further arguments for `healthd validate` on each node.
         passes: senders and receivers in each pass.
     """
@@ -70,11 +70,11 @@ class ReservationRequest(NamedTuple):
 
 
 class NodesResult(NamedTuple):
-    """Result.
+    """Result of a validation of several nodes.
 
     Attributes:
-        documents: from the nodes that reported one.
-        transfers: from all passes.
+        documents: documents from the nodes that reported one.
+        transfers: transfers from all passes.
         problems: errors that occurred.
     """
 

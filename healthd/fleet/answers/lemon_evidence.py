@@ -255,9 +255,9 @@ def failure_shares(moments: Iterable[ConditionMoment], sightings: Iterable[Faile
     """Return, for each code, the share of its sightings and drains at which a job on the node failed.
 
     If a code never coincides with a failure (a slow link, a drain by a person to inspect a fan), it is weak evidence of
-    a failing node. Sightings without a job on the node do not count: a fault on an idle node fails no job, so an idle
-    fleet would give every code a low share. Drains by people always count, because people prefer to work on idle nodes.
-    The share follows Laplace's rule, (k + 1) / (n + 2), which is 1/2 without data.
+    a failing node. Sightings without a job on the node are ignored: a fault on an idle node fails no job, so an idle
+    fleet would give every code a low share. Drains by people are always included, because people prefer to work on idle
+    nodes. The share follows Laplace's rule, (k + 1) / (n + 2), which is 1/2 without data.
     """
     days_seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)

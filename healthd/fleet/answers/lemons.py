@@ -138,7 +138,7 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
     Args:
         window_days: length of the window, which ends when the requested or known period ends; None for the whole
             period.
-        min_probability: probability from which a node is named and drained (`--probability`). None means
+        min_probability: minimum probability for a node to be named and drained (`--probability`). None means
             DEFAULT_PROBABILITY; then only lemons with strong evidence are drained.
 
     Raises Unanswerable if nothing in the store shows node failures.
@@ -289,7 +289,7 @@ class Judgement:
 
     Attributes:
         fleet: None if no node failed.
-        min_probability: probability from which a node is a lemon.
+        min_probability: minimum probability for a node to be a lemon.
         high_signals: threshold for each signal.
         ranked: nodes with an event in the window; the most likely lemon comes first.
         certain: lemons with enough evidence for --apply to drain them.

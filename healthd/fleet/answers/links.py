@@ -321,7 +321,7 @@ def _adjust_p_values(rows: list[Row], tests: int, keys: tuple[str, ...]) -> list
 def switch_events(sights: Iterable[Sighting], switch_by_node: Mapping[Node, str | None]) -> list[Row]:
     """Return the times when SWITCH_EVENT_MIN_NODES nodes on one switch lost a link within SWITCH_EVENT_SECONDS.
 
-    Only the kinds down and flaps count.
+    Only the kinds down and flaps are used.
     """
     by_switch: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for row in sights:

@@ -295,7 +295,7 @@ def mttf_interval(
     r_f is per 1000 node-days. The upper end is None (unbounded) if a rate of 0 is possible or if the end exceeds
     MAX_MTTF_SECONDS.
 
-    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). This assumes that nodes fail independently.
+    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). The formula assumes that nodes fail independently.
     """
 
     def of(failure_rate: float | None) -> float | None:

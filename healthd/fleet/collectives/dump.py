@@ -34,7 +34,7 @@ class _ParsedEntry(NamedTuple):
     """A parsed entry.
 
     Attributes:
-        pair: set for a send or receive.
+        pair: set only for a send or receive.
         is_batch: True for "coalesced", a batch of sends and receives.
     """
 

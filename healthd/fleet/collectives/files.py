@@ -63,7 +63,7 @@ class Folder:
 
     Attributes:
         views: one view for each rank.
-        failures, hangs: from all logs.
+        failures, hangs: failed requests and hangs from all logs.
         other_files: unrelated files.
     """
 

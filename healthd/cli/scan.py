@@ -130,7 +130,7 @@ def _no_kernel_log(tally: Tally) -> str:
         return "is empty"
     if tally.binary:
         return "is not text"
-    return f"none of its {tally.lines:,} lines has a kernel prefix (dmesg, syslog, journalctl)"
+    return f"no line has a kernel prefix (dmesg, syslog, journalctl); lines read: {tally.lines:,}"
 
 
 def correlate_all() -> Callable[[Sequence[KernelEvent], Inventory], list[Finding]]:

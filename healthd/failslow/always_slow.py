@@ -1,4 +1,4 @@
-"""Finds series that were slower than their peers from the first sample to the last. Pure functions.
+"""Finds series that were slower than their peers from the first sample to the last. All functions are pure.
 
 The detector compares a series with its own past, so it cannot detect slowness that was present from the start. This
 module detects such slowness by comparing a series with peers that have the same work. It compares:
@@ -12,7 +12,7 @@ module detects such slowness by comparing a series with peers that have the same
 Workers that do not wait for each other and have no declared group are not compared: they may have different GPUs or
 shards. In Alibaba's public trace, they differ by a factor of four. Sometimes the slowest member of a group takes more
 than LIMIT times as long as the fastest, but no member can be named, because half of the group is slow or the times are
-spread evenly. Such a group does not count as compared.
+spread evenly. Such a group is not counted as compared.
 
 The compared time is each series' own time: the value without waiting, or the busy time. For workers that report
 neither, it is the value itself. In a synchronous job, the value proves nothing, because it is the same for all ranks.
@@ -46,9 +46,11 @@ MIN_SPREAD = 0.02
 class Comparison(NamedTuple):
     """The result of the comparison with peers.
 
-    slow: the series that are slower throughout. compared_count: number of series that had peers. skipped: maps each
-    reason to the number of series that were not compared for this reason. It does not include series that are too
-    short, because their reader reports them.
+    Attributes:
+        slow: the series that are slower throughout.
+        compared_count: number of series that had peers.
+        skipped: maps each reason to the number of series that were not compared for this reason. Series that are too
+            short are not included, because their reader reports them.
     """
 
     slow: tuple[SlowThroughout, ...]
@@ -70,7 +72,7 @@ class _Role(NamedTuple):
 class _MixedGroup(NamedTuple):
     """A group whose members differ by more than LIMIT but in which no member is named.
 
-    ratio: slowest divided by fastest.
+    `ratio` is the slowest member's time divided by the fastest member's.
     """
 
     ratio: float
@@ -79,7 +81,7 @@ class _MixedGroup(NamedTuple):
 
 
 def compare_with_peers(series: Sequence[Series]) -> Comparison:
-    """Return the series that are slower than their peers throughout, and how many were not compared."""
+    """Return the series that are slower than their peers throughout, and the number of series without a comparison."""
     skipped: Counter[str] = Counter()
     usable = [at for at, item in enumerate(series) if len(item.value) >= MIN_SAMPLES]
     slow: list[SlowThroughout] = []
@@ -121,7 +123,7 @@ def _largest_ratio(parts: Sequence[Sequence[float]]) -> float:
 
 
 def _mixed_reason(mixed: Sequence[_MixedGroup]) -> str:
-    """Return why these groups are not compared, with the name and ratio of the worst group."""
+    """Return the reason why these groups are not compared, with the name and ratio of the worst group."""
     worst = max(mixed, key=lambda group: group.ratio)
     name = f"ranks of group {worst.group}" if worst.group else "ranks without a group"
     more = len(mixed) - 1
@@ -149,10 +151,7 @@ def _roles(series: Sequence[Series], candidates: Sequence[int], skipped: Counter
 
 
 def _own_times(series: Series) -> tuple[str, Sequence[float]]:
-    """Return a rank's own time: its name and its samples.
-
-    If the series does not report it, return "" and no samples.
-    """
+    """Return the name and the samples of a rank's own time, or "" and no samples if the series does not report it."""
     if series.wait is not None:
         return "own", [value - wait for value, wait in zip(series.value, series.wait, strict=True)]
     return ("busy", series.busy) if series.busy is not None else ("", ())

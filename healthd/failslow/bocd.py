@@ -6,7 +6,7 @@ run ends at each sample with probability 1 / HAZARD_SAMPLES. Samples in a run ar
 
 FALCON (arXiv 2410.12588) detects a change by P(r_t = 0) > 0.9, where r_t is the length of the run. With a constant
 hazard, this never happens: at every sample, r_t = 0 gets a share of 1 / HAZARD_SAMPLES of the probability, whatever the
-sample is. Only a few samples after a change, short runs become likely. The rule here is therefore P(r_t <= RECENT) >
+sample is. Short runs become likely only a few samples after a change. The rule here is therefore P(r_t <= RECENT) >
 MIN_PROBABILITY.
 
 Memory use is constant: all runs of RUNS - 1 or more samples are treated as one run, which gradually forgets older
@@ -60,7 +60,7 @@ class RunLengths:
     betas: list[float] = field(default_factory=list)
 
     def add(self, sample: float) -> int:
-        """Add the logarithm of one time. Return how many samples (including this one) belong to a new run.
+        """Add the logarithm of one time. Return the number of samples (including this one) in a new run.
 
         The result is 1 to RECENT, or 0 if it is unlikely that a new run has begun.
         """

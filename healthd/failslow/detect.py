@@ -5,7 +5,8 @@ and after differ by 10 %. This rule reports most fluctuations of a job that fluc
 develops in steps below 10 %. This detector therefore compares samples with the level of their regime, which is learned
 once (level.py). A sample is the logarithm of a time minus the level: 0.095 is 10 % slower.
 
-- To find fast changes, it tests the samples since a change point. To find slow changes, it tests the last 20 to 160
+- To find fast changes, the detector tests the samples since a change point. To find slow changes, it tests the last 20
+to 160
   samples.
 - The tested samples are slow if their mean is above 10 %, and if it exceeds 7 % by more than chance explains. Chance
   means the noise of the samples, the uncertainty of the level, and the drift of blocks of samples. Two thirds of the
@@ -52,7 +53,7 @@ BLOCK_TRIM = 2
 MIN_DRIFT, MAX_DRIFT = 0.006, 0.04
 DRIFT_PER_BLOCK = 0.002  # maximum drift; needed because an estimate from a few blocks is poor
 MAX_LOG_RATIO = 50.0  # maximum logarithm; higher values are clipped so that no sum overflows
-ESTABLISHED_SAMPLES = 200  # number of samples after which a level counts as established
+ESTABLISHED_SAMPLES = 200  # number of samples after which a level is established
 SHORT_SLOWNESS_SAMPLES = 60  # maximum length of a slow period that may be normal for the job
 EXCEEDS_USUAL = 1.5  # a slow period is reported if it exceeds earlier ones in length or height by this factor
 # maximum number of regimes; with more, nearly every sample has its own regime, and no level can be learned
@@ -61,7 +62,12 @@ MAX_REGIMES = 64
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits, as logarithms. slow: limit for the mean. tolerated: limit that the mean must exceed beyond chance."""
+    """Limits, as logarithms.
+
+    Attributes:
+        slow: limit for the mean.
+        tolerated: limit that the mean must exceed by more than chance explains.
+    """
 
     slow: float
     tolerated: float
@@ -114,7 +120,7 @@ def run_detector(
 
 @dataclass(slots=True)
 class Detector:
-    """Detector for one series. points: all points found so far; the last may be ongoing."""
+    """Detector for one series. `points` are all points found so far; the last may be ongoing."""
 
     kind: Kind = Kind.ITERATION
     points: list[Point] = field(default_factory=list)
@@ -192,14 +198,14 @@ class Detector:
             self._measure(level)
         if run_length:
             self._follow_change(self._position, clipped_off, run_length)
-        # Nearly all samples are done here.
+        # Nearly all samples are handled here.
         if clipped_off >= self._limits.slow / 2:
             self._check_for_slowness(regime, level)
         elif clipped_off <= -self._limits.slow / 2:
             self._check_for_speedup(regime, level)
 
     def set_limits(self, limits: Limits) -> None:
-        """Apply these limits from the next sample on. Points already found do not change."""
+        """Apply these limits, starting with the next sample. Points already found do not change."""
         self._limits = limits
 
     @property
@@ -416,7 +422,7 @@ class Detector:
 class Slowness:
     """Measures how slow a series has been since the onset of a slow period.
 
-    rest_level: mean of the samples before the onset, if it is below the level.
+    `rest_level` is the mean of the samples before the onset, if it is below the level.
     """
 
     rest_level: float

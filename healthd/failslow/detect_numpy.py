@@ -107,7 +107,11 @@ def smoothed(samples: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def recent_run_lengths(samples: NDArray[np.float64]) -> NDArray[np.int8]:
-    """Return the result of RunLengths.add for each sample. samples: series x samples, logarithms of times."""
+    """Return the result of RunLengths.add for each sample.
+
+    Args:
+        samples: series x samples, logarithms of times.
+    """
     count, length = samples.shape
     lengths = np.zeros((count, length), np.int8)
     factors, shapes, powers, steps = (

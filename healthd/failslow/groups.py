@@ -1,4 +1,6 @@
-"""Finds the gangs in a file, and the peers with the same role in each gang, if no groups are declared. Pure functions.
+"""Finds the gangs in a file, and the peers with the same role in each gang, if no groups are declared.
+
+All functions are pure.
 
 The ranks of a gang are synchronous: each iteration ends with the same collective, so their iteration times rise and
 fall together. To compare two series, this module takes the signs of their sample-to-sample changes, the first
@@ -40,7 +42,9 @@ MAX_GANGS = 256  # a series is compared with at most this many gangs, so that 10
 class Pool(NamedTuple):
     """Series that belong together.
 
-    members: their indices, ascending. synchronous: True if their times rise and fall together.
+    Attributes:
+        members: their indices, ascending.
+        synchronous: True if their times rise and fall together.
     """
 
     members: tuple[int, ...]
@@ -112,7 +116,12 @@ _DIGITS = b"01".ljust(256, b"?")
 
 
 class _Signs(NamedTuple):
-    """Bit masks by time. rises: the value is above the previous one. present: there is a value."""
+    """Bit masks by time.
+
+    Attributes:
+        rises: the value is above the previous one.
+        present: there is a value.
+    """
 
     rises: int
     present: int

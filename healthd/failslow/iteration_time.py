@@ -1,6 +1,6 @@
 """Computes the typical duration of an iteration, from the positions of iterations and the times of operations.
 
-Pure functions.
+All functions are pure.
 
 The result is the median of the durations, with two corrections:
 
@@ -8,7 +8,7 @@ The result is the median of the durations, with two corrections:
   then covers the end of one iteration and the beginning of the next. This mixture varies less than whole iterations, so
   its median is nearer to the mean. For 40 iterations that differ by a tenth, median and mean differ by 1 %. The loop is
   therefore also evaluated at other phases. An iteration begins at the phase where consecutive durations differ most.
-- An iteration with a pause (a checkpoint) shows only the pause and does not count.
+- An iteration with a pause (a checkpoint) measures only the pause and is left out.
 
 The error estimate has three parts: missing iterations (all of them may be on one side of the median), the difference to
 the phases next to the chosen one, and the clock tick (each duration may be wrong by one tick).
@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 PHASES = 32  # number of phases in a loop; a mixture of 1/32 of one iteration and 31/32 of the next is negligible
-FINE_PHASES = 16  # from this number of phases on, neighbouring phases give about the same result
+FINE_PHASES = 16  # with at least this many phases, neighbouring phases give about the same result
 PAUSE_RATIO = 2.0  # an iteration whose duration is more than this factor above or below the median is a pause
 TICK_SAMPLES = 100_000  # number of times from which the clock tick is estimated
 
@@ -33,7 +33,7 @@ Position = float  # position in the stream; 2.5 is halfway between operations 2 
 class Chain(NamedTuple):
     """Consecutive iterations, from mark to mark.
 
-    before, after: numbers of operations before and after the chain that continue an iteration.
+    `before` and `after` are the numbers of operations before and after the chain that continue an iteration.
     """
 
     marks: Sequence[Position]
@@ -42,7 +42,7 @@ class Chain(NamedTuple):
 
 
 class IterationTime(NamedTuple):
-    """The duration of an iteration in seconds. relative_error: possible error as a share of `seconds`."""
+    """The duration of an iteration in seconds. `relative_error` is the possible error as a share of `seconds`."""
 
     seconds: float
     relative_error: float
@@ -51,7 +51,9 @@ class IterationTime(NamedTuple):
 class _Phase(NamedTuple):
     """Durations measured at one phase of the loop.
 
-    seconds: durations without a pause, in order, at least one. paused: number of durations with a pause.
+    Attributes:
+        seconds: durations without a pause, in order, at least one.
+        paused: number of durations with a pause.
     """
 
     seconds: Sequence[float]
@@ -107,7 +109,7 @@ def _mean_difference(phase: _Phase) -> float:
 
 
 def _relative_error(phase: _Phase, seconds: float, chains: int) -> float:
-    """Return how far the true median may deviate, as a share of `seconds`.
+    """Return the possible deviation of the true median, as a share of `seconds`.
 
     Each chain has one incomplete iteration, whose duration is missing. A missing duration is below or above the median
     by chance, so it is very unlikely that many missing durations are all on the same side.

@@ -25,8 +25,10 @@ MIN_BATCH_DISTANCE = 0.03  # a batch within this distance from the other batches
 class Level:
     """A regime's level.
 
-    mean: mean of the clipped samples. noise: their standard deviation. Both are valid only if `is_known`.
-    samples_since: samples in the regime since the level became known.
+    Attributes:
+        mean: mean of the clipped samples.
+        noise: their standard deviation. Both are valid only if `is_known`.
+        samples_since: samples in the regime since the level became known.
     """
 
     mean: float = 0.0
@@ -50,7 +52,7 @@ class Level:
         """Add one sample. Return the change in the level.
 
         A batch that is far from the other batches is set aside. If the job returns to the level within three batches,
-        it fluctuates, and the batches that were set aside count. Otherwise, they were the start of another regime.
+        it fluctuates, and the batches that were set aside are used. Otherwise, they were the start of another regime.
         """
         self._batch.append(sample)
         if len(self._batch) < BATCH:

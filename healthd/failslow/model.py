@@ -1,4 +1,4 @@
-"""Data model for fail-slow detection: measurements, findings and suspects. All values are frozen."""
+"""Data model for fail-slow detection: measurements, findings and suspects. All values are immutable."""
 
 from __future__ import annotations
 
@@ -43,12 +43,16 @@ class Kind(enum.Enum):
 class Series:
     """Samples from one worker, rank or job, oldest first. They are cleaned: every value is > 0 and finite.
 
-    index: position of each sample in the index column (iterations, seconds), ascending within an attempt. Without an
-    index column, it is 0, 1, 2, ... busy, wait, transfer: times for the same samples, in the same unit as the values;
-    None if not reported, NaN for a missing sample. regimes: the name of each sample's regime (batch size, sequence
-    length), None if not reported. starts: positions at which the job started, always including 0; each start is
-    followed by a warm-up. rows: if rows without a value were left out, the position of each sample among the series's
-    rows, otherwise None. times: if the index is seconds since 1970, the style in which the file writes times.
+    Attributes:
+        index: position of each sample in the index column (iterations, seconds), ascending within an attempt. Without
+            an index column, it is 0, 1, 2, ...
+        busy, wait, transfer: times for the same samples, in the same unit as the values; None if not reported, NaN for
+            a missing sample.
+        regimes: the name of each sample's regime (batch size, sequence length), None if not reported.
+        starts: positions at which the job started, always including 0; each start is followed by a warm-up.
+        rows: if rows without a value were left out, the position of each sample among the series's rows, otherwise
+            None.
+        times: if the index is seconds since 1970, the style in which the file writes times.
     """
 
     name: str  # "6"
@@ -70,9 +74,12 @@ class Series:
 class Point:
     """One slow period in one series. Indices are positions in its samples, from 0.
 
-    slowdown: 0.65 is 65 % slower than the regime's baseline. confidence: 0 to 1. alarm_index: the sample at which it
-    was detected. After a point is reported, onset_index and alarm_index never change. relief_index is None until the
-    relief.
+    After a point is reported, onset_index and alarm_index never change. relief_index is None until the relief.
+
+    Attributes:
+        slowdown: 0.65 is 65 % slower than the regime's baseline.
+        confidence: 0 to 1.
+        alarm_index: the sample at which it was detected.
     """
 
     onset_index: int
@@ -84,7 +91,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A condition on a series's node, reported by root. begin, end: same unit as Series.index."""
+    """A condition on a series's node, reported by root. `begin` and `end` have the unit of Series.index."""
 
     node: str
     begin: float
@@ -97,8 +104,11 @@ class Evidence:
 class Suspect:
     """The component that is probably slowing a job.
 
-    subject: name of a series, group or node. subject_kind: kind of the subject ("worker", "rank", "group", "node").
-    whole_stage: True if the subject runs all ranks of at least one role, so that no other rank can take over its work.
+    Attributes:
+        subject: name of a series, group or node.
+        subject_kind: kind of the subject ("worker", "rank", "group", "node").
+        whole_stage: True if the subject runs all ranks of at least one role, so that no other rank can take over its
+            work.
     """
 
     subject: str
@@ -115,7 +125,7 @@ class Suspect:
 class SlowJob:
     """Slowness without a suspect: all peers are slow, or there are too few peers to compare.
 
-    whole_stage: as in Suspect.
+    `whole_stage` has the same meaning as in Suspect.
     """
 
     group: str
@@ -132,8 +142,10 @@ class SlowJob:
 class SlowThroughout:
     """A series that was slower than its peers from the first sample. Its onset is unknown.
 
-    measure: the time that was compared: "own" (the value without waiting), "busy" or "iteration". ratio: time divided
-    by peers_time, both in the unit of the values. group: "" if the peers are all ranks that wait for each other.
+    Attributes:
+        measure: the time that was compared: "own" (the value without waiting), "busy" or "iteration".
+        ratio: time divided by peers_time, both in the unit of the values.
+        group: "" if the peers are all ranks that wait for each other.
     """
 
     series: str
@@ -151,8 +163,10 @@ class SlowThroughout:
 class Diagnosis:
     """The result of the analysis.
 
-    points: the points in each series, in the given order. compared_count: number of series that had peers with the same
-    work. If one of them was slow from its first sample, it is in slow_throughout.
+    Attributes:
+        points: the points in each series, in the given order.
+        compared_count: number of series that had peers with the same work. If one of them was slow from its first
+            sample, it is in slow_throughout.
     """
 
     points: tuple[tuple[Point, ...], ...]

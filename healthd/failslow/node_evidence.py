@@ -1,4 +1,4 @@
-"""Uses conditions on the nodes as evidence, in addition to the ranks' times. Pure functions."""
+"""Uses conditions on the nodes as evidence, in addition to the ranks' times. All functions are pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Finds outliers among peers: ranks whose own time rose relative to their baseline and to their peers. Pure functions.
+"""Finds outliers among peers: ranks whose own time rose relative to their baseline and to their peers.
+
+All functions are pure.
 
 peers.py describes the limits and their reasons.
 """
@@ -29,8 +31,9 @@ PAUSE_EXCESS, MAX_FAST_SHARE = (
 class Outlier(NamedTuple):
     """An outlier.
 
-    excess: its change divided by its peers' change. standard_errors: difference between both changes, in standard
-    errors.
+    Attributes:
+        excess: its change divided by its peers' change.
+        standard_errors: difference between both changes, in standard errors.
     """
 
     member: int

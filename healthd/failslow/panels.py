@@ -1,4 +1,6 @@
-"""Selects the contents of a fail-slow plot: which series get a panel, and the points on each line. Pure functions.
+"""Selects the contents of a fail-slow plot: which series get a panel, and the points on each line.
+
+All functions are pure.
 
 A line has at most MAX_COLUMNS points, regardless of the number of samples. Each point has the smallest, median and
 largest of its samples, so a single spike among 100,000 samples remains visible.
@@ -40,7 +42,9 @@ class Column:
 class DrawnSpan:
     """A Point as drawn.
 
-    relief: None while the slowness lasts. before, level: duration of a sample before and during the slowness.
+    Attributes:
+        relief: None while the slowness lasts.
+        before, level: duration of a sample before and during the slowness.
     """
 
     onset: float
@@ -56,9 +60,13 @@ class DrawnSpan:
 class Panel:
     """One panel.
 
-    top: upper end of y; a pause of one sample does not raise it. above: number of samples above `top`. peers: the
-    peers' band, or empty. peer_lines: a line for each peer if there are too few peers for a band. Peers are scaled to
-    this series's level before its onset. times: style of x, None for plain numbers.
+    Attributes:
+        top: upper end of y; a pause of one sample does not raise it.
+        above: number of samples above `top`.
+        peers: the peers' band, or empty.
+        peer_lines: a line for each peer if there are too few peers for a band. Peers are scaled to this series's level
+            before its onset.
+        times: style of x, None for plain numbers.
     """
 
     title: str

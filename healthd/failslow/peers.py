@@ -1,4 +1,4 @@
-"""Compares series with their peers, to find the component that causes slowness. Pure functions.
+"""Compares series with their peers, to find the component that causes slowness. All functions are pure.
 
 A collective makes every rank of a gang equally slow. A step in all iteration times therefore shows only that the job is
 slow. In only 1.7 % of straggling jobs, slow workers explain more than half of the slowdown (Lin et al., OSDI 2025,
@@ -344,10 +344,8 @@ class _PeerComparison:
                 self.shared |= set(common.items())
 
     def _count_common(self, member: int, point: Point, compared: Sequence[int]) -> int:
-        """Return how many peers became slow together with this member, or 0.
-
-        The result is 0 if fewer than half of them did, or if the member is an outlier. Only samples up to the alarm are
-        used.
+        """Return the number of peers that became slow together with this member. The result is 0 if fewer than half of
+        them did, or if the member is an outlier. Only samples up to the alarm are used.
         """
         own_step = Step(member, {member: point})
         changes = {}

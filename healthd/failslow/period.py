@@ -1,6 +1,6 @@
-"""Finds the iterations in a stream of (operation, time): the operations in one, and each one's duration.
+"""Finds the iterations in a stream of (operation, time): their number of operations and their durations.
 
-Pure functions.
+All functions are pure.
 
 FALCON (arXiv 2410.12588, 2.2 step 2): ACF_k is the autocorrelation of the sequence of operations, and the period is the
 smallest k >= 1 with ACF_k >= 0.95. The duration of an iteration is the time from an operation to its next occurrence
@@ -43,7 +43,7 @@ from healthd.common.errors import HealthdError
 from healthd.failslow.iteration_time import Chain, estimate_iteration_time, seconds_at
 
 MIN_PERIODS = 20
-MIN_REPEATS = 5  # number of repetitions from which a loop can make a choice doubtful
+MIN_REPEATS = 5  # minimum number of repetitions of a loop that can make a choice doubtful
 SEARCHED_OPERATIONS = (
     40_000,
     400_000,
@@ -67,7 +67,7 @@ RARE_LOOPS = (
     # loops
     10
 )
-DOUBTFUL_LOOPS = 16  # number of loops in an iteration from which the choice is doubtful, if the loops are not layers
+DOUBTFUL_LOOPS = 16  # the choice is doubtful if an iteration has at least this many loops that are not layers
 MAX_LOOPS = 128
 PHASE_LOOPS = 1.0  # a rare part that is longer than this number of loops is an evaluation or a checkpoint
 DOUBTFUL_CONFIDENCE = 0.45  # maximum confidence
@@ -86,11 +86,15 @@ class PeriodNotFound(HealthdError):
 class Period(NamedTuple):
     """The result for one stream.
 
-    operations: number of operations in an iteration. iteration_seconds: typical duration (iteration_time.py).
-    relative_error: possible error of this duration, as a share. confidence: share of the stream that consists of such
-    iterations, 0 to 1. It is below 0.5 if the alternative is about as good, or if relative_error is above 0.012.
-    begin_seconds: time of each iteration's mark. seconds: duration of each iteration. Both lists have the same length.
-    alternative: number of operations and seconds of the other possible period.
+    Attributes:
+        operations: number of operations in an iteration.
+        iteration_seconds: typical duration (iteration_time.py).
+        relative_error: possible error of this duration, as a share.
+        confidence: share of the stream that consists of such iterations, 0 to 1. It is below 0.5 if the alternative is
+            about as good, or if relative_error is above 0.012.
+        begin_seconds: time of each iteration's mark.
+        seconds: duration of each iteration. Both lists have the same length.
+        alternative: number of operations and seconds of the other possible period.
     """
 
     operations: int
@@ -105,9 +109,12 @@ class Period(NamedTuple):
 class _Mark(NamedTuple):
     """A run of operations that repeats.
 
-    positions: where it occurs. size: number of operations in the run. per_iteration: number of occurrences in an
-    iteration. operations: number of operations from one iteration to the next. regular_share: share of the stream with
-    this distance.
+    Attributes:
+        positions: where it occurs.
+        size: number of operations in the run.
+        per_iteration: number of occurrences in an iteration.
+        operations: number of operations from one iteration to the next.
+        regular_share: share of the stream with this distance.
     """
 
     positions: list[int]
@@ -127,9 +134,11 @@ class _Step(NamedTuple):
 class _Added(NamedTuple):
     """The part that a longer loop has in addition to the shorter loops in it.
 
-    seconds: median of the absolute differences from the usual duration, in loops. standard_error: standard error of
-    this median (for normal values, 1.2533 deviations divided by the square root of their number). operations: median
-    number of additional operations.
+    Attributes:
+        seconds: median of the absolute differences from the usual duration, in loops.
+        standard_error: standard error of this median (for normal values, 1.2533 deviations divided by the square root
+            of their number).
+        operations: median number of additional operations.
     """
 
     seconds: float
@@ -234,7 +243,7 @@ def _make_mark(positions: list[int], size: int, per_iteration: int, length: int)
 
 
 def _tolerance(operations: int) -> int:
-    """Return how many operations may be lost from a loop, so that its length may differ by this number."""
+    """Return the number of operations that may be lost from a loop, and by which its length may therefore differ."""
     return operations // LOSS_INTERVAL + (operations >= LONG_LOOP)
 
 
@@ -322,7 +331,7 @@ def _may_be_layer(operations: Sequence[str], mark: _Mark) -> bool:
 
 
 def _added_time(loop: _Mark, longer: _Mark, times: Sequence[float]) -> _Added:
-    """Return how loops that contain the longer loop's mark differ from their neighbours."""
+    """Return the difference between loops that contain the longer loop's mark and their neighbours."""
     steps = _steps(loop)
     ends = sorted({position for step in steps for position in step})
     seconds, operations = list[float](), list[int]()

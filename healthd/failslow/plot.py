@@ -116,7 +116,11 @@ TIME = (
 
 
 def svg(panels: Sequence[Panel], title: str, note: str = "") -> str:
-    """Draw the panels below each other. note: a sentence below the title."""
+    """Draw the panels below each other.
+
+    Args:
+        note: a sentence below the title.
+    """
     import vl_convert
 
     text: str = vl_convert.vegalite_to_svg(spec(panels, title, note))

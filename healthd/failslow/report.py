@@ -1,4 +1,4 @@
-"""Formats the output of `healthd failslow`: the document (docs/json.md) and its text. Pure functions."""
+"""Formats the output of `healthd failslow`: the document (docs/json.md) and its text. All functions are pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_DETAILED = 3  # maximum number of suspects with all details; further suspect
 MAX_NAME = 40
 UNLIMITED_WIDTH = 1 << 30  # in columns; in a pipe, each sentence is one line
 MAX_ONSET_DISTANCE = 20  # maximum number of samples between onsets that are reported together, as in peers.py
-MIN_COMBINED = 4  # from this number of series on, series are reported together
+MIN_COMBINED = 4  # if there are at least this many series, series are reported together
 MAX_SUBJECT_WIDTH = 24
 _CONFIDENCE_ORDER = [confidence.value for confidence in (Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW)]
 _CAUSES = {
@@ -155,7 +155,7 @@ def _slow_job_document(job: SlowJob, by_name: Mapping[str, Series]) -> Document:
 
 
 class _Slow(NamedTuple):
-    """A point and its series. kind: the series's label, such as "rank"."""
+    """A point and its series. `kind` is the series's label, such as "rank"."""
 
     kind: str
     series: str
@@ -163,7 +163,7 @@ class _Slow(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A row of the text. is_brief: True to print at most two lines."""
+    """A row of the text. If `is_brief` is True, at most two lines are printed."""
 
     subject: str
     text: str

@@ -1,4 +1,7 @@
-"""Finds steps (simultaneous changes in several series), and the position of a step in each series. Pure functions."""
+"""Finds steps (simultaneous changes in several series), and the position of a step in each series.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,11 @@ SLOWER_RATIO = 1.05  # a member that becomes slower by this factor is part of a 
 
 @dataclass(slots=True)
 class Step:
-    """A simultaneous change. points: points by series index.
+    """A simultaneous change.
 
-    max_samples: maximum number of samples to evaluate after the onset.
+    Attributes:
+        points: points by series index.
+        max_samples: maximum number of samples to evaluate after the onset.
     """
 
     leader: int
@@ -33,7 +38,7 @@ class Step:
 class Observed:
     """The input for the comparison.
 
-    points: the points in each series. In this module, "member" means the index of a series.
+    `points` are the points in each series. In this module, "member" means the index of a series.
     """
 
     series: Sequence[Series]

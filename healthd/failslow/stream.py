@@ -1,4 +1,6 @@
-"""Converts ranks' streams of operations to iteration times, and detects ranks that have stopped. Pure functions.
+"""Converts ranks' streams of operations to iteration times, and detects ranks that have stopped.
+
+All functions are pure.
 
 A hook between a job and NCCL records the type and time of each call (FALCON, arXiv 2410.12588, 2.2 step 1). If a rank's
 last operation is the same in two observations, the rank has stopped (FALCON's released detector, control_plane).
@@ -38,9 +40,11 @@ class StreamError(HealthdError):
 class Operation(NamedTuple):
     """One operation.
 
-    time_seconds: seconds since the epoch or any other time; NaN if not reported. size: size of the data, as text.
-    sequence: number of the operation, equal on all ranks of its group; -1 if not reported. duration_seconds: NaN if not
-    reported.
+    Attributes:
+        time_seconds: seconds since the epoch or any other time; NaN if not reported.
+        size: size of the data, as text.
+        sequence: number of the operation, equal on all ranks of its group; -1 if not reported.
+        duration_seconds: NaN if not reported.
     """
 
     time_seconds: float
@@ -55,8 +59,11 @@ class Operation(NamedTuple):
 class Stream:
     """One rank's operations.
 
-    operations: in order of their start. group_ranks: number of ranks in each group. dumped: True if all operations were
-    written at once, not continuously. source: the file's name in messages.
+    Attributes:
+        operations: in order of their start.
+        group_ranks: number of ranks in each group.
+        dumped: True if all operations were written at once, not continuously.
+        source: the file's name in messages.
     """
 
     rank: str
@@ -68,7 +75,12 @@ class Stream:
 
 
 class FailStop(NamedTuple):
-    """A rank that has stopped. since: time of its last operation. evidence: a sentence without a full stop."""
+    """A rank that has stopped.
+
+    Attributes:
+        since: time of its last operation.
+        evidence: a sentence without a full stop.
+    """
 
     series: str
     since: float
@@ -76,7 +88,7 @@ class FailStop(NamedTuple):
 
 
 class StreamAnalysis(NamedTuple):
-    """The result for all of a job's streams. notes: sentences without a full stop."""
+    """The result for all of a job's streams. `notes` are sentences without a full stop."""
 
     series: tuple[Series, ...]
     fail_stops: tuple[FailStop, ...]

@@ -1,14 +1,16 @@
-"""Selects the suspects for a step: outlying ranks or their node, groups, and a node that alone is slow. Pure functions.
+"""Selects the suspects for a step: outlying ranks or their node, groups, and a single slow node.
+
+All functions are pure.
 
 peers.py determines when each rule applies. It describes the limits and the confidence.
 
-A node that alone is slow: ranks are compared with peers of the same role. This comparison cannot name a node that runs
-a whole pipeline stage (tensor-parallel times data-parallel ranks = GPUs per node) or half of one, because the role then
-has no healthy majority. In this case, the other nodes are the peers, and each rank is compared with its own earlier
-time. If the job had more work (a larger batch, longer sequences), the other stages would also have become slower. If
-work had moved between stages, another stage would have become faster. In both cases, the node is not the cause. But if
-only the work of one stage changed, this looks the same as a slow node. A node with a whole stage is therefore a suspect
-with low confidence. Only its busy time counts, because only the first stage loads the data.
+A single slow node: ranks are compared with peers of the same role. This comparison cannot name a node that runs a whole
+pipeline stage (tensor-parallel times data-parallel ranks = GPUs per node) or half of one, because the role then has no
+healthy majority. In this case, the other nodes are the peers, and each rank is compared with its own earlier time. If
+the job had more work (a larger batch, longer sequences), the other stages would also have become slower. If work had
+moved between stages, another stage would have become faster. In both cases, the node is not the cause. But if only the
+work of one stage changed, this looks the same as a slow node. A node with a whole stage is therefore a suspect with low
+confidence. Only its busy time counts, because only the first stage loads the data.
 """
 
 from __future__ import annotations
@@ -229,16 +231,21 @@ def _group_suspects(
     return suspects
 
 
-# --- nodes that alone are slow
+# --- a single slow node
 
 
 class SlowNode(NamedTuple):
     """The only slow node in a job.
 
-    members: its ranks. others: ranks on other nodes. roles: roles with a member on the node. whole: the node runs all
-    members of these roles. node_count: number of nodes in the job. added_time: median added time of its ranks. excess:
-    change of its least slowed rank divided by the median change on the other nodes. standard_errors: the difference
-    between these two changes, in standard errors.
+    Attributes:
+        members: its ranks.
+        others: ranks on other nodes.
+        roles: roles with a member on the node.
+        whole: the node runs all members of these roles.
+        node_count: number of nodes in the job.
+        added_time: median added time of its ranks.
+        excess: change of its least slowed rank divided by the median change on the other nodes.
+        standard_errors: the difference between these two changes, in standard errors.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""Parses and formats ISO 8601 times, with "T" or a space. Pure functions."""
+"""Parses and formats ISO 8601 times, with "T" or a space. All functions are pure."""
 
 from __future__ import annotations
 

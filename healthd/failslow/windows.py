@@ -1,4 +1,4 @@
-"""Measures a series's times before and after an onset, for each kind of time. Pure functions.
+"""Measures a series's times before and after an onset, for each kind of time. All functions are pure.
 
 The time before an onset is measured over the last MAX_BASELINE samples that are in the same regime and outside slow
 spans, in blocks of BLOCK. It is the lower quartile of the blocks, so that a ramp or another slow span does not become
@@ -31,8 +31,10 @@ Channel = Callable[[Series, int], float]  # time of a sample; NaN if missing
 class Change(NamedTuple):
     """The change of a time, in the series's unit.
 
-    noise: standard error of after - before, from the scatter before the onset. fast_share: share of the samples after
-    the onset that are nearly as fast as before (within a quarter of the change).
+    Attributes:
+        noise: standard error of after - before, from the scatter before the onset.
+        fast_share: share of the samples after the onset that are nearly as fast as before (within a quarter of the
+            change).
     """
 
     before: float
@@ -97,7 +99,8 @@ def position(source: Series, at: int, target: Series) -> int:
 def measure_change(
     series: Series, points: Sequence[Point], onset: int, end: int, channel: Channel, since: int | None = None
 ) -> Change | None:
-    """Return how `channel` changed at `onset`, or None if there are fewer than MIN_SAMPLES samples before or after it.
+    """Return the change of `channel` at `onset`, or None if there are fewer than MIN_SAMPLES samples before or after
+    it.
 
     Args:
         end: end of the samples after the onset.

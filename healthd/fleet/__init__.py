@@ -1,4 +1,4 @@
-"""Fleet analysis on a central machine: a store for all events and Slurm's accounting, and answers from this store.
+"""Fleet analysis on a central machine: stores all events and Slurm's accounting data, and evaluates them.
 
 Requires the optional dependencies `healthd[fleet]`. Nodes do not import this package.
 """

@@ -1,4 +1,4 @@
-"""List of all sources, in the order in which they are read. A source comes before the sources that refer to it."""
+"""List of all sources, in the order in which they are read. A source precedes the sources that refer to it."""
 
 from __future__ import annotations
 

@@ -88,10 +88,13 @@ def run_queries(
 def open_database(
     files: Files, threads: int = THREADS, memory_mib: int = MEMORY_MIB
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open an in-memory database with a view of each table. memory_mib: memory limit of the process.
+    """Open an in-memory database with a view of each table.
 
     Data that does not fit into memory is written to a temporary folder below TMPDIR, which is removed at the end.
     Raises StoreError.
+
+    Args:
+        memory_mib: memory limit of the process.
     """
     with tempfile.TemporaryDirectory(prefix="healthd-fleet-") as scratch, store.keyboard_interrupts():
         connection = store.connect(scratch)

@@ -1,4 +1,4 @@
-"""Describes the report's figures as data: layers of marks, each with rows and channels. Pure functions.
+"""Describes the report's figures as data: layers of marks, each with rows and channels. All functions are pure.
 
 A figure becomes a Vega-Lite specification (https://vega.github.io/vega-lite/docs/), whose names for marks and channels
 are used here. Colour is never the only difference between marks: a shape, a dash or text also distinguishes them.
@@ -25,7 +25,12 @@ Channel = dict[str, Any]
 
 
 class Layer(NamedTuple):
-    """A layer of marks. mark: type and properties. channels: the record field for each channel (x, y, color, ...)."""
+    """A layer of marks.
+
+    Attributes:
+        mark: type and properties.
+        channels: the record field for each channel (x, y, color, ...).
+    """
 
     mark: dict[str, Any]
     records: Sequence[Record]
@@ -38,7 +43,7 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure. description: text for readers who cannot see it."""
+    """A figure. `description` is a text for readers who cannot see the figure."""
 
     title: str
     description: str
@@ -54,7 +59,11 @@ class Figure:
 
 
 def get_value(row: Record, accessor: Accessor) -> Any:
-    """Return a value from a row. accessor: a function, or a key with dots for nested keys or indices ("interval.0")."""
+    """Return a value from a row.
+
+    Args:
+        accessor: a function, or a key with dots for nested keys or indices ("interval.0").
+    """
     if callable(accessor):
         return accessor(row)
     value: Any = row
@@ -64,7 +73,11 @@ def get_value(row: Record, accessor: Accessor) -> Any:
 
 
 def make_records(rows: Iterable[Record], fields: Mapping[str, Accessor]) -> list[Record]:
-    """Return a record for each row. fields: maps each name in the record to its accessor."""
+    """Return a record for each row.
+
+    Args:
+        fields: maps each name in the record to its accessor.
+    """
     return [{name: get_value(row, accessor) for name, accessor in fields.items()} for row in rows]
 
 
@@ -74,7 +87,11 @@ def layer(
     properties: Mapping[str, Any] | None = None,
     **channels: Channel | list[Channel],
 ) -> Layer:
-    """Return a layer of marks. properties: the mark's properties, such as colour or size."""
+    """Return a layer of marks.
+
+    Args:
+        properties: the mark's properties, such as colour or size.
+    """
     return Layer({"type": mark, **(properties or {})}, records, channels)
 
 
@@ -82,7 +99,11 @@ def layer(
 
 
 def quantity(field: str, title: str = "", form: str = "", **more: Any) -> Channel:
-    """Return a channel for numbers. form: the axis's d3-format."""
+    """Return a channel for numbers.
+
+    Args:
+        form: the axis's d3-format.
+    """
     return {
         "field": field,
         "type": "quantitative",

@@ -64,7 +64,8 @@ class Unread:
     def add(self, source: str, file: str, line: int, why: str, rows: int = 1) -> None:
         """Count a row that cannot be read.
 
-        line: counted from 1; 0 if there are no lines (JSON, a server's response).
+        Args:
+            line: counted from 1; 0 if there are no lines (JSON, a server's response).
         """
         self.rows[source] += rows
         self.unread[source] += rows
@@ -97,13 +98,14 @@ def _share(part: int, whole: int) -> str:
 class Source:
     """A source for the store.
 
-    name                used in messages, in the table `ingests` and in its cursors: "sacct"
-    flag                "--sacct"
-    metavar             the option's argument, such as "FILE"; "" if it has none
-    allows_several      True if the option takes several arguments
-    runs_without_files  True if the option works without files: it then queries Slurm, and `files` is empty
-    help                a line of --help
-    ingest              reads new data
+    Attributes:
+        name: used in messages, in the table `ingests` and in its cursors: "sacct".
+        flag: "--sacct".
+        metavar: the option's argument, such as "FILE"; "" if it has none.
+        allows_several: True if the option takes several arguments.
+        runs_without_files: True if the option works without files: it then queries Slurm, and `files` is empty.
+        help: a line of --help.
+        ingest: reads new data.
     """
 
     name: str
@@ -119,11 +121,12 @@ class Source:
 class Run:
     """A source's context during an ingest.
 
-    cluster    cluster for rows that do not name one; "" if not given
-    zone       time zone for times without one; None if not given
-    from_time  whole seconds; rows that ended earlier are skipped; None for no limit
-    to_time    rows that began at this time or later are skipped; None for `now`
-    failed     a sentence for each file that could not be read completely
+    Attributes:
+        cluster: cluster for rows that do not name one; "" if not given.
+        zone: time zone for times without one; None if not given.
+        from_time: whole seconds; rows that ended earlier are skipped; None for no limit.
+        to_time: rows that began at this time or later are skipped; None for `now`.
+        failed: a sentence for each file that could not be read completely.
     """
 
     source: Source
@@ -142,11 +145,15 @@ class Run:
         self.rows.read(self.source.name, rows)
 
     def unread(self, file: str, line: int, why: str, rows: int = 1) -> None:
-        """Count a row that cannot be read. line: counted from 1; 0 if there are no lines."""
+        """Count a row that cannot be read.
+
+        Args:
+            line: counted from 1; 0 if there are no lines.
+        """
         self.rows.add(self.source.name, file, line, why, rows)
 
     def sentence(self, error: HealthdError | OSError) -> str:
-        """Return a sentence that says what could not be read and why."""
+        """Return a sentence that describes the error and names the source."""
         if isinstance(error, OSError):
             return f"{self.source.name}: {error.filename or self.source.flag}: {error.strerror or error}"
         return f"{self.source.name}: {error}"
@@ -162,7 +169,7 @@ class Run:
             self.failed.append(self.sentence(error))
 
     def cursor(self, name: str) -> str | None:
-        """Return how far an earlier step read this source."""
+        """Return the position up to which an earlier step read this source."""
         return self.store.cursors.get(f"{self.source.name} {name}")
 
     @contextmanager
@@ -171,8 +178,9 @@ class Run:
     ) -> Iterator[Step]:
         """Stage rows in the block, and commit them at its end together with a row in `ingests`. Raises StoreError.
 
-        name: name of the piece (a file, a day); it replaces an existing row with this name in `ingests`. from_time,
-        to_time: the period that the piece covers.
+        Args:
+            name: name of the piece (a file, a day); it replaces an existing row with this name in `ingests`.
+            from_time, to_time: the period that the piece covers.
         """
         with self.steps() as new_step, self.piece(new_step, name, from_time, to_time, cluster):
             yield new_step
@@ -230,8 +238,9 @@ class Run:
 class IngestOptions:
     """Options for all sources in one ingest (see Run).
 
-    users: keep, drop or hash; "" keeps the store's setting (a new store hashes). key: a file, or None for the store's
-    own key.
+    Attributes:
+        users: keep, drop or hash; "" keeps the store's setting (a new store hashes).
+        key: a file, or None for the store's own key.
     """
 
     now: int
@@ -247,8 +256,9 @@ class IngestOptions:
 class IngestResult:
     """The result of an ingest.
 
-    sources: sources that were read at least partly. failed: a sentence for each source and file that could not be read
-    completely.
+    Attributes:
+        sources: sources that were read at least partly.
+        failed: a sentence for each source and file that could not be read completely.
     """
 
     sources: list[str] = field(default_factory=list)

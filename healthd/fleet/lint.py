@@ -1,6 +1,6 @@
 """Checks that a query gives the same result in DuckDB and Spark, and that none of its joins is too large.
 
-Pure functions.
+All functions are pure.
 
 A query is one SELECT over known tables, with JOIN ... ON, GROUP BY, window functions and the functions in FUNCTIONS.
 Everything else is rejected with a message that names the line and an alternative.
@@ -146,7 +146,9 @@ _REFUSED_SIGNS = {
 class Token(NamedTuple):
     """A token.
 
-    word: a name or keyword in lower case, or an unchanged sign, text or number. depth: nesting depth of brackets.
+    Attributes:
+        word: a name or keyword in lower case, or an unchanged sign, text or number.
+        depth: nesting depth of brackets.
     """
 
     kind: str
@@ -181,9 +183,10 @@ def table_names(sql: str) -> set[str]:
 
 
 def find_errors(sql: str, known_tables: Collection[str]) -> list[LintError]:
-    """Return the errors in a query, sorted by line, or an empty list if it is allowed.
+    """Return the errors in a query, sorted by line, or an empty list for a valid query.
 
-    known_tables: the available tables.
+    Args:
+        known_tables: the available tables.
     """
     sql_tokens = tokens(sql)
     if not sql_tokens:

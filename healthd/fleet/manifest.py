@@ -27,7 +27,7 @@ class StoreError(HealthdError):
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A data file in the store. `name`: path below the store's folder."""
+    """A data file in the store. `name` is the path below the store's folder."""
 
     name: str
     rows: int
@@ -38,12 +38,13 @@ class File:
 class Manifest:
     """The contents of the manifest.
 
-    generation     number of changes to the store
-    tables         maps each table to its file for each month
-    cursors        how far each source and name was read, in the source's own format
-    users          keep, drop or hash; "" until something is stored
-    key            fingerprint of the site's key
-    pruned_before  whole seconds, UTC; older data is removed
+    Attributes:
+        generation: number of changes to the store.
+        tables: maps each table to its file for each month.
+        cursors: position up to which each source and name was read, in the source's own format.
+        users: keep, drop or hash; "" until something is stored.
+        key: fingerprint of the site's key.
+        pruned_before: whole seconds, UTC; older data is removed.
     """
 
     schema: int = SCHEMA

@@ -46,7 +46,7 @@ class Privacy:
 
     @property
     def marks_key(self) -> bytes:
-        """A key of 32 bytes that hashes text from other programs' files. Such text may contain people's names."""
+        """A key of 32 bytes for hashing text from other programs' files. Such text may contain people's names."""
         return self._hash(b"marks", b"").encode("ascii")
 
     @property

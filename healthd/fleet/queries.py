@@ -32,8 +32,9 @@ class InvalidQuery(HealthdError):
 class Query:
     """An SQL query on the store.
 
-    title       first line of its comment
-    parameters  maps each parameter for --param to its default
+    Attributes:
+        title: first line of its comment.
+        parameters: maps each parameter for --param to its default.
     """
 
     name: str
@@ -122,8 +123,10 @@ def _parse_value(where: str, name: str, kind: str, text: str) -> Value:
 def with_dependencies(query: Query, available: Mapping[str, Query], extra_tables: Collection[str] = ()) -> list[Query]:
     """Return the queries that this query reads, followed by the query itself. Each query comes after its dependencies.
 
-    extra_tables: further tables that it may read. Raises InvalidQuery if the SQL is not allowed; the message names the
-    file and line.
+    Raises InvalidQuery if the SQL is not allowed; the message names the file and line.
+
+    Args:
+        extra_tables: further tables that it may read.
     """
     found: list[Query] = []
 

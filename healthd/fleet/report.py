@@ -54,11 +54,11 @@ FILE = "report.html"
 
 
 class UnknownReport(HealthdError):
-    """The report's path already contains a file that healthd did not write."""
+    """A file that healthd did not write already exists at the report's path."""
 
 
 class Source(NamedTuple):
-    """A row that report_sources.sql returns. Its fields are keys of the document."""
+    """A row returned by report_sources.sql. Its fields are keys of the document."""
 
     cluster: str | None
     source: str
@@ -74,8 +74,9 @@ class Source(NamedTuple):
 class Chapter:
     """A chapter of the report.
 
-    command            arguments of `healthd fleet` for the same answer; "" if the only argument is the chapter's name
-    takes_store_flags  True if this command also takes the store's options
+    Attributes:
+        command: arguments of `healthd fleet` for the same answer; "" if the only argument is the chapter's name.
+        takes_store_flags: True if this command also takes the store's options.
     """
 
     name: str
@@ -99,7 +100,7 @@ def report_chapters(
         sla: percentage of time for which nodes should be up.
         nccl_folders: folders with flight recorder dumps.
         compared: the arguments of `healthd fleet compare`, and a function that computes its document. The function may
-        raise the same errors as `compute_answers`.
+            raise the same errors as `compute_answers`.
     """
     found = [
         Chapter("states", "Outcome of the jobs", states.states, states_view.view),
@@ -150,9 +151,10 @@ def _nccl_document(folder: str, _: Study) -> Document:
 class Answers:
     """The documents for a report.
 
-    documents   each chapter's document, by name
-    unanswered  why a chapter has no document (missing data or an error), by name
-    failed      the errors in `unanswered`: not enough memory or disk, a damaged file
+    Attributes:
+        documents: each chapter's document, by name.
+        unanswered: the reason why a chapter has no document (missing data or an error), by name.
+        failed: the errors in `unanswered`: not enough memory or disk, a damaged file.
     """
 
     documents: dict[str, Document]
@@ -163,7 +165,10 @@ class Answers:
 def compute_answers(study: Study, selected: Sequence[Chapter], memory_mib: int) -> Answers:
     """Compute every chapter.
 
-    An error in one chapter does not affect the others. memory_mib: memory limit, for messages.
+    An error in one chapter does not affect the others.
+
+    Args:
+        memory_mib: memory limit, for messages.
     """
     documents, unanswered, failed = dict[str, Document](), dict[str, str](), dict[str, str]()
     for part in selected:
@@ -202,7 +207,12 @@ def report_html(
     command: str,
     page_assets: Assets,
 ) -> str:
-    """Return the page. flags: options for each chapter's command. made_by, command: how the page was made."""
+    """Return the page.
+
+    Args:
+        flags: options for each chapter's command.
+        made_by, command: how the page was made.
+    """
     head = documents["report"]
     chapters = [_chapter(part, documents) for part in selected]
     common = _shared_notes([note for chapter in chapters for note in dict.fromkeys(chapter.notes)])
@@ -227,12 +237,12 @@ def _command(part: Chapter, flags: str) -> str:
 
 # Limits that apply to every report.
 LIMITS = (
-    "Where healthd did not run or its lines are missing, faults may be unrecorded.",
-    "Prometheus records a condition only when it scrapes: a condition that opens and closes between two scrapes is "
-    "missing.",
-    "Slurm accounts for a job when it ends, so running jobs are incomplete.",
+    "Faults may be missing for times when healthd did not run or its event lines were lost.",
+    "Prometheus records only conditions that are open during a scrape: a condition that opens and closes "
+    "between two scrapes is missing.",
+    "Slurm completes a job's record when the job ends, so running jobs are incomplete.",
     "A condition near a failure is evidence, not proof: the chapter on causes estimates how many such matches are "
-    "chance.",
+    "due to chance.",
 )
 
 
@@ -290,7 +300,7 @@ def _without_notes(chapter: View, notes: Sequence[str]) -> View:
 
 def _coverage_text(head: Document) -> str:
     choice = ", ".join(f"{key} {value}" for key, value in head["filters"].items())
-    scope = f"Only {choice}." if choice else "All data of the store."
+    scope = f"Only {choice}." if choice else "All data in the store."
     return f"From {format_time(head['from_time'])} to {format_time(head['to_time'])} UTC. {scope}"
 
 

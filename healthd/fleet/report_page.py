@@ -1,4 +1,6 @@
-"""Builds the report as one HTML file: text, tables, charts, and the program that draws the charts. Pure functions.
+"""Builds the report as one HTML file: text, tables, charts, and the program that draws the charts.
+
+All functions are pure.
 
 The page fetches nothing: its Content-Security-Policy (CSP level 3, https://www.w3.org/TR/CSP3/) forbids all requests,
 and allows only its own two scripts, by their digests. External text is escaped (HTML, 13.1.2 and 4.12.1.3:
@@ -46,7 +48,13 @@ _CHART_CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Assets:
-    """The page's assets. style: CSS. bundle: Vega, Vega-Lite and vega-embed as one script. script: draws the charts."""
+    """The page's assets.
+
+    Attributes:
+        style: CSS.
+        bundle: Vega, Vega-Lite and vega-embed as one script.
+        script: draws the charts.
+    """
 
     style: str
     bundle: str
@@ -57,11 +65,13 @@ class Assets:
 class Report:
     """The report page's content.
 
-    coverage  a sentence about the period and the selection
-    opening   sentences for a manager
-    commands  maps each chapter's name to the command that prints its numbers
-    limits    notes about what this store cannot show
-    made_by   a sentence about how the report was made; command: the command line
+    Attributes:
+        coverage: a sentence about the period and the selection.
+        opening: sentences for a manager.
+        commands: maps each chapter's name to the command that prints its numbers.
+        limits: notes about what this store cannot show.
+        made_by: a sentence about how the report was made.
+        command: the command line.
     """
 
     title: str
@@ -195,7 +205,8 @@ def _detail(detail: Detail) -> Iterator[str]:
 
 
 def _table(table: Table) -> Iterator[str]:
-    """Yield a table in a region that scrolls sideways, also by keyboard. A narrow page itself then need not scroll."""
+    """Yield a table in a region that can be scrolled sideways, including by keyboard. The page itself then does not
+    scroll."""
     label = _text(table.title)
     right_aligned = frozenset(number for number, column in enumerate(table.columns) if column.form.right_aligned)
     titles = [column.title for column in table.columns]
@@ -316,7 +327,7 @@ _UNIT = regex(r"(?<=\d) (?=%|(?:s|min|h|d)\b)")
 def _escape_script(script: str) -> str:
     """Return the script in a form that does not end its element (HTML, 4.12.1.3).
 
-    Line ends are normalised in the same way as by an HTML parser, because the digest is computed from the parsed text.
+    Line ends are normalised as in an HTML parser, because the digest is computed from the parsed text.
     """
     text = script.replace("\r\n", "\n").replace("\r", "\n")
     return text.replace("</script", "<\\/script").replace("<!--", "<\\!--")

@@ -1,7 +1,7 @@
-"""
+"""Runs queries on Spark, for stores that are too large for one machine.
 
-The Parquet files must be readable on all machines in the cluster. Requires the optional dependencies `healthd[spark]`,
-and Java.
+sqlglot translates the SQL to Spark's dialect. The Parquet files must be readable on all machines in the cluster.
+Requires the optional dependencies `healthd[spark]`, and Java.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ def run_queries(
 ) -> Iterator[QueryResult]:
     """Run the last of these queries, like engine.run_queries.
 
-    master: "spark" for this machine, "spark://HOST:PORT" for a cluster. Raises SparkUnavailable, and InvalidQuery if
-    Spark rejects the SQL.
+    Raises SparkUnavailable, and InvalidQuery if Spark rejects the SQL.
+
+    Args:
+        master: "spark" for this machine, "spark://HOST:PORT" for a cluster.
     """
     with session(master, threads, memory_mib) as spark:
         yield run_in_session(spark, queries, files, parameters)

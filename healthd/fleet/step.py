@@ -242,7 +242,7 @@ class Step:
             return self.store.connection.execute(query, list(parameters))
 
     def cursor(self, name: str, text: str) -> None:
-        """Set how far the source was read. It is committed with the rows."""
+        """Set the position up to which the source was read. It is committed with the rows."""
         self.cursors[f"{self.source}{name}"] = text
 
     def set_coverage(self, from_time: int | None, to_time: int | None, *clusters: str) -> None:
@@ -299,7 +299,10 @@ class Step:
 def step(store: Store, source: str = "") -> Iterator[Step]:
     """Stage rows and set cursors in the block. At its end, either all of them are committed or none.
 
-    source: prefix of the cursors. Raises StoreError.
+    Raises StoreError.
+
+    Args:
+        source: prefix of the cursors.
     """
     new_step = Step(store, source)
     try:

@@ -105,7 +105,11 @@ class MemoryLimitExceeded(StoreError):
 
 
 def connect(folder: str = "") -> duckdb.DuckDBPyConnection:
-    """Connect to DuckDB with bounded memory and without downloads. folder: for temporary files."""
+    """Connect to DuckDB with bounded memory and without downloads.
+
+    Args:
+        folder: for temporary files.
+    """
     options: dict[str, Any] = {
         "memory_limit": MEMORY_LIMIT,
         "autoinstall_known_extensions": "false",
@@ -140,7 +144,7 @@ class Store:
 
     @property
     def cursors(self) -> Mapping[str, str]:
-        """How far each source was read."""
+        """The position up to which each source was read."""
         return self.manifest.cursors
 
     @property
@@ -209,7 +213,11 @@ def store_errors(store: Store) -> Iterator[None]:
 
 @contextmanager
 def open_for_writing(folder: str, make: bool = False) -> Iterator[Store]:
-    """Open the store for writing. make: create the store if it does not exist. Raises StoreError."""
+    """Open the store for writing. Raises StoreError.
+
+    Args:
+        make: create the store if it does not exist.
+    """
     folder = _absolute_path(folder)
     with _restricted_umask(folder):
         if make:

@@ -1,7 +1,7 @@
 """Writes a report's five opening sentences for managers: usage, loss, interruptions, main cause, recommendation.
 
-They are computed from the documents that `--json` prints. If a store lacks the data for a fact, the sentence says that
-the fact is unknown, and why. Pure functions.
+They are computed from the documents that `--json` prints. If a store lacks the data for a fact, the sentence states
+that the fact is unknown, and the reason. All functions are pure.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _loss_sentence(goodput: Document | None, states: Document | None, why: str) 
     first, second = goodput["first_order"], goodput["second_order"]
     hours = first["gpu_hours"] + second["gpu_hours"]
     if not first["jobs"]:
-        return "The infrastructure ended no job, as far as is known, so no loss is known."
+        return "No job is known to have been ended by the infrastructure, so no loss is known."
     lost_share = percent(hours / total) if states is not None and (total := _gpu_hours(states)) else None
     share = f", {lost_share} of the time used" if lost_share is not None else ""
     price = goodput["price_per_gpu_hour"]

@@ -1,4 +1,4 @@
-"""Formats answers as text tables that fit the page. Pure functions.
+"""Formats answers as text tables that fit the page. All functions are pure.
 
 A column with the same value in all rows is printed once above the table. Columns that do not fit are listed below.
 """
@@ -22,7 +22,8 @@ def format_table(
 ) -> str:
     """Format rows as a table. Times are epoch seconds and are printed in UTC.
 
-    right_aligned: columns to align right; None to align the columns that contain only numbers.
+    Args:
+        right_aligned: columns to align right; None to align the columns that contain only numbers.
     """
     cells = [[format_cell(name, value) for name, value in zip(columns, row, strict=True)] for row in rows]
     is_constant = [len(rows) > 1 and len({row[index] for row in cells}) == 1 for index in range(len(columns))]

@@ -15,13 +15,14 @@ BIGINT, DOUBLE, TEXT, BOOLEAN = "BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN"
 class Table:
     """The definition of a table.
 
-    columns            type of each column by name, in order
-    key_columns        the row's key; a row with equal values in these columns replaces an earlier row
-    month_column       the column whose month (UTC) determines the row's file; "" if the table is one file
-    preferred_columns  columns that decide which of two versions of a row is more complete and therefore kept: in the
-                       first of these columns that is None in only one version, the other version has a value and is
-                       kept. If no column decides, the version that was read later is kept
-    row_key_columns    further key columns, for keys with many rows
+    Attributes:
+        columns: type of each column by name, in order.
+        key_columns: the row's key; a row with equal values in these columns replaces an earlier row.
+        month_column: the column whose month (UTC) determines the row's file; "" if the table is one file.
+        preferred_columns: columns that decide which of two versions of a row is more complete and therefore kept: in
+            the first of these columns that is None in only one version, the other version has a value and is kept. If
+            no column decides, the version that was read later is kept.
+        row_key_columns: further key columns, for keys with many rows.
     """
 
     name: str
@@ -266,8 +267,8 @@ SCRAPED_CONDITIONS = Table(
     "first_time",
 )
 
-# Which data was read and when, and which data could not be read. Queries about times that no source covers have no
-# answer.
+# The data that was read, with the time, and the data that could not be read. Queries about times that no source covers
+# have no answer.
 INGESTS = Table(
     "ingests",
     {

@@ -48,7 +48,8 @@ def load_zone(name: str) -> datetime.tzinfo:
 def parse_seconds(text: str, default_zone: datetime.tzinfo | None = None) -> int | None:
     """Return seconds since the epoch, or None for 0 and for Slurm's words for "no time". Raises TimeError.
 
-    default_zone: zone for times without one.
+    Args:
+        default_zone: zone for times without one.
     """
     text = text.strip()
     if text in NO_TIME:

@@ -1,4 +1,4 @@
-"""Describes an answer for people: its sentences, tables, figures and notes. Pure functions.
+"""Describes an answer for people: its sentences, tables, figures and notes. All functions are pure.
 
 Each answer has one description, which its function `view(document) -> View` returns. `view_text` renders the
 description for a terminal, and report_page.py renders it as HTML. `--json` prints the document instead. Each column of
@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 
 
 class Form(NamedTuple):
-    """How a value is written as text. right_aligned: True for numbers."""
+    """The text format of a value. `right_aligned` is True for numbers."""
 
     write: Callable[[Any], str]
     right_aligned: bool = True
@@ -59,7 +59,7 @@ def interval(form: Form) -> Form:
 class Column(NamedTuple):
     """A column.
 
-    accessor: key in the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row.
+    `accessor` is a key in the row, with dots for nested keys ("repair.mean_seconds"), or a function of the row.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. max_rows: number of rows to print, or None for all. `--json` has all rows."""
+    """A table. `max_rows` is the number of rows to print, or None for all. `--json` has all rows."""
 
     title: str
     columns: tuple[Column, ...]
@@ -99,7 +99,9 @@ class Table:
 class Detail(NamedTuple):
     """A separate part of the answer, with a finding and its reasons.
 
-    lines: printed unchanged, like a command. items: a list.
+    Attributes:
+        lines: printed unchanged, like a command.
+        items: a list.
     """
 
     title: str
@@ -111,10 +113,11 @@ class Detail(NamedTuple):
 class View:
     """The description of an answer.
 
-    name     name of the answer
-    period   a line with the answer's period and selection; "" if it has none
-    figures  shown only in the report
-    notes    sentences about the answer's limits
+    Attributes:
+        name: name of the answer.
+        period: a line with the answer's period and selection; "" if it has none.
+        figures: shown only in the report.
+        notes: sentences about the answer's limits.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Finds log lines that may come from the kernel and that a rule may recognise. Pure functions.
+"""Finds log lines that may come from the kernel and that a rule may recognise. All functions are pure.
 
 A rule recognises only lines that contain one of its literals. Most lines in a log repeat an earlier line with different
 numbers. A line is therefore looked up by its skeleton (the line without digits and the letters a-f), and only new
@@ -181,7 +181,11 @@ def _repeats_end(text: bytes, begins: int, limit: int, size: int) -> int:
 
 
 def _count_rising(text: bytes, first: int, stop: int, size: int, in_order: Callable[[bytes, bytes], bool]) -> int:
-    """Return the number of lines of `size` bytes whose microseconds rise. `first`: offset of the first line."""
+    """Return the number of lines of `size` bytes whose microseconds rise.
+
+    Args:
+        first: offset of the first line.
+    """
     times = [text[index : index + 6] for index in range(first, stop, size)]
     if all(map(in_order, times, islice(times, 1, None))):
         return len(times)
@@ -223,7 +227,11 @@ class Skeletons:
         return tuple([text for literal, text in literals if literal in line]) if literals else ()
 
     def search(self, text: bytes, start: int) -> Iterator[tuple[int, int]]:
-        """Yield the begin and end of each line that contains a literal. `start`: offset of the first line to search."""
+        """Yield the begin and end of each line that contains a literal.
+
+        Args:
+            start: offset of the first line to search.
+        """
         remainder = text[start:] if start else text
         skeletons = remainder.translate(None, VARIES).split(b"\n")
         present, cache = set(skeletons), self._cache

@@ -44,8 +44,9 @@ Heads = dict[Stamp, tuple[int, bytes]]  # the number of the last line with this 
 class PrecedingLines:
     """Keeps the lines before the current line, from this block and earlier blocks.
 
-    prefix_width: function that returns the number of columns before a line's text: 0 without a prefix, None if another
-    program wrote the line.
+    Args:
+        prefix_width: function that returns the number of columns before a line's text: 0 without a prefix, None if
+            another program wrote the line.
     """
 
     def __init__(self, prefix_width: PrefixWidth) -> None:
@@ -140,7 +141,7 @@ class PrecedingLines:
         """Return the line that an indented line continues, or None.
 
         A line that is indented but has its own prefix may come from a log that was indented when it was pasted. Such a
-        line counts as a continuation only if its indent equals the prefix width of the line that it would continue.
+        line is treated as a continuation only if its indent equals the prefix width of the line that it would continue.
         """
         indent, room = _indent(line), RECORD_BYTES
         for earlier in self.before(begins):

@@ -1,6 +1,6 @@
 """Finds events that must be evaluated together, because a check's result for one event depends on the others.
 
-Pure functions.
+All functions are pure.
 
 The daemon passes all recent events to a check at once. `healthd scan` evaluates an event as soon as no more lines can
 be merged into it, together with only the nearby events that can change the result:

@@ -1,4 +1,6 @@
-"""Merges the messages in any machine's log into events, in file order, by the rules of the daemon. Pure functions.
+"""Merges the messages in any machine's log into events, in file order, by the rules of the daemon.
+
+All functions are pure.
 
 Repeated lines are only counted. Memory is bounded for any log.
 """
@@ -28,8 +30,9 @@ REBOOT_SECONDS = 60.0  # if the uptime falls by this much, another boot has begu
 class Machine:
     """State of one host in the log.
 
-    `clock`: time of the host's last line. `offset`: epoch time of its boot, known if one of its lines had both an epoch
-    time and an uptime.
+    Attributes:
+        clock: time of the host's last line.
+        offset: epoch time of its boot, known if one of its lines had both an epoch time and an uptime.
     """
 
     clock: float = 0.0
@@ -59,7 +62,8 @@ class Machine:
         return tuple([device for name in message.slots if name in by_slot for device in by_slot[name].values()])
 
     def coupled_with(self, log_event: LogEvent) -> tuple[LogEvent, ...]:
-        """Return the events that are evaluated together with `log_event` (coupled_events.py), one for each result."""
+        """Return the events that are evaluated together with `log_event` (coupled_events.py). Of equal events, only one
+        is returned."""
         event = log_event.message.event
         found: dict[str, LogEvent] = {}
         for other in self.nearby:
@@ -80,9 +84,11 @@ class Machine:
 class LogEvent:
     """An event in the log.
 
-    `line`: number of its first line. `count`: number of its lines. `epoch`, `uptime`: from the first line, or None if
-    the line has none. `clock`, `last_clock`: seconds by whichever clock the host's lines have; only differences are
-    used.
+    Attributes:
+        line: number of its first line.
+        count: number of its lines.
+        epoch, uptime: from the first line, or None if the line has none.
+        clock, last_clock: seconds by whichever clock the host's lines have; only differences are used.
     """
 
     line: int
@@ -211,7 +217,7 @@ def _prune(machine: Machine) -> int:
 def _machine(machines: dict[str, Machine], host: str) -> Machine:
     """Return the host's Machine.
 
-    If a log names more than MAX_HOSTS hosts, the names are garbage: further hosts share one.
+    If a log names more than MAX_HOSTS hosts, the names are garbage: further hosts share one Machine.
     """
     machine = machines.get(host)
     if machine is None:

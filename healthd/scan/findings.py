@@ -1,4 +1,6 @@
-"""Evaluates the events in a log with the daemon's checks and the devices that appear in the log. Pure functions.
+"""Evaluates the events in a log with the daemon's checks and the devices that appear in the log.
+
+All functions are pure.
 
 The inventory of the log's machine is not available, so the devices in the log are used. Each event is evaluated alone,
 or with the few nearby events that a check needs (coupled_events.py). Some checks raise the severity if a fault repeats
@@ -33,7 +35,7 @@ Correlate = Callable[[Sequence[KernelEvent], Inventory], "Iterable[Finding]"]
 
 
 class Judged(NamedTuple):
-    """An event with its meaning. `context`: the other events that are evaluated together with it."""
+    """An event with its meaning. `context` are the other events that are evaluated together with it."""
 
     log_event: LogEvent
     meaning: Meaning
@@ -75,7 +77,11 @@ _WORSE_IF_REPEATED = frozenset({("xid", "74"), ("pcie_aer", "nonfatal")})
 
 
 def judge(found: Iterable[LogEvent], correlate: Correlate) -> Iterator[Judged]:
-    """Yield each event with its meaning. `correlate`: function that runs all checks with their settings."""
+    """Yield each event with its meaning.
+
+    Args:
+        correlate: function that runs all checks with their settings.
+    """
     meanings: dict[object, Meaning] = {}
     earlier: OrderedDict[object, tuple[tuple[LogEvent, Meaning], ...]] = OrderedDict()
     for log_event in found:

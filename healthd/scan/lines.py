@@ -1,4 +1,4 @@
-"""A block of log lines, and the counters for reading a log. Pure functions."""
+"""A block of log lines, and the counters for reading a log. All functions are pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import NamedTuple
 class Block(NamedTuple):
     """Complete lines, which are split only on demand.
 
-    `first`: the first line's number in the file, from 1. `text`: the lines, separated by newlines. `size`: number of
-    lines.
+    Attributes:
+        first: the first line's number in the file, from 1.
+        text: the lines, separated by newlines.
+        size: number of lines.
     """
 
     first: int
@@ -41,10 +43,10 @@ TEXT_LENGTH = 300  # characters kept from an unrecognised line
 class Tally:
     """Counts made while a log is read.
 
-    `kernel`: True if there was an event, or a line with a prefix that only the kernel writes.
-
-    drivers   maps each driver to the number of its lines that no rule recognises (messages.py)
-    texts     maps (driver, line) to (number of the first such line, count)
+    Attributes:
+        kernel: True if there was an event, or a line with a prefix that only the kernel writes.
+        drivers: maps each driver to the number of its lines that no rule recognises (messages.py).
+        texts: maps (driver, line) to (number of the first such line, count).
     """
 
     lines: int = 0

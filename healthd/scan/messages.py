@@ -1,4 +1,4 @@
-"""Extracts the messages from the lines of a log, in order. Pure functions.
+"""Extracts the messages from the lines of a log, in order. All functions are pure.
 
     blocks of lines -> candidate lines -> prefix stripped -> parsed, or taken from the cache
 
@@ -36,8 +36,9 @@ SHARED_CACHE_SIZE = 1000  # maximum number of cached values that several message
 class Meaning(NamedTuple):
     """Meaning of an event.
 
-    code, severity, clears   taken from the finding; without a finding: kind/code, INFO and None
-    part_names               the parts that the event names, and the parts above them; `part` is the displayed part
+    Attributes:
+        code, severity, clears: taken from the finding; without a finding: kind/code, INFO and None.
+        part_names: the parts that the event names, and the parts above them; `part` is the displayed part.
     """
 
     code: str
@@ -52,10 +53,12 @@ class Meaning(NamedTuple):
 class Message:
     """The parsed content of all lines that have the same text.
 
-    event    without time, boot and count; `observed` is true if the text may be a user's (continuation.py, quoted.py)
-    fault, part     coalescing.fault_key and coalescing.part_key, as strings because they are looked up for each line
-    name     key by which the next line of the event is found
-    judgement_key   everything in the event that can affect a check's result; the devices in `slots` also affect it
+    Attributes:
+        event: the event without time, boot and count; `observed` is true if the text may be a user's (continuation.py,
+            quoted.py).
+        fault, part: coalescing.fault_key and coalescing.part_key, as strings because they are looked up for each line.
+        name: key by which the next line of the event is found.
+        judgement_key: everything in the event that can affect a check's result; the devices in `slots` also affect it.
     """
 
     event: KernelEvent
@@ -139,7 +142,8 @@ EXPORTED = b"__CURSOR="  # journalctl -o export output begins with this
 
 
 class Reader:
-    """Reads the messages in a log, and parses each text only once. `now`: epoch seconds, for dates without a year."""
+    """Reads the messages in a log, and parses each text only once. `now` is in epoch seconds and is used for dates
+    without a year."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -301,7 +305,7 @@ def slot(address: str) -> str:
 
 
 class Unrecognised(NamedTuple):
-    """A line that no rule recognises, without its prefix. `driver`: its usual name ("NVRM", "mlx5")."""
+    """A line that no rule recognises, without its prefix. `driver` is the driver's usual name ("NVRM", "mlx5")."""
 
     driver: str
     text: str
@@ -361,7 +365,8 @@ _HARMLESS = regex(
 def unrecognised_driver(text: str) -> str:
     """Return the driver of an unrecognised line that counts (see above), or "" for other lines.
 
-    `text`: the line without its prefix.
+    Args:
+        text: the line without its prefix.
     """
     driver = next((name for name, begins in _DRIVERS if begins.match(text)), "")
     if not driver:

@@ -1,4 +1,4 @@
-"""Removes prefixes from log lines, and reads journalctl's formats. Pure functions."""
+"""Removes prefixes from log lines, and reads journalctl's formats. All functions are pure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,11 @@ def _epoch(minute: bytes, second: bytes, fraction: bytes | None, zone: bytes | N
 
 @functools.lru_cache(maxsize=64)
 def _minute(date: bytes, now: float) -> float | None:
-    """Return the epoch seconds for a minute, from the cached start of its day. `date`: the start of the minute."""
+    """Return the epoch seconds for a minute, from the cached start of its day.
+
+    Args:
+        date: the start of the minute.
+    """
     day, hour, minute, suffix = _DAY.fullmatch(date).groups()  # type: ignore[union-attr]
     begins = _day_start(day, suffix, now) if hour < b"24" and minute < b"60" else None
     return parse_date(date.decode("ascii"), now) if begins is None else begins + 3600 * int(hour) + 60 * int(minute)

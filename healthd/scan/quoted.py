@@ -1,6 +1,6 @@
 """Recognises text that people and programs put before a quoted kernel line. Only `healthd scan` uses it.
 
-Pure functions.
+All functions are pure.
 
 Formats, each from a real post:
 
@@ -71,8 +71,9 @@ _BEGINS_IN_BYTES = re.compile(
 class Quoted(NamedTuple):
     """The kernel message in a line.
 
-    `uptime`, `host`: as quoted. `proven`: False if the line is from another program's log; True if it was posted as the
-    kernel's own line.
+    Attributes:
+        uptime, host: as quoted.
+        proven: False if the line is from another program's log; True if it was posted as the kernel's own line.
     """
 
     text: str
@@ -98,8 +99,9 @@ def restore_host(line: str) -> str | None:
 def find_quoted(text: str, by_programs: bool) -> Quoted | None:
     """Return `text` without the prefix before the kernel message, or None if the prefix is unknown.
 
-    `by_programs`: True if the line may come from another program's log. It must be False for a line with the kernel's
-    time, because a user may have written the rest of its text.
+    Args:
+        by_programs: True if the line may come from another program's log. It must be False for a line with the kernel's
+            time, because a user may have written the rest of its text.
     """
     remainder, uptime, host = text, None, ""
     for _ in range(MAX_PIECES):

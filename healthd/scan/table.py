@@ -1,4 +1,4 @@
-"""The table that `healthd scan` prints: incidents in chronological order, and notes. Pure functions.
+"""The table that `healthd scan` prints: incidents in chronological order, and notes. All functions are pure.
 
 Each incident begins with its first cause. A repeated incident is shown once, with its count. If there are too many
 incidents, the mildest are only counted, so the output is bounded.
@@ -33,7 +33,10 @@ RowKey = tuple[str, str, bool]
 class Row:
     """All events with the same `key`: a code, a part, and whether the lines are proven.
 
-    `first`: the first event. `worst`: the event whose message is displayed. `count`: number of lines.
+    Attributes:
+        first: the first event.
+        worst: the event whose message is displayed.
+        count: number of lines.
     """
 
     key: RowKey
@@ -78,8 +81,12 @@ def _local(epoch: float) -> datetime:
 class Incident:
     """An incident on one host.
 
-    `boot`: the host's boot. `last`: time of the last event, on the host's clock. `hidden_rows`: number of rows that are
-    not shown. `repeats`: number of repetitions of the incident. `until`: the last event.
+    Attributes:
+        boot: the host's boot.
+        last: time of the last event, on the host's clock.
+        hidden_rows: number of rows that are not shown.
+        repeats: number of repetitions of the incident.
+        until: the last event.
     """
 
     host: str
@@ -104,7 +111,7 @@ class Incident:
 
 @dataclass(slots=True)
 class Summary:
-    """Result for a log. `hidden_incidents`: number of incidents that are not shown because they are the mildest."""
+    """Result for a log. `hidden_incidents` is the number of the mildest incidents, which are not shown."""
 
     incidents: dict[object, Incident] = field(default_factory=dict)
     notes: dict[str, Row] = field(default_factory=dict)
@@ -116,9 +123,9 @@ class Summary:
 
 @dataclass(slots=True)
 class OpenIncidents:
-    """Open incidents on one host, in the order in which they began, with an index by the parts that they name.
+    """The open incidents on one host, oldest first, indexed by the parts that they name.
 
-    earliest: a time before which no incident has its last event.
+    No incident has its last event before the time `earliest`.
     """
 
     boot: int = 0
@@ -289,7 +296,8 @@ def _leave_out(found: Summary) -> None:
 def table(found: Summary, name: str, tally: Tally, page: Page, unknown: bool = False) -> str:
     """Return the table.
 
-    `unknown`: list the lines from known drivers that no rule recognises. Otherwise, only count them.
+    Args:
+        unknown: list the lines from known drivers that no rule recognises. Otherwise, only count them.
     """
     incidents = sorted(found.incidents.values(), key=_order(found))
     lines = [page.heading(_title(found, name, tally))]

@@ -104,7 +104,7 @@ def _run(command: Command, received: list[int]) -> CommandResult:
 
 
 def as_document(nodes: tuple[str, ...], found: NodesResult) -> dict[str, Any]:
-    """Return the document described in docs/json.md. `verdict`: the worst verdict for any node or transfer."""
+    """Return the document described in docs/json.md. `verdict` is the worst verdict for any node or transfer."""
     judged = judge(found.transfers)
     rows = [_row(entry) for entry in judged]
     verdict_by_node = {str(entry.get("node")): str(entry.get("verdict")) for entry in found.documents}
@@ -172,7 +172,7 @@ class InvalidPass(HealthdError):
 
 
 class Role(NamedTuple):
-    """This node's role in a pair. `port`: the first of the pair's TCP ports."""
+    """This node's role in a pair. `port` is the first of the pair's TCP ports."""
 
     sender: str
     receiver: str

@@ -49,14 +49,15 @@ class NotAValidation(HealthdError):
 class Result(Struct, frozen=True):
     """Result of one test on one part.
 
-    test      gemm_bf16, memory, pcie_h2d, ... (docs/validation.md)
-    part      a PCI address, "ADDRESS>ADDRESS" for a pair, a port like mlx5_0/1, or "" for the node
-    value     in `unit`, or None if there is no value or it was not measured
-    verdict   one of VERDICTS
-    against   the reference for the verdict: floor, peers or own (the part's history), or "" if there is none
-    expected  the required minimum, in `unit`, or None if there is none
-    message   one sentence with the numbers
-    source    the tool and its version, or "" if no tool ran
+    Attributes:
+        test: gemm_bf16, memory, pcie_h2d, ... (docs/validation.md).
+        part: a PCI address, "ADDRESS>ADDRESS" for a pair, a port like mlx5_0/1, or "" for the node.
+        value: in `unit`, or None if there is no value or it was not measured.
+        verdict: one of VERDICTS.
+        against: the reference for the verdict: floor, peers or own (the part's history), or "" if there is none.
+        expected: the required minimum, in `unit`, or None if there is none.
+        message: one sentence with the numbers.
+        source: the tool and its version, or "" if no tool ran.
     """
 
     test: Text
@@ -73,7 +74,9 @@ class Result(Struct, frozen=True):
 class Validation(Struct, frozen=True):
     """A validation of one node.
 
-    began, ended: epoch seconds. unmeasured: sentences about parts without a measurement.
+    Attributes:
+        began, ended: epoch seconds.
+        unmeasured: sentences about parts without a measurement.
     """
 
     node: Text

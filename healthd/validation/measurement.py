@@ -54,11 +54,12 @@ class NotUnderstood(HealthdError):
 class Measurement(NamedTuple):
     """One test's measurement of one part.
 
-    value   in `unit`, or None if there is none
-    state   "measured"; "passed" (the tool reports only success); "failed" (a wrong result, a CUDA or NCCL error, a
-            failed diagnostic); "not_measured" (no such hardware or tool, or the tool was ended)
-    message  one sentence; "" if the value says everything
-    source  the tool and its version
+    Attributes:
+        value: in `unit`, or None if there is none.
+        state: "measured"; "passed" (the tool reports only success); "failed" (a wrong result, a CUDA or NCCL error, a
+            failed diagnostic); "not_measured" (no such hardware or tool, or the tool was ended).
+        message: one sentence; "" if the value needs no explanation.
+        source: the tool and its version.
     """
 
     test: str
@@ -105,8 +106,10 @@ def judge(
 ) -> list[Result]:
     """Compare measurements with their floors, peers and history.
 
-    floors: maps a test, or "TEST PART", to the minimum in the test's unit. history: values from earlier validations.
-    relation: function that returns a part's relation; only parts with the same relation are peers.
+    Args:
+        floors: maps a test, or "TEST PART", to the minimum in the test's unit.
+        history: values from earlier validations.
+        relation: function that returns a part's relation; only parts with the same relation are peers.
     """
     groups: dict[tuple[str, str, str], list[Measurement]] = {}
     for measurement in measurements:

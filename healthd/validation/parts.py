@@ -65,8 +65,9 @@ def _read_text(directory: str, name: str) -> str:
 def relation(part: str, gpus: dict[str, int]) -> str:
     """Return the relation of the GPUs in a pair "A>B".
 
-    It is "near" if both are on the same NUMA node, and "far" if they are on two. For other parts, it is "". Only pairs
-    with the same relation are peers: without NVLink, a copy between GPUs on different CPUs is slower by design.
+    It is "near" if both are on the same NUMA node, and "far" if they are on different NUMA nodes. For other parts, it
+    is "". Only pairs with the same relation are peers: without NVLink, a copy between GPUs on different CPUs is slower
+    by design.
     """
     first, _, second = part.partition(">")
     if first not in gpus or second not in gpus:

@@ -26,10 +26,9 @@ def ring(parts: int) -> tuple[Pass, ...]:
 
 
 def tree(parts: int) -> tuple[Pass, ...]:
-    """Return the passes for a binary tree: each GPU or node sends to its two children. They are numbered by level.
-
-    In a pass, every other level sends, either to its left or to its right children. A level that sends does not
-    receive.
+    """Return the passes for a binary tree: each GPU or node sends to its two children. The GPUs or nodes are numbered
+    by level. In a pass, every other level sends, either to its left or to its right children. A level that sends does
+    not receive.
     """
     passes: list[list[Pair]] = [[], [], [], []]
     for child in range(1, parts):

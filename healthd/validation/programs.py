@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Command(NamedTuple):
     """A command to run.
 
-    port: the command starts when a TCP server on this machine listens on this port; 0: it starts immediately.
+    The command starts when a TCP server on this machine listens on `port`, or immediately if `port` is 0.
     """
 
     argv: tuple[str, ...]
@@ -40,10 +40,11 @@ class Command(NamedTuple):
 class FinishedProgram(NamedTuple):
     """A program's result.
 
-    status   its exit status, minus its signal number if a signal ended it, or None if it never ran
-    ending   "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has the
-             reason)
-    is_hanging   True if even SIGKILL did not end it, because it hangs in the kernel
+    Attributes:
+        status: its exit status, minus its signal number if a signal ended it, or None if it never ran.
+        ending: "ended" (by itself), "overdue", "stopped" (on request), "missing" (it could not be started; stderr has
+            the reason).
+        is_hanging: True if even SIGKILL did not end it, because it hangs in the kernel.
     """
 
     status: int | None
@@ -77,7 +78,8 @@ def is_stop_requested(stop: int) -> bool:
 def run(commands: Sequence[Command], seconds: float, stop: int = -1) -> list[FinishedProgram]:
     """Run all commands in parallel for at most `seconds`, and return when all have ended.
 
-    `stop`: descriptor that ends all commands when it becomes readable, or -1.
+    Args:
+        stop: descriptor that ends all commands when it becomes readable, or -1.
     """
     deadline = time.monotonic() + seconds
     running: list[_RunningProgram | None] = [None] * len(commands)

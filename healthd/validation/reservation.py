@@ -40,7 +40,7 @@ Pair = tuple[str, str]  # sender, receiver
 
 
 class NoReservation(HealthdError):
-    """No validation took place. The message is one sentence that tells the user why."""
+    """No validation took place. The message is one sentence with the reason."""
 
 
 class Stopped(HealthdError):
@@ -50,13 +50,14 @@ class Stopped(HealthdError):
 class ReservationRequest(NamedTuple):
     """Request for a validation of several nodes.
 
-    nodes     names of the nodes
-    name      name for the reservation and the job
-    user      user who may use the reservation
-    program   path of `healthd` on the nodes
-    seconds   time limit for each node's own validation; 0: no such validation
-    options   further arguments for `healthd validate` on each node
-    passes    senders and receivers in each pass
+    Attributes:
+        nodes: names of the nodes.
+        name: name for the reservation and the job.
+        user: user who may use the reservation.
+        program: path of `healthd` on the nodes.
+        seconds: time limit for each node's own validation, or 0 for no such validation.
+        options: further arguments for `healthd validate` on each node.
+        passes: senders and receivers in each pass.
     """
 
     nodes: tuple[str, ...]
@@ -69,9 +70,12 @@ class ReservationRequest(NamedTuple):
 
 
 class NodesResult(NamedTuple):
-    """Result.
+    """Result of a validation of several nodes.
 
-    documents: from the nodes that reported one. transfers: from all passes. problems: errors that occurred.
+    Attributes:
+        documents: documents from the nodes that reported one.
+        transfers: transfers from all passes.
+        problems: errors that occurred.
     """
 
     documents: tuple[dict[str, Any], ...]
@@ -90,7 +94,7 @@ def job_minutes(request: ReservationRequest) -> int:
 def validate(request: ReservationRequest) -> Steps:
     """Validate the nodes. Raises NoReservation.
 
-    If Stopped is raised in it, it removes the reservation and raises it again.
+    If Stopped is raised in this generator, the generator removes the reservation and re-raises it.
     """
     addresses = _addresses(request, (yield Command(_states(request.nodes), COMMAND_SECONDS)))
     problems: list[str] = []

@@ -67,14 +67,15 @@ class Refused(HealthdError):
 class ValidationRequest(NamedTuple):
     """Request for a validation of this node.
 
-    node          name of the node
-    root          directory that contains this machine's /proc and /sys
-    families      test families, in the order in which they run
-    seconds       time limit for all families together
-    floors        maps each test to its minimum
-    dcgm_level    level for `dcgmi diag -r`
-    why           reason for the validation
-    alongside_jobs   True to validate even if a job is on this node
+    Attributes:
+        node: name of the node.
+        root: directory that contains this machine's /proc and /sys.
+        families: test families, in the order in which they run.
+        seconds: time limit for all families together.
+        floors: maps each test to its minimum.
+        dcgm_level: level for `dcgmi diag -r`.
+        why: reason for the validation.
+        alongside_jobs: True to validate even if a job is on this node.
     """
 
     node: str
@@ -91,10 +92,11 @@ class ValidationRequest(NamedTuple):
 class Step(NamedTuple):
     """One call of a tool.
 
-    commands   function that returns the commands for the requested families; it is called again for each attempt
-    seconds    time limit for this step
-    also       True if it measures something that earlier steps do not; False if it is a fallback for them
-    part       the only GPU, link or port that it measures, or "" for all
+    Attributes:
+        commands: function that returns the commands for the requested families; it is called again for each attempt.
+        seconds: time limit for this step.
+        also: True if it measures something that earlier steps do not; False if it is a fallback for them.
+        part: the only GPU, link or port that it measures, or "" for all.
     """
 
     families: tuple[str, ...]
@@ -171,7 +173,12 @@ def _was_stopped_by_job(request: ValidationRequest, lock: str) -> bool:
 
 
 def validate(request: ValidationRequest, tools: Tools, history: History, stop: int, lock: str = "") -> Validation:
-    """Validate this node. stop: a file descriptor; when readable, the validation stops. lock: path of the held lock."""
+    """Validate this node.
+
+    Args:
+        stop: a file descriptor; when readable, the validation stops.
+        lock: path of the held lock.
+    """
     began, until = time.time(), time.monotonic() + request.seconds
     node_parts = parts.read_parts(request.root)
     measured: list[Measurement] = []
@@ -263,7 +270,8 @@ def plan(
 ) -> tuple[list[Step], dict[str, str]]:
     """Return the tool calls in order, and a dict that maps each family without a tool to the reason.
 
-    python: path of a Python that has torch, or ""; and the reason if there is none.
+    Args:
+        python: path of a Python that has torch, or ""; and the reason if there is none.
     """
     steps: list[Step] = []
     seconds = 0.3 if request.quick else 1.0

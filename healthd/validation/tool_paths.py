@@ -31,7 +31,9 @@ MAX_PYTHONS = 6
 class Tools(dict[str, str]):
     """Maps each tool to its program's path.
 
-    `pythons`: interpreters that may have torch, best first. `refused`: maps each refused tool to the reason.
+    Attributes:
+        pythons: interpreters that may have torch, best first.
+        refused: maps each refused tool to the reason.
     """
 
     pythons: tuple[str, ...] = ()
@@ -39,7 +41,12 @@ class Tools(dict[str, str]):
 
 
 def find(named: Mapping[str, str], path: str) -> Tools:
-    """Find the tools. named: paths from the settings, by tool or "python". path: directories separated by ":"."""
+    """Find the tools.
+
+    Args:
+        named: paths from the settings, by tool or "python".
+        path: directories separated by ":".
+    """
     found = Tools()
     refused: dict[str, str] = {}
     for tool in TOOLS:

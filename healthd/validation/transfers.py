@@ -1,4 +1,4 @@
-"""Finds slow transfers between nodes, and decides whether a node or only a link is suspect. Pure functions.
+"""Finds slow transfers between nodes, and decides whether a node or only a link is suspect. All functions are pure.
 
 FALCON (arXiv 2410.12588) calls a transfer suspicious if it takes more than 1.1 times the median time of transfers with
 the same work. FALCON attributed 42 of 43 slow multi-node jobs to congestion between nodes. In a ring, each node is in
@@ -24,7 +24,9 @@ MAX_CHARACTERS = 300
 class Transfer(NamedTuple):
     """A sender's report about one rail in a pair.
 
-    `rail`: its port, such as "mlx5_0/1", or "". `state`: one of STATES.
+    Attributes:
+        rail: its port, such as "mlx5_0/1", or "".
+        state: one of STATES.
     """
 
     sender: str
@@ -38,7 +40,9 @@ class Transfer(NamedTuple):
 class AssessedTransfer(NamedTuple):
     """A transfer with its verdict.
 
-    `verdict`: ok, slow, failed or not_measured. `expected`: the median in Gb/s, or None without a comparison.
+    Attributes:
+        verdict: ok, slow, failed or not_measured.
+        expected: the median in Gb/s, or None without a comparison.
     """
 
     transfer: Transfer
@@ -48,7 +52,7 @@ class AssessedTransfer(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """A suspect node or link. `kind`: "node" with one name, or "link" with the sender's and the receiver's names."""
+    """A suspect node or link. `kind` is "node" with one name, or "link" with the sender's and the receiver's names."""
 
     kind: str
     names: tuple[str, ...]

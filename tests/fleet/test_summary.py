@@ -86,7 +86,7 @@ def test_opening_has_five_sentences_and_names_unknown(names: set[str], with_reas
                 "goodput", first_order={"jobs": 0, "gpu_hours": 0.0}, second_order={"jobs": 0, "gpu_hours": 0.0}
             ),
             1,
-            "The infrastructure ended no job, as far as is known, so no loss is known.",
+            "No job is known to have been ended by the infrastructure, so no loss is known.",
         ),
         (
             changed_documents("rate", failures=0, node_days=0.0, r_f=None, interval=[None, None]),

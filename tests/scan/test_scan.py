@@ -158,7 +158,7 @@ def test_exit_status_is_that_of_the_worst_event(log, status):
         ("empty", "is empty"),
         ("journal", "is a journal, not text; run: journalctl -k -o json --file"),
         ("zstd", "is compressed with zstd; run: zstdcat"),
-        ("readme", "none of its 2 lines has a kernel prefix"),
+        ("readme", "no line has a kernel prefix (dmesg, syslog, journalctl); lines read: 2"),
     ],
 )
 def test_file_that_is_no_log_gives_one_sentence(tmp_path, name, sentence):

@@ -107,8 +107,8 @@ def _split(args: argparse.Namespace) -> int:
     hidden = len(rows) - MAX_SHOWN
     more = f"  and {hidden:,} more groups (--json has all)\n" if hidden > 0 else ""
     head = (
-        f"the slowest group takes {found.makespan:g}, which is {1 - found.makespan / found.even:.0%} less than "
-        f"{found.even:g} if evenly divided\n"
+        f"the slowest group takes {found.makespan:g}, {1 - found.makespan / found.even:.0%} less than "
+        f"the {found.even:g} of an even division\n"
     )
     return write_output(head + "".join(rows[:MAX_SHOWN]) + more)
 

@@ -27,7 +27,7 @@ def _arguments(parser: Parser) -> None:
     add_store_flags(parser)
     parser.add_argument("--out", metavar="DIR", help="directory for report.html; created if missing")
     parser.add_argument(
-        "--price", metavar="P", type=parse_price, help="price of a GPU-hour, to show losses as money too"
+        "--price", metavar="P", type=parse_price, help="price of a GPU-hour, to also show the cost of lost work"
     )
     parser.add_argument(
         "--sla", metavar="PERCENT", type=_percent, help="target share of time that nodes are up, such as 99.5"

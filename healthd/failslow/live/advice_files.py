@@ -58,7 +58,8 @@ ACTION_TEXTS = {
 
 
 class FollowedJob(NamedTuple):
-    """A job's state between two steps. advice_number: number of times the advice changed; 0 if there was none yet."""
+    """A job's state between two steps. `advice_number` counts the changes of the advice; 0 if there was no advice
+    yet."""
 
     state: State = HEALTHY
     live_job: LiveJob = LiveJob("", 1, CLIENT)

@@ -10,8 +10,8 @@
   driver's energy counter is read. On an H100 (driver 580), the energy counter costs 4.1 ms of a core per GPU; the mean
   costs 0.006 ms.
 
-All counters of a source are read together. The result has the counts by counter name and by port, link or GPU. If one
-cannot be read, it is missing from the result.
+All counters of a source are read together. The result has the counts by counter name and by port, link or GPU. A
+counter that cannot be read is missing from the result.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class NoCounters(HealthdError):
 class Source(Protocol):
     """A source of counters.
 
-    open: opens the source. It returns a sentence about missing counters, or "", and raises OSError or HealthdError if
-    the source is not available. narrow: stops reading half of the ports or GPUs. It returns False if there is only one.
+    `open` opens the source. It returns a sentence about missing counters, or "", and raises OSError or HealthdError if
+    the source is not available. `narrow` stops reading half of the ports or GPUs. It returns False if there is only one
+    port or GPU.
     """
 
     def open(self) -> str: ...
@@ -59,7 +60,7 @@ class Source(Protocol):
 
 
 class IbPorts:
-    """InfiniBand ports on the node whose tree is below `host.root`."""
+    """InfiniBand ports of the node whose /sys is below `host.root`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -112,7 +113,7 @@ class IbPorts:
 
 
 class GpuCounters:
-    """Counters of all GPUs that respond. NVML is open from `open` to `close`. clock: monotonic seconds."""
+    """Counters of all GPUs that respond. NVML is open from `open` to `close`. `clock` returns monotonic seconds."""
 
     def __init__(self, host: Host, names: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._host = host
@@ -184,7 +185,7 @@ def parse_count(text: bytes) -> int:
 class CounterTotal:
     """The total growth of a source's counts since the first reading, over all ports, links or GPUs.
 
-    A port, link or GPU counts from its second reading. After its counter was reset, its growth is 0 once.
+    A port, link or GPU is included from its second reading. The first growth after a reset of a counter is 0.
     """
 
     def __init__(self) -> None:

@@ -21,8 +21,11 @@ MAX_STEPS = 10**7
 class StepMessage(NamedTuple):
     """A rank's message about its steps.
 
-    rank, local_rank: as reported by the rank, -1 if not reported. steps: number of steps in this message. seconds: mean
-    duration of a step. busy, wait: mean time of the rank's own work and of waiting, or None if not reported.
+    Attributes:
+        rank, local_rank: as reported by the rank, -1 if not reported.
+        steps: number of steps in this message.
+        seconds: mean duration of a step.
+        busy, wait: mean time of the rank's own work and of waiting, or None if not reported.
     """
 
     rank: int

@@ -1,4 +1,6 @@
-"""Defines the document that the live process writes for the daemon's check, RUNTIME_DIR/failslow.json. Pure functions.
+"""Defines the document that the live process writes for the daemon's check, RUNTIME_DIR/failslow.json.
+
+All functions are pure.
 
 docs/json.md describes the document. The check does not trust it more than any other file on the machine: unexpected
 content raises a DecodeError.
@@ -23,17 +25,18 @@ MAX_SENTENCE = 200  # characters of a sentence
 class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
     """One job on this node.
 
-    ranks         number of ranks on this node that reported steps; 1 for counters, which show only the whole job
-    source        "client": reported by the job; "counters": read by root
-    since         when the slowness began (epoch seconds), None while the job is not slow
-    slowdown      0.26 means 26 % slower than before, for the slowest rank
-    lost_seconds  time lost in slow iterations, summed over this node's ranks
-    suspect       if a single rank works longer than the others, the PCI address of its GPU; "" if no rank is named
-    rank          the job's name for that rank, "" if no rank is named
-    cause         a failslow.model.Cause, "" if not slow
-    evidence      sentences without a full stop
-    node_changed  True if root read a hardware fault on this node when the slowness began
-    ended         when the job ended, None while it runs
+    Attributes:
+        ranks: number of ranks on this node that reported steps; 1 for counters, which show only the whole job.
+        source: "client": reported by the job; "counters": read by root.
+        since: time at which the slowness began (epoch seconds), None while the job is not slow.
+        slowdown: 0.26 means 26 % slower than before, for the slowest rank.
+        lost_seconds: time lost in slow iterations, summed over this node's ranks.
+        suspect: if a single rank works longer than the others, the PCI address of its GPU; "" if no rank is named.
+        rank: the job's name for that rank, "" if no rank is named.
+        cause: a failslow.model.Cause, "" if not slow.
+        evidence: sentences without a full stop.
+        node_changed: True if root read a hardware fault on this node when the slowness began.
+        ended: time at which the job ended, None while it runs.
     """
 
     job: str
@@ -54,10 +57,13 @@ class LiveJob(Struct, frozen=True, forbid_unknown_fields=True):
 class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
     """Input that was dropped since the process started.
 
-    oversized, malformed: number of messages. strangers: number of connections from processes outside any job. series,
-    jobs: number of connections beyond these limits. flood: number of times a connection had to wait because its
-    messages exceeded the budget. file_descriptors: number of times accept(2) failed because no file descriptor was
-    left; the connections then wait.
+    Attributes:
+        oversized, malformed: number of messages.
+        strangers: number of connections from processes outside any job.
+        series, jobs: number of connections beyond these limits.
+        flood: number of times a connection had to wait because its messages exceeded the budget.
+        file_descriptors: number of times accept(2) failed because no file descriptor was left; the connections then
+            wait.
     """
 
     oversized: int = 0
@@ -72,7 +78,9 @@ class Dropped(Struct, frozen=True, forbid_unknown_fields=True):
 class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds lost in slow iterations since the process started, including jobs that ended.
 
-    client: sum over the ranks that reported on this node. counters: for whole jobs, measured by counters.
+    Attributes:
+        client: sum over the ranks that reported on this node.
+        counters: for whole jobs, measured by counters.
     """
 
     client: float = 0.0
@@ -82,8 +90,10 @@ class LostSeconds(Struct, frozen=True, forbid_unknown_fields=True):
 class LiveDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """The contents of the document.
 
-    paused_until: time until which detection is paused, or 0 if it is not paused. problems: why a source provides no
-    data. sampling: the sampler's share of a core, None if sampling is off.
+    Attributes:
+        paused_until: time until which detection is paused, or 0 if it is not paused.
+        problems: the reasons why sources provide no data.
+        sampling: the sampler's share of a core, None if sampling is off.
     """
 
     written: float

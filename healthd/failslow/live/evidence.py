@@ -1,6 +1,6 @@
 """Finds what changed on this node when a job became slow: compares readings from before and after the onset.
 
-Pure functions.
+All functions are pure.
 
 Each comparison reports a value and its earlier value on the same node. A change is not a verdict: the slowness was
 measured elsewhere, and the changes only show where to look next. The most likely explanation comes first. A value that
@@ -72,8 +72,11 @@ PORT_COUNTERS: Mapping[str, tuple[float, float, str]] = {
 class NodeChange(NamedTuple):
     """A change on the node.
 
-    weight: how much of the slowness the change could explain, 0 to 1; from FAULT_WEIGHT on, the change is a hardware
-    fault. sentence: without a full stop. part: PCI address or name of the hardware that changed, "" if there is none.
+    Attributes:
+        weight: the part of the slowness that the change could explain, 0 to 1; FAULT_WEIGHT or more means a hardware
+        fault.
+        sentence: a sentence without a full stop.
+        part: PCI address or name of the hardware that changed, "" if there is none.
     """
 
     weight: float
@@ -272,7 +275,11 @@ COMPARISONS: Sequence[Comparison] = (
 
 
 def _counter_selector(parts: str, name: str) -> Callable[[Reading], Mapping[str, int]]:
-    """Return a function that returns the counter `name` for each part. parts: "ports" or "errors"."""
+    """Return a function that returns the counter `name` for each part.
+
+    Args:
+        parts: "ports" or "errors".
+    """
 
     def select(reading: Reading) -> Mapping[str, int]:
         counters_by_part: Mapping[str, Mapping[str, int]] = getattr(reading, parts)

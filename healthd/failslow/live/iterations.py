@@ -1,4 +1,4 @@
-"""Measures the iterations of a job that reports nothing itself, from readings of a counter. Pure functions.
+"""Measures the iterations of a job that reports nothing itself, from readings of a counter. All functions are pure.
 
 A training job computes, then communicates: if a link's bytes are counted every 0.1 s, they rise and fall once in each
 iteration. `find_rhythm` finds the period in a window of rates. If the rates agree with the rates k samples later, k is
@@ -59,9 +59,11 @@ MULTIPLE_SHARE = 0.6  # minimum height of the peaks at multiples, as a share of 
 
 
 class Rhythm(NamedTuple):
-    """A detected period. period: length in samples.
+    """A detected period.
 
-    strength: share of the variance that the period explains, 0 to 1.
+    Attributes:
+        period: length in samples.
+        strength: share of the variance that the period explains, 0 to 1.
     """
 
     period: float
@@ -180,8 +182,10 @@ SAME_PERIOD_RATIO = 1.15  # two windows have the same period if they differ by n
 class Iteration(NamedTuple):
     """The mean duration of the iterations in a window.
 
-    time: time of the newest reading, on the readings' clock. strength: as in Rhythm. step: seconds between the samples
-    in which the period was found.
+    Attributes:
+        time: time of the newest reading, on the readings' clock.
+        strength: as in Rhythm.
+        step: seconds between the samples in which the period was found.
     """
 
     time: float
@@ -203,7 +207,9 @@ class _Octave:
 class Iterations:
     """Computes iteration times from one counter.
 
-    seconds: time between readings. reporting_octave: octave of the last result, or None.
+    Attributes:
+        seconds: time between readings.
+        reporting_octave: octave of the last result, or None.
     """
 
     seconds: float
@@ -215,7 +221,7 @@ class Iterations:
     _octaves: list[_Octave] = field(default_factory=lambda: [_Octave() for _ in range(OCTAVES)])
 
     def add(self, time: float, count: float) -> Iterator[Iteration]:
-        """Add a reading: the count at a given time. Yield the durations that become known through it.
+        """Add a reading: the count at a given time. Yield the durations that this reading completes.
 
         If the time or the count decreases, or if more than MAX_MISSED readings are missing, the state is reset.
         Non-finite values are ignored.

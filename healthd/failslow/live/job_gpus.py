@@ -21,7 +21,9 @@ _MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
 class RunningJobs(NamedTuple):
     """The running jobs.
 
-    jobs: all jobs with a process on this node. gpu_process: a process with an open GPU, or 0 if none was found.
+    Attributes:
+        jobs: all jobs with a process on this node.
+        gpu_process: a process with an open GPU, or 0 if none was found.
     """
 
     jobs: frozenset[str]

@@ -45,8 +45,11 @@ FindChanges = Callable[[str, Cause, float | None], tuple[NodeChange, ...]]
 class Rank:
     """A process that reports its steps.
 
-    number, local_rank: as reported by the process, -1 if not reported. started_at: time of the first message.
-    reported_seconds: total duration of the steps since then. gpu_lookups: number of searches for its GPU.
+    Attributes:
+        number, local_rank: as reported by the process, -1 if not reported.
+        started_at: time of the first message.
+        reported_seconds: total duration of the steps since then.
+        gpu_lookups: number of searches for its GPU.
     """
 
     pid: int
@@ -64,7 +67,8 @@ class Rank:
         return f"rank {self.number}" if self.number >= 0 else f"process {self.pid}"
 
     def plausible_steps(self, step: StepMessage, now: float) -> float:
-        """Return how many of the reported steps fit in the elapsed time. This limits the loss that a rank can claim."""
+        """Return the number of reported steps that fit in the elapsed time. This limits the loss that a rank can
+        claim."""
         available_seconds = max(0.0, now - self.started_at + GRACE_SECONDS - self.reported_seconds)
         steps = min(float(step.steps), available_seconds / step.seconds)
         self.reported_seconds += steps * step.seconds
@@ -75,8 +79,11 @@ class Rank:
 class Job:
     """A job as seen by one source.
 
-    ranks: keyed by connection. counters: keyed by counter name. ended_ranks_seconds: time lost by ranks that ended.
-    sample_seconds: time that one sample of the counters covers.
+    Attributes:
+        ranks: keyed by connection.
+        counters: keyed by counter name.
+        ended_ranks_seconds: time lost by ranks that ended.
+        sample_seconds: time that one sample of the counters covers.
     """
 
     name: str
@@ -171,8 +178,10 @@ class Jobs:
     def end_quiet_jobs(self, now: float, sampled_job: str) -> bool:
         """End jobs that are known only from counters and have no new samples. Return True if there was such a job.
 
-        Such a job ends if its counters are no longer sampled, or if its next sample is overdue. sampled_job: the job
-        whose counters are sampled.
+        Such a job ends if its counters are no longer sampled, or if its next sample is overdue.
+
+        Args:
+            sampled_job: the job whose counters are sampled.
         """
         by_counters = [job for job in self._jobs.values() if job.source == COUNTERS]
         quiet = [
@@ -281,7 +290,7 @@ def evaluate_counters(counters: dict[str, Series]) -> Evaluation:
 
 
 class Evaluation(NamedTuple):
-    """The values for document.LiveJob. rank: index of the named rank, or None."""
+    """The values for document.LiveJob. `rank` is the index of the named rank, or None."""
 
     slow: bool
     since: float | None = None
@@ -387,6 +396,6 @@ def _all_series(job: Job) -> Iterator[Series]:
 def _reported_content(records: Iterable[LiveJob]) -> list[tuple[object, ...]]:
     """Return the contents whose changes must be reported.
 
-    This leaves out jobs that start or end and were never slow.
+    Jobs that start or end without ever being slow are left out.
     """
     return [(record.job, record.source, record.suspect, record.rank, record.cause) for record in records if record.slow]

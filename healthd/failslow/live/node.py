@@ -1,4 +1,5 @@
-"""Reads this node's state from /proc and sysfs. If a job becomes slow, its state is compared with the last hour's.
+"""Reads this node's state from /proc and sysfs. If a job becomes slow, this state is compared with that of the last
+hour.
 
 Only /proc and sysfs are read. NVML is not: its values in `gpus` come from the sampling process. A port's counters come
 from the adapter's firmware, and reading them can block for a minute if the adapter is dead. After READ_SECONDS, no
@@ -44,7 +45,7 @@ _ALLOWED = regex(r"(?m)^Cpus_allowed_list:\s*([0-9,-]{1,200})$")
 def read_node(
     host: Host, gpus: Mapping[str, Mapping[str, Any]], monotonic: Callable[[], float] = time.monotonic
 ) -> Reading:
-    """Return the node's current state. This never raises; values that cannot be read are missing."""
+    """Return the node's current state. The function never raises; values that cannot be read are missing."""
     deadline = monotonic() + READ_SECONDS
     devices = list(_devices(host))
     ports = dict(_ports(host, deadline, monotonic))
@@ -133,7 +134,7 @@ def _pinned(host: Host) -> dict[str, int]:
 INTERVAL_SECONDS = 60.0
 MAX_READINGS = 60
 BASELINE_READINGS = 10  # number of readings before the onset with which later readings are compared
-FRESH_SECONDS = 10.0  # a reading that is not older than this counts as current
+FRESH_SECONDS = 10.0  # a reading that is not older than this is current
 
 
 @dataclass(slots=True)
@@ -142,7 +143,9 @@ class Readings:
 
     The start or end of a job causes no additional reading.
 
-    read: function that returns the node's current state. deadline: time of the next reading (monotonic), or FOREVER.
+    Attributes:
+        read: function that returns the node's current state.
+        deadline: time of the next reading (monotonic), or FOREVER.
     """
 
     read: Callable[[], Reading]

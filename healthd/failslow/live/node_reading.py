@@ -1,4 +1,4 @@
-"""Describes this node's state at one time, and parses text from /proc and /sys. Pure functions.
+"""Describes this node's state at one time, and parses text from /proc and /sys. All functions are pure.
 
 Root reads all values; no job reports them. A line in an unexpected format is skipped. This is acceptable because the
 values are only additional evidence: the slowness is measured elsewhere.
@@ -25,7 +25,7 @@ _RATE = regex(
 
 
 class Gpu(NamedTuple):
-    """A GPU's values, or None if NVML does not report them. reasons: bits of NVML_CLOCKS_EVENT_REASON_*."""
+    """A GPU's values, or None if NVML does not report them. `reasons` are bits of NVML_CLOCKS_EVENT_REASON_*."""
 
     celsius: int | None
     sm_mhz: int | None
@@ -33,7 +33,12 @@ class Gpu(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A PCIe link. gt_per_s: speed; 32.0 means PCIe 5.0. width: number of lanes."""
+    """A PCIe link.
+
+    Attributes:
+        gt_per_s: speed; 32.0 means PCIe 5.0.
+        width: number of lanes.
+    """
 
     gt_per_s: float
     width: int
@@ -48,16 +53,19 @@ class OperationTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The node's state. time: epoch seconds. Values that could not be read are missing.
+    """The node's state. `time` is in epoch seconds. Values that could not be read are missing.
 
-    gpus     PCI address -> NVML values
-    links    PCI address -> the link of a GPU or network adapter
-    errors   PCI address -> AER counters: "correctable", "nonfatal"
-    ports    "mlx5_0/1" -> counters by sysfs name; speeds: the port's Gbit/s
-    waiting  "cpu some", "io full" -> microseconds that tasks waited (PSI)
-    cpu      CPU time in ticks: "steal", "idle", "all"
-    disks, mounts   name -> OperationTimes     memory   pages swapped in and out, "oom_kill"
-    pinned   CPUs ("0", "0-7") -> number of job processes that may use only these
+    Attributes:
+        gpus: maps each PCI address to the NVML values.
+        links: maps each PCI address to the link of the GPU or network adapter.
+        errors: maps each PCI address to AER counters: "correctable", "nonfatal".
+        ports: maps "mlx5_0/1" to the counters by sysfs name.
+        speeds: the port's Gbit/s.
+        waiting: maps "cpu some", "io full" to the microseconds that tasks waited (PSI).
+        cpu: CPU time in ticks: "steal", "idle", "all".
+        disks, mounts: maps each name to its OperationTimes.
+        memory: pages swapped in and out, "oom_kill".
+        pinned: maps CPUs ("0", "0-7") to the number of job processes that may use only these.
     """
 
     time: float

@@ -45,7 +45,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Received(NamedTuple):
-    """A message from a rank. connection: the connection's number, which is never reused."""
+    """A message from a rank. `connection` is the connection's number, which is never reused."""
 
     connection: int
     pid: int
@@ -108,7 +108,11 @@ class Receiver:
         return Dropped(**self.dropped)
 
     def step(self, now: float) -> Iterator[Received | Disconnected]:
-        """Yield the new messages and ended connections that fit in the budget. now: monotonic seconds."""
+        """Yield the new messages and ended connections that fit in the budget.
+
+        Args:
+            now: monotonic seconds.
+        """
         with self._brief():
             yield from self._poll(now)
 

@@ -37,9 +37,12 @@ _closing: list[subprocess.Popen[bytes]] = []  # not waited for
 class Sampler:
     """The client of the sampling process.
 
-    deadline: time of the next step (monotonic). problems: why a source provides no data. job: the job on this node if
-    there is exactly one, otherwise "". share: share of a core used in the last minute. gpus: latest NVML values of each
-    GPU, by PCI address: {"celsius", "sm_mhz", "reasons", "pcie"}.
+    Attributes:
+        deadline: time of the next step (monotonic).
+        problems: the reasons why sources provide no data.
+        job: the job on this node if there is exactly one, otherwise "".
+        share: share of a core used in the last minute.
+        gpus: latest NVML values of each GPU, by PCI address: {"celsius", "sm_mhz", "reasons", "pcie"}.
     """
 
     def __init__(

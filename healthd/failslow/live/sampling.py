@@ -61,9 +61,12 @@ Send = Callable[[Mapping[str, Any]], None]
 class Setup:
     """The process's configuration.
 
-    sources: names from counters.SOURCES. seconds: interval between two samples. fake_nvml: the daemon's setting. lock:
-    a file that a sampling process locks, so that only one samples at a time; "" for none. settled_seconds: minimum time
-    that a job must have been on this node.
+    Attributes:
+        sources: names from counters.SOURCES.
+        seconds: interval between two samples.
+        fake_nvml: the daemon's setting.
+        lock: a file that a sampling process locks, so that only one process samples at a time; "" for none.
+        settled_seconds: minimum time that a job must have been on this node.
     """
 
     sources: tuple[str, ...]
@@ -82,7 +85,8 @@ class Reduction(enum.Enum):
 
 @dataclass(slots=True)
 class Budget:
-    """The CPU budget. started: monotonic time and CPU seconds of this process at the start of the measurement."""
+    """The CPU budget. `started` has the monotonic time and this process's CPU seconds at the start of the
+    measurement."""
 
     started: tuple[float, float]
     shares: list[float] = field(default_factory=list)  # shares in the last minutes
@@ -98,7 +102,11 @@ class Budget:
 
 
 def choose_reduction(seconds: float, period: float | None, can_narrow: bool) -> Reduction:
-    """Return the next way to reduce the cost. period: shortest detected period in seconds, or None."""
+    """Return the next way to reduce the cost.
+
+    Args:
+        period: shortest detected period in seconds, or None.
+    """
     if period is not None and 2 * seconds * MIN_PERIOD <= period:
         return Reduction.SLOWER
     if can_narrow:
@@ -150,7 +158,12 @@ class Sampling:
         return min(self._jobs_at, self._alive_at, self._sample_at if self._opened else FOREVER)
 
     def step(self, now: float, clock: float) -> None:
-        """Perform the steps that are due. now: monotonic seconds. clock: epoch seconds."""
+        """Perform the steps that are due.
+
+        Args:
+            now: monotonic seconds.
+            clock: epoch seconds.
+        """
         if now >= self._alive_at:
             self._send({"alive": clock})
             self._alive_at = now + ALIVE_SECONDS
@@ -261,7 +274,7 @@ class Sampling:
             self.seconds *= 2
             self._report_problem(
                 "rate",
-                f"sampling used {share:.2%} of a core (limit {MAX_SHARE:.1%}). It continues every "
+                f"sampling used {share:.2%} of a core (limit {MAX_SHARE:.1%}). It now samples every "
                 f"{self.seconds:g} s, and iterations shorter than {detectable_periods(self.seconds)[0]:g} s are not "
                 "detected",
             )
@@ -332,7 +345,7 @@ def send(line: Mapping[str, Any]) -> None:
 
 
 def _wait_for_lock(path: str) -> bool:
-    """Wait until no other process samples here. Return False if standard input is closed.
+    """Wait until no other process is sampling on this node. Return False if standard input is closed.
 
     The other process ends as soon as its standard input is closed, unless it hangs in the driver.
     """
@@ -349,7 +362,7 @@ def _wait_for_lock(path: str) -> bool:
 
 
 def _try_lock(path: str) -> bool:
-    """Return True if no other process samples here. This process then holds the lock until it ends."""
+    """Return True if no other process is sampling on this node. This process then holds the lock until it ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,12 +14,13 @@ from healthd.failslow.model import Kind, Point
 class Sample(NamedTuple):
     """The duration of one of a job's iterations, as measured by one source.
 
-    job     the job's number in Slurm ("4711")
-    series  the series within the job and the source: a rank's connection or a kind of counter ("ib")
-    time    when the iteration ended, epoch seconds
-    value   seconds, more than 0
-    kind    ITERATION, or BUSY for a rank's own work in an iteration
-    steps   number of iterations of which `value` is the mean
+    Attributes:
+        job: the job's number in Slurm ("4711").
+        series: the series within the job and the source: a rank's connection or a kind of counter ("ib").
+        time: time at which the iteration ended, epoch seconds.
+        value: seconds, more than 0.
+        kind: ITERATION, or BUSY for a rank's own work in an iteration.
+        steps: number of iterations of which `value` is the mean.
     """
 
     job: str
@@ -44,7 +45,9 @@ def detector_limits(percent: float) -> Limits:
 class Series:
     """One series and its detector.
 
-    since: when the current slowness began (epoch seconds), or None. lost_seconds: time lost in all slow iterations.
+    Attributes:
+        since: time at which the current slowness began (epoch seconds), or None.
+        lost_seconds: time lost in all slow iterations.
     """
 
     kind: Kind

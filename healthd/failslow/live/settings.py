@@ -13,13 +13,14 @@ from healthd.common.codec import load
 class LiveSettings:
     """Settings from [checks.failslow] for the live process. A test checks that names and defaults match the check's.
 
-    client           jobs may report their steps
-    sample           counters to sample without the job's help: "nvlink", "pcie", "ib", "power"
-    sample_seconds   interval between samples
-    slow_percent     slowdown from which a job's times count as slow
-    counters_percent the same limit for times from sampled counters
-    max_jobs, max_ranks  maximum number of monitored jobs on this node, and of ranks per job
-    restart_seconds  cost of a restart for a job; the job is advised to restart once it has lost that much time
+    Attributes:
+        client: True if jobs may report their steps.
+        sample: counters to sample without the job's help: "nvlink", "pcie", "ib", "power".
+        sample_seconds: interval between samples.
+        slow_percent: slowdown at which a job's times are considered slow.
+        counters_percent: the same limit for times from sampled counters.
+        max_jobs, max_ranks: maximum number of monitored jobs on this node, and of ranks per job.
+        restart_seconds: cost of a restart for a job; the job is advised to restart once it has lost that much time.
     """
 
     client: bool = False
@@ -36,8 +37,10 @@ class LiveSettings:
 class Locations:
     """Paths that the live process needs.
 
-    runtime_dir: the daemon's runtime directory. root: the folder that contains /proc and /sys ("/" is this machine).
-    fake_nvml: a profile or scenario file that replaces the driver, "" for the real driver.
+    Attributes:
+        runtime_dir: the daemon's runtime directory.
+        root: the folder that contains /proc and /sys ("/" is this machine).
+        fake_nvml: a profile or scenario file that replaces the driver, "" for the real driver.
     """
 
     runtime_dir: str

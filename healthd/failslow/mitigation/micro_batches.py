@@ -1,6 +1,6 @@
 """Remedy S2: divides micro-batches so that the slowest data-parallel group finishes as early as possible.
 
-Pure functions.
+All functions are pure.
 
 FALCON (arXiv 2410.12588, S2) minimises the variance of m_i t_i, with sum m_i = M. The duration of an iteration is the
 makespan, max(m_i t_i). In about 2 % of random cases, FALCON's rule misses the best makespan. This module therefore
@@ -29,7 +29,7 @@ MAX_GROUPS = 10_000
 MAX_MICRO_BATCHES = 1_000_000
 MAX_TIME_RATIO = 1e6  # maximum ratio of the longest to the shortest time; a larger ratio indicates a wrong time
 ROUNDING = 1e-14  # relative error in a sum of squares
-TOLERANCE = 1e-9  # makespans count as equal up to this relative difference, because times are measured
+TOLERANCE = 1e-9  # makespans are treated as equal up to this relative difference, because times are measured
 
 
 class InvalidSplit(HealthdError):
@@ -39,8 +39,10 @@ class InvalidSplit(HealthdError):
 class Split(NamedTuple):
     """A division of micro-batches.
 
-    micro_batches: number for each group, in the order of the times. makespan: time of the slowest group, in the unit of
-    the times. even: the makespan of an even division, or of the most even one if there is a remainder.
+    Attributes:
+        micro_batches: number for each group, in the order of the times.
+        makespan: time of the slowest group, in the unit of the times.
+        even: the makespan of an even division, or of the most even one if there is a remainder.
     """
 
     micro_batches: tuple[int, ...]
@@ -128,9 +130,11 @@ def _minimize_makespan(times: Sequence[float], micro_batches: int) -> list[int]:
 
 
 class _Corner(NamedTuple):
-    """A corner of the convex hull. center: the c for which the corner is optimal.
+    """A corner of the convex hull.
 
-    total, squares: B and A, relative to `origin`.
+    Attributes:
+        center: the c for which the corner is optimal.
+        total, squares: B and A, relative to `origin`.
     """
 
     center: float
@@ -196,7 +200,7 @@ def _nearest_shares(c: float, times: Sequence[float], shares: Sequence[int], max
         return times[at] * ((2 * found[at] + 1) * times[at] - 2 * c) if found[at] < max_shares[at] else math.inf
 
     def removal_saving(at: int) -> float:
-        """Return what one micro-batch less saves."""
+        """Return the saving from removing one micro-batch."""
         return times[at] * ((2 * found[at] - 1) * times[at] - 2 * c) if found[at] > 1 else -math.inf
 
     # Heap entries may be out of date. Such an entry is recomputed when it reaches the top.

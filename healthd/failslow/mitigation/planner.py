@@ -1,4 +1,4 @@
-"""Chooses a remedy and when to apply it: ski rental (arXiv 2410.12588, algorithm 1). Pure functions.
+"""Chooses a remedy and the time to apply it: ski rental (arXiv 2410.12588, algorithm 1). All functions are pure.
 
 It is unknown how long slowness will last. Acting at once is a waste if the slowness ends by itself, but waiting is a
 waste if it lasts. The planner therefore compares the loss so far with the cost of each remedy, cheapest first. When the
@@ -8,11 +8,11 @@ again.
 Loss and cost are GPU-seconds of the whole gang: all ranks wait for a slow rank, and no GPU of the job works while the
 job moves micro-batches or restarts.
 
-Guarantees. C is the total of the loss and the costs of applied remedies. k is the number of applied remedies. "One
-iteration" is the loss in the iteration in which the loss reached a cost.
+The planner has the following guarantees. C is the total of the loss and the costs of applied remedies. k is the number
+of applied remedies. "One iteration" is the loss in the iteration in which the loss reached a cost.
 
-- There is one remedy, and it removes the slowness: C <= 2 x the smallest possible C + one iteration.
-- There are several remedies, and none makes the slowness worse: C <= (1 + k) x (the smallest possible C + one
+- If there is one remedy and it removes the slowness: C <= 2 x the smallest possible C + one iteration.
+- If there are several remedies and none makes the slowness worse: C <= (1 + k) x (the smallest possible C + one
   iteration). Each of the k remedies was applied when the loss had reached its cost, so together they cost at most k
   times the loss. Until the planner applies the remedy of the best possible plan, the loss is at most this remedy's cost
   and one iteration. Afterwards, the loss is at most that of the best plan.
@@ -20,10 +20,10 @@ iteration" is the loss in the iteration in which the loss reached a cost.
 If `settles` is more than 0, healthd waits for this number of iterations after a remedy, to observe its effect. "One
 iteration" then means this number of iterations.
 
-`replay` finds when the planner would have acted on a job with known times, and how much this would have saved. Onsets
-come from the detector, which uses no sample after its alarm. But the causes are those found in the whole file, and a
-relief counts from its position, not from its later detection. The real effect of a remedy is not known in advance, so
-the savings assume that it removed the slowness completely and at once.
+`replay` finds when the planner would have acted on a job with known times, and computes the savings. Onsets come from
+the detector, which uses no sample after its alarm. But the causes are those found in the whole file, and a relief is
+dated by its position, not by its later detection. The real effect of a remedy is not known in advance, so the savings
+assume that it removed the slowness completely and at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from healthd.failslow.model import Cause, Diagnosis, Point, Series
 
 
 class Action(enum.Enum):
-    """The strategies in FALCON, S1 to S4."""
+    """FALCON's strategies S1 to S4."""
 
     IGNORE = "s1"
     MICRO_BATCHES = "s2"
@@ -61,9 +61,11 @@ class Overheads(NamedTuple):
 class Observation(NamedTuple):
     """One iteration of the gang.
 
-    lost_seconds: its time minus the time of a healthy iteration. Slowness is detected some iterations after its onset,
-    so the first observation contains the sum over all iterations that were not reported before. gpus: number of GPUs in
-    the whole gang. whole_stage: True if the slow node runs a whole pipeline stage.
+    Attributes:
+        lost_seconds: its time minus the time of a healthy iteration. Slowness is detected some iterations after its
+            onset, so the first observation contains the sum over all iterations that were not reported before.
+        gpus: number of GPUs in the whole gang.
+        whole_stage: True if the slow node runs a whole pipeline stage.
     """
 
     slow: bool
@@ -76,8 +78,11 @@ class Observation(NamedTuple):
 class State(NamedTuple):
     """The state of the ongoing slowness.
 
-    lost: GPU-seconds since the onset. actions: in the order in which they were applied. since: iterations since the
-    last action. whole_stage: as in Observation.
+    Attributes:
+        lost: GPU-seconds since the onset.
+        actions: applied actions, in order.
+        since: iterations since the last action.
+        whole_stage: as in Observation.
     """
 
     cause: Cause = Cause.UNKNOWN
@@ -88,7 +93,7 @@ class State(NamedTuple):
 
 
 class NextAction(NamedTuple):
-    """The next remedy, and the loss in GPU-seconds from which it is worth its cost."""
+    """The next remedy, and the loss in GPU-seconds at which it is worth its cost."""
 
     action: Action
     lost_gpu_seconds: float
@@ -124,7 +129,7 @@ def overhead_seconds(action: Action, overheads: Overheads) -> float:
 
 
 def find_next_action(state: State, gpus: int, overheads: Overheads) -> NextAction | None:
-    """Return the next remedy for this cause and the loss from which it is applied, or None if none is left except S1
+    """Return the next remedy for this cause and the loss at which it is applied, or None if none is left except S1
     (ignore)."""
     useless = USELESS_FOR_WHOLE_STAGE if state.whole_stage else ()
     candidates = [
@@ -168,7 +173,12 @@ PAUSE_RATIO = 10.0
 
 
 class AppliedAction(NamedTuple):
-    """A remedy that was applied. position: in the span's series. lost, overhead, saved: GPU-seconds."""
+    """A remedy that was applied.
+
+    Attributes:
+        position: position in the span's series.
+        lost, overhead, saved: GPU-seconds.
+    """
 
     action: Action
     position: int
@@ -180,8 +190,10 @@ class AppliedAction(NamedTuple):
 class SlowSpan(NamedTuple):
     """A period in which the whole job, or one of its ranks or nodes, was slow.
 
-    onset, relief: positions in `series`; relief is None while it lasts. suspects: names of the suspects, "" for the job
-    as a whole. state, next_action: at the end of the series.
+    Attributes:
+        onset, relief: positions in `series`; relief is None while it lasts.
+        suspects: names of the suspects, "" for the job as a whole.
+        state, next_action: values at the end of the series.
     """
 
     series: Series
@@ -198,7 +210,9 @@ class SlowSpan(NamedTuple):
 class _SlowSeries(NamedTuple):
     """A suspect or a slow job.
 
-    begin, alarm, end: positions in the clock's series. losses: seconds lost at each position.
+    Attributes:
+        begin, alarm, end: positions in the clock's series.
+        losses: seconds lost at each position.
     """
 
     suspect: str
@@ -222,7 +236,7 @@ def replay(
     """Replay a job's slow spans.
 
     Args:
-        gpus: number in the whole gang.
+        gpus: number of GPUs in the whole gang.
         seconds: length of one unit of the times.
     """
     found = list(_find_slow_series(series, diagnosis))

@@ -1,4 +1,6 @@
-"""Remedy S3: exchanges ranks' positions so that a slow GPU or link costs the job as little as possible. Pure functions.
+"""Remedy S3: exchanges ranks' positions so that a slow GPU or link costs the job as little as possible.
+
+All functions are pure.
 
 FALCON (arXiv 2410.12588, S3): a pipeline is as fast as its slowest stage. Stragglers are therefore packed into as few
 stages as possible, ceil(stragglers / GPUs per stage). Interior stages are preferred, because the first and last stages
@@ -49,8 +51,10 @@ class Swap(NamedTuple):
 class Topology(NamedTuple):
     """The result of the rearrangement.
 
-    stages: stages that contain all stragglers after the swaps, ascending. positions: each rank's position after all
-    swaps were applied in order. limitations: sentences without a full stop about problems that no move solves.
+    Attributes:
+        stages: stages that contain all stragglers after the swaps, ascending.
+        positions: each rank's position after all swaps were applied in order.
+        limitations: sentences without a full stop about problems that no move solves.
     """
 
     stages: tuple[int, ...]
@@ -153,9 +157,8 @@ def _group_links(
 
 
 def _choose_stages(cell_by_group: Sequence[Cell], slow: Collection[int], stages: int, width: int) -> set[int]:
-    """Return the stages into which the slow groups are packed.
-
-    They are as few as possible. Interior stages are preferred, then stages with the most slow groups.
+    """Return the stages, as few as possible, into which the slow groups are packed. Interior stages are preferred, then
+    stages with the most slow groups.
     """
     slow_counts = [0] * stages
     for group in slow:
@@ -193,10 +196,8 @@ def _pack_stragglers(
 
 
 def _link_change(cell_by_group: Sequence[Cell], a: int, b: int, links: Sequence[Link]) -> tuple[int, int]:
-    """Return by how much a swap changes two numbers.
-
-    They are the number of slow links that carry gradients, and the number of slow links between neighbouring stages.
-    """
+    """Return the changes in two numbers after a swap: slow links that carry gradients, and slow links between
+    neighbouring stages."""
     if not links:
         return 0, 0
     touched = [link for link in links if a in link or b in link]

@@ -40,8 +40,9 @@ class Unreadable(HealthdError):
 class Chunk(NamedTuple):
     """Some rows.
 
-    columns: cells of each selected column (str from CSV, JSON values, numbers and str from Parquet). where(row): the
-    location of a row for a message, such as "line 17"; rows are counted from 0.
+    Attributes:
+        columns: cells of each selected column (str from CSV, JSON values, numbers and str from Parquet).
+        where: function that returns the location of a row for a message, such as "line 17"; rows are counted from 0.
     """
 
     columns: tuple[Sequence[Any], ...]
@@ -51,9 +52,11 @@ class Chunk(NamedTuple):
 class Table(NamedTuple):
     """An open table.
 
-    names: names of the columns. first: the first rows, with all columns. chunks(selected): yields all rows, with only
-    the columns that have these indices; it can be called only once. notes: sentences without a full stop about problems
-    while reading; they are complete after the last chunk.
+    Attributes:
+        names: names of the columns.
+        first: the first rows, with all columns. chunks(selected): yields all rows, with only the columns that have
+            these indices; it can be called only once.
+        notes: sentences without a full stop about problems while reading; they are complete after the last chunk.
     """
 
     names: tuple[str, ...]

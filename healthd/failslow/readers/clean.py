@@ -1,6 +1,6 @@
 """Cleans a series: turns a file's rows into ordered, unique, positive samples, and finds the job's starts.
 
-Pure functions.
+All functions are pure.
 
 Rows after a job restart must be distinguished from rows that were only written late. The decision about a row depends
 only on the rows before it and on the RESTART_RUN rows after it. Rows that are appended later therefore never change it.
@@ -39,8 +39,12 @@ Floats = Sequence[float]
 class RawSeries:
     """One series with its rows in file order.
 
-    value: NaN if missing. index: None if only the order of the rows is known. parts: those of busy, wait and transfer
-    that are reported. regimes: None, or a name for each row. is_time: True if the index is known to be a time.
+    Attributes:
+        value: NaN if missing.
+        index: None if only the order of the rows is known.
+        parts: the reported times among busy, wait and transfer.
+        regimes: None, or a name for each row.
+        is_time: True if the index is known to be a time.
     """
 
     value: array[float]
@@ -54,8 +58,10 @@ class RawSeries:
 class CleanSeries:
     """Like RawSeries, but in order and only with values from MIN_VALUE to MAX_VALUE.
 
-    rows: position of each sample among all ordered rows of the series, including rows without a value; None if these
-    positions are the samples' own. starts: as in Series.
+    Attributes:
+        rows: position of each sample among all ordered rows of the series, including rows without a value; None if
+            these positions are the samples' own.
+        starts: as in Series.
     """
 
     value: Floats

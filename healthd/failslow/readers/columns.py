@@ -1,4 +1,7 @@
-"""Determines the meaning of a table's columns, from the user's options or from well-known names. Pure functions."""
+"""Determines the meaning of a table's columns, from the user's options or from well-known names.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 

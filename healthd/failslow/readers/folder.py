@@ -24,8 +24,11 @@ MAX_DEPTH = 4  # maximum levels of folders below the given one; some sites have 
 class ReadFiles(NamedTuple):
     """The contents of all files.
 
-    series: by name. notes: sentences. unread: {file, why} for files in folders. fail_stops: ranks whose operations have
-    stopped.
+    Attributes:
+        series: by name.
+        notes: sentences.
+        unread: {file, why} for files in folders.
+        fail_stops: ranks whose operations have stopped.
     """
 
     series: list[Series]

@@ -88,7 +88,7 @@ def read_streams(path: str, notes: list[str], name: str = "") -> list[Stream]:
         return read_inspector(lines, name, notes)
     if kind == "hook log":
         return read_hook_log(lines, name, rank_from_name(name), notes)
-    raise StreamError(f"{name}: is not a record of operations (NCCL Inspector, flight recorder, a hook's log)")
+    raise StreamError(f"{name}: not a record of operations (NCCL Inspector, flight recorder, a hook's log)")
 
 
 def read_table_streams(

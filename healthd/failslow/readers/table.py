@@ -29,7 +29,9 @@ _ENDINGS = regex(r"(?i)(\.(csv|tsv|txt|jsonl|ndjson|json|parquet|log|gz)){1,8}$"
 class ReadTable(NamedTuple):
     """The contents of a table.
 
-    series: by name in natural order. notes: sentences without a full stop and without the file's name.
+    Attributes:
+        series: by name in natural order.
+        notes: sentences without a full stop and without the file's name.
     """
 
     series: list[Series]
@@ -163,13 +165,17 @@ class _CollectedSeries:
 
 
 def _make_array(kind: str, cells: Iterable[float] = ()) -> array[float]:
-    """Return an array. kind: "d", or "q" if all cells are whole numbers."""
+    """Return an array.
+
+    Args:
+        kind: "d", or "q" if all cells are whole numbers.
+    """
     made: array[Any] = array(kind, cells)
     return made
 
 
 class _Rows:
-    """The rows that were read so far. by_key: the samples for each (group, series, node)."""
+    """The rows that were read so far. `by_key` has the samples for each (group, series, node)."""
 
     def __init__(self, columns: Columns, names: Sequence[str], file: str) -> None:
         self.columns, self.file = columns, file
@@ -218,7 +224,8 @@ class _Rows:
     def _append(self, keys: Sequence[Any], cells: Sequence[Sequence[float]], regimes: Sequence[str]) -> None:
         """Append rows. This works column by column, which is faster than row by row.
 
-        regimes: () if none are reported.
+        Args:
+            regimes: () if none are reported.
         """
         by_key = self.by_key
         for key in set(keys) - by_key.keys():

@@ -1,1 +1,1 @@
-"""The answers that `healthd fleet NAME` gives, one module each. Their SQL is in `healthd/fleet/sql/answers/`."""
+"""The answers of `healthd fleet NAME`, one module per answer. Their SQL is in `healthd/fleet/sql/answers/`."""

@@ -1,7 +1,7 @@
-"""Completed jobs that saw a failing check: an upper estimate of false alarms.
+"""Completed jobs that saw a failing check: an upper bound on the number of false alarms.
 
 A failing check is a condition that drains (degraded or critical). A job saw it if the condition began or became worse
-on one of the job's nodes between the job's start and its end. Conditions that were already open and warnings are
+on one of the job's nodes between the job's start and its end. Warnings and conditions that were already open are
 counted separately. Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section II.C): less than 1 % of the jobs that
 completed saw a failed check. This is only a correlation: the fault may be real even though the job completed, because
 the job may not have used the faulty component.
@@ -19,21 +19,21 @@ LIMIT = 0.01  # the paper's target, as a share of the completed jobs
 
 
 class Jobs(NamedTuple):
-    """A row that alarms_jobs.sql returns."""
+    """A row returned by alarms_jobs.sql."""
 
     completed: int
     placed: int
 
 
 class UnobservedJobs(NamedTuple):
-    """A row that alarms_unobserved_jobs.sql returns."""
+    """A row returned by alarms_unobserved_jobs.sql."""
 
     jobs: int
     alarmed: int
 
 
 class AlarmCounts(NamedTuple):
-    """A row that alarms_counts.sql returns."""
+    """A row returned by alarms_counts.sql."""
 
     level: int
     check_name: str
@@ -46,7 +46,7 @@ class AlarmCounts(NamedTuple):
 
 
 class Week(NamedTuple):
-    """A row that alarms_by_week.sql returns."""
+    """A row returned by alarms_by_week.sql."""
 
     week_time: int
     days: float
@@ -60,8 +60,10 @@ NO_ALARMS = AlarmCounts(0, "", "", 0, 0, 0, 0, 0)
 def alarms(study: Study, *, limit: float = LIMIT) -> Document:
     """Count the completed jobs that saw a failing check, in total, for each check and for each code.
 
-    limit: largest acceptable share of jobs; a check above this share is a finding. Raises Unanswerable if there are no
-    jobs or no source has conditions.
+    Raises Unanswerable if there are no jobs or no source has conditions.
+
+    Args:
+        limit: largest acceptable share of jobs; a check above this share is a finding.
     """
     study.require("jobs", "job_nodes")
     if not study.has_rows("scraped_conditions"):
@@ -117,8 +119,9 @@ def counts_row(row: AlarmCounts, completed: int) -> Row:
 def by_check(checks: list[AlarmCounts], codes: list[AlarmCounts], completed: int, limit: float) -> list[Row]:
     """Return the checks with their codes. The check with the most jobs comes first.
 
-    above   True if the share is more than `limit`
-    surely  True if the lower end of the interval is also above `limit`
+    Keys:
+        above: True if the share is more than `limit`.
+        surely: True if the lower end of the interval is also above `limit`.
     """
     found = []
     for row in checks:

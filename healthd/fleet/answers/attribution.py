@@ -46,9 +46,9 @@ has_findings = document.no_findings
 
 
 class ConditionRow(NamedTuple):
-    """A row that attribution_page.sql returns: a condition on a node of a failed job, and the job.
+    """A row returned by attribution_page.sql: a condition on a node of a failed job, and the job.
 
-    jobs: the jobs that the condition's source names. A condition has one row for each distinct list of jobs.
+    `jobs` are the jobs that the condition's source names. A condition has one row for each distinct list of jobs.
     """
 
     place: int
@@ -78,7 +78,7 @@ class ConditionRow(NamedTuple):
 
 
 class FailureTotal(NamedTuple):
-    """A row that attribution_totals.sql returns."""
+    """A row returned by attribution_totals.sql."""
 
     state: str
     looked: str
@@ -87,7 +87,7 @@ class FailureTotal(NamedTuple):
 
 
 class FailedJob(NamedTuple):
-    """A row that attribution_largest.sql returns. Its fields are keys of the document."""
+    """A row returned by attribution_largest.sql. Its fields are keys of the document."""
 
     cluster: str
     job: int
@@ -100,14 +100,14 @@ class FailedJob(NamedTuple):
 
 
 class Week(NamedTuple):
-    """A row that attribution_weeks.sql returns."""
+    """A row returned by attribution_weeks.sql."""
 
     week: int
     gpu_seconds: int
 
 
 class CheckDate(NamedTuple):
-    """A row that attribution_check_dates.sql returns. Its fields are keys of the document."""
+    """A row returned by attribution_check_dates.sql. Its fields are keys of the document."""
 
     cluster: str
     check: str
@@ -120,7 +120,7 @@ class CheckDate(NamedTuple):
 
 
 class ClearedFlag(NamedTuple):
-    """A row that attribution_cleared_flags.sql returns."""
+    """A row returned by attribution_cleared_flags.sql."""
 
     cluster: str
     node: str
@@ -130,7 +130,7 @@ class ClearedFlag(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """A row that attribution_tickets.sql returns."""
+    """A row returned by attribution_tickets.sql."""
 
     cluster: str
     node: str
@@ -214,7 +214,8 @@ class Job(NamedTuple):
 def attribute_jobs(rows: Iterable[ConditionRow]) -> Iterator[tuple[Job, Attribution]]:
     """Yield each job for which a cause was found, with its attribution.
 
-    rows: all rows for a job must follow each other. Within a job, all rows for a condition must follow each other.
+    Args:
+        rows: all rows for a job must follow each other. Within a job, all rows for a condition must follow each other.
     """
     for _, job_rows in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
         condition_groups = [list(condition_rows) for _, condition_rows in groupby(job_rows, key=lambda row: row.place)]
@@ -296,7 +297,8 @@ def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[Failu
 
     The failed jobs without a cause are also counted by how well their nodes were observed.
 
-    totals: numbers for all failed jobs.
+    Args:
+        totals: numbers for all failed jobs.
     """
     attributed_counts = Counter((job.state, job.looked) for job, _ in jobs)
     remaining = {(row.state, row.looked): row.jobs - attributed_counts[row.state, row.looked] for row in totals}
@@ -324,8 +326,9 @@ def unattributed(jobs: Sequence[tuple[Job, Attribution]], totals: Sequence[Failu
 def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, int], gpu_hours: float) -> Document:
     """Return the jobs, incidents and lost time for each cause.
 
-    by_chance: for each cause, the number of jobs that the rule attributes to the cause when its window is moved to one
-    hour before the failure. These matches are chance.
+    Args:
+        by_chance: for each cause, the number of jobs that the rule attributes to the cause when its window is moved to
+            one hour before the failure. These matches are due to chance.
     """
     jobs_by_cause: dict[str, list[tuple[Job, Attribution]]] = defaultdict(list)
     for job, result in jobs:
@@ -417,7 +420,7 @@ def by_week(
 
 
 def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
-    """Return which faults occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2".
+    """Return the faults that occurred together, with the paper's figures for its clusters "RSC-1" and "RSC-2".
 
     Source: the paper's section about co-occurrence. The result is [{what, of, together, share, paper}]. `of` is the
     number of attributed jobs, and `together` is how many of these jobs had both faults.
@@ -468,11 +471,12 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
 def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
     """Return the GPU replacements found in the store, as [{cluster, node, time, subject, why}], sorted by time.
 
-    flags    flags that were cleared although a GPU keeps them for life
-    tickets  tickets; their text may mention a GPU and its replacement
-
     A flag belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was
     closed.
+
+    Args:
+        flags: flags that were cleared although a GPU keeps them for life.
+        tickets: tickets; their text may mention a GPU and its replacement.
     """
     swap_tickets = [row for row in tickets if _NAMES_GPU.fullmatch(row.text) and _NAMES_SWAP.fullmatch(row.text)]
     found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in swap_tickets]

@@ -1,6 +1,6 @@
 """Computes how long nodes were in service, out of service, in maintenance or not observed, and the reasons for outages.
 
-It also finds SLA violations. Each second of a node counts once, in the first of these categories that applies:
+It also finds SLA violations. Each second of a node is counted once, in the first of these categories that applies:
 1. planned;
 2. out of service (`OUT_KINDS`);
 3. up: Slurm's node states were read for that second, or healthd observed the node;
@@ -35,7 +35,7 @@ PLANNED_KINDS = ("maintenance", "reservation")
 
 
 class Node(NamedTuple):
-    """A row that availability_nodes.sql returns."""
+    """A row returned by availability_nodes.sql."""
 
     cluster: str
     node: str
@@ -45,7 +45,7 @@ class Node(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """A row that availability_outages.sql returns."""
+    """A row returned by availability_outages.sql."""
 
     cluster: str
     node: str
@@ -56,7 +56,7 @@ class Outage(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A row that availability_reserved.sql returns."""
+    """A row returned by availability_reserved.sql."""
 
     cluster: str
     node: str
@@ -67,7 +67,7 @@ class Reserved(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """A row that availability_read_periods.sql returns."""
+    """A row returned by availability_read_periods.sql."""
 
     cluster: str
     from_time: int
@@ -75,20 +75,20 @@ class ReadPeriod(NamedTuple):
 
 
 class Ingested(NamedTuple):
-    """A row that availability_ingested.sql returns."""
+    """A row returned by availability_ingested.sql."""
 
     ingests: int
 
 
 class CoverageEnd(NamedTuple):
-    """A row that availability_coverage_ends.sql returns."""
+    """A row returned by availability_coverage_ends.sql."""
 
     cluster: str | None
     until: int
 
 
 class Observed(NamedTuple):
-    """A row that availability_observed.sql returns."""
+    """A row returned by availability_observed.sql."""
 
     cluster: str
     node: str
@@ -100,9 +100,10 @@ class Observed(NamedTuple):
 class NodeTimes:
     """Times during which one node's state is known.
 
-    planned, out  times by kind, in any order
-    outages       outages as (kind, begin, end); end is None if the outage is not over yet
-    observed      times at which the node's state was known
+    Attributes:
+        planned, out: times by kind, in any order.
+        outages: outages as (kind, begin, end); end is None if the outage is not over yet.
+        observed: times at which the node's state was known.
     """
 
     planned: dict[str, list[Span]] = field(default_factory=lambda: defaultdict(list))
@@ -194,7 +195,7 @@ def outage_kind(by_whom: str, state: str | None) -> str:
 
 
 def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
-    """Return the seconds of `whole` for each kind of planned time and each kind of share. Each second counts once.
+    """Return the seconds of `whole` for each kind of planned time and each kind of share. Each second is counted once.
 
     If times overlap, maintenance takes precedence over other reservations, and both take precedence over outages. A
     node that is down during maintenance therefore counts as planned.
@@ -212,11 +213,11 @@ def divide_period(whole: Span, node_times: NodeTimes) -> dict[str, int]:
 
 
 def repair_times(whole: Span, node_times: NodeTimes) -> list[tuple[str, int | None]]:
-    """Return (kind, seconds) for each outage that ended in `whole`. Seconds is None if the outage is not over yet.
+    """Return (kind, seconds) for each outage in `whole`. `seconds` is None if the outage did not end in `whole`.
 
     The seconds include the part of the outage before `whole`, but exclude planned time. Outages entirely within planned
-    time are skipped. The function would count overlapping outages on one node separately, but the query
-    `out_of_service` returns no overlapping outages.
+    time are skipped. Overlapping outages on a node would be counted separately, but the query `out_of_service` returns
+    none.
     """
     planned = merge(span for times in node_times.planned.values() for span in times)
     found: list[tuple[str, int | None]] = []
@@ -289,7 +290,7 @@ def below_sla(sla: float, fleet: Row, by_model: Iterable[Row], by_rack: Iterable
     """Return the groups that were up for less than `sla` percent of their known time: the fleet, models and racks.
 
     The fleet comes first, then models, then racks; models and racks are sorted by availability, lowest first. Nodes
-    without a model or rack count only toward the fleet.
+    without a model or rack are included only in the fleet.
     """
     candidates = [("fleet", None, None, fleet)]
     candidates += [("model", None, row["gpu_model"], row) for row in _worst_first(by_model) if row["gpu_model"]]
@@ -353,7 +354,7 @@ def _notes(
             "state of their nodes; use --count-reservations to include it."
         )
     if fleet["repair"]["still_out"]:
-        found.append("Outages that are not over are excluded from the MTTR, so it is underestimated.")
+        found.append("Outages that are not over are excluded, so the MTTR is underestimated.")
     return found
 
 

@@ -8,12 +8,12 @@ The domains are those of arXiv 2410.21680 (Kokolis, Kuchnik et al., HPCA 2025, T
 permanent (the vendor must replace the part). A fault is permanent if it meets NVIDIA's criteria for a replacement (row
 remapping failures, used-up spares, the SRAM threshold, retired pages: NVIDIA GPU memory error management), or if a
 device is missing or dead after a boot. All other hardware faults are transient. The paper publishes neither the cause
-of each code nor their order: both are healthd's.
+of each code nor the order of the causes: both are healthd's own.
 
-`CAUSES` is in order of preference: causes that isolate the node come first. It begins with the checks that the paper
-classes as high severity (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block device,
-mount). Among these, PCIe comes first because a PCIe fault makes a GPU inaccessible. Causes for which the node is only
-drained follow, and the user's program is last.
+`CAUSES` is in order of preference: causes for which the node is isolated come first. It begins with the checks that the
+paper classifies as high-severity (GPU inaccessible, NVLink, uncorrectable ECC, failed remaps, PCIe and IB link, block
+device, mount). Among these, PCIe comes first because a PCIe fault makes a GPU inaccessible. Next are the causes for
+which the node is only drained. The user's program is last.
 
 `attribute_failure` returns the most likely cause among the conditions around a job's end. Source for the window and for
 "most likely": the same paper. A cause is attributed if it was "detected within the last 10 minutes or 5 minutes after a
@@ -44,7 +44,12 @@ CONFIDENCES = ("high", "medium", "low")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause of failures. `label`: the name shown to users. `domain`: None if unknown (a site's own check)."""
+    """A cause of failures.
+
+    Attributes:
+        label: the name shown to users.
+        domain: None if unknown (a site's own check).
+    """
 
     name: str
     domain: str | None
@@ -81,9 +86,9 @@ CAUSES = {
 CAUSE_ORDER = {name: place for place, name in enumerate(CAUSES)}
 
 # One fault can cause several codes. Each cause below is followed by the causes that can explain it. If one of these is
-# found on the same node, the cause belongs to the first that is found. {PCIe, Xid 79, IPMI critical interrupt} is one
-# incident (the paper's section about co-occurrence). A reset request from the driver (Xid 154) follows from another
-# Xid, which has the reason (docs/severity.md).
+# found on the same node, the fault is attributed to the first of these that is found. {PCIe, Xid 79, IPMI critical
+# interrupt} is one incident (the paper's section about co-occurrence). A reset request from the driver (Xid 154)
+# follows from another Xid, which has the reason (docs/severity.md).
 PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
 # A job on a single node does not communicate over these links. Its storage traffic uses them, but a lost file system is
 # a separate cause.
@@ -99,9 +104,10 @@ AFTER_PROGRAM_CODES = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
 class CodeMeaning:
     """What a code means for a job that ended.
 
-    cause      a name in `CAUSES`
-    transient  False if permanent; None if it is unknown or the cause is not hardware
-    is_known   False if the code is in no table
+    Attributes:
+        cause: a name in `CAUSES`.
+        transient: False if permanent; None if it is unknown or the cause is not hardware.
+        is_known: False if the code is in no table.
     """
 
     cause: str
@@ -146,7 +152,7 @@ def checks() -> frozenset[str]:
 
 
 def is_node_fault(code: str) -> bool:
-    """Return True if the code can be a node fault that ends jobs.
+    """Return True if the code can indicate a node fault that ends jobs.
 
     Return False for faults in the user's program, and for codes that only report slowness, waiting or bookkeeping.
     """
@@ -166,8 +172,9 @@ def codes() -> list[str]:
 class Failure:
     """A job that ended FAILED or NODE_FAIL. Times are epoch seconds; None if unknown.
 
-    ids    the names under which a condition may list the job: its raw id, or "ARRAY_TASK"
-    nodes  number of nodes
+    Attributes:
+        ids: the names under which a condition may list the job: its raw id, or "ARRAY_TASK".
+        nodes: number of nodes.
     """
 
     ids: frozenset[str]
@@ -178,11 +185,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A condition on one of the job's nodes within its window (query `seen_with_failures`).
+    """A condition on one of the job's nodes within the job's window (query `seen_with_failures`).
 
-    from_stream  True if a healthd event stream reported it; False if only a Prometheus scrape did. A scrape does not
-                 show whether a user can forge the condition
-    jobs         jobs that the condition names in its source; empty if there are none or the list is incomplete
+    Attributes:
+        from_stream: True if a healthd event stream reported it; False if only a Prometheus scrape did. A scrape does
+            not show whether a user can forge the condition.
+        jobs: jobs that the condition's source names; empty if there are none or the list is incomplete.
     """
 
     node: str
@@ -201,9 +209,10 @@ class Sighting:
 class Attribution:
     """The most likely cause of a failed job.
 
-    sighting         the condition that determines the cause
-    other_sightings  all other conditions, each with its cause
-    possible_causes  causes of all incidents that may have ended the job
+    Attributes:
+        sighting: the condition that determines the cause.
+        other_sightings: all other conditions, each with its cause.
+        possible_causes: causes of all incidents that may have ended the job.
     """
 
     cause: str
@@ -219,7 +228,7 @@ class Attribution:
 
     @property
     def codes(self) -> frozenset[str]:
-        """Codes on the node that has the cause."""
+        """The codes found on the node with the cause."""
         node_codes = {sighting.code for _, sighting in self.other_sightings if sighting.node == self.sighting.node}
         return frozenset(node_codes | {self.sighting.code})
 
@@ -229,7 +238,8 @@ def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
 
     A condition may have ended the job if it isolates the node (its code or its report has the severity degraded or
     critical), or if it is a fault in the program itself. Unlikely combinations are excluded:
-    - a fault of one GPU that names other jobs, if the job FAILED (if the node died instead, all jobs on it ended);
+    - a fault of one GPU whose report names other jobs, if the job FAILED (if the node died instead, all jobs on
+      it ended);
     - a fault in the program, if the job ended with NODE_FAIL (a program does not end slurmd);
     - a fault in the program that was reported before the job began.
     """
@@ -260,8 +270,8 @@ def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attrib
     """Return the most likely cause, or None if no condition can have ended the job.
 
     Incidents are compared by the order of their causes (unlikely causes last), then by first sighting, then by node
-    name. The chosen incident is represented by a condition whose code has this cause. Among several, the most severe is
-    used, and an edge is preferred to a level. The order of `sightings` does not matter.
+    name. The chosen incident is represented by a condition whose code has this cause. Among several such conditions,
+    the most severe is used, and an edge is preferred to a level. The order of `sightings` does not matter.
     """
     with_causes = _with_incident_causes(sightings)
     deciding: dict[tuple[str, str], list[Sighting]] = defaultdict(list)
@@ -325,8 +335,8 @@ def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_
     It is high if the code ends jobs by itself, healthd's event stream reported it, and there is no competing cause. It
     is one step lower if a competing cause also isolates a node. It is one step lower if only a Prometheus scrape
     reported the condition, because a scrape shows neither the exact time nor whether a user can forge the condition.
-    `_weakness` returns further steps. An Xid caused by the user's program is medium, because bad GPUs cause the same
-    Xids, although in different jobs. It is low if the Xid only follows from another error (Xids 43 and 45).
+    `_weakness` can lower it further. For an Xid caused by the user's program, it is medium, because bad GPUs cause the
+    same Xids in other jobs. It is low if the Xid only follows from another error (Xids 43 and 45).
     """
     if cause == USER_CAUSE:
         return "low" if all(sighting.code in AFTER_PROGRAM_CODES for sighting in deciding) else "medium"
@@ -341,7 +351,7 @@ def _confidence(failure: Failure, cause: str, deciding: Sequence[Sighting], has_
 
 
 def _weakness(sighting: Sighting) -> int:
-    """Return how many steps of confidence a condition loses because of its code.
+    """Return the number of steps by which a condition's code lowers the confidence.
 
     0 steps: the code ends jobs, or a known code was critical. 1 step: a known code was only degraded (corrected ECC
     errors, error rates), or an unknown code was critical. 2 steps: an unknown code was degraded.

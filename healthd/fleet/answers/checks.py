@@ -32,7 +32,7 @@ Node = tuple[str, str]  # cluster, node
 class Incident:
     """A node's failing sightings that belong together.
 
-    checks: names, sorted by first sighting, then severity, then name.
+    `checks` are names, sorted by first sighting, then severity, then name.
     """
 
     node: Node
@@ -45,7 +45,7 @@ class Incident:
 
 
 class Sighting(NamedTuple):
-    """A row that checks_sightings.sql returns."""
+    """A row returned by checks_sightings.sql."""
 
     cluster: str
     node: str
@@ -55,7 +55,7 @@ class Sighting(NamedTuple):
 
 
 class ReportedChecks(NamedTuple):
-    """A row that checks_reported.sql returns."""
+    """A row returned by checks_reported.sql."""
 
     check_name: str
     failing: int = 0
@@ -64,7 +64,7 @@ class ReportedChecks(NamedTuple):
 
 
 class DeployedCheck(NamedTuple):
-    """A row that checks_deployed.sql returns."""
+    """A row returned by checks_deployed.sql."""
 
     check_name: str
     since_time: int | None = None
@@ -73,7 +73,7 @@ class DeployedCheck(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """A row that checks_outages.sql returns."""
+    """A row returned by checks_outages.sql."""
 
     cluster: str
     node: str
@@ -83,7 +83,7 @@ class Outage(NamedTuple):
 
 
 class ConditionLife(NamedTuple):
-    """A row that checks_conditions.sql returns."""
+    """A row returned by checks_conditions.sql."""
 
     cluster: str
     node: str
@@ -94,7 +94,7 @@ class ConditionLife(NamedTuple):
 
 
 class DrainCommand(NamedTuple):
-    """A row that checks_drain_commands.sql returns."""
+    """A row returned by checks_drain_commands.sql."""
 
     cluster: str
     node: str
@@ -102,7 +102,7 @@ class DrainCommand(NamedTuple):
 
 
 class UnobservedDay(NamedTuple):
-    """A row that checks_unobserved_days.sql returns."""
+    """A row returned by checks_unobserved_days.sql."""
 
     cluster: str
     node: str
@@ -112,8 +112,10 @@ class UnobservedDay(NamedTuple):
 def checks(study: Study, *, gap_seconds: int = INCIDENT_GAP_SECONDS) -> Document:
     """Return the document for `healthd fleet checks`: checks, incidents, and the times from first evidence to drain.
 
-    gap_seconds: if two sightings on a node are further apart than this, they belong to two incidents. Raises
-    Unanswerable if no source has conditions.
+    Raises Unanswerable if no source has conditions.
+
+    Args:
+        gap_seconds: if two sightings on a node are further apart than this, they belong to two incidents.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
@@ -236,12 +238,13 @@ def _as_list(interval: tuple[float, float] | None) -> list[float] | None:
 
 
 def outcomes(all_incidents: Iterable[Incident], outages: Iterable[Outage], to_time: int) -> Row:
-    """Count how the incidents ended.
+    """Count the incidents by outcome.
 
-    already_out  the incident began while the node was out of service
-    drained      the node went out of service within DRAIN_WITHIN_SECONDS of the incident's end
-    not_drained  the node was still in service after that time
-    too_recent   that time has not passed yet
+    Keys:
+        already_out: the incident began while the node was out of service.
+        drained: the node went out of service within DRAIN_WITHIN_SECONDS of the incident's end.
+        not_drained: the node was still in service after that time.
+        too_recent: that time has not passed yet.
     """
     by_node: dict[Node, list[Outage]] = defaultdict(list)
     for row in outages:
@@ -269,13 +272,14 @@ def drains(
 ) -> list[Row]:
     """Return each drain (or node that went down) with its first evidence.
 
-    A failing condition counts if it was open when the drain began, was seen in the 24 hours before, and began after the
-    node's previous outage. The first evidence is the first sighting of the earliest of these conditions.
+    A failing condition is evidence if it was open when the drain began, was seen in the 24 hours before, and began
+    after the node's previous outage. The first evidence is the first sighting of the earliest of these conditions.
 
-    seconds       from the first evidence to the drain; None if no failing condition was open
-    sent_seconds  from the first evidence to healthd's last drain command before the drain; None if there is no such
-                  command
-    observed      True if the node was observed for at least half of the drain's day (UTC), or half of the day before
+    Keys:
+        seconds: from the first evidence to the drain; None if no failing condition was open.
+        sent_seconds: from the first evidence to healthd's last drain command before the drain; None if there is no
+            such command.
+        observed: True if the node was observed for at least half of the drain's day (UTC), or half of the day before.
     """
     ended: dict[Node, list[tuple[int, int]]] = defaultdict(list)
     for row in outages:

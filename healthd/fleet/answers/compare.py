@@ -49,7 +49,7 @@ CHOICE_KEYS = ("cluster", "partition", "account", "model", "switch")
 class Units:
     """Amounts and exposures by unit (a node, a job, a day, a user), in the same order.
 
-    If single units have no known exposure, all exposures are 0, and the spread is computed from the amounts alone
+    If the exposure of single units is unknown, all exposures are 0, and the spread is computed from the amounts alone
     (compound Poisson).
     """
 
@@ -61,10 +61,11 @@ class Units:
 class Measure:
     """A rate on one side.
 
-    name       "r_f", "code gpu_xid/79"
-    unit       unit of the rate; "of all" means a share
-    per        amount of exposure in the rate's unit, such as 1000 (node-days); 1 for a share
-    groupings  the same amount, grouped by different units; the grouping with the largest spread counts
+    Attributes:
+        name: "r_f", "code gpu_xid/79".
+        unit: unit of the rate; "of all" means a share.
+        per: amount of exposure in the rate's unit, such as 1000 (node-days); 1 for a share.
+        groupings: the same amount, grouped by different units; the grouping with the largest spread counts.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Side:
 
 
 class FailedJob(NamedTuple):
-    """A row that compare_failed.sql returns."""
+    """A row returned by compare_failed.sql."""
 
     cluster: str
     job_id: int | None
@@ -108,13 +109,13 @@ class FailedJob(NamedTuple):
 
 
 class NodeDays(NamedTuple):
-    """A row that compare_node_days.sql returns."""
+    """A row returned by compare_node_days.sql."""
 
     days: float
 
 
 class EndedJobs(NamedTuple):
-    """A row that compare_by_day.sql or compare_by_user.sql returns."""
+    """A row returned by compare_by_day.sql or compare_by_user.sql."""
 
     unit: str
     jobs: int
@@ -127,7 +128,7 @@ class EndedJobs(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A row that compare_nodes.sql returns."""
+    """A row returned by compare_nodes.sql."""
 
     cluster: str
     node: str
@@ -137,7 +138,7 @@ class Node(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A row that compare_codes.sql returns."""
+    """A row returned by compare_codes.sql."""
 
     code: str
     cluster: str
@@ -181,8 +182,9 @@ def job_measures(
 ) -> list[Measure]:
     """Return r_f, the share of each job state, and the GPU time lost to failures.
 
-    r_f: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680), section III. Lost time: first-order losses as in their
-    section III.D, min(runtime, 30 min) x GPUs for each job that a node ended. `hardware_ends` defines these jobs.
+    r_f is defined in section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Lost time means first-order
+    losses as in their section III.D, min(runtime, 30 min) x GPUs for each job that a node ended. `hardware_ends`
+    defines these jobs.
     """
     large = [row for row in failed if row.large]
     gpu_hours = math.fsum(row.gpu_hours for row in by_unit[0]) if by_unit else 0.0
@@ -322,8 +324,8 @@ def _sort_key(row: Row) -> tuple[bool, float, float, str]:
 def tested_indices(rows: Sequence[Row]) -> list[int]:
     """Return the indices of the measures to test.
 
-    With each additional test, a difference must be clearer to count. Measures that cannot differ are therefore not
-    tested:
+    With each additional test, a difference must be clearer to be significant. Measures that cannot differ are therefore
+    not tested:
     - neither side has an event;
     - all jobs of both sides are affected;
     - one side has no exposure.
@@ -337,7 +339,7 @@ def tested_indices(rows: Sequence[Row]) -> list[int]:
 
 
 def overlap_notes(a: Side, b: Side) -> list[str]:
-    """Return notes about data that counts on both sides."""
+    """Return notes about data that is counted on both sides."""
     if max(a.from_time, b.from_time) >= min(a.to_time, b.to_time):
         return []
     if a.chosen == b.chosen:
@@ -393,7 +395,7 @@ def _side_row(side: Side) -> Row:
 def pair_measures(a: Sequence[Measure], b: Sequence[Measure]) -> list[tuple[Measure, Measure]]:
     """Pair the measures of both sides by name.
 
-    A code that occurs on one side only counts as 0 on the other, because that side's nodes were observed too. Codes
+    A code that occurs on only one side counts as 0 on the other, because that side's nodes were observed too. Codes
     with fewer than MIN_EVENTS events are left out.
     """
     by_name_a, by_name_b = ({measure_a.name: measure_a for measure_a in side} for side in (a, b))

@@ -17,17 +17,21 @@ VERSION = 1  # version of all documents; incremented when a key is renamed or re
 
 
 class Unanswerable(HealthdError):
-    """The store lacks data that the answer needs. Exit status 3."""
+    """The store lacks data that the answer needs. The exit status is 3."""
 
 
 class WrongChoice(HealthdError):
-    """The request is invalid or matches nothing in the store. Exit status 64."""
+    """The request is invalid or matches nothing in the store. The exit status is 64."""
 
 
 def head(
     name: str, from_time: int | None, to_time: int | None, chosen: Mapping[str, str], notes: Iterable[str]
 ) -> Document:
-    """Return the keys with which each document begins. notes: sentences about the answer's limits."""
+    """Return the first keys of each document.
+
+    Args:
+        notes: sentences about the answer's limits.
+    """
     return {
         "answer": name,
         "version": VERSION,
@@ -64,7 +68,7 @@ def percent(value: float | None) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """Format a number, such as 12,345 or 0.0123, or return "-" for None.
 
-    From 1,000 up, the number is whole. Below that, it has `digits` significant digits.
+    Numbers from 1,000 are rounded to whole numbers. Smaller numbers have `digits` significant digits.
     """
     if value is None:
         return "-"

@@ -1,4 +1,4 @@
-"""
+"""Effective training time ratio (ETTR) of a large job, and the measured ETTR of the runs in the store.
 
 The answer is `exact`: the job's progress divided by its expected time with random failures. The paper's formulas ignore
 failures during recovery and are too low if failures are frequent. The results of these formulas and of a simulation are
@@ -50,7 +50,8 @@ def ettr_for_rate(
 ) -> Document:
     """Return the ETTR document without a store, for a failure rate per 1000 node-days.
 
-    gpus_per_node: 0 means 8.
+    Args:
+        gpus_per_node: 0 means 8.
     """
     gpus_per_node_used = gpus_per_node or rate.GPUS_PER_NODE
     job = Job(
@@ -80,8 +81,11 @@ def ettr(
 ) -> Document:
     """Return the ETTR of a job with `gpus` GPUs (0: `GPUS`), and of the runs in the store.
 
-    r_f: failure rate; None to use the store's rate. The keys are exact, simulated, analytic, ... (docs/json.md). Raises
-    Unanswerable if there are no jobs, or if r_f must come from the store and no large job ran.
+    The keys are exact, simulated, analytic, ... (docs/json.md). Raises Unanswerable if there are no jobs, or if r_f
+    must come from the store and no large job ran.
+
+    Args:
+        r_f: failure rate; None to use the store's rate.
     """
     ran = rate.load_ran_jobs(study)
     large_rate = ran.large_rate()
@@ -121,7 +125,8 @@ def ettr(
 def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Sequence[float] | None) -> dict[str, Any]:
     """Return a job's ETTR by each method.
 
-    interval: confidence interval for a measured rate, or None for a given rate.
+    Args:
+        interval: confidence interval for a measured rate, or None for a given rate.
     """
     simulated = ettr_model.simulate(job, seed)
     best_interval = ettr_model.daly_young_seconds(job)
@@ -165,7 +170,11 @@ def ettr_values(job: Job, gpus: int, gpus_per_node: int, seed: int, interval: Se
 
 
 def warnings(job: Job, simulated: ettr_model.Simulation, interval: Sequence[float] | None = None) -> list[str]:
-    """Return sentences about the answer's limits. interval: confidence interval for the rate (see `ettr_values`)."""
+    """Return sentences about the answer's limits.
+
+    Args:
+        interval: confidence interval for the rate (see `ettr_values`).
+    """
     found = []
     if interval is not None and not job.rate:
         found.append("no failure occurred, so the rate has only an upper bound, and the ETTR only a lower bound")
@@ -207,7 +216,7 @@ def grid(job: Job, gpus_per_node: int) -> dict[str, list[dict[str, Any]]]:
 
 
 class JobRun(NamedTuple):
-    """A row that ettr_runs.sql returns. lost_seconds: the lost part of the running time."""
+    """A row returned by ettr_runs.sql. `lost_seconds` is the lost part of the running time."""
 
     cluster: str
     run: int
@@ -221,7 +230,7 @@ class JobRun(NamedTuple):
 
 
 class ConcurrentRuns(NamedTuple):
-    """A row that ettr_concurrent_runs.sql returns."""
+    """A row returned by ettr_concurrent_runs.sql."""
 
     runs: int
 
@@ -255,8 +264,11 @@ def by_size(
 ) -> list[dict[str, Any]]:
     """Return [{gpus_up_to, runs, interruptions, mean, low, high, expected}] for each size class.
 
-    mean: mean ETTR of the runs. low, high: 10th and 90th percentile. expected: mean of the ETTR that the model computes
-    for each run from the run's nodes and progress and the class's mean wait.
+    Keys:
+        mean: mean ETTR of the runs.
+        low, high: 10th and 90th percentile.
+        expected: mean of the ETTR that the model computes for each run from the run's nodes and progress and the
+            class's mean wait.
     """
     classes: dict[int, list[JobRun]] = {}
     for run in runs:

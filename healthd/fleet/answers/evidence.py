@@ -27,7 +27,7 @@ CHECKS = (
 
 
 class CompletedRow(NamedTuple):
-    """A row that completed_checks.sql returns. checks: names in double quotes, separated by commas."""
+    """A row returned by completed_checks.sql. `checks` are names in double quotes, separated by commas."""
 
     cluster: str
     node: str
@@ -64,7 +64,7 @@ def completed_checks(study: Study) -> dict[str, CheckCompletion]:
 
 
 class Slowing(NamedTuple):
-    """A row that slowing_conditions.sql returns."""
+    """A row returned by slowing_conditions.sql."""
 
     node: str
     code: str
@@ -75,9 +75,11 @@ class Slowing(NamedTuple):
 
 
 class SlowdownEvidence(NamedTuple):
-    """A condition that may have slowed a job. It has the fields of failslow.model.Evidence in the same order.
+    """A condition that may have slowed a job. Its fields are those of failslow.model.Evidence, in the same order.
 
-    begin, end: epoch seconds; end is None if still open. message: a sentence without a full stop.
+    Attributes:
+        begin, end: epoch seconds; end is None if still open.
+        message: a sentence without a full stop.
     """
 
     node: str

@@ -2,7 +2,7 @@
 
 It uses the nodes' conditions failslow/... and validation/... (docs/events.md). An iteration that takes 1 + s times as
 long as before loses s / (1 + s) of its time. The node's loss is this share of the GPU time that the job used on the
-node while the job was reported as slow. If Slurm did not account the job's GPUs, or no slowdown was reported, the loss
+node while the job was reported as slow. If Slurm did not record the job's GPUs, or no slowdown was reported, the loss
 is unknown. The slow time is then listed separately in hours and does not count as a loss of 0.
 """
 
@@ -25,7 +25,7 @@ Node = tuple[str, str]  # cluster, node
 
 
 class SlowTimeRow(NamedTuple):
-    """A row that failslow_slow_times.sql returns. jobs: ids separated by blanks."""
+    """A row returned by failslow_slow_times.sql. `jobs` are ids separated by blanks."""
 
     cluster: str
     node: str
@@ -36,7 +36,7 @@ class SlowTimeRow(NamedTuple):
 
 
 class JobOnNode(NamedTuple):
-    """A row that failslow_jobs.sql returns."""
+    """A row returned by failslow_jobs.sql."""
 
     cluster: str
     node: str
@@ -47,7 +47,7 @@ class JobOnNode(NamedTuple):
 
 
 class SlowCondition(NamedTuple):
-    """A slow condition, from its onset to its end, as failslow_conditions.sql returns it."""
+    """A slow condition, from its onset to its end, as returned by failslow_conditions.sql."""
 
     cluster: str
     node: str
@@ -59,7 +59,7 @@ class SlowCondition(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A row that failslow_drains.sql returns."""
+    """A row returned by failslow_drains.sql."""
 
     cluster: str
     node: str
@@ -68,7 +68,7 @@ class Drain(NamedTuple):
 
 
 class Validation(NamedTuple):
-    """A row that failslow_validations.sql returns."""
+    """A row returned by failslow_validations.sql."""
 
     cluster: str
     node: str
@@ -80,7 +80,7 @@ class Validation(NamedTuple):
 
 
 class GpuTime(NamedTuple):
-    """A row that failslow_gpu_time.sql returns."""
+    """A row returned by failslow_gpu_time.sql."""
 
     thousandths: float
 
@@ -88,7 +88,9 @@ class GpuTime(NamedTuple):
 class SlowSpan(NamedTuple):
     """A period in which a node reported a slow job.
 
-    slowdown: None if not reported. jobs: ids that the report names, if any.
+    Attributes:
+        slowdown: None if not reported.
+        jobs: ids that the report names, if any.
     """
 
     begin: int
@@ -98,7 +100,7 @@ class SlowSpan(NamedTuple):
 
 
 class NodeJob(NamedTuple):
-    """The time that a job spent on a node. gpus: its GPUs on the node, or None if Slurm did not account them."""
+    """The time that a job spent on a node. `gpus` is None if Slurm did not record the GPUs."""
 
     job: int
     begin: int
@@ -107,7 +109,12 @@ class NodeJob(NamedTuple):
 
 
 class NodeLoss(NamedTuple):
-    """The loss on one node. unknown_seconds: slow time whose cost is unknown. worst: the largest reported slowdown."""
+    """The loss on one node.
+
+    Attributes:
+        unknown_seconds: slow time whose cost is unknown.
+        worst: the largest reported slowdown.
+    """
 
     slow_seconds: int
     unknown_seconds: int
@@ -308,7 +315,7 @@ def _notes(study: Study, nodes: Sequence[Row]) -> list[str]:
     if unknown:
         found.append(
             f"The cost of {percent(share(unknown, slow))} of the slow time is unknown: the job or its GPUs were not "
-            "accounted, several jobs were possible, or no slowdown was reported. The GPU-hours exclude this time."
+            "recorded, several jobs were possible, or no slowdown was reported. The GPU-hours exclude this time."
         )
     found.append(
         "Slowness is detected only if jobs report their iterations or counters are sampled ([checks.failslow]). A node "

@@ -16,7 +16,7 @@ LOOP_MIN_ENDS = 5  # a job that was ended by nodes this many times is in a reque
 
 
 class EndedJob(NamedTuple):
-    """A row that goodput_ended_jobs.sql returns: a job that a node ended. jobs: 1."""
+    """A row returned by goodput_ended_jobs.sql: a job that a node ended. `jobs` is 1."""
 
     cluster: str
     job_id: int
@@ -30,7 +30,8 @@ class EndedJob(NamedTuple):
 
 
 class PreemptedJobs(NamedTuple):
-    """A row that goodput_preempted_jobs.sql returns: pre-empted jobs. after: the job whose requeue pre-empted them."""
+    """A row returned by goodput_preempted_jobs.sql: pre-empted jobs. `after` is the job whose requeue pre-empted
+    them."""
 
     how: str
     after: int | None
@@ -46,13 +47,15 @@ def goodput(study: Study, *, checkpoint: float = CHECKPOINT_SECONDS, price: floa
 
         loss(job) = min(runtime, checkpoint / 2) * GPUs
 
-    checkpoint: seconds between two checkpoints; on average, half of this is lost. price: money per GPU-hour.
-
     Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680): hourly checkpoints, min(runtime, 30 min) * GPUs of
-    (1) jobs that were NODE_FAIL, or FAILED by the hardware, (2) jobs PREEMPTED by the requeue of a job of (1).
+    (1) jobs that ended NODE_FAIL, or FAILED because of the hardware, (2) jobs PREEMPTED by the requeue of a job of (1).
     `hardware_ends` defines (1) here.
 
     Raises Unanswerable if there are no jobs, and WrongChoice for an invalid checkpoint or price.
+
+    Args:
+        checkpoint: seconds between two checkpoints; on average, half of this is lost.
+        price: cost of a GPU-hour.
     """
     if not 0 < checkpoint < float("inf"):
         raise WrongChoice("--checkpoint: must be more than 0")
@@ -96,7 +99,7 @@ def has_findings(goodput: Document) -> bool:
 
 
 def loss(rows: Iterable[EndedJob | PreemptedJobs], price: float | None) -> Row:
-    """Return the loss of these jobs."""
+    """Return the work that these jobs lost."""
     job_rows = list(rows)
     gpu_seconds = sum((row.gpu_seconds for row in job_rows), 0.0)
     gpu_hours = gpu_seconds / 3600
@@ -149,13 +152,14 @@ def _notes(study: Study, first: Sequence[EndedJob], other_preempted: Sequence[Pr
     found = [
         *hardware_ends.notes(study),
         *study.unchosen_node_notes(((row.cluster, row.node) for row in first), "faults"),
-        "The loss of a job is assumed, not measured: half the time between two checkpoints.",
+        "A job's lost work is assumed, not measured: half the time between two checkpoints.",
         "Jobs ended by a node without a failing check or NODE_FAIL are not included.",
     ]
     unknown_gpus = sum(row.gpus is None for row in first)
     if unknown_gpus:
         found.append(
-            f"{plural(unknown_gpus, 'job')} ended by nodes had an unknown number of GPUs, so their loss is not counted."
+            f"{plural(unknown_gpus, 'job')} ended by nodes had an unknown number of GPUs, so their lost work is "
+            "not counted."
         )
     unknown = sum(row.jobs for row in other_preempted if row.how == "unknown")
     if unknown:

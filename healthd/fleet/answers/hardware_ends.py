@@ -12,7 +12,7 @@ END_LABELS = dict(zip(END_KINDS, ("NODE_FAIL", "FAILED with a failing check", "R
 
 
 def notes(study: Study) -> list[str]:
-    """Return sentences about the table's limits."""
+    """Return sentences about the limits of this rule."""
     if study.has_rows("events") or study.has_rows("scraped_conditions"):
         return []
     return ["The store has no health checks, so only NODE_FAIL shows which jobs the hardware ended."]

@@ -1,10 +1,10 @@
 """Collects the evidence against each node: failed jobs, conditions, outages and tickets.
 
-If a job ran on many nodes, its failure counts only against the culprits. For NODE_FAIL, the culprit is the node that
+If a job ran on many nodes, its failure is attributed only to the culprits. For NODE_FAIL, the culprit is the node that
 went DOWN at that time. Otherwise, the culprits are the nodes with a condition in [end - 10 min, end + 5 min], the
 window used by Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Several culprits share the failure. If no culprit
 is known, all the job's nodes share the failure, and shares below MIN_SHARE are dropped. To exclude users' mistakes, a
-FAILED job counts only against a node that had a condition that drains (degraded or critical).
+FAILED job is attributed only to a node that had a condition that drains (degraded or critical).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ R = TypeVar("R", "ConditionMoment", "OutageRow", "Maintenance", "ExternalRecord"
 class Evidence:
     """One piece of evidence against a node.
 
-    kind         failed (a job), out (of service), condition, ticket, failure (recorded by another tool)
-    code         code of a condition; for `out`, the reason (a healthd code, "down", "person", "unknown")
-    weight       probability that this node caused the failure, 0 to 1
-    text         text from other sources
-    gpus, nodes  GPUs and nodes of the job
+    Attributes:
+        kind: failed (a job), out (of service), condition, ticket, failure (recorded by another tool).
+        code: code of a condition; for `out`, the reason (a healthd code, "down", "person", "unknown").
+        weight: probability that this node caused the failure, 0 to 1.
+        text: text from other sources.
+        gpus, nodes: GPUs and nodes of the job.
     """
 
     kind: str
@@ -57,7 +58,12 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A period out of service. end_time: None if it is not over yet. by_whom: healthd, slurm, person or unknown."""
+    """A period out of service.
+
+    Attributes:
+        end_time: None if it is not over yet.
+        by_whom: healthd, slurm, person or unknown.
+    """
 
     start_time: int
     end_time: int | None
@@ -70,7 +76,7 @@ class Outage:
 
 
 class FailedJobSighting(NamedTuple):
-    """A row that lemons_failed_jobs.sql or lemons_node_fails.sql returns: a failed job, and a sighting on one of its
+    """A row returned by lemons_failed_jobs.sql or lemons_node_fails.sql: a failed job, and a sighting on one of its
     nodes.
     """
 
@@ -89,7 +95,7 @@ class FailedJobSighting(NamedTuple):
 
 
 class ConditionMoment(NamedTuple):
-    """A row that lemons_moments.sql returns. busy: a job was on the node."""
+    """A row returned by lemons_moments.sql. `busy` is True if a job was on the node."""
 
     cluster: str
     node: str
@@ -101,7 +107,7 @@ class ConditionMoment(NamedTuple):
 
 
 class OutageRow(NamedTuple):
-    """A row that lemons_outages.sql returns."""
+    """A row returned by lemons_outages.sql."""
 
     cluster: str
     node: str
@@ -113,7 +119,7 @@ class OutageRow(NamedTuple):
 
 
 class Maintenance(NamedTuple):
-    """A row that lemons_maintenance.sql returns."""
+    """A row returned by lemons_maintenance.sql."""
 
     cluster: str
     node: str
@@ -122,7 +128,7 @@ class Maintenance(NamedTuple):
 
 
 class ExternalRecord(NamedTuple):
-    """A row that lemons_external_records.sql returns: a ticket, or a failure recorded by another tool."""
+    """A row returned by lemons_external_records.sql: a ticket, or a failure recorded by another tool."""
 
     cluster: str
     node: str
@@ -133,7 +139,7 @@ class ExternalRecord(NamedTuple):
 
 
 class FirstSeen(NamedTuple):
-    """A row that lemons_first_seen.sql returns."""
+    """A row returned by lemons_first_seen.sql."""
 
     cluster: str
     node: str
@@ -141,7 +147,7 @@ class FirstSeen(NamedTuple):
 
 
 class ClusterStart(NamedTuple):
-    """A row that lemons_cluster_starts.sql returns."""
+    """A row returned by lemons_cluster_starts.sql."""
 
     cluster: str
     first_time: int
@@ -151,8 +157,9 @@ class ClusterStart(NamedTuple):
 class FleetEvidence:
     """Evidence against each node, and the node's outages.
 
-    first_seen  first time at which each node occurs in the store
-    begins      first time at which each cluster occurs, used for nodes that occur only in failures
+    Attributes:
+        first_seen: time at which each node first occurs in the store.
+        begins: time at which each cluster first occurs, used for nodes that occur only in failures.
     """
 
     evidence: dict[Key, list[Evidence]]
@@ -200,7 +207,7 @@ def _by_node(rows: Iterable[R]) -> dict[Key, list[R]]:
 
 
 def outage_code(state: str, reason: str, by_whom: str) -> str:
-    """Return how a node was taken out of service: a healthd code ("gpu_xid/79"), "down", or the actor."""
+    """Return the reason for an outage: a healthd code ("gpu_xid/79"), "down", or the actor."""
     if "DOWN" in state:
         return "down"
     if by_whom == "healthd":
@@ -248,9 +255,9 @@ def failure_shares(moments: Iterable[ConditionMoment], sightings: Iterable[Faile
     """Return, for each code, the share of its sightings and drains at which a job on the node failed.
 
     If a code never coincides with a failure (a slow link, a drain by a person to inspect a fan), it is weak evidence of
-    a failing node. Sightings without a job on the node do not count: a fault on an idle node fails no job, so an idle
-    fleet would give every code a low share. Drains by people always count, because people prefer to work on idle nodes.
-    The share follows Laplace's rule, (k + 1) / (n + 2), which is 1/2 without data.
+    a failing node. Sightings without a job on the node are ignored: a fault on an idle node fails no job, so an idle
+    fleet would give every code a low share. Drains by people are always included, because people prefer to work on idle
+    nodes. The share follows Laplace's rule, (k + 1) / (n + 2), which is 1/2 without data.
     """
     days_seen: dict[str, set[tuple[str, str, int]]] = defaultdict(set)
     failed: dict[str, set[tuple[str, str, int]]] = defaultdict(set)

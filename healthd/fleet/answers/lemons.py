@@ -1,14 +1,15 @@
 """Finds nodes that keep ending jobs despite repairs, so that they can be taken out of service.
 
-The seven signals and their 28 days are those of Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. healthd counts all
-observations of one event as one failure (`lemon_score.merge_incidents`). From the failures it computes the probability
-that the node's failure rate exceeds LEMON_RATE_FACTOR times the fleet's rate (lemon_score). If this probability is at
-least DEFAULT_PROBABILITY, the node is a lemon. healthd never names more than MAX_LEMON_SHARE of the nodes.
+The seven signals and the period of 28 days are from Kokolis, Kuchnik et al., "Revisiting Reliability in Large-Scale
+Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680). Their thresholds were not published. healthd counts
+all observations of one event as one failure (`lemon_score.merge_incidents`). From the failures it computes the
+probability that the node's failure rate exceeds LEMON_RATE_FACTOR times the fleet's rate (lemon_score). If this
+probability is at least DEFAULT_PROBABILITY, the node is a lemon. healthd never names more than MAX_LEMON_SHARE of the
+nodes.
 
 `--apply` drains nodes without review, so it requires more: the node's events must have a total weight of
 MIN_APPLY_EVENTS, and one signal must be at least MIN_APPLY_EVENTS and above the fleet's HIGH_SIGNAL_QUANTILE. The
-signal excl_jobid_count does not qualify, because the paper found that it predicts lemons poorly.
+signal excl_jobid_count does not qualify, because the paper found that this signal predicts lemons poorly.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ NOT_DRAINED_NOTE = "--apply drains it only with --probability, because its event
 
 
 class NewestTime(NamedTuple):
-    """A row that lemons_newest.sql returns. source: a table in the store."""
+    """A row returned by lemons_newest.sql. `source` is a table in the store."""
 
     source: str
     cluster: str | None
@@ -82,7 +83,7 @@ class NewestTime(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """A row that lemons_signals.sql returns."""
+    """A row returned by lemons_signals.sql."""
 
     cluster: str
     node: str
@@ -96,7 +97,7 @@ class Signals(NamedTuple):
 
 
 class JobCount(NamedTuple):
-    """A row that lemons_large_jobs.sql returns."""
+    """A row returned by lemons_large_jobs.sql."""
 
     jobs: int
 
@@ -105,9 +106,10 @@ class JobCount(NamedTuple):
 class Suspect:
     """Data of one node in the window.
 
-    record    the node's whole history
-    counted   the same history, discounted to the end of the window
-    evidence  evidence in the window, sorted by time
+    Attributes:
+        record: the node's whole history.
+        counted: the same history, discounted to the end of the window.
+        evidence: evidence in the window, sorted by time.
     """
 
     cluster: str
@@ -135,8 +137,8 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
 
     Args:
         window_days: length of the window, which ends when the requested or known period ends; None for the whole
-        period.
-        min_probability: probability from which a node is named and drained (`--probability`). None means
+            period.
+        min_probability: minimum probability for a node to be named and drained (`--probability`). None means
             DEFAULT_PROBABILITY; then only lemons with strong evidence are drained.
 
     Raises Unanswerable if nothing in the store shows node failures.
@@ -206,7 +208,7 @@ def _newest_times(study: Study) -> dict[str, int]:
 def complete_until(newest: Mapping[str, int]) -> int | None:
     """Return the time until which the store is complete.
 
-    This is judged by the newest job: conditions and node states may have no rows on days without faults, but jobs
+    The newest job determines this time: conditions and node states may have no rows on days without faults, but jobs
     arrive every day.
     """
     return min(newest.get("jobs", max(newest.values())), max(newest.values())) if newest else None
@@ -261,7 +263,7 @@ def _suspects(
 def node_signals(evidence: Iterable[Evidence], outage_count: int, signal_row: Signals) -> dict[str, float | None]:
     """Return the seven signals under the paper's names.
 
-    A failed job counts for a node that is more likely to be the culprit than all other nodes together.
+    A failed job is attributed to a node that is more likely to be the culprit than all other nodes together.
     """
     failed = [item for item in evidence if item.kind == "failed" and item.weight >= 0.5]
     single_node = sum((item.nodes or 1) == 1 for item in failed)
@@ -285,11 +287,12 @@ def total_weight(node_incidents: Iterable[Incident]) -> float:
 class Judgement:
     """The result of comparing the nodes of one cluster.
 
-    fleet            None if no node failed
-    min_probability  probability from which a node is a lemon
-    high_signals     threshold for each signal
-    ranked           nodes with an event in the window; the most likely lemon comes first
-    certain          lemons with enough evidence for --apply to drain them
+    Attributes:
+        fleet: None if no node failed.
+        min_probability: minimum probability for a node to be a lemon.
+        high_signals: threshold for each signal.
+        ranked: nodes with an event in the window; the most likely lemon comes first.
+        certain: lemons with enough evidence for --apply to drain them.
     """
 
     fleet: FleetPrior | None
@@ -309,7 +312,11 @@ def max_lemons(nodes: int) -> int:
 
 
 def judge_cluster(suspects: Sequence[Suspect], min_probability: float | None = None) -> Judgement:
-    """Compare the nodes of one cluster. min_probability: as in `lemons`."""
+    """Compare the nodes of one cluster.
+
+    Args:
+        min_probability: as in `lemons`.
+    """
     fleet = fit_prior(suspect.counted for suspect in suspects)
     probability_limit = DEFAULT_PROBABILITY if min_probability is None else min_probability
     high_signals = {
@@ -386,7 +393,7 @@ def _gain_row(
     begin: int,
     end: int,
 ) -> dict[str, Any]:
-    """Estimate how many failures of large jobs average nodes in place of the lemons would have avoided.
+    """Estimate how many failures of large jobs would have been avoided with average nodes in place of the lemons.
 
     Large jobs have more than `more_than` GPUs. A lemon fails `score` times as often as an average node. The paper
     reports that the share of failed jobs with 512+ GPUs fell from "14 % to 4 %" (arXiv 2410.21680).
@@ -485,7 +492,7 @@ def few_named_notes(fleets: Iterable[Mapping[str, Any]], begin: int, end: int) -
 def _ranked_row(suspect: Suspect, judgement: Judgement) -> dict[str, Any]:
     """Return the document's keys for a ranked node."""
     fleet = judgement.fleet
-    assert fleet is not None, "without failures, no node is ranked"
+    assert fleet is not None, "nodes are ranked only if there are failures"
     return {
         "cluster": suspect.cluster,
         "node": suspect.node,

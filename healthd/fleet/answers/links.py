@@ -4,9 +4,9 @@ Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680, section IV.B) call for mon
 speed in addition to adaptive routing, and not only whether links are up. healthd's nodes report both. Figure 12 of the
 paper is not reproduced: it is a benchmark of a network with injected errors, which no event store contains.
 
-A port is an outlier if it has significantly more episodes than chance would give it. A switch is an outlier if its
-nodes have significantly more episodes than the same number of random nodes from its cluster. Benjamini and Hochberg's
-method controls the false discovery rate of ports and of switches.
+A port is an outlier if it has significantly more episodes than expected by chance. A switch is an outlier if its nodes
+have significantly more episodes than the same number of random nodes from its cluster. Benjamini and Hochberg's method
+controls the false discovery rate of ports and of switches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Node = tuple[str, str]
 
 
 class Sighting(NamedTuple):
-    """A row that links_sightings.sql returns."""
+    """A row returned by links_sightings.sql."""
 
     cluster: str
     node: str
@@ -63,7 +63,7 @@ class Sighting(NamedTuple):
 
 
 class ObservedNode(NamedTuple):
-    """A row that links_nodes.sql returns. days: observed days."""
+    """A row returned by links_nodes.sql. `days` are observed days."""
 
     cluster: str
     node: str
@@ -73,7 +73,7 @@ class ObservedNode(NamedTuple):
 
 
 class PortCount(NamedTuple):
-    """A row that links_ports.sql returns."""
+    """A row returned by links_ports.sql."""
 
     model: str
     inside: bool
@@ -83,8 +83,10 @@ class PortCount(NamedTuple):
 def links(study: Study) -> Document:
     """Return the document for `healthd fleet links`. Raises Unanswerable if there are no events.
 
-    kinds: the fleet's rate for each kind, in episodes per 1000 port-days. ports, switches: outliers come first.
-    together: times at which several nodes on one switch lost their links.
+    Keys:
+        kinds: the fleet's rate for each kind, in episodes per 1000 port-days.
+        ports, switches: rows, with outliers first.
+        together: times at which several nodes on one switch lost their links.
     """
     if not study.has_rows("scraped_conditions"):
         study.require("events")
@@ -107,8 +109,8 @@ def links(study: Study) -> Document:
     )
     if unnamed_episodes:
         notes.append(
-            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name and "
-            "count as one port per node."
+            f"{plural(unnamed_episodes, 'episode')} {'has' if unnamed_episodes == 1 else 'have'} no port name; "
+            "all of a node's episodes without a port name are counted for one port."
         )
     unknown_switches = sum(row.switch is None for row in nodes)
     if unknown_switches:
@@ -198,11 +200,13 @@ def worst_ports(
     nodes: Sequence[ObservedNode],
     ports_by_node: Mapping[tuple[str, str, bool], int],
 ) -> list[Row]:
-    """Return ports with two or more episodes of a kind. Those least likely by chance come first.
+    """Return ports with two or more episodes of a kind. Those least likely to be due to chance come first.
 
-    p_value: probability of at least this many episodes by chance. Given the total number of episodes, a port's number
-    is binomial, in proportion to the port's observed days (Przyborowski and Wilenski, Biometrika 31, 1940). adjusted:
-    the p-value adjusted for tests of all ports and kinds, including ports without an episode.
+    Keys:
+        p_value: probability of at least this many episodes by chance. Given the total number of episodes, a port's
+            number is binomial, in proportion to the port's observed days (Przyborowski and Wilenski, Biometrika 31,
+            1940).
+        adjusted: the p-value adjusted for tests of all ports and kinds, including ports without an episode.
     """
     rows: list[Row] = []
     tests = 0
@@ -234,14 +238,13 @@ def worst_ports(
 
 
 def worst_switches(episode_counts: Mapping[str, Counter[Port]], nodes: Sequence[ObservedNode]) -> list[Row]:
-    """Return the switches whose nodes had an episode. The least likely by chance come first.
+    """Return the switches whose nodes had an episode. Those least likely to be due to chance come first.
 
-    The random draws have a fixed seed.
+    The p-value is the share of draws in which the same number of random nodes from the cluster exceeds its expected
+    number of episodes by at least as much as the switch's nodes do. Because whole nodes are drawn, a single bad node is
+    no evidence against its switch. The random draws have a fixed seed.
 
-    p_value: how often the same number of random nodes from the cluster exceeds its expected number of episodes by at
-    least as much as the switch's nodes do. Because whole nodes are drawn, a single bad node is no evidence against its
-    switch. Source: a bootstrap test by clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993,
-    chapter 16).
+    Source: a bootstrap test by clusters (Efron and Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 16).
     """
     rows: list[Row] = []
     tests = 0
@@ -318,7 +321,7 @@ def _adjust_p_values(rows: list[Row], tests: int, keys: tuple[str, ...]) -> list
 def switch_events(sights: Iterable[Sighting], switch_by_node: Mapping[Node, str | None]) -> list[Row]:
     """Return the times when SWITCH_EVENT_MIN_NODES nodes on one switch lost a link within SWITCH_EVENT_SECONDS.
 
-    Only the kinds down and flaps count.
+    Only the kinds down and flaps are used.
     """
     by_switch: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for row in sights:

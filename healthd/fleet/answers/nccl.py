@@ -26,8 +26,12 @@ MAX_WITHOUT_DUMP = 4096  # maximum number of ranks to list
 def nccl(folder: str) -> Document:
     """Return the document for `healthd fleet nccl`. Raises Unanswerable if the folder has no rank's records.
 
-    kind: missing, network, memory, hang, mismatch or none. suspects: the suspected ranks. groups: [{group, collective,
-    entered, missing, ...}]. failures: failed requests. hangs: ranks whose watchdog made no progress.
+    Keys:
+        kind: missing, network, memory, hang, mismatch or none.
+        suspects: the suspected ranks.
+        groups: [{group, collective, entered, missing, ...}].
+        failures: failed requests.
+        hangs: ranks whose watchdog made no progress.
     """
     try:
         read = files.read(folder)
@@ -86,7 +90,9 @@ def has_findings(nccl: Document) -> bool:
 def _group_row(stall: Stall, groups: Sequence[Group]) -> dict[str, Any]:
     """Return a row with a group's ranks.
 
-    left: ranks that finished the collective. unknown: ranks of which it is not known whether they entered it.
+    Keys:
+        left: ranks that finished the collective.
+        unknown: ranks that may or may not have entered it.
     """
     group, operation_id = groups[stall.key.group], stall.key
     return {

@@ -1,4 +1,4 @@
-"""Describes failed InfiniBand requests and hanging watchdogs from the ranks' logs. Pure functions."""
+"""Describes failed InfiniBand requests and hanging watchdogs from the ranks' logs. All functions are pure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def failures_verdict(nccl: Document) -> str:
 
 
 def hangs_verdict(nccl: Document) -> str:
-    """Return one or two sentences about which ranks hang."""
+    """Return one or two sentences that name the hanging ranks."""
     hanging = [row["rank"] for row in nccl["hangs"]]
     names = ", ".join(map(str, hanging[:MAX_SHOWN])) + (", ..." if len(hanging) > MAX_SHOWN else "")
     if not nccl["suspects"]:
@@ -131,7 +131,7 @@ def failure_sentence(row: Document) -> str:
 
 
 def hang_sentence(row: Document) -> str:
-    """Return a sentence about which rank hangs and for how long."""
+    """Return a sentence with the hanging rank and the duration of the hang."""
     where = f" on {row['host']}" if row["host"] else ""
     since = f" for {row['seconds']:,} s" if row["seconds"] else ""
     stuck = f"PyTorch's NCCL watchdog made no progress{since}, and its monitor ended the process"

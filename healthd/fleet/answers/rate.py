@@ -18,14 +18,14 @@ RATE_NODE_DAYS = 1000
 SIZES = tuple(2**power for power in range(3, 18))  # GPUs, 8 to 131,072: figure 7 of the paper
 SIZE_CLASSES = tuple(2**power for power in range(18))  # as in the query `states`
 DAY = 86400
-MAX_MTTF_SECONDS = 1000 * 365 * DAY  # an interval whose upper end is longer than this counts as unbounded
+MAX_MTTF_SECONDS = 1000 * 365 * DAY  # an interval whose upper end is longer than this is treated as unbounded
 # If an attempt fails in its first hour and the previous attempt failed too, the job probably met the same fault again.
 # By chance, this happens to 7 in 100 attempts of a job on 2,000 GPUs with independent failures (MTTF 14 h).
 LOOP_SECONDS = 3600
 
 
 class RunSums(NamedTuple):
-    """A row that rate_sums.sql returns."""
+    """A row returned by rate_sums.sql."""
 
     gpus_up_to: int
     large: bool
@@ -36,7 +36,7 @@ class RunSums(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """A row that rate_exposures.sql returns."""
+    """A row returned by rate_exposures.sql."""
 
     gpus_up_to: int
     large: bool
@@ -46,7 +46,7 @@ class Exposure(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A row that rate_failures.sql returns."""
+    """A row returned by rate_failures.sql."""
 
     cluster: str
     db_index: int
@@ -65,8 +65,7 @@ has_findings = document.no_findings
 def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: int = 0) -> Document:
     """Return the document for `healthd fleet rate` (docs/json.md). r_f is per 1000 node-days.
 
-    gpus_per_node: GPUs per node for the projection; 0 means the mean of the large jobs. Raises Unanswerable if there
-    are no jobs.
+    Raises Unanswerable if there are no jobs.
 
     Source: r_f is "all jobs using more than 128 GPUs that ended NODE_FAIL, or FAILED with a critical check in the last
     10 minutes or 5 minutes after", per node-day of runtime: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680).
@@ -74,6 +73,9 @@ def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: i
     condition are included because the paper's critical checks include link faults, to which healthd gives the severity
     degraded. Jobs that healthd requeued because of a fault are included because they would otherwise have ended FAILED
     or NODE_FAIL.
+
+    Args:
+        gpus_per_node: GPUs per node for the projection; 0 means the mean of the large jobs.
     """
     ran_jobs = load_ran_jobs(study, more_than_gpus)
     large_rate = ran_jobs.large_rate()
@@ -93,7 +95,7 @@ def rate(study: Study, *, more_than_gpus: int = MORE_THAN_GPUS, gpus_per_node: i
 
 
 class Cluster(NamedTuple):
-    """A row that rate_clusters.sql returns."""
+    """A row returned by rate_clusters.sql."""
 
     cluster: str
 
@@ -135,7 +137,7 @@ def _notes(study: Study, large: Row, overall: Row, more_than_gpus: int) -> list[
     if overall["placed"] < overall["failures"]:
         notes.append(
             f"The node is unknown for {overall['failures'] - overall['placed']} of {overall['failures']} failures: no "
-            "critical condition was seen, and Slurm set none of the jobs' nodes down."
+            "critical condition was seen, and Slurm set none of the jobs' nodes DOWN."
         )
     clusters = study.query("rate_clusters", Cluster)
     if len(clusters) > 1:
@@ -293,7 +295,7 @@ def mttf_interval(
     r_f is per 1000 node-days. The upper end is None (unbounded) if a rate of 0 is possible or if the end exceeds
     MAX_MTTF_SECONDS.
 
-    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). This assumes that nodes fail independently.
+    Source: Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). The formula assumes that nodes fail independently.
     """
 
     def of(failure_rate: float | None) -> float | None:

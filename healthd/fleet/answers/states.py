@@ -1,6 +1,6 @@
 """Computes the outcomes of jobs and their use of GPU time, by state and by size.
 
-It can compare two times around a date.
+It can compare the times before and after a date.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SERVER_GPUS = 8  # GPU limits of the paper's statistics of job sizes
 
 
 class EndedJobs(NamedTuple):
-    """A row that states_ended.sql returns."""
+    """A row returned by states_ended.sql."""
 
     state: str | None
     gpus_up_to: int | None
@@ -35,7 +35,7 @@ class EndedJobs(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A row that states_outcomes.sql returns."""
+    """A row returned by states_outcomes.sql."""
 
     after: bool
     state: str | None
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class ReadPeriod(NamedTuple):
-    """A row that states_read_periods.sql returns."""
+    """A row returned by states_read_periods.sql."""
 
     cluster: str
     from_time: int
@@ -52,7 +52,7 @@ class ReadPeriod(NamedTuple):
 
 
 class ClusterGpus(NamedTuple):
-    """A row that states_nodes.sql returns."""
+    """A row returned by states_nodes.sql."""
 
     cluster: str
     gpus: int
@@ -61,7 +61,7 @@ class ClusterGpus(NamedTuple):
 
 
 class GpuTime(NamedTuple):
-    """A row that states_used_gpu_time.sql or states_lost_on_nodes.sql returns."""
+    """A row returned by states_used_gpu_time.sql or states_lost_on_nodes.sql."""
 
     gpu_seconds: float
 
@@ -72,13 +72,15 @@ has_findings = document.no_findings
 def states(study: Study, *, split: int | None = None, large: int = LARGE_GPUS) -> Document:
     """Return the document for `healthd fleet states`.
 
-    by_state, by_size: jobs and GPU-seconds with their shares. infrastructure: jobs that nodes ended. use: utilisation
-    and goodput. split: the outcome of jobs with `large` or more GPUs before and after the split, or None without a
-    split.
+    Keys:
+        by_state, by_size: jobs and GPU-seconds with their shares.
+        infrastructure: jobs that nodes ended.
+        use: utilisation and goodput.
+        split: the outcome of jobs with `large` or more GPUs before and after the split, or None without a split.
 
-    Jobs are accounting records that ended in the requested period. Their whole runtime counts, including time before
-    the period. Each requeue is a separate record. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025, arXiv
-    2410.21680), for the states, the sizes and the outcome of large jobs.
+    Jobs are accounting records that ended in the requested period. Their whole runtime is counted, including time
+    before the period. Each requeue is a separate record. Source: section III of Kokolis, Kuchnik et al. (HPCA 2025,
+    arXiv 2410.21680), for the states, the sizes and the outcome of large jobs.
 
     Raises Unanswerable if there are no jobs, and WrongChoice if the split is outside the requested period.
     """
@@ -112,7 +114,7 @@ def _outcomes(study: Study, split: int, large: int) -> list[Outcome]:
 
 
 def by_state(ended: Iterable[EndedJobs]) -> list[Row]:
-    """Return the states. Those with the most GPU time come first."""
+    """Return the states, sorted by GPU time, largest first."""
     rows = with_shares(_sums_by(ended, "state"))
     return sorted(rows, key=lambda row: (-row["gpu_seconds"], row["state"] or ""))
 
@@ -140,7 +142,7 @@ def by_size(ended: Iterable[EndedJobs]) -> list[Row]:
 def infrastructure(ended: Iterable[EndedJobs]) -> Row:
     """Return the share of jobs, runtime and GPU time for jobs that nodes ended (`hardware_ends`).
 
-    The whole runtime of these jobs counts; `goodput` estimates how much of it was lost.
+    The whole runtime of these jobs is counted; `goodput` estimates the lost part.
     """
     ended_rows = list(ended)
     total = _sums(ended_rows)
@@ -199,13 +201,15 @@ def gpu_use(
         goodput             (used GPU-seconds - lost GPU-seconds) / seconds: the mean number of GPUs whose work was kept
         normalised_goodput  goodput / available GPUs, which is the maximum goodput
 
-    available_gpu_seconds: GPU-seconds that were available in the known time. known_seconds: the longest known time of a
-    cluster. jobs: number of jobs that ended.
-
     Source: "goodput: the amount of productive work completed per unit of time, normalised by the maximum possible", in
     the section about metrics in Kokolis, Kuchnik et al. (HPCA 2025). The accounting does not record productive work.
     healthd counts all work as productive, except work that had to be repeated because a node or a pre-emption ended the
     job.
+
+    Args:
+        available_gpu_seconds: GPU-seconds that were available in the known time.
+        known_seconds: the longest known time of a cluster.
+        jobs: number of jobs that ended.
     """
     normalised = share(max(used_gpu_seconds - lost_gpu_seconds, 0.0), available_gpu_seconds)
     return {

@@ -64,21 +64,21 @@ MAX_HINT_LENGTH = 400  # maximum characters in suggested names
 
 
 class ChosenNode(NamedTuple):
-    """A row that chosen_node_names.sql returns."""
+    """A row returned by chosen_node_names.sql."""
 
     cluster: str
     node: str
 
 
 class JobsCoverage(NamedTuple):
-    """A row that jobs_known.sql returns."""
+    """A row returned by jobs_known.sql."""
 
     cluster: str
     known_until: int
 
 
 class ObservedShare(NamedTuple):
-    """A row that observed_share.sql returns."""
+    """A row returned by observed_share.sql."""
 
     seconds: int
     observed_seconds: int
@@ -89,9 +89,11 @@ class ObservedShare(NamedTuple):
 class Choice:
     """Selection of jobs and nodes; "" selects all.
 
-    partition      jobs in the partition (one of a job's partitions must match) and its nodes
-    account        the account's jobs, and the nodes on which at least one of these jobs ran
-    model, switch  nodes with this GPU model or behind this switch, and jobs that ran on at least one of these nodes
+    Attributes:
+        partition: jobs in the partition (one of a job's partitions must match) and its nodes.
+        account: the account's jobs, and the nodes on which at least one of these jobs ran.
+        model, switch: nodes with this GPU model or behind this switch, and jobs that ran on at least one of these
+            nodes.
     """
 
     cluster: str = ""
@@ -108,8 +110,9 @@ class Choice:
 class Study:
     """The open store, with the selected period, jobs and nodes.
 
-    from_time, to_time  the period, [from, to) in epoch seconds
-    database            runs SQL, also SQL that is not in a file
+    Attributes:
+        from_time, to_time: the period, [from, to) in epoch seconds.
+        database: runs SQL, including SQL that is not in a file.
     """
 
     def __init__(self, database: Database, from_time: int, to_time: int, choice: Choice | None = None) -> None:
@@ -126,8 +129,11 @@ class Study:
     def query(self, name: str, row: type[R], **parameters: Value) -> list[R]:
         """Run sql/answers/NAME.sql and return its rows as `row`, a NamedTuple whose fields are the columns in order.
 
-        The tables that the SQL reads are computed first, unless they were computed before. parameters: values for the
-        columns of the table `parameters`. Raises StoreError for a damaged file.
+        The tables that the SQL reads are computed first, unless they were computed before. Raises StoreError for a
+        damaged file.
+
+        Args:
+            parameters: values for the columns of the table `parameters`.
         """
         *dependencies, query_file = _with_dependencies(name)
         unknown = set(parameters) - set(query_file.parameters)
@@ -147,7 +153,11 @@ class Study:
             self._compute(_with_dependencies(name))
 
     def add_table(self, name: str, columns: Mapping[str, str], rows: Iterable[tuple[Value | None, ...]]) -> None:
-        """Create a table from Python rows. columns: maps each column's name to its type; at least one."""
+        """Create a table from Python rows.
+
+        Args:
+            columns: maps each column's name to its type; at least one.
+        """
         values_sql = ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
         names = ", ".join(columns)
         typed = ", ".join(f"CAST({column} AS {kind}) AS {column}" for column, kind in columns.items())
@@ -168,7 +178,8 @@ class Study:
     def unchosen_node_notes(self, nodes: Iterable[tuple[str, str | None]], noun: str) -> list[str]:
         """Return a note with the number of (cluster, node) pairs that were not selected.
 
-        noun: the thing that a pair represents, such as failures.
+        Args:
+            noun: the thing that a pair represents, such as failures.
         """
         if not (self.choice.model or self.choice.switch):
             return []
@@ -194,7 +205,7 @@ class Study:
             for row in self.query("jobs_known", JobsCoverage):
                 if self.choice.cluster in ("", row.cluster) and row.known_until < self.to_time - 1:
                     cluster_text, until = row.cluster or "the cluster", format_time(row.known_until)
-                    notes.append(f"The store contains the jobs of {cluster_text} only until {until}.")
+                    notes.append(f"The store has no jobs of {cluster_text} after {until}.")
         if "events" in tables:
             (observed,) = self.query("observed_share", ObservedShare)
             observed_fraction = share(observed.observed_seconds, observed.seconds)
@@ -307,7 +318,8 @@ def open_study(
 ) -> Iterator[Study]:
     """Open a store. Raises StoreError, WrongChoice, spark.NoSpark.
 
-    engine_name: duckdb, spark (on this machine) or spark://HOST:PORT.
+    Args:
+        engine_name: duckdb, spark (on this machine) or spark://HOST:PORT.
     """
     if engine_name == "duckdb":
         with engine.open_database(files, threads, memory_mib) as connection:

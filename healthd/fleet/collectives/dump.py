@@ -1,4 +1,4 @@
-"""Parser for PyTorch flight recorder dumps (plain data). Pure functions.
+"""Parser for PyTorch flight recorder dumps (plain data). All functions are pure.
 
 Format: torch/csrc/distributed/c10d/FlightRecorder.hpp, versions 1.x to 2.10 (`version` in the dump). `entries` is a
 single ring buffer for all groups, in the order of entry. `pg_config` lists this rank's groups. `pg_status` contains
@@ -33,7 +33,9 @@ class InvalidDump(HealthdError):
 class _ParsedEntry(NamedTuple):
     """A parsed entry.
 
-    pair: set for a send or receive. is_batch: True for "coalesced", a batch of sends and receives.
+    Attributes:
+        pair: set only for a send or receive.
+        is_batch: True for "coalesced", a batch of sends and receives.
     """
 
     entry: Entry
@@ -48,7 +50,8 @@ class _ParsedEntry(NamedTuple):
 def parse_dump(dump: Any, source: str = "", texts: dict[str, tuple[int, ...] | None] | None = None) -> RankView:
     """Return the view of the rank that wrote this dump. The rank is usually not recorded (-1). Raises InvalidDump.
 
-    texts: cache for parsed lists of ranks, because all dumps in a folder contain the same lists.
+    Args:
+        texts: cache for parsed lists of ranks, because all dumps in a folder contain the same lists.
     """
     parts = dump if isinstance(dump, Mapping) else {"entries": dump}
     entries = parts.get("entries", [])

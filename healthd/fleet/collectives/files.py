@@ -61,7 +61,10 @@ class UnusableFolder(HealthdError):
 class Folder:
     """The contents of a folder.
 
-    views: one view for each rank. failures, hangs: from all logs. other_files: unrelated files.
+    Attributes:
+        views: one view for each rank.
+        failures, hangs: failed requests and hangs from all logs.
+        other_files: unrelated files.
     """
 
     views: list[RankView]
@@ -201,7 +204,10 @@ def _assign_ranks(views: Sequence[RankView], known_ranks: set[int], unread: list
 
     If all names have a number after "rank", this number is the rank. Otherwise, the rank is the number that differs
     most between the files and is not part of a host name. Among several such numbers, one that yields ranks from 0 is
-    preferred, otherwise the last. known_ranks: ranks that are already known.
+    preferred, otherwise the last.
+
+    Args:
+        known_ranks: ranks that are already known.
     """
     possible = [possible_ranks(dump_view) for dump_view in views]
 

@@ -1,6 +1,6 @@
 """Parser for ranks' logs: PyTorch's NCCL watchdog, and NCCL's own NCCL_DEBUG=INFO with NCCL_DEBUG_SUBSYS=COLL.
 
-Pure functions.
+All functions are pure.
 
 PyTorch's lines (ProcessGroupNCCL.cpp), by version:
 
@@ -38,7 +38,7 @@ from healthd.fleet.collectives import transport
 from healthd.fleet.collectives.rank_view import Lane, Membership, Operation, Progress, RankView
 from healthd.fleet.collectives.transport import FailedRequest
 
-NO_COMPLETE_HISTORY_NS = 1 << 62  # a log does not show from which time on it is complete
+NO_COMPLETE_HISTORY_NS = 1 << 62  # a log does not show since when it is complete
 _GLOBAL_RANK = regex(r"\[(?:default)?(?:rank|Rank)(\d{1,7})\]:")
 _GROUP_RANK = regex(r"\[(?:PG [^\[\]]*? )?Rank (\d{1,7})\]")
 _PG = regex(r"\[PG (?:ID )?(\d{1,7})(?: PG GUID ([^\s()\[\]]+)(?:\(([^()]*)\))?)? Rank \d")
@@ -73,7 +73,12 @@ class _Group:
 
 @dataclass(slots=True)
 class _Communicator:
-    """A communicator in one process. rank: the process's rank in it. ranks: number of ranks. -1 means unknown."""
+    """A communicator in one process.
+
+    Attributes:
+        rank: the process's rank in it.
+        ranks: number of ranks. -1 means unknown.
+    """
 
     rank: int = -1
     ranks: int = -1
@@ -84,7 +89,12 @@ class _Communicator:
 
 @dataclass(slots=True)
 class Failure:
-    """Failed requests of one kind on one rank. rank: -1 if unknown. count: number of requests."""
+    """Failed requests of one kind on one rank.
+
+    Attributes:
+        rank: -1 if unknown.
+        count: number of requests.
+    """
 
     rank: int
     host: str
@@ -95,7 +105,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Hang:
-    """A rank whose watchdog made no progress. seconds: duration, 0 if the log does not contain it."""
+    """A rank whose watchdog made no progress. `seconds` is 0 if the log does not contain the duration."""
 
     rank: int
     host: str
@@ -126,8 +136,9 @@ def parse_views(
 ) -> list[RankView]:
     """Return a view for each rank in one log. A rank whose lines are not in the log has no view.
 
-    rank: the rank in the log's name, used for lines that do not contain a rank. number: another number in the log's
-    name, used as a last resort.
+    Args:
+        rank: the rank in the log's name, used for lines that do not contain a rank.
+        number: another number in the log's name, used as a last resort.
     """
     return parse_log(lines, source, host, rank, number).views
 
@@ -135,7 +146,11 @@ def parse_views(
 def parse_log(
     lines: Iterable[bytes], source: str, host: str, rank: int | None = None, number: int | None = None
 ) -> RankLog:
-    """Parse a log. rank, number: as in `parse_views`."""
+    """Parse a log.
+
+    Args:
+        rank, number: as in `parse_views`.
+    """
     processes: dict[object, _Process] = {}
     failures: dict[tuple[object, FailedRequest], Failure] = {}
     hangs: dict[int, Hang] = {}

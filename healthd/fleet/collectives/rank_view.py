@@ -16,12 +16,13 @@ Dtypes = tuple[tuple[str, ...], tuple[str, ...]] | tuple[()]
 class Operation(NamedTuple):
     """A collective, send or receive that a rank entered.
 
-    sequence       number within its lane, assigned by PyTorch
-    order          position among all operations of this rank, over all lanes
-    name           all_reduce, broadcast, send, ... (without "nccl:")
-    numel, dtypes  number of elements and data types of the input and output; () if not recorded
-    created_ns     when it was entered (epoch), 0 if unknown
-    started        True if the GPU is known to have started it (only with TORCH_NCCL_ENABLE_TIMING)
+    Attributes:
+        sequence: number within its lane, assigned by PyTorch.
+        order: position among all operations of this rank, over all lanes.
+        name: all_reduce, broadcast, send, ... (without "nccl:").
+        numel, dtypes: number of elements and data types of the input and output; () if not recorded.
+        created_ns: time at which it was entered (epoch), 0 if unknown.
+        started: True if the GPU is known to have started it (only with TORCH_NCCL_ENABLE_TIMING).
     """
 
     sequence: int
@@ -37,10 +38,11 @@ class Operation(NamedTuple):
 class Lane:
     """State of a lane.
 
-    entered          the highest sequence number that was entered
-    first            the first operation that is not done, or None if all entered operations are done
-    operations       the first pending operations and the last operations, by sequence number
-    has_completions  False for a log without completions; `first` is then the last operation entered
+    Attributes:
+        entered: the highest sequence number that was entered.
+        first: the first operation that is not done, or None if all entered operations are done.
+        operations: the first pending operations and the last operations, by sequence number.
+        has_completions: False for a log without completions; `first` is then the last operation entered.
     """
 
     entered: int
@@ -61,7 +63,7 @@ class Lane:
 class Membership(NamedTuple):
     """A process group in one rank's records.
 
-    ranks: global ranks in the order of their group ranks, or None if unknown.
+    `ranks` are global ranks in the order of their group ranks, or None if unknown.
     """
 
     name: str
@@ -80,9 +82,9 @@ class Pair(NamedTuple):
 class Progress(NamedTuple):
     """A group's last sequence numbers.
 
-    They are those of collectives or those of sends and receives, whichever ran last.
+    These are the numbers of collectives or of sends and receives, whichever ran last.
 
-    started: -1 if unknown.
+    `started` is -1 if unknown.
     """
 
     entered: int
@@ -94,15 +96,16 @@ class Progress(NamedTuple):
 class RankView:
     """Records of one rank.
 
-    rank                     -1 if unknown so far
-    source, host             the file, and the host in its name, or ""
-    version                  version of the dump, "" for a log
-    groups, lanes, progress  each is keyed by the group's name
-    pairs                    this rank's pending sends or receives
-    with_pairs               groups in which it sends or receives
-    since_ns                 time from which the dump is complete; earlier entries in the ring buffer were overwritten
-    has_only_pending         True if the dump has only pending operations
-    first_ns, last_ns        when the rank entered the first and last operation in these records, 0 if unknown
+    Attributes:
+        rank: -1 if unknown so far.
+        source, host: the file, and the host in its name, or "".
+        version: version of the dump, "" for a log.
+        groups, lanes, progress: each is keyed by the group's name.
+        pairs: this rank's pending sends or receives.
+        with_pairs: groups in which it sends or receives.
+        since_ns: time from which the dump is complete; earlier entries in the ring buffer were overwritten.
+        has_only_pending: True if the dump has only pending operations.
+        first_ns, last_ns: times at which the rank entered the first and last operation in these records, 0 if unknown.
     """
 
     rank: int

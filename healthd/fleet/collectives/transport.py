@@ -1,4 +1,4 @@
-"""Parses NCCL's log lines about failed InfiniBand and RoCE requests, and explains their status. Pure functions.
+"""Parses NCCL's log lines about failed InfiniBand and RoCE requests, and explains their status. All functions are pure.
 
 NCCL (src/transport/net_ib*, also in its plugins) prints one line for a work completion with an error:
 
@@ -25,7 +25,9 @@ NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED, OTHER_SOURCE = "network", "memory", "
 class Status(NamedTuple):
     """Meaning of a completion status.
 
-    meaning: a sentence without a full stop. source: NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED or OTHER_SOURCE.
+    Attributes:
+        meaning: a sentence without a full stop.
+        source: NETWORK, MEMORY, REMOTE, ADAPTER, FLUSHED or OTHER_SOURCE.
     """
 
     name: str
@@ -68,8 +70,11 @@ _ADAPTER = regex(r"\bhca ([\w.-]{1,64})")
 class FailedRequest(NamedTuple):
     """One failed request. Missing values are "", or None for vendor_error.
 
-    peer: the other end's address, as in NCCL's sockets. local, remote: GIDs. adapter: the local device. request: Send,
-    Recv, Flush, ...
+    Attributes:
+        peer: the other end's address, as in NCCL's sockets.
+        local, remote: GIDs.
+        adapter: the local device.
+        request: Send, Recv, Flush, ...
     """
 
     status: int

@@ -1,4 +1,4 @@
-"""Finds the ranks that block a stuck job, using the collectives in which ranks wait. Pure functions.
+"""Finds the ranks that block a stuck job, using the collectives in which ranks wait. All functions are pure.
 
 The rule (Kokolis, Kuchnik et al., HPCA 2025, arXiv 2410.21680, section about NCCL time-outs): in each group, find the
 first collective that some ranks entered and others did not. A rank that did not enter it may itself be waiting in a
@@ -35,7 +35,7 @@ _SAME_SIZES = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_sca
 class Group(NamedTuple):
     """A process group.
 
-    ranks: the known global ranks. If `has_rank_order`, they are in the order of their group ranks.
+    `ranks` are the known global ranks, in the order of their group ranks if `has_rank_order` is True.
     """
 
     name: str
@@ -61,13 +61,14 @@ class OperationKey(NamedTuple):
 class Stall:
     """A pending operation, and the state of all ranks in its group.
 
-    operation                   as recorded by one of the ranks
-    waiting                     ranks whose first pending operation this is
-    entered, missing, finished  ranks that entered it, that never arrived, and that finished it
-    later                       ranks that entered it and still wait in an earlier operation
-    unknown                     ranks without a record
-    behind                      ranks whose program waits in it, but whose GPU is still in an earlier kernel, while
-                                other GPUs have started it
+    Attributes:
+        operation: as recorded by one of the ranks.
+        waiting: ranks whose first pending operation this is.
+        entered, missing, finished: ranks that entered it, that never arrived, and that finished it.
+        later: ranks that entered it and still wait in an earlier operation.
+        unknown: ranks without a record.
+        behind: ranks whose program waits in it, but whose GPU is still in an earlier kernel, while other GPUs have
+            started it.
     """
 
     key: OperationKey
@@ -102,12 +103,14 @@ class Stall:
 class Blame(NamedTuple):
     """A reason to suspect a rank.
 
-    missing  the rank never entered `key`
-    stayed   all ranks entered `key` and others left it, but this rank did not leave it
-    behind   the rank entered `key`, but its GPU did not reach it
-    no_dump  the rank wrote no dump, and no recorded rank explains why the ranks in `key` wait
+    The reasons are:
+    - missing: the rank never entered `key`;
+    - stayed: all ranks entered `key` and others left it, but this rank did not leave it;
+    - behind: the rank entered `key`, but its GPU did not reach it;
+    - no_dump: the rank wrote no dump, and no recorded rank explains why the ranks in `key` wait.
 
-    operation, waiting: the operation and the ranks that entered it; both are empty for `stayed`.
+    Attributes:
+        operation, waiting: the operation and the ranks that entered it; both are empty for `stayed`.
     """
 
     rank: int
@@ -121,7 +124,7 @@ class Blame(NamedTuple):
 class Difference:
     """Different collectives that ranks entered under the same number.
 
-    descriptions: maps each collective's description to the ranks that entered it.
+    `descriptions` maps each collective's description to the ranks that entered it.
     """
 
     key: OperationKey
@@ -132,13 +135,14 @@ class Difference:
 class Judgement:
     """Result of the analysis.
 
-    kind                missing, network, mismatch, none
-    suspects            sorted by rank
-    stalls              the first stall of each group; the stall that causes the others comes first
-    ranks_without_view  known ranks without a record
-    unused_dumps        for each rank, why its dump was not used
-    ring                ranks that wait for each other
-    blocked_ranks       number of ranks that wait for a suspect, directly or indirectly
+    Attributes:
+        kind: missing, network, mismatch, none.
+        suspects: sorted by rank.
+        stalls: the first stall of each group; the stall that causes the others comes first.
+        ranks_without_view: known ranks without a record.
+        unused_dumps: for each rank, the reason why its dump was not used.
+        ring: ranks that wait for each other.
+        blocked_ranks: number of ranks that wait for a suspect, directly or indirectly.
     """
 
     kind: str
@@ -158,7 +162,11 @@ def is_rooted(name: str) -> bool:
 
 
 def judge(views: Iterable[RankView]) -> Judgement:
-    """Find the cause of a stuck job. views: one view for each rank."""
+    """Find the cause of a stuck job.
+
+    Args:
+        views: one view for each rank.
+    """
     return _Analysis({view.rank: view for view in views}).judgement()
 
 
@@ -471,7 +479,8 @@ class _Analysis:
     def _ranks_waiting_for(self, suspects: set[int], unseen: frozenset[int] = frozenset()) -> set[int]:
         """Return the ranks that wait for these suspects, directly or indirectly.
 
-        unseen: further ranks; a rank also waits for them if its stall lists them as unknown.
+        Args:
+            unseen: further ranks; a rank also waits for them if its stall lists them as unknown.
         """
         stalls_by_rank: dict[int, list[Stall]] = defaultdict(list)
         for stall in self.stalls:
@@ -540,7 +549,7 @@ class _Analysis:
     def _stalls_by_group(self, suspects: Mapping[int, Blame]) -> list[Stall]:
         """Return each group's first operation that only some ranks entered.
 
-        If there is none, return one in which ranks wait.
+        If there is none, return an operation in which ranks wait.
         """
         best: dict[int, Stall] = {}
         for group, lanes in enumerate(self.lanes):
@@ -633,7 +642,7 @@ def _describe_operation(operation: Operation, typed: bool) -> str:
 
 
 def _has_uniform_sizes(name: str) -> tuple[bool, bool]:
-    """Return whether input and output have the same size on all ranks, as in torch/distributed/flight_recorder."""
+    """Return True if input and output have the same size on all ranks, as in torch/distributed/flight_recorder."""
     plain = name.lower().strip("_")
     if any(word in plain for word in ("coalesced", "_v", "to_all", "toall")):
         return False, False
@@ -654,7 +663,7 @@ def _outdated_dumps(views: Mapping[int, RankView]) -> dict[int, str]:
     found = {}
     for rank, view in views.items():
         if view.last_ns and usual - view.last_ns > EARLIER_RUN_SECONDS * 10**9:
-            found[rank] = "is from an earlier run because it ends over an hour before the others"
+            found[rank] = "ends over an hour before the others, so it is from an earlier run"
         elif view.first_ns - usual > RESTARTED_SECONDS * 10**9 and not view.since_ns and not view.has_only_pending:
             found[rank] = "begins after the others stopped, so its process restarted"
     return found

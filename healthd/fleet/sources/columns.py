@@ -1,7 +1,7 @@
 """Reads rows below a header line: CSV from people and other tools, and Slurm's --parsable2 output.
 
 The separator is a comma, semicolon, vertical bar or tab, whichever yields the column names in the header. A row with a
-wrong number of fields or with unclosed quotes is unread. Unused columns are ignored.
+wrong number of fields or with unclosed quotes is counted as unread. Unused columns are ignored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ MAX_FIELD_LINES = 50  # maximum lines in one quoted field
 class Columns:
     """Columns of a table.
 
-    required  required names, in lower case
-    optional  optional names
-    aliases   maps alternative spellings to column names
-    free      the only column whose text may contain the separator without quotes
+    Attributes:
+        required: required names, in lower case.
+        optional: optional names.
+        aliases: maps alternative spellings to column names.
+        free: the only column whose text may contain the separator without quotes.
     """
 
     required: Sequence[str]
@@ -52,7 +53,7 @@ class Columns:
 def rows(
     lines: Iterable[tuple[int, str]], columns: Columns, reading: Reading, separators: Collection[str] = SEPARATORS
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield each row's line number and its texts by column, without outer blanks.
+    """Yield each row's line number and its texts by column, without leading and trailing blanks.
 
     Raises IngestError for a missing column.
     """

@@ -1,4 +1,4 @@
-"""Functions that several sources share: they read whole files and run local commands."""
+"""Functions shared by several sources: they read whole files and run local commands."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def set_coverage(run: Run, step: Step, table: str) -> None:
 
 
 def ingest_in_batches(run: Run, paths: Sequence[str], stage: Callable[[Step, Reading], None]) -> None:
-    """Ingest many files in steps of about BATCH_BYTES. Large steps are cheaper: a step rewrites each month of its rows.
+    """Ingest many files in steps of about BATCH_BYTES. Large steps are cheaper, because each step rewrites the months
+    of its rows.
 
     If `stage` cannot read a file completely, it stages none of its rows; the step's other files are kept.
     """
@@ -120,7 +121,10 @@ def require_same_zone(run: Run, path: str, before: str | None) -> None:
     """Raise UsageError if the file was previously read in another time zone.
 
     Most rows are identified by a time. If the file were read in another zone, each row would be added again with
-    another time. before: the file's cursor, which ends with zone, from and to.
+    another time.
+
+    Args:
+        before: the file's cursor, which ends with zone, from and to.
     """
     zone = before.rsplit(" ", 3)[1] if before else "None"
     if zone not in ("None", str(run.zone)):
@@ -144,7 +148,7 @@ def local_cluster() -> str:
     """Return the name of the local cluster. Raises IngestError if Slurm does not answer."""
     cluster = slurm_settings("ClusterName").get("ClusterName")
     if cluster is None:
-        raise IngestError("scontrol show config: has no ClusterName: add --cluster NAME")
+        raise IngestError("scontrol show config prints no ClusterName: add --cluster NAME")
     return cluster
 
 

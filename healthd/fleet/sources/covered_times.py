@@ -42,8 +42,9 @@ def uncovered_spans(
 ) -> Iterator[tuple[int, int]]:
     """Yield the spans (from, until) to query, oldest first.
 
-    begin: --from, or None to continue at the end of the last span (at `default_begin` if there is none). overlap: how
-    many seconds before the end of the covered time are queried again.
+    Args:
+        begin: --from, or None to continue at the end of the last span (at `default_begin` if there is none).
+        overlap: number of seconds before the end of the covered time that are queried again.
     """
     until = latest_end(read)
     if until is None:
@@ -60,7 +61,7 @@ def uncovered_spans(
 def without_future(run: Run, read: Runs, name: str) -> Runs:
     """Remove spans that extend into the future. They come from a wrong clock.
 
-    The whole span is read again, because it is unknown how much of it was already past when it was read.
+    The whole span is read again, because it is unknown which part was already past when the span was read.
     """
     until = latest_end(read)
     if until is None or until <= run.now:

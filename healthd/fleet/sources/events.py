@@ -2,7 +2,7 @@
 
 The folder has one subfolder for each node. Each line is read only once, even if it was written again or its file was
 rotated. A line with an unknown schema or event is stored unchanged in `rest`. Missing lines are reported, because
-something may have happened that they would have recorded.
+events may have been lost with them.
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ _TIME_COLUMN, _SCHEMA_COLUMN, _TIMES_COLUMN, _DROPPED_COLUMN, _REST_COLUMN = (
 def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name) -> Row:
     """Return a row for the table `events` from a parsed line.
 
-    cluster: used for a line that does not name one. user: maps a person's name to the stored text.
+    Args:
+        cluster: used for a line that does not name one.
+        user: maps a person's name to the stored text.
     """
     values: list[Value] = [None] * len(_COLUMNS)
     fields = parsed.fields

@@ -118,7 +118,7 @@ _SHELL_WORD = regex(r"'([^']*)'|\"([^\"]*)\"|\\(.)|([^\s'\"\\]+)|(\s+)")
 
 
 class Exclusions(NamedTuple):
-    """Excluded nodes. `is_complete`: True if `nodes` has all nodes that were excluded when the job was submitted."""
+    """Excluded nodes. `is_complete` is True if `nodes` has all nodes that were excluded at the job's submission."""
 
     is_complete: bool
     nodes: tuple[str, ...] = ()

@@ -113,12 +113,12 @@ class JobRowReader:
     """Converts jobs one after another."""
 
     def __init__(self, private: Privacy, zone: tzinfo | None, cluster: str, source: str) -> None:
-        """`cluster`, `zone`: used for jobs that do not have their own."""
+        """Create a reader. `cluster` and `zone` are used for jobs that do not have their own."""
         self.private = private
         self.zone = zone
         self.cluster = cluster
         self.source = source
-        self.has_cluster = False  # True as soon as a job had a cluster
+        self.has_cluster = False  # True once a job had a cluster
         self.without_cluster = 0
         self._states = BoundedCache(_state)
         self._exits = BoundedCache(_exit)

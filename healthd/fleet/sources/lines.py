@@ -1,4 +1,4 @@
-"""Reads lines from other programs' files in bounded memory. Lines that are not text are unread.
+"""Reads lines from other programs' files in bounded memory. Lines that are not text are counted as unread.
 
 If the last line has no line end, it may be incomplete and counts as unread.
 """
@@ -62,7 +62,8 @@ def iterate_lines(
 ) -> Iterator[tuple[int, str]]:
     """Yield (number, line) and advance `position`.
 
-    is_growing: the file is still being written, so a last line without an end is skipped.
+    Args:
+        is_growing: the file is still being written, so a last line without an end is skipped.
     """
     position = position or Position()
     try:

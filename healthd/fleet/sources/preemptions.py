@@ -65,7 +65,11 @@ Row: TypeAlias = "tuple[str, int, int, int | None, str, int | None]"
 
 
 def parse(lines: Iterable[tuple[int, str]], reading: Reading, changed: float) -> Iterator[Row]:
-    """Yield the rows for the table `preemptions`. Other lines are ignored. changed: time of the file's last change."""
+    """Yield the rows for the table `preemptions`. Other lines are ignored.
+
+    Args:
+        changed: time of the file's last change.
+    """
     for number, line in lines:
         if "preempt" not in line:
             continue

@@ -1,4 +1,4 @@
-"""Reads healthd's conditions from Prometheus, VictoriaMetrics or Mimir. They replace event streams that are missing.
+"""Reads healthd's conditions from Prometheus, VictoriaMetrics or Mimir. These conditions replace missing event streams.
 
 For each condition, it finds the first and last scrape that showed it. Conditions between two scrapes are missing.
 `step_seconds` is the distance between the queried points. The query uses `timestamp()`, which returns the times of the
@@ -57,11 +57,12 @@ QueryFunction: TypeAlias = "Callable[[str, Mapping[str, str]], Any]"
 class ConditionSpan:
     """The time for which a condition existed, from the first scrape that showed it to the last.
 
-    last_point      the last point of a query that showed it
-    severity        the worst severity, an index of SEVERITIES
-    first_severity  severity at the first scrape
-    worst           time of the first scrape with `severity`
-    observed        True if no scrape showed it as enforced
+    Attributes:
+        last_point: the last point of a query that showed it.
+        severity: the worst severity, an index of SEVERITIES.
+        first_severity: severity at the first scrape.
+        worst: time of the first scrape with `severity`.
+        observed: True if no scrape showed it as enforced.
     """
 
     first: int
@@ -87,7 +88,7 @@ class Point(NamedTuple):
 
 @dataclass
 class ReadState:
-    """How far a server was read. open_spans: conditions that were open at the last point."""
+    """The position up to which a server was read. `open_spans` are conditions that were open at the last point."""
 
     until: int
     open_spans: dict[Series, ConditionSpan] = field(default_factory=dict)
@@ -129,10 +130,14 @@ def read(
     step: int = STEP_SECONDS,
     matchers: str = "",
 ) -> Iterator[tuple[list[Row], ReadState]]:
-    """Yield the rows in pieces. Each piece has the state after it. `query_function`: (path, parameters) -> data.
+    """Yield the rows in pieces. Each piece comes with the state after it.
 
-    matchers: selects series, for example 'job="healthd"'. A condition that is still open at the end also has a row. A
-    later read replaces this row, because the new row has the same first_time. Raises ServerError.
+    A condition that is still open at the end also has a row. A later read replaces this row, because the new row has
+    the same first_time. Raises ServerError.
+
+    Args:
+        query_function: (path, parameters) -> data.
+        matchers: selects series, for example 'job="healthd"'.
     """
     state = previous or ReadState(from_time - step)
     query = QUERY.replace("%s", matchers)
@@ -286,7 +291,7 @@ def load_settings(address: str) -> tuple[Server, int, str]:
 def ingest(run: Run, files: list[str]) -> None:
     """Ingest the servers' conditions.
 
-    The rows from each query are committed together with the position that it reached.
+    The rows from each query are committed together with the position that the query reached.
     """
     for named in files:
         with run.guard():
@@ -339,7 +344,7 @@ def _ingest_server(run: Run, server_address: Server, step: int, matchers: str) -
 def _drop_shorter_spans(step: Step) -> None:
     """Delete staged rows for conditions that have a longer span in the store.
 
-    At the border between two queried spans, the earlier one contains only one scrape of the later one's conditions.
+    At the border between two queried spans, the earlier span contains only one scrape of the later span's conditions.
     """
     table = SCRAPED_CONDITIONS
     same = " AND ".join(f"live.{name} = {step.staged(table.name)}.{name}" for name in table.key_columns)

@@ -38,9 +38,10 @@ class ResponseTooLarge(ServerError):
 class Server:
     """A server's address and credentials.
 
-    url      address before /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus"
-    headers  headers for each query: authorization, X-Scope-OrgID
-    ca_file  file with certificates to trust; "" for the system's
+    Attributes:
+        url: address before /api/v1: "http://prometheus:9090", "https://mimir.example/prometheus".
+        headers: headers for each query: authorization, X-Scope-OrgID.
+        ca_file: file with certificates to trust; "" for the system's.
     """
 
     url: str
@@ -51,7 +52,9 @@ class Server:
 def parse_server(url: str, tenant: str = "", token_file: str = "", basic_file: str = "", ca_file: str = "") -> Server:
     """Check the address and load the credentials. Raises ServerError if the address or a file is wrong.
 
-    token_file: file with a bearer token. basic_file: file with "user:password".
+    Args:
+        token_file: file with a bearer token.
+        basic_file: file with "user:password".
     """
     try:
         parts = urllib.parse.urlsplit(url)
@@ -98,7 +101,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def query_server(server: Server, path: str, parameters: Mapping[str, str], timeout_seconds: float | None = None) -> Any:
-    """Return the `data` in a response from /api/v1. timeout_seconds: default SECONDS. Raises ServerError."""
+    """Return the `data` in a response from /api/v1. Raises ServerError.
+
+    Args:
+        timeout_seconds: default SECONDS.
+    """
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
     try:
         context = ssl.create_default_context(cafile=server.ca_file or None)

@@ -14,15 +14,16 @@ from healthd.fleet.ingest import IngestError, Run
 class Reading:
     """Options and callbacks for reading one piece.
 
-    name     name of the piece
-    cluster  cluster for rows that do not name one; "" if not given
-    zone     time zone for times without one; None if such times are unread
-    begin    rows that ended earlier are skipped; None for no limit
-    end      rows that began at this time or later are skipped; None for no limit
-    user     maps a user's name to the stored text, or to None if it is not stored
-    unread   counts an unreadable row, given its line number (from 1; 0 if there is none) and the reason
-    read     counts rows that were read
-    cut      reports why the rest of the piece cannot be read; earlier rows are kept
+    Attributes:
+        name: name of the piece.
+        cluster: cluster for rows that do not name one; "" if not given.
+        zone: time zone for times without one; None if such times are unread.
+        begin: rows that ended earlier are skipped; None for no limit.
+        end: rows that began at this time or later are skipped; None for no limit.
+        user: maps a user's name to the stored text, or to None if it is not stored.
+        unread: counts an unreadable row, given its line number (from 1; 0 if there is none) and the reason.
+        read: counts rows that were read.
+        cut: reports why the rest of the piece cannot be read; earlier rows are kept.
     """
 
     name: str
@@ -65,10 +66,14 @@ class Reading:
         return found
 
     def optional_seconds(self, text: str) -> int | None:
-        """Parse a time. Return None if the text says that the time is not known yet."""
+        """Parse a time. Return None if the text means that the time is not known yet."""
         return times.parse_seconds(text, self.zone)
 
     def is_in_period(self, begin: int, end: int | None) -> bool:
-        """Return True if the time span overlaps the requested period. end: None if it is not over."""
+        """Return True if the time span overlaps the requested period.
+
+        Args:
+            end: None if it is not over.
+        """
         is_after = self.end is not None and begin >= self.end
         return not is_after and (self.begin is None or end is None or end >= self.begin)

@@ -30,8 +30,9 @@ class Format(Protocol):
     def is_header(self, names: Sequence[str], is_first: bool) -> bool:
         """Return True if a line with these fields is a header.
 
-        is_first: True if there is no header yet. Free text may look like a header, so a later header must have more
-        names.
+        Args:
+            is_first: True if there is no header yet. Free text may look like a header, so a later header must have more
+                names.
         """
 
     def is_free_text(self, name: str) -> bool:
@@ -55,7 +56,11 @@ class Batch:
 def read_records(
     file: BinaryIO, table_format: Format, unread: Callable[[int, str], None], delimiter: str = ""
 ) -> Iterator[Batch]:
-    """Yield the records in a file below its headers. delimiter: "" to determine it from the header."""
+    """Yield the records in a file below its headers.
+
+    Args:
+        delimiter: "" to determine it from the header.
+    """
     reader = _Reader(table_format, unread, delimiter)
     number = 1
     for lines, whole in _chunks(file, unread):
@@ -66,7 +71,8 @@ def read_records(
 
 
 def _chunks(file: BinaryIO, unread: Callable[[int, str], None]) -> Iterator[tuple[list[str], bool]]:
-    """Yield lines without line ends, and True if the last line had one. An overlong line becomes "" and is unread."""
+    """Yield lines without line ends, and True if the last line had one. An overlong line becomes "" and is counted as
+    unread."""
     remainder, number = b"", 1
     while chunk := file.read(CHUNK):
         chunk = remainder + chunk
@@ -105,7 +111,12 @@ class _Reader:
         self.has_reported_no_header = False  # True if lines above the first header were already reported
 
     def add_lines(self, number: int, lines: list[str], whole: bool) -> Iterator[Batch]:
-        """Yield the complete records. number: number of the first line. whole: True if the last line has a line end."""
+        """Yield the complete records.
+
+        Args:
+            number: number of the first line.
+            whole: True if the last line has a line end.
+        """
         rows: list[tuple[int, Fields]] = []
         width, split, first = len(self.header), self.delimiter, self.header[:1]
         last = number + len(lines) - 1

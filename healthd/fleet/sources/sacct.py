@@ -338,7 +338,7 @@ def _file_rows(run: Run, reading: Reading) -> Iterator[JobRow]:
 
 
 class StagedJobs:
-    """The jobs read from one piece. first, last: time span of the jobs, or None if there are none."""
+    """The jobs read from one piece. `first` and `last` are the time span of the jobs, or None if there are none."""
 
     def __init__(self, jobs: TextIO, exclusions: TextIO) -> None:
         self.clusters: set[str] = set()

@@ -53,11 +53,14 @@ def states_command(from_time: int, to_time: int, cluster: str) -> list[str]:
 
 
 def set_by(user: str | None, reason: str, slurm_user: str = SLURM) -> str | None:
-    """Return who set a state (healthd, slurm or person), or None if the text does not show it.
+    """Return the origin of a state (healthd, slurm or person), or None if the text does not show it.
 
-    `user`: None if there is no such column; "" if slurmctld named no user, which means that slurmctld itself set the
-    state. States that Slurm sets name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). The user root may be
-    Slurm (if SlurmUser is root) or a person. For root, the Reason decides.
+    States that Slurm sets name SlurmUser (src/slurmctld/node_mgr.c, set_node_down_ptr()). The user root may be Slurm
+    (if SlurmUser is root) or a person. For root, the Reason decides.
+
+    Args:
+        user: None if there is no such column; "" if slurmctld named no user, which means that slurmctld itself set the
+            state.
     """
     if reason.startswith("healthd:"):
         return HEALTHD
@@ -81,7 +84,8 @@ def slurm_user(cluster: str) -> str:
 def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str = SLURM) -> Iterator[State]:
     """Yield (cluster, node, start, end, state, reason, user, set by).
 
-    `slurm_user`: user named in Slurm's own states.
+    Args:
+        slurm_user: user named in Slurm's own states.
     """
     for number, row in rows(lines, STATE_COLUMNS, reading, "|"):
         node = row["nodename"]
@@ -108,7 +112,7 @@ def states(lines: Iterable[tuple[int, str]], reading: Reading, slurm_user: str =
 def _ingest_states(run: Run, files: list[str]) -> None:
     """Ingest the node states.
 
-    Without files, reread the last hour, so that states which ended in the meantime get their end.
+    Without files, reread the last hour, to add the ends of states that ended in the meantime.
     """
     ingest_files(run, files, "node_states", states)
     if not files:
@@ -163,7 +167,7 @@ def reservations(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator
 def _ingest_reservations(run: Run, files: list[str]) -> None:
     """Ingest the reservations.
 
-    Without files, reread the last hour, so that reservations which ended in the meantime get their end.
+    Without files, reread the last hour, to add the ends of reservations that ended in the meantime.
     """
     ingest_files(run, files, "reservations", reservations)
     if not files:

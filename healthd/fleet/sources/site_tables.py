@@ -1,6 +1,6 @@
 """Reads tables from a site or another tool: tickets (--tickets), node failures (--failures) and jobs (--jobs).
 
-The node of a ticket or failure may be a host list. The row then counts for each node in the list.
+The node of a ticket or failure may be a host list. The row then applies to each node in the list.
 
 A job history is CSV or Parquet: job_id,nodes,gpus,submit,start,end,state,restarts,user. Slurm's other fields
 (partition, exit code, ...) are unknown. A row's db_index is 62 bits of a hash of its cluster, job id, submit time and
@@ -97,7 +97,7 @@ def parquet_jobs(reading: Reading) -> Iterator[Row]:
     """Yield the jobs in a Parquet file.
 
     Times may be numbers, text or timestamps. Times without a zone are read in the given zone. Lists of names are host
-    lists. If a column has another type (a struct), all rows are unread.
+    lists. If a column has another type (a struct), all rows are counted as unread.
     """
     import duckdb
 

@@ -50,7 +50,7 @@ def command_output(argv: Sequence[str], environment: Mapping[str, str] | None = 
     """Yield the output of a Slurm command.
 
     If the command failed, its output is incomplete: IngestError is raised at the end. If the command hangs, it is
-    killed, and IngestError is raised during reading. If it does not end even then, it is abandoned.
+    killed, and IngestError is raised during reading. If it still does not end, it is abandoned.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_VARIABLES)}
     with tempfile.TemporaryFile() as errors:

@@ -35,7 +35,7 @@ def command() -> list[str]:
 def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[str, Facts]]:
     """Yield (node, leaf).
 
-    If two leaves name the same node, both are yielded. The last one counts, as in Slurm (topology_tree.c).
+    If two leaves name the same node, both are yielded. The last one wins, as in Slurm (topology_tree.c).
     """
     for number, line in _joined(lines):
         parameters = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}

@@ -1,4 +1,4 @@
--- Conditions on each node: from when to when, and how often they were seen.
+-- Conditions on each node, with first and last time and number of sightings.
 --
 -- Contains conditions that were open in [from_time, to_time). A condition is open from its first sighting until its last, or until it was cleared. Only sightings are evidence: between two sightings of an edge,
 -- no fault is known. The same fault may appear twice, once from healthd's events and once from scrapes.

@@ -1,4 +1,4 @@
--- Number of jobs for which the nodes that users excluded are known.
+-- Number of jobs whose excluded nodes are known.
 --
 -- Counts jobs submitted in [from_time, to_time). Each job_id counts once, because a requeue keeps the exclusions. For jobs that are not covered, exclusions are unknown: a node that no job seems to exclude may be excluded by all of them.
 --

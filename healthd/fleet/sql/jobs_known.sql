@@ -1,4 +1,4 @@
--- Time until which each cluster's jobs are known.
+-- Time up to which each cluster's jobs are known.
 --
 -- A job without an end was running at this time; it is unknown whether it still runs. The time is the end of the latest period that an ingest of jobs read. If a job's row has a later time, that time
 -- is used, because a file does not contain the time at which it was written.

@@ -1,4 +1,4 @@
--- Running time of large jobs, and how often their nodes ended them.
+-- Running time of large jobs, and the number ended by their nodes.
 --
 -- The failure rate of jobs with more than more_than_gpus GPUs is failures / running time. Running time is the node-seconds of these jobs within [from_time, to_time), including suspended time. Failures are jobs that
 -- ended in this period as NODE_FAIL, or as FAILED with a critical condition on one of their nodes (`seen_with_failures`). A job

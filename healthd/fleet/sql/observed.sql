@@ -1,4 +1,4 @@
--- How long each node was observed, day by day.
+-- Observed time of each node, by day.
 --
 -- If no failure was recorded in unobserved time, this proves nothing. There is a row for each day (UTC) in [from_time, to_time) and each node known from its stream, its jobs, Slurm's records or the list of nodes. A node is observed from one line of its
 -- stream to the next if all these conditions are met: no number is missing between the lines, the daemon was not stopped, the next line is not a start, at most 25 hours lie between the lines (`alive` is written each day), and

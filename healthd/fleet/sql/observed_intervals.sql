@@ -1,4 +1,4 @@
--- From when to when each node was observed, for each line of its stream.
+-- Intervals in which each node was observed, for each line of its stream.
 --
 -- A node is observed from one line of its stream to the next if all these conditions are met: no number is missing between the lines, the daemon was not stopped, the next line is not a start, at most 25 hours lie between the lines (`alive` is written each day), and
 -- the clock was not set. Before a start, it is observed from its last line until the last moment at which it is known to have run. It is not observed before the first line of a stream and after the last line.

@@ -1,4 +1,4 @@
--- When each node was out of service, who took it out, and its maintenance.
+-- Outages of each node, their origin, and the node's maintenance.
 --
 -- Contains outages that overlap [from_time, to_time). Sources are Slurm's records of node states (sacctmgr show event), and the drains and resumes that healthd confirmed. Records that overlap
 -- or touch are one outage: if a drained node goes down and is then resumed, this counts once. If there is no line about the resume after a drain (a reinstalled node begins with an empty ledger), the outage ends with

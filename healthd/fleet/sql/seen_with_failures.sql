@@ -1,4 +1,4 @@
--- Conditions on a failed job's nodes around its end.
+-- Conditions on a failed job's nodes around the job's end.
 --
 -- The conditions are candidates for the cause. Contains jobs that ended FAILED or NODE_FAIL in [from_time, to_time), with each condition that was seen on one of their nodes in [end - before_seconds, end + after_seconds]. An edge counts
 -- if it was seen in this window. A level counts only if it began or became worse in this window, because a condition that is open for days coincides with every job. Two kinds of conditions are never candidates: conditions that a user can forge

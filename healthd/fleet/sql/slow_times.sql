@@ -1,7 +1,7 @@
--- When a node reported a slow job, and its slowdown.
+-- Periods in which a node reported a slow job, with the slowdown.
 --
 -- Contains spans of the conditions failslow/... within [from_time, to_time). A line has the slowdown at its last sighting. Its span therefore ends at this sighting. The span begins at the previous sighting, or at the onset if the onset is later (another job).
--- The time between the last sighting and the end of the condition does not count as slow. Two conditions on a node may describe the same slowness; their spans then overlap. A scraped condition (Prometheus) is one span without numbers.
+-- The time between the last sighting and the end of the condition is not counted as slow. Two conditions on a node may describe the same slowness; their spans then overlap. A scraped condition (Prometheus) is one span without numbers.
 --
 -- columns
 --   begin_time, end_time   epoch seconds

@@ -1,1 +1,1 @@
-"""Statistics for the fleet's answers. Pure functions."""
+"""Statistics for the fleet's answers. All functions are pure."""

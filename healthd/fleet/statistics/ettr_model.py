@@ -1,4 +1,4 @@
-"""Formulas and a simulation for the share of a job's time in which it makes progress. Pure functions.
+"""Formulas and a simulation for the share of a job's time in which it makes progress. All functions are pure.
 
 A job needs all its nodes and writes checkpoints at intervals. A node failure costs the work since the last checkpoint,
 a wait in the queue and a restart. ETTR, the effective training time ratio, is the job's progress divided by all the
@@ -25,13 +25,14 @@ MIN_EXPECTED_FAILURES = 1e-12  # smallest expected number of failures; a smaller
 class Job:
     """A job and the machine on which it runs. Durations are in seconds.
 
-    nodes               N, 1 or more
-    rate                r_f, failures per 1000 node-days; 0 for no failures
-    checkpoint_seconds  dt, the progress between two checkpoints, more than 0
-    restart_seconds     u0, the time from each start until the job makes progress
-    queue_seconds       q, the time of each wait for nodes: before the first start and after each failure
-    write_seconds       w, time to write a checkpoint
-    productive_seconds  R, the progress that the job needs; None for a job that never ends
+    Attributes:
+        nodes: N, 1 or more.
+        rate: r_f, failures per 1000 node-days; 0 for no failures.
+        checkpoint_seconds: dt, the progress between two checkpoints, more than 0.
+        restart_seconds: u0, the time from each start until the job makes progress.
+        queue_seconds: q, the time of each wait for nodes: before the first start and after each failure.
+        write_seconds: w, time to write a checkpoint.
+        productive_seconds: R, the progress that the job needs; None for a job that never ends.
     """
 
     nodes: float
@@ -57,10 +58,11 @@ class Job:
 class Simulation:
     """The result of a simulation.
 
-    ettr                      mean of the runs; 0 if almost every interval has a failure
-    standard_error            standard error of the mean
-    low, high                 5th and 95th percentile, None for a job without end
-    runs, productive_seconds  number of runs, and the progress of each
+    Attributes:
+        ettr: mean of the runs; 0 if almost every interval has a failure.
+        standard_error: standard error of the mean.
+        low, high: 5th and 95th percentile, None for a job without end.
+        runs, productive_seconds: number of runs, and the progress of each.
     """
 
     ettr: float
@@ -77,9 +79,9 @@ def analytic(job: Job) -> float:
         failures n = lam (R' + U), U = u0 + n L, R' = R (1 + w/dt), L = u0 + dt/2
         E[ETTR] = R / ((R' + u0) / (1 - lam L) (1 + lam q) + q)  ->  (1 - lam L) / ((1 + w/dt) (1 + lam q))
 
-    If lam L is 1 or more, the job loses more than it makes, and the result is 0. healthd derived this formula from the
-    paper's definitions, because the formula in the paper (HPCA 2025) is unreadable. With w = q = 0, the limit equals
-    `closed_form`, which is from version 2 of the paper.
+    If lam L is 1 or more, the job loses more progress than it makes, and the result is 0. healthd derived this formula
+    from the paper's definitions, because the formula in the paper (HPCA 2025) is unreadable. With w = q = 0, the limit
+    equals `closed_form`, which is from version 2 of the paper.
     """
     productive_share = 1 - job.lost_share
     if productive_share <= 0:
@@ -217,7 +219,8 @@ def _simulated_seconds(
 
     Failures are random, so intervals are independent and computed together.
 
-    first: True for each interval that begins with the job's start.
+    Args:
+        first: True for each interval that begins with the job's start.
     """
     required: NDArray[np.float64] = (lengths + job.restart_seconds * first).ravel()
     times: NDArray[np.float64] = required.copy()

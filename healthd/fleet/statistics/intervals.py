@@ -33,9 +33,10 @@ MIN_LOOP_SIZE = 1.2
 class Spread:
     """How the failures are distributed over units. The bootstrap draws from this.
 
-    counts, exposures  failures and exposure of each unit (a node), in the same order
-    unplaced           for each incident whose unit is unknown, its number of failures (a requeue loop is one incident)
-    unplaced_exposure  exposure whose unit is unknown
+    Attributes:
+        counts, exposures: failures and exposure of each unit (a node), in the same order.
+        unplaced: for each incident whose unit is unknown, its number of failures (a requeue loop is one incident).
+        unplaced_exposure: exposure whose unit is unknown.
     """
 
     counts: Sequence[int]
@@ -56,11 +57,12 @@ class Spread:
 class Estimate:
     """The interval for a rate, and how it was computed.
 
-    interval     interval for the rate, None if there is no exposure
-    method       "poisson" or "bootstrap"
-    dispersion   variance of the count divided by its mean, from the bootstrap, at least 1; None if not computed
-    p_value      probability that independent failures would be at least as uneven over the units; None without units
-    explanation  a sentence with the reason for the method
+    Attributes:
+        interval: interval for the rate, None if there is no exposure.
+        method: "poisson" or "bootstrap".
+        dispersion: variance of the count divided by its mean, from the bootstrap, at least 1; None if not computed.
+        p_value: probability that independent failures would be at least as uneven over the units; None without units.
+        explanation: a sentence with the reason for the method.
     """
 
     interval: Interval | None
@@ -100,11 +102,12 @@ def rate_ratio_interval(
     The interval's upper end is None (unbounded) if base_count is 0. Return None if an exposure is 0 or both counts are
     0.
 
-    dispersion: variance / mean of the counts (the larger `Estimate.dispersion` of the two). Both counts are divided by
-    the dispersion, as in quasi-likelihood (Wedderburn, Biometrika 61, 1974).
-
     Source: given the sum of both counts, each count is binomial (Przyborowski and Wilenski, Biometrika 31, 1940). Its
     share of the sum has Clopper and Pearson's interval (Biometrika 26, 1934).
+
+    Args:
+        dispersion: variance / mean of the counts (the larger `Estimate.dispersion` of the two). Both counts are divided
+            by the dispersion, as in quasi-likelihood (Wedderburn, Biometrika 61, 1974).
     """
     if not (exposure > 0 and base_exposure > 0 and count + base_count > 0):
         return None
@@ -144,12 +147,14 @@ def share_ratio_interval(
     The method counts the rarer outcome, "found" or "not found", and takes its sum over both sides as given. A binomial
     distribution then describes how this sum is split between the sides, as for two Poisson counts
     (`rate_ratio_interval`). Each split gives two shares. The counts are divided by the relative variance of sampling
-    without replacement, which is (N - k) / (N - 1) times the binomial variance for k in N. `effect`: the design effect
-    (Kish, "Survey Sampling", 1965) for cases that depend on each other, at least 1.
+    without replacement, which is (N - k) / (N - 1) times the binomial variance for k in N.
 
     Sources: the hypergeometric variance is from R. A. Fisher, J. R. Statist. Soc. 98 (1935); the quasi-likelihood from
     Wedderburn, Biometrika 61 (1974); the interval from Przyborowski and Wilenski, Biometrika 31 (1940). Fisher's own
     tail is not defined for fractional counts. Replacing it in this way is healthd's own method.
+
+    Args:
+        effect: the design effect (Kish, "Survey Sampling", 1965) for cases that depend on each other, at least 1.
     """
     if not _can_differ(found, total, base_found, base_total):
         return None
@@ -249,7 +254,7 @@ def rate_estimate(spread: Spread, level: float = LEVEL, seed: int = SEED) -> Est
         evenness = (
             "no failure has a known node"
             if p_value is None
-            else f"failures are spread over nodes as by chance, p {p_value:.2g}"
+            else f"failures are spread over the nodes as expected by chance, p {p_value:.2g}"
         )
         return Estimate(
             poisson_interval(count, exposure, level), "poisson", None, p_value, f"exact Poisson: {evenness}"

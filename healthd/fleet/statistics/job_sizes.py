@@ -8,8 +8,8 @@ MAX_CLASS_GPUS = 2**24  # number of GPUs; all larger jobs are in one class
 def size_class_sql(gpus: str) -> str:
     """Return SQL for the size class of a column that contains GPUs.
 
-    A class is named by its upper end: its jobs have at most this number of GPUs, and more than half of it. 0 means no
-    GPUs. NULL means that the number is unknown.
+    A class is named by its upper end: its jobs have at most this number of GPUs, and more than half this number. 0
+    means no GPUs. NULL means that the number is unknown.
     """
     sizes = (2**power for power in range(MAX_CLASS_GPUS.bit_length()))
     classes = " ".join(f"WHEN {gpus} <= {size} THEN {size}" for size in sizes)

@@ -1,4 +1,4 @@
-"""Computes how much more often a node fails than the rest of the fleet. Pure functions.
+"""Computes how much more often a node fails than the rest of the fleet. All functions are pure.
 
 A node that fails twice in four weeks may be unlucky: among 2,000 nodes that fail once in half a year, this happens to
 twenty. Each node's rate is therefore an empirical-Bayes posterior (Robbins 1956). Failures are Poisson, and the
@@ -47,9 +47,9 @@ Spell = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An event seen on a node between start_time and end_time (epoch seconds; equal for a moment).
+    """An event seen on a node between start_time and end_time (epoch seconds; equal for a momentary event).
 
-    weight: probability that it is the node's own failure, 0 to 1.
+    `weight` is the probability that it is the node's own failure, 0 to 1.
     """
 
     start_time: int
@@ -78,8 +78,9 @@ class Record:
 class DiscountedCounts:
     """A node's discounted history.
 
-    failures  sum of the discounted weights
-    days      days in service, discounted in the same way
+    Attributes:
+        failures: sum of the discounted weights.
+        days: days in service, discounted in the same way.
     """
 
     failures: float
@@ -90,8 +91,9 @@ class DiscountedCounts:
 class FleetPrior:
     """The fleet's prior.
 
-    rate: mean failures per node-day. shares: for each of RATE_FACTORS, the share of nodes whose rate is that multiple
-    of the mean.
+    Attributes:
+        rate: mean failures per node-day.
+        shares: for each of RATE_FACTORS, the share of nodes whose rate is that multiple of the mean.
     """
 
     rate: float

@@ -1,6 +1,6 @@
 """Adjusts p-values for multiple tests: among 100 tests without an effect, five have p < 0.05 by chance.
 
-Pure functions.
+All functions are pure.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def benjamini_hochberg(p_values: Sequence[float], tests: int | None = None) -> l
     """Adjust p-values so that, on average, the share of false findings is at most the level
     that they are compared with.
 
-    tests: total number of tests; needed if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R.
-    Statist. Soc. B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of
-    Statistics 29, 2001).
+    Args:
+        tests: total number of tests; needed if tests with p = 1 were left out. Source: Benjamini and Hochberg, J. R.
+            Statist. Soc. B 57 (1995); it also holds for positively dependent tests (Benjamini and Yekutieli, Annals of
+            Statistics 29, 2001).
     """
     total = max(len(p_values), tests or 0)
     adjusted, smallest = [1.0] * len(p_values), 1.0

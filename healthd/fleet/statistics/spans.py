@@ -1,6 +1,6 @@
 """Time spans [begin, end) in epoch seconds, in sorted lists. Spans in a list do not overlap or touch.
 
-Pure functions.
+All functions are pure.
 """
 
 from __future__ import annotations

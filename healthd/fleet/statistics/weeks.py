@@ -1,6 +1,6 @@
 """Counts failures by week and cause, and finds weeks that stand out and the few nodes responsible for them.
 
-Pure functions.
+All functions are pure.
 
 If the failure rate rises on the whole fleet, the likely cause is a driver or a new check. If it rises on three nodes,
 the likely cause is these nodes: "The IB-link spike in summer 2024 came from a few nodes in a short time" (arXiv
@@ -30,7 +30,7 @@ MAX_SPIKE_NODES, SPIKE_NODES_SHARE, MIN_INCIDENTS_PER_NODE = 5, 0.5, 4
 
 
 class Incident(NamedTuple):
-    """A fault on a node at a time (epoch seconds). jobs: number of jobs that it ended."""
+    """A fault on a node at a time (epoch seconds). `jobs` is the number of jobs that it ended."""
 
     cluster: str
     node: str
@@ -43,8 +43,9 @@ class Incident(NamedTuple):
 class Spike:
     """A week that stands out.
 
-    expected  incidents expected from the rate in the other weeks
-    nodes     the nodes that have half of the incidents, as (cluster, node, incidents); empty if these are not few
+    Attributes:
+        expected: incidents expected from the rate in the other weeks.
+        nodes: the nodes that have half of the incidents, as (cluster, node, incidents); empty if there are too many.
     """
 
     cause: str
@@ -83,7 +84,11 @@ def group_incidents(failures: Iterable[tuple[str, str, str, int]]) -> list[Incid
 
 
 def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) -> list[Spike]:
-    """Return the weeks in which a cause stands out, sorted by cause and week. gpu_hours: GPU-hours in each week."""
+    """Return the weeks in which a cause stands out, sorted by cause and week.
+
+    Args:
+        gpu_hours: GPU-hours in each week.
+    """
     by_cause: dict[str, dict[int, list[Incident]]] = defaultdict(lambda: defaultdict(list))
     for incident in all_incidents:
         by_cause[incident.cause][week_start(incident.time)].append(incident)
@@ -102,8 +107,8 @@ def spikes(all_incidents: Sequence[Incident], gpu_hours: Mapping[int, float]) ->
 
 
 def concentrated_nodes(week_incidents: Sequence[Incident]) -> tuple[tuple[str, str, int], ...]:
-    """Return the smallest set of nodes with half of these incidents, worst node first, or () if these nodes are not
-    few."""
+    """Return the smallest set of nodes with half of these incidents, worst node first, or () if these are more than a
+    few nodes."""
     counts = Counter((incident.cluster, incident.node) for incident in week_incidents)
     covered, nodes = 0, []
     for (cluster, node), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):

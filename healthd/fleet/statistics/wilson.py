@@ -11,8 +11,10 @@ def wilson(found: float, total: float, effect: float = 1.0, level: float = 0.95)
 
     Source: Wilson, J. Am. Stat. Assoc. 22 (1927).
 
-    effect: variance relative to independent cases, at least 1 (`design_effect`; Kish, "Survey Sampling", 1965). `found`
-    and `total` are divided by it, so that a hundred jobs that saw the same alarm count as about one case.
+    Args:
+        effect: variance relative to independent cases, at least 1 (`design_effect`; Kish, "Survey Sampling", 1965).
+            `found` and `total` are divided by it, so that a hundred jobs that saw the same alarm count as about one
+            case.
     """
     if total <= 0:
         return None

@@ -1,4 +1,7 @@
-"""The current state of one node according to healthd's metrics, and the group to which it belongs. Pure functions."""
+"""The current state of one node according to healthd's metrics, and the group to which it belongs.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _NUMBERS = regex(r"([0-9]+)")
 class Group(enum.Enum):
     """A node's group; the most urgent comes first. Each node is in exactly one group."""
 
-    DRAIN_WAITING = "drain_waiting"  # healthd wants to drain the node but has not, so jobs start on a broken node
+    DRAIN_WAITING = "drain_waiting"  # healthd intends to drain the node but has not yet: jobs start on a broken node
     NOT_SEEN = "not_seen"
     DRAINED = "drained"  # by healthd
-    # degraded or unhealthy, but healthd does not want to drain it, usually because its conditions are acknowledged
+    # degraded or unhealthy, but healthd does not intend to drain it, usually because its conditions are acknowledged
     BROKEN = "broken"
     UNKNOWN = "unknown"  # health unknown, or no check has run for a while
     WARNING = "warning"
@@ -44,7 +47,12 @@ EXIT_STATUS = {  # of `healthd fleet status`
 
 @dataclass(frozen=True, slots=True)
 class OpenCondition:
-    """An open condition. severity: index of SEVERITIES, 0 to 3. since: epoch seconds, 0 if unknown."""
+    """An open condition.
+
+    Attributes:
+        severity: index of SEVERITIES, 0 to 3.
+        since: epoch seconds, 0 if unknown.
+    """
 
     check: str
     code: str
@@ -66,17 +74,17 @@ class OpenCondition:
 class NodeStatus:
     """The current state of a node.
 
-    node                         its name in Slurm, or the host in its address
-    seen                         True if it currently answers Prometheus
-    last_seen                    epoch seconds, accurate to a few minutes; 0 if not in the last week, or if the node is
-                                 up
-    health, mode, version        "" if unknown
-    drained_by                   "healthd", "unrecorded_healthd", "other"; "" if not drained
-    drained_since                epoch seconds, 0 if unknown
-    paused_until, waiting_since  epoch seconds; 0 if not paused, or if no drain waits for the fleet limit
-    limit_partition              the partition whose fleet limit delays the drain
-    stale_seconds                time since its last round of checks began, if this is too long
-    conditions                   worst first
+    Attributes:
+        node: its name in Slurm, or the host in its address.
+        seen: True if it currently answers Prometheus.
+        last_seen: epoch seconds, accurate to a few minutes; 0 if not in the last week, or if the node is up.
+        health, mode, version: "" if unknown.
+        drained_by: "healthd", "unrecorded_healthd", "other"; "" if not drained.
+        drained_since: epoch seconds, 0 if unknown.
+        paused_until, waiting_since: epoch seconds; 0 if not paused, or if no drain waits for the fleet limit.
+        limit_partition: the partition whose fleet limit delays the drain.
+        stale_seconds: time since its last round of checks began, if this is too long.
+        conditions: worst first.
     """
 
     node: str
@@ -134,7 +142,7 @@ class NodeStatus:
 
     @property
     def delayed_by(self) -> tuple[str, ...]:
-        """The reasons why healthd has not set a drain that it wants."""
+        """The reasons why healthd delays a drain."""
         if self.group is not Group.DRAIN_WAITING:
             return ()
         causes = {

@@ -28,7 +28,7 @@ LAST_SEEN_DAYS = 7
 LAST_SEEN_STEP_MINUTES = 5  # resolution with which the last sample is searched, except in the most recent time
 TARGETS_PER_QUERY = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
-MIN_TIME = 1e9  # epoch seconds, in 2001; an earlier time or a time far in the future is invalid and counts as unknown
+MIN_TIME = 1e9  # epoch seconds, in 2001; an earlier time or a time far in the future is invalid and thus unknown
 MAX_AHEAD_SECONDS = 36500 * DAY_SECONDS
 _METRIC = regex("healthd_[a-z_]+")
 LABEL_QUERIES = {
@@ -64,7 +64,9 @@ CONDITION_QUERIES = {
 class Fleet:
     """The state of all nodes.
 
-    time: the server's time in epoch seconds. notes: sentences about data that could not be read.
+    Attributes:
+        time: the server's time in epoch seconds.
+        notes: sentences about data that could not be read.
     """
 
     time: float
@@ -75,7 +77,9 @@ class Fleet:
 class _Queries:
     """Sends queries for one point in time.
 
-    job: read only this job's series; "" for all. unread: number of invalid series.
+    Attributes:
+        job: read only this job's series; "" for all.
+        unread: number of invalid series.
     """
 
     def __init__(self, query_server: QueryFunction, job: str) -> None:
@@ -110,7 +114,8 @@ class _Queries:
     def valid_time(self, value: float, ahead: float = DAY_SECONDS) -> float:
         """Return a time in epoch seconds, or 0 (unknown) if it is invalid.
 
-        ahead: how far the time may be in the future.
+        Args:
+            ahead: how far the time may be in the future.
         """
         if MIN_TIME <= value <= self.time + ahead:
             return value
@@ -119,11 +124,11 @@ class _Queries:
 
 
 def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
-    """Return all nodes, each once.
+    """Return all nodes, each once. Raises ServerError if the server cannot be queried, or has no nodes.
 
-    job: read only this job's series. With "", healthd's own job is read first, then any other job with healthd's
-    metrics for nodes that are not in healthd's own job. Raises ServerError if the server cannot be queried, or has no
-    nodes.
+    Args:
+        job: read only this job's series. With "", healthd's own job is read first, then any other job with healthd's
+            metrics for nodes that are not in healthd's own job.
     """
     queries = _Queries(query_server, job)
     own = job or OWN_JOB

@@ -1,4 +1,4 @@
-"""Formats the state of all nodes as text and JSON. Pure functions."""
+"""Formats the state of all nodes as text and JSON. All functions are pure."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ DELAY_LABELS = {
 
 
 def select_nodes(fleet: Fleet, drained: bool = False, problems: bool = False, order: str = "worst") -> list[NodeStatus]:
-    """Select and sort nodes. drained: select only drained nodes.
+    """Select and sort nodes.
 
-    problems: leave out nodes that are healthy and in service.
+    Args:
+        drained: select only drained nodes.
+        problems: leave out nodes that are healthy and in service.
     """
     nodes = sorted(fleet.nodes, key=ORDERS[order])
     if drained:
@@ -57,7 +59,8 @@ def exit_status(fleet: Fleet) -> int:
 
 
 def fleet_text(fleet: Fleet, nodes: Sequence[NodeStatus], page: Page, show_all: bool = False) -> str:
-    """Return the summary and a row for each node. Unless `show_all`, many nodes with the same text share one row."""
+    """Return the summary and a row for each node. Many nodes with the same text share one row, unless `show_all` is
+    set."""
     lines = [*page.wrap(summary(fleet)), *page.wrap(_common_text(fleet))]
     lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
     rows_by_text: dict[tuple[str, ...], list[tuple[NodeStatus, Row]]] = {}
@@ -190,7 +193,7 @@ def explain_node(fleet: Fleet, node: NodeStatus) -> str:
 
 
 def _common_text(fleet: Fleet) -> str:
-    """Return the modes and versions, and how many nodes are paused."""
+    """Return the modes, the versions and the number of paused nodes."""
     reachable = [node for node in fleet.nodes if node.seen]
     paused = sum(bool(node.paused_until) for node in reachable)
     parts = [
@@ -218,7 +221,7 @@ def _unreachable_text(fleet: Fleet) -> str:
 
 
 def _acknowledged_text(fleet: Fleet) -> str:
-    """Return text that says how many of the broken nodes are acknowledged."""
+    """Return text with the number of broken nodes that are acknowledged."""
     broken = [node.acknowledged for node in fleet.nodes if node.group is Group.BROKEN]
     if all(broken):
         return " (acknowledged)"

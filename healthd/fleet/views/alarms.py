@@ -68,11 +68,11 @@ def _sentences(alarms: Document) -> list[str]:
     if not alarms["placed_jobs"]:
         return ["No job completed in this period."]
     lines = [
-        f"{plural(alarms['placed_jobs'], 'job')} completed. During {alarms['jobs']:,} of them, a check began to fail "
-        f"on one of their nodes: {format_small_share(alarms['share'])} "
-        f"({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is less than 1 %). Another "
-        f"{alarms['already_open_jobs']:,} ran while such a check was already failing, and "
-        f"{alarms['warned_jobs']:,} saw only warnings."
+        f"{plural(alarms['placed_jobs'], 'job')} completed. Jobs during which a check began to fail on a node: "
+        f"{alarms['jobs']:,}, or {format_small_share(alarms['share'])} "
+        f"({interval(SMALL_SHARE).write(alarms['interval'])}; the paper's aim is less than 1 %). Jobs during "
+        f"which a check was already failing: {alarms['already_open_jobs']:,}. "
+        f"Jobs with only warnings: {alarms['warned_jobs']:,}."
     ]
     above = [row for row in alarms["checks"] if row["above"]]
     if above:
@@ -87,7 +87,7 @@ def _sentences(alarms: Document) -> list[str]:
     observed = alarms["observed"]
     if observed["jobs"] < alarms["placed_jobs"]:
         lines.append(
-            f"Among the {observed['jobs']:,} jobs whose nodes were observed every day, the share is "
+            f"Share among jobs whose nodes were observed every day ({plural(observed['jobs'], 'job')}): "
             f"{format_small_share(observed['share'])}."
         )
     return lines

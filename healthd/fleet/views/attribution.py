@@ -121,10 +121,10 @@ def _sentences(found: Document) -> list[str]:
         "likely cause: "
         f"hardware for {found['by_domain']['hardware']:,}, system software for "
         f"{found['by_domain']['system_software']:,}, the user's program for {found['by_domain']['user_program']:,}.",
-        f"{found['unattributed']:,} {have_none} none. For {because['observed']:,}, the nodes had no condition that "
-        f"ends jobs; for {because['not_observed']:,}, the nodes were not observed all the time; "
+        f"{found['unattributed']:,} {have_none} none: in {because['observed']:,} cases, the nodes had no condition "
+        f"that ends jobs; in {because['not_observed']:,}, the nodes were not observed the whole time; "
         f"{because['no_node_list']:,} {have_no_list} no node list.",
-        f"By chance alone, {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule finds this "
+        f"By chance alone, {plural(found['expected_by_chance'], 'job')} would have a cause: the same rule finds as "
         "many when applied one hour before each failure.",
     ]
     if found["unattributed_node_fails"]:
@@ -217,7 +217,8 @@ def _week_figure(found: Document) -> Figure | None:
 
 
 def _dates(found: Document) -> list[Record]:
-    """Return a record for each day on which checks were enabled or changed, with the check's name or their number."""
+    """Return a record for each day on which checks were enabled or changed, with the check's name, or the number of
+    checks."""
     days: dict[int, list[str]] = defaultdict(list)
     for row in found["check_dates"]:
         days[row["time"] // 86400].append(f"{row['check']} {row['event'].removeprefix('check_')}")

@@ -16,7 +16,7 @@ REASONS = {
     "drained_healthd": "drained by healthd",
     "drained_people": "drained by people",
     "drained_slurm": "drained by Slurm",
-    "drained_unknown": "drained by unknown",
+    "drained_unknown": "drained, origin unknown",
     "down": "down",
     "not_observed": "not observed",
 }
@@ -137,7 +137,7 @@ def _sla(sla: Row) -> list[str]:
 
 
 def _outage_figure(availability: Document) -> Figure:
-    """Draw the time for which nodes were not up, by model. The time up is left out, because it would dwarf the rest."""
+    """Draw the time for which nodes were not up, by model. Uptime is left out, because it would dwarf the rest."""
     rows = _fleet_and_models(availability, "fleet", "not known")
     records: list[Record] = [
         {"of": row["name"], "what": description, "share": row["shares"][kind] or 0.0}

@@ -70,24 +70,24 @@ def _sentences(checks: Document) -> list[str]:
         found = [
             f"{plural(checks['incidents'], 'incident')} on {plural(checks['nodes_hit'], 'node')}. The most "
             f"frequent first evidence was {first['check']} ({percent(first['share_first'])}).",
-            f"After {after['drained']:,} incidents, the node was out of service within "
-            f"{format_duration(checks['drain_within_seconds'])}; after {after['not_drained']:,}, it was not. "
-            f"{after['already_out']:,} began while the node was already out of service.",
+            f"Incidents by outcome: node out of service within {format_duration(checks['drain_within_seconds'])} "
+            f"({after['drained']:,}), node still in service ({after['not_drained']:,}), "
+            f"node already out of service ({after['already_out']:,}).",
         ]
     drains = checks["drains"]["all"]
     if drains["with_evidence"]:
         found.append(
-            "From the first evidence to the drain: half of the drains came within "
+            "From the first evidence to the drain: half of the drains followed within "
             f"{format_duration(drains['p50_seconds'])}, 90 % within {format_duration(drains['p90_seconds'])}, 99 % "
             f"within {format_duration(drains['p99_seconds'])} ({drains['with_evidence']:,} of {drains['drains']:,} "
-            f"drains had evidence). Before {drains['nothing_seen']:,} drains, no check failed; before "
-            f"{drains['not_observed']:,}, the node was not observed."
+            f"drains had evidence). Drains without a failing check before: {drains['nothing_seen']:,}; "
+            f"of a node that was not observed: {drains['not_observed']:,}."
         )
     if checks["never"]:
         found.append(f"Checks that are enabled but never reported anything: {', '.join(checks['never'])}.")
     if checks["not_deployed"]:
         found.append(
-            f"Checks of this release that are enabled on none of these nodes: {', '.join(checks['not_deployed'])}."
+            f"Checks of this release that are not enabled on any of these nodes: {', '.join(checks['not_deployed'])}."
         )
     return found
 

@@ -78,7 +78,7 @@ def _sentences(ettr: Document) -> list[str]:
     found = [
         f"ETTR {ettr['exact']:.2f}"
         + (f" (95 %: {interval_form.write(ends)})" if ends else "")
-        + f": the share of its waiting and running time in which a job of {parameters['gpus']:,} GPUs makes progress"
+        + f": the share of waiting and running time in which a job of {parameters['gpus']:,} GPUs makes progress"
         + (" (unlimited job)." if lasts is None else f" (a job that needs {format_duration(lasts)} of progress)."),
         f"{_failure_interval(ettr['mttf_seconds'])} (r_f {number(parameters['rate'])} per 1000 node-days"
         + (f", 95 %: {number(rate_interval[0])} to {number(rate_interval[1])}" if rate_interval else "")
@@ -90,7 +90,7 @@ def _sentences(ettr: Document) -> list[str]:
     every_5_min = [cell for cell in ettr["grid"]["by_checkpoint"] if cell["checkpoint_seconds"] == 300]
     with_5_min = next((cell for cell in every_5_min if cell["gpus"] == parameters["gpus"]), None)
     if with_5_min is not None and parameters["checkpoint_seconds"] > 300:
-        found.append(f"With a checkpoint every 5 min it would be {with_5_min['ettr']:.2f}.")
+        found.append(f"With a checkpoint every 5 min, it would be {with_5_min['ettr']:.2f}.")
     best = ettr["daly_young_seconds"]
     if best is not None:
         found.append(f"Daly and Young's interval is {format_duration(best)}: ETTR {ettr['exact_at_daly_young']:.2f}.")

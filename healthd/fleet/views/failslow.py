@@ -59,14 +59,14 @@ def sentences(failslow: Document) -> list[str]:
         lost_share = share(failslow["lost_gpu_seconds"], failslow["job_gpu_seconds"])
         share_text = f", {percent(lost_share)} of the jobs' GPU time" if lost_share is not None else ""
         found.append(
-            f"{plural(len(nodes), 'node')} reported slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. As "
-            f"far as known, they cost {_hours(failslow['lost_gpu_seconds'])} GPU-hours{share_text}."
+            f"{plural(len(nodes), 'node')} reported slow jobs, for {_hours(failslow['slow_seconds'])} node-hours. "
+            f"The known cost is {_hours(failslow['lost_gpu_seconds'])} GPU-hours{share_text}."
         )
         reaction = failslow["reaction"]
         if reaction["reported"]["episodes"]:
             found.append(
                 f"The median time from onset to report was {format_duration(reaction['reported']['median_seconds'])} "
-                f"in {plural(reaction['episodes'], 'episode')}. A reaction followed {reaction['acted']['episodes']:,}"
+                f"in {plural(reaction['episodes'], 'episode')}. Reactions: {reaction['acted']['episodes']:,}"
                 f"{_acts_text(reaction['acted']['by'])}; still open: {reaction['ongoing']:,}."
             )
     if failed:
@@ -75,7 +75,7 @@ def sentences(failslow: Document) -> list[str]:
 
 
 def _acts_text(acts: Mapping[str, int]) -> str:
-    labels = {"acknowledged": "acknowledged", "unknown": "drained by unknown"}
+    labels = {"acknowledged": "acknowledged", "unknown": "drained, origin unknown"}
     texts = [f"{labels.get(actor, f'drained by {actor}')} {count:,}" for actor, count in sorted(acts.items())]
     return f" ({', '.join(texts)})" if texts else ""
 

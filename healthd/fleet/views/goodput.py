@@ -70,8 +70,8 @@ def _sentences(goodput: Document) -> list[str]:
     first, second, loops = goodput["first_order"], goodput["second_order"], goodput["requeue_loops"]
     found = [
         f"Nodes ended {plural(first['jobs'], 'job')}, which lost {number(first['gpu_hours'])} GPU-hours; "
-        f"{second['jobs']:,} "
-        f"more were pre-empted by the requeued jobs and lost {number(second['gpu_hours'])}."
+        f"the requeued jobs pre-empted {plural(second['jobs'], 'other job')}, "
+        f"which lost {number(second['gpu_hours'])} GPU-hours."
     ]
     if first["cost"] is not None:
         found.append(
@@ -88,7 +88,7 @@ def _sentences(goodput: Document) -> list[str]:
         return [*found, "No loss is known."]
     return [
         *found,
-        f"{percent(share)} of the loss is second-order: lost by jobs that a requeued job pre-empted.",
+        f"{percent(share)} of the lost work is second-order: lost by jobs that a requeued job pre-empted.",
     ]
 
 

@@ -52,7 +52,7 @@ def view(links: Document) -> View:
 
 def _sentences(links: Document, ports: list[Row], switches: list[Row]) -> list[str]:
     if not any(row["episodes"] for row in links["kinds"]):
-        return ["No link had a problem in this period, as far as nodes were observed."]
+        return ["No link problem was observed in this period."]
     if not ports and not switches:
         found = ["No port or switch has more problems than chance explains."]
     else:

@@ -178,7 +178,7 @@ def reason_sentence(row: dict[str, Any]) -> str:
 
 
 def advice_sentence(nccl: Document) -> str:
-    """Return what to do next."""
+    """Return a sentence with the next step."""
     if nccl["kind"] == "missing":
         hosts = sorted({row["host"] for row in nccl["reasons"] if row["host"]})
         if hosts:

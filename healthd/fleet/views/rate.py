@@ -91,7 +91,7 @@ def format_confidence_interval(interval: Sequence[float] | None, write: Callable
 def _mttf_figure(rate: Document) -> Figure | None:
     """Draw the MTTF by number of GPUs, on logarithmic axes.
 
-    A line shows the projection with its interval, points show the measured value of each job size.
+    A line shows the projection with its interval, and points show the measured value of each job size.
     """
     if rate["r_f"] is None or not rate["failures"]:
         return None

@@ -12,7 +12,12 @@ UNIT = "GFLOPS"
 
 
 def command(python: str, program: str, seconds: float) -> tuple[str, ...]:
-    """Return the command. python: any Python 3. program: path of cpu_program.py."""
+    """Return the command.
+
+    Args:
+        python: any Python 3.
+        program: path of cpu_program.py.
+    """
     return (python, "-I", program, f"{seconds:g}")
 
 
@@ -23,9 +28,9 @@ def parse(text: str) -> list[Measurement]:
         value, source = float(record["value"]), printable(str(record["source"]))[:40]
         wrong_numbers, size = int(record["wrong"]), int(record["size"])
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        raise NotUnderstood("the matrix product on the CPU printed unknown output") from None
+        raise NotUnderstood("the CPU matrix test printed unexpected output") from None
     if not math.isfinite(value) or value <= 0:
-        raise NotUnderstood(f"the matrix product on the CPU took no time: {value}")
+        raise NotUnderstood(f"the CPU matrix test took no time: {value}")
     if wrong_numbers:
         message = (
             f"{wrong_numbers} of {size * size} numbers in a matrix product on the CPU changed when it was repeated"

@@ -26,7 +26,11 @@ def command(program: str, gpus: int) -> tuple[str, ...]:
 
 
 def parse(text: str, test: str) -> list[Measurement]:
-    """Parse the output. test: nccl_all_reduce or nccl_sendrecv. Raises NotUnderstood."""
+    """Parse the output. Raises NotUnderstood.
+
+    Args:
+        test: nccl_all_reduce or nccl_sendrecv.
+    """
     found = _VERSION.search(text)
     tool_version = _OWN_VERSION.search(text)
     source = f"nccl-tests {tool_version[1]}" if tool_version else "nccl-tests"

@@ -30,7 +30,8 @@ TO_GBITS = {"Gb": 1.0, "MB": 8 * 2**20 / 1e9, "MiB": 8 * 2**20 / 1e9}
 def commands(program: str, port: str, tcp_port: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the commands for the server and for the client. The client is started when `tcp_port` is open.
 
-    port: "mlx5_0/1".
+    Args:
+        port: "mlx5_0/1".
     """
     device, _, number = port.partition("/")
     common = (program, "-d", device, "-i", number, "-p", str(tcp_port), "-s", str(MESSAGE_BYTES), "-n", "500", "-F")

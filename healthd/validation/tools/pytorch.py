@@ -20,7 +20,10 @@ _TESTS = {test for family in MEASURES for test in FAMILIES[family]}
 def command(python: str, program: str, families: Sequence[str], seconds: float) -> tuple[str, ...]:
     """Return the command.
 
-    python: a Python that has torch. program: path of pytorch_program.py. seconds: time for each test.
+    Args:
+        python: a Python that has torch.
+        program: path of pytorch_program.py.
+        seconds: time for each test.
     """
     request = {
         "families": [family for family in families if family in MEASURES],

@@ -1,4 +1,4 @@
--- GPU time of the chosen jobs in each week (from Monday, UTC) of [from_time, to_time). A job without an end counts until `known_until` of its cluster.
+-- GPU time of the chosen jobs in each week (from Monday, UTC) of [from_time, to_time). A job without an end is counted until `known_until` of its cluster.
 
 WITH ran AS (
   SELECT

@@ -1,4 +1,4 @@
--- When the chosen nodes were observed. Only times in `unread_times`, for which Slurm's node states were not read, are included, because all times would be too many spans.
+-- Times at which the chosen nodes were observed. Only times in `unread_times`, for which Slurm's node states were not read, are included, because all times would be too many spans.
 
 SELECT
   observed_intervals.cluster, observed_intervals.node,

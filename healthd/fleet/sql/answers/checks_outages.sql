@@ -1,4 +1,4 @@
--- Outages of the chosen nodes, and who caused them.
+-- Outages of the chosen nodes, and their origin.
 
 SELECT
   out_of_service.cluster, out_of_service.node, out_of_service.start_time, out_of_service.end_time,

@@ -1,4 +1,4 @@
--- How often each draining code was seen on the chosen nodes. Sightings of a code on the same node within an hour count once.
+-- Number of sightings of each draining code on the chosen nodes. Sightings of a code on the same node within an hour are counted once.
 
 WITH drains AS (
   SELECT

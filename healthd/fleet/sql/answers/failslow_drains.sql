@@ -1,4 +1,4 @@
--- When the chosen nodes were taken out of service, and by whom.
+-- Times at which the chosen nodes were taken out of service, and the origin.
 
 SELECT out_of_service.cluster, out_of_service.node, out_of_service.start_time, out_of_service.by_whom
 FROM out_of_service

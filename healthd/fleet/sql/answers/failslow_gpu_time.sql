@@ -1,4 +1,4 @@
--- GPU time of all jobs on the chosen nodes in [from_time, to_time), as far as it was accounted. The unit is a thousandth of a GPU-second, so that all numbers are whole and their sum does not depend on the order.
+-- GPU time of all jobs on the chosen nodes in [from_time, to_time), if Slurm recorded it. The unit is a thousandth of a GPU-second, so that all numbers are whole and their sum does not depend on the order.
 
 WITH ran AS (
   SELECT

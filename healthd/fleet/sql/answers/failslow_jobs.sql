@@ -1,4 +1,4 @@
--- Jobs on nodes that reported a slow job. A job without an end counts until `known_until` of its cluster.
+-- Jobs on nodes that reported a slow job. A job without an end is counted until `known_until` of its cluster.
 
 SELECT
   job_nodes.cluster, job_nodes.node, jobs.job_id, job_nodes.start_time AS begin_time,

@@ -1,4 +1,4 @@
--- How long the chosen nodes were observed in [from_time, to_time).
+-- Observed time of the chosen nodes in [from_time, to_time).
 --
 -- columns
 --   seconds        time of all nodes, observed or not

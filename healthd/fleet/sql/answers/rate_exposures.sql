@@ -1,4 +1,4 @@
--- How long each node ran the chosen jobs, by size class.
+-- Time for which each node ran the chosen jobs, by size class.
 --
 -- parameters
 --   more_than_gpus BIGINT = 128   r_f covers jobs with more GPUs

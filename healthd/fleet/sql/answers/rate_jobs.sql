@@ -1,4 +1,4 @@
--- The chosen jobs with GPUs that ran in [from_time, to_time), with the time they ran. A job without an end counts until `known_until` of its cluster.
+-- The chosen jobs with GPUs that ran in [from_time, to_time), with the time they ran. A job without an end is counted until `known_until` of its cluster.
 
 SELECT
   jobs.cluster, jobs.db_index, jobs.job_id, jobs.gpus, jobs.nodes, jobs.start_time, jobs.end_time,

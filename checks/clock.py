@@ -145,7 +145,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The clock was synchronised before, but no time server has responded for hours.",
-        "No effect yet. The clock drifts from now on.",
+        "No effect yet, but the clock now drifts.",
         _TODO,
         confirm="confirm_seconds",
     ),
@@ -153,17 +153,17 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The clock is wrong, and the time daemon corrects it slowly or not at all.",
-        "Timestamps from different nodes do not match, files seem to come from the future, and TLS may fail.",
+        "Timestamps from different nodes do not match, files appear to be from the future, and TLS may fail.",
         f"{_TODO} chronyc makestep sets the clock at once.",
         confirm="confirm_seconds",
     ),
     "clock/slow_source": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel does not trust the CPUs' counter (tsc). It reads the time from a separate chip, so each program "
-        "needs a system call to get the time.",
-        "Reading the time takes tens of times longer. Python, NCCL and programs that measure their own run time get "
-        "slower.",
+        "The kernel does not trust the CPUs' counter (tsc). Instead, it reads the time from a separate chip, so each "
+        "program needs a system call to get the time.",
+        "Reading the time takes tens of times longer. Python, NCCL and programs that measure their own run time slow "
+        "down.",
         "No action tonight. journalctl -k | grep -i -e tsc -e clocksource shows the reason. Reboot the node when no "
         "job is running. If it happens again, update the board's firmware. Possible causes are long firmware "
         "interrupts, or sockets whose counters differ. On a virtual machine, check the hypervisor.",

@@ -201,7 +201,7 @@ EXPLAIN = {
         Clears.PASS,
         "The CPUs' frequency governor is not listed in governors in [checks.cpu], so the CPUs may run below their "
         "full clock speed.",
-        "Data loading, kernel launches and network traffic get slower, and speeds vary between nodes.",
+        "Data loading, kernel launches and network traffic slow down, and speeds vary between nodes.",
         "No action tonight. Run cpupower frequency-set -g performance, or tuned-adm profile hpc-compute. Slurm's "
         "--cpu-freq changes the governor for one job. If 'powersave' of intel_pstate or amd-pstate is intended, add it "
         "to governors in [checks.cpu].",

@@ -219,8 +219,8 @@ EXPLAIN = {
         "A job that reports its step times has become slower and stays slow.",
         "The job runs without errors but occupies its nodes for longer. In one study, 16 of 27 large jobs were "
         "affected, for 72 minutes on average (FALCON, arXiv 2410.12588, table 1). The report comes from the job "
-        "itself, so healthd never drains the node for it.",
-        "No action tonight. The message names the slow rank, or says why no rank is named. If the message blames "
+        "itself, so it never drains the node.",
+        "No action tonight. The message names the slow rank, or explains why no rank is named. If the message blames "
         "communication or another node, check that node as well. healthd failslow analyses the times of all ranks. "
         "healthd status lists other open conditions of this node.",
         needs="client",
@@ -231,7 +231,7 @@ EXPLAIN = {
         "The rank on this GPU takes longer for each step than before. The other ranks on this node are as fast as "
         "before.",
         "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link can cause "
-        "this without any error. The report comes from the job itself, so healthd never drains the node for it.",
+        "this without any error. The report comes from the job itself, so it never drains the node.",
         "No action tonight. nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status "
         "lists other open conditions. healthd validate measures the GPU once the node is idle.",
         needs="client",

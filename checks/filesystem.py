@@ -129,7 +129,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A file server does not respond (NFS, SMB, Lustre, Ceph). The condition clears when the kernel log reports "
-        "that the server responds again, or after a day without a further line.",
+        "that the server responds again, or after a day without another such line.",
         "Jobs that use the server wait and continue when it is back. Jobs on soft mounts get errors instead.",
         "No action tonight on this node. Check the server and the network. The check mount tests whether mounts hang, "
         "and drains the node if they do.",

@@ -165,7 +165,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The hardware reduced this GPU's clocks for a short time, because of heat, lack of power, or a clock change.",
-        "A brief slowdown has little effect. Such a GPU often becomes slow all the time later.",
+        "A brief slowdown has little effect. Such a GPU often becomes permanently slow later.",
         f"No action tonight. At the next maintenance: {_TODO}",
         shared=None,
         window="clean_seconds",

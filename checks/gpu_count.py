@@ -154,7 +154,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "The GPU is still listed on PCI, but reads return all ones (revision ff, link width 63).",
-        "The GPU has fallen off the bus. All work on this GPU is dead, and calls into the driver may hang.",
+        "The GPU has fallen off the bus. All work on this GPU has failed, and calls into the driver may hang.",
         "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors (journalctl -k). Then power-cycle "
         "the node; after a warm reboot the GPU may still be missing. If the fault recurs in the same slot, reseat or "
         "replace the GPU.",

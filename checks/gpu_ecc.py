@@ -220,14 +220,14 @@ EXPLAIN = {
         Clears.GPU_RESET,
         "The GPU found errors in its memory or caches that ECC could not correct.",
         "Data was lost. The job that used the data was killed or computed wrong numbers. The damaged row stays in "
-        "use until a reset remaps it. New errors requeue the jobs on this GPU. Errors only drain if they occurred "
-        "before the first run, or while healthd did not run for longer than growth_seconds. A100, H100, B200 and "
-        "related GPUs should contain errors by ending only the process that hit the error. On these GPUs new errors "
-        "only drain; if the driver requests a reset, they also requeue.",
+        "use until a reset remaps it. After new errors, healthd requeues the jobs on this GPU. Errors that occurred "
+        "before the first run, or while healthd did not run for longer than growth_seconds, only drain the node. "
+        "A100, H100, B200 and related GPUs should contain errors by ending only the process that hit the error. On "
+        "these GPUs, new errors only drain the node; jobs are requeued only if the driver requests a reset.",
         "After the drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then "
         "check nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors recur or a remap failed, replace the GPU. Without "
-        "persistence mode or with MIG, healthd cannot detect the reset. In that case reboot, or run healthd repaired "
-        "gpu_ecc/uncorrected PCI.",
+        "persistence mode or with MIG, healthd cannot detect the reset. In that case, reboot, or run healthd "
+        "repaired gpu_ecc/uncorrected PCI.",
         also=(Severity.DEGRADED,),
     ),
     "gpu_ecc/sram_threshold": Explain(

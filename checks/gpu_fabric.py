@@ -285,7 +285,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
-        "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as this one.",
+        "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as this GPU.",
         f"{_INSPECT_TODO} If the fabric does not recover after the drain, reset all GPUs on the node or reboot. If "
         "the problem recurs, check the links, then the switches, then the GPU.",
         confirm="confirm_seconds",
@@ -314,8 +314,8 @@ EXPLAIN = {
         Clears.PASS,
         "GPUs have not joined their NVLink fabric, and nvidia-fabricmanager is not running.",
         "CUDA does not start on these GPUs (error 802).",
-        "Read journalctl -u nvidia-fabricmanager. The version must match the driver's. Then run systemctl restart "
-        "nvidia-fabricmanager.",
+        "Check journalctl -u nvidia-fabricmanager. The fabric manager's version must match the driver's. Then run "
+        "systemctl restart nvidia-fabricmanager.",
         confirm="join_seconds",
         shared=True,
     ),

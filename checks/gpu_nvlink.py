@@ -261,8 +261,8 @@ EXPLAIN = {
     "gpu_nvlink/replay": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "An NVLink resent packets (its replay errors increased). Good links do not resend packets.",
-        "The link works but is weak. Jobs get slower, and the link is likely to fail.",
+        "An NVLink resent packets (its replay errors increased). Healthy links do not resend packets.",
+        "The link works but is marginal. Jobs slow down, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
@@ -302,7 +302,7 @@ EXPLAIN = {
     "gpu_nvlink/crc": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "An NVLink had CRC errors, but too few to cost bandwidth.",
+        "An NVLink had CRC errors, but too few to reduce bandwidth.",
         "No effect, because damaged packets are resent. Many CRC errors indicate a bad link.",
         "No action tonight. Check whether the count keeps growing (nvidia-smi nvlink -e).",
         window="clean_seconds",

@@ -232,8 +232,8 @@ EXPLAIN = {
         Clears.REBOOT,
         "The GPU's PCI Express link has fewer lanes than the GPU and its slot support. The node drains if the link "
         "had more lanes earlier in this boot, or if machines of this type have more. Otherwise this is a warning. "
-        "The site's file or the baseline may set lanes in [checks.gpu_pcie]. In that case fewer lanes than the "
-        "setting drain, and fewer lanes than earlier in this boot warn.",
+        "The site's file or the baseline may set lanes in [checks.gpu_pcie]. In that case, the node drains if the "
+        "link has fewer lanes than this setting; fewer lanes than earlier in this boot are a warning.",
         "Data transfers to and from the GPU take at least twice as long. More lanes often fail later.",
         f"If the condition is only a warning, no action is needed tonight. {_CARD_TODO} If the machine is built with "
         "fewer lanes, set lanes in [checks.gpu_pcie]. Then run systemctl reload healthd and healthd repaired "
@@ -256,7 +256,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets on the GPU's PCI Express link are damaged and resent more often than on healthy links.",
-        "There is little effect, because the resent data arrives correctly. Such links often get slower or fail later.",
+        "There is little effect, because the resent data arrives correctly. Such links often slow down or fail later.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),

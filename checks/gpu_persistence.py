@@ -59,8 +59,8 @@ EXPLAIN = {
     "gpu_persistence/off": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "Persistence mode is off, so the driver shuts this GPU down whenever its last user ends.",
-        "Each job starts seconds later for each GPU. Settings such as clocks and power limits are lost. The ECC "
+        "Persistence mode is off, so the driver shuts this GPU down whenever its last process ends.",
+        "Each job takes seconds longer per GPU to start. Settings such as clocks and power limits are lost. The ECC "
         "error counts, which help to identify a bad GPU, are lost too.",
         _DAEMON_TODO,
     ),

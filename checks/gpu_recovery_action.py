@@ -106,8 +106,8 @@ EXPLAIN = {
     "gpu_recovery_action/unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The driver requests an action whose number is newer than this version of healthd.",
-        "The effect is unknown, so healthd only warns.",
+        "The driver requests an action that this version of healthd does not recognise.",
+        "The effect is unknown, so this is only a warning.",
         "No action tonight. nvidia-smi -q names the action (GPU Recovery Action). Upgrade healthd.",
     ),
 }

@@ -205,7 +205,7 @@ _TODO = (
     "mlxlink -d DEVICE -m -c shows the cable, its optical power and its error rates. Clean or replace the cable or "
     "its transceiver, or try another switch port. The fault may be at either end of the link."
 )
-_MATTERS = "Packets are resent, and the link may fail later. Multi-node jobs get slow or are killed."
+_MATTERS = "Packets are resent, and the link may fail later. Multi-node jobs slow down or are killed."
 
 OBSERVATIONS = {
     "ib_errors_link_downs_seen": Meaning(
@@ -279,16 +279,16 @@ EXPLAIN = {
         Clears.WINDOW,
         "Packets from this port were often not acknowledged in time and had to be resent (local_ack_timeout_err).",
         "Jobs wait for each of these packets. After the last retry, the connection fails, and the job fails too.",
-        "No action tonight. If only the nodes of one job are affected and one of them died at that time, the dead node "
-        "is the cause. Otherwise packets are lost on the way. Check ibqueryerrors, or for RoCE the switch's drops and "
-        "priority flow control, then this node's cable.",
+        "No action tonight. If only the nodes of one job are affected and one of these nodes died at that time, the "
+        "dead node is the cause. Otherwise packets are lost on the way. Check ibqueryerrors, or for RoCE the "
+        "switch's drops and priority flow control, then this node's cable.",
         window="clean_seconds",
     ),
     "ib_errors/slow_restart_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "RoCE often restarted sending at a low rate, as it does after packet loss (roce_slow_restart).",
-        "Multi-node jobs get slow.",
+        "RoCE often restarted transmission at a low rate, as it does after packet loss (roce_slow_restart).",
+        "Multi-node jobs slow down.",
         "No action tonight. If many nodes are affected, check the fabric's congestion control and priority flow "
         "control (ECN, PFC, lossless queues). If only this node is affected, check its cable and port, and whether its "
         "NIC is configured like the others (mlnx_qos -i INTERFACE).",

@@ -167,7 +167,7 @@ EXPLAIN = {
         Clears.OPERATOR,
         "The network interface of this port lost its carrier several times within a day.",
         "At each flap, multi-node jobs wait or are killed. The next flap is likely within hours.",
-        f"{_TODO} Setting an interface down and up (ip link set) counts as well.",
+        f"{_TODO} Taking an interface down and up (ip link set) also counts as a flap.",
         shared=True,
         window="clean_seconds",
     ),
@@ -177,8 +177,8 @@ EXPLAIN = {
         "The port's counter of link failures is at its maximum, 255. Further failures are not counted.",
         "No effect by itself; healthy ports reach the maximum after years. Until the counter is reset, it shows no "
         "further flaps.",
-        "No action needed. perfquery -R on this node resets the port's counters to 0. Until the reset healthd only "
-        "uses the network interface's counter.",
+        "No action needed. perfquery -R on this node resets the port's counters to 0. Until the reset, healthd uses "
+        "only the network interface's counter.",
     ),
 }
 

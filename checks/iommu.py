@@ -143,10 +143,10 @@ EXPLAIN = {
     "iommu/dma_fault": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The IOMMU blocked a memory read or write by this device because the address was not mapped for it. Faults by "
-        "a GPU, network card, NVSwitch or NVMe device warn; faults by other devices are only recorded.",
-        "The data did not arrive. After a peer-to-peer copy between GPUs, or a GPUDirect RDMA or Storage transfer, the "
-        "receiver has old data or zeros, and NCCL may hang.",
+        "The IOMMU blocked a memory read or write by this device because the address was not mapped for it. A fault "
+        "of a GPU, network card, NVSwitch or NVMe device is a warning; faults of other devices are only recorded.",
+        "The data did not arrive. After a peer-to-peer copy between GPUs, or a GPUDirect RDMA or Storage transfer, "
+        "the receiver sees old data or zeros, and NCCL may hang.",
         f"No action tonight. {_P2P_TODO} If the fault happened once, at a job's start or end, the job or its driver "
         "used a wrong address.",
         also=(Severity.INFO,),

@@ -264,7 +264,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The number of open files reached the kernel's limit (fs.file-max).",
-        "At the limit, only root's programs can open files, and jobs fail in unexpected places.",
+        "At the limit, only root processes can open files, and jobs fail in unexpected places.",
         "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail "
         "shows which processes have the most files open. If these files are needed, raise fs.file-max.",
         window="window_seconds",
@@ -273,7 +273,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A network interface, usually a container's, cannot be removed because it is still in use.",
-        "The container does not end. Until then no other interface can be created or removed, so new containers hang.",
+        "The container does not end. Until then, no other interface can be created or removed, so new containers hang.",
         "No action tonight unless containers hang. If the kernel repeats the line for minutes, only a reboot helps; "
         "reboot the node once no job is running here. The cause is a kernel bug, so look for a newer kernel.",
         window="window_seconds",
@@ -309,7 +309,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "The kernel killed a process because its job (or the whole node) had no memory left.",
         "There is no effect on the node if the job reached its own memory limit.",
-        "If a cgroup's limit was reached, only inform the job's owner. If the whole node ran out of memory, a job "
+        "If a cgroup's limit was reached, just inform the job's owner. If the whole node ran out of memory, a job "
         "runs without a limit or the system used too much memory. The check memory_size shows whether memory is "
         "missing.",
         window="window_seconds",
@@ -318,7 +318,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "CPUs were too hot and ran slower. The condition clears when the kernel reports that all CPUs are cool again.",
-        "Jobs are slow, and all of a job's nodes wait for this one.",
+        "Jobs are slow, and all of a job's nodes wait for this node.",
         "No action tonight. ipmitool sdr type Temperature shows the temperatures. Check fans, filters, the inlet "
         "temperature and thermal paste.",
         window="window_seconds",

@@ -123,8 +123,9 @@ EXPLAIN = {
         "A required kernel module is not loaded, or hangs while being loaded or unloaded.",
         "Without nvidia or nvidia_uvm, CUDA does not work. Without nvidia_peermem there is no GPUDirect RDMA, and "
         "multi-node jobs are slow. Without ib_umad, ib_uverbs or rdma_ucm, programs cannot use InfiniBand.",
-        "Run modprobe NAME. If that fails, read journalctl -k. Usually the module was built for another kernel (dkms "
-        "status) or another driver. To load the module at each boot, add its name to a file in /etc/modules-load.d.",
+        "Run modprobe NAME. If that fails, check journalctl -k. Usually the module was built for another kernel "
+        "(dkms status) or another driver. To load the module at each boot, add its name to a file in "
+        "/etc/modules-load.d.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected",

@@ -291,7 +291,8 @@ EXPLAIN = {
         Clears.REBOOT,
         "ECC found an error in the host's memory that it could not correct.",
         "Data was lost. Either a process was killed, or a process or the kernel computes with wrong bytes. If the "
-        "memory scrubber found the error, no process has read the data yet, and the node only drains.",
+        "memory scrubber found the error, no process has read the data yet, so the node drains but no job is "
+        "requeued.",
         f"{_FIND_TODO}Reboot after the drain, then test the memory. If the error recurs, replace the DIMM.",
         also=(Severity.DEGRADED,),
     ),
@@ -349,7 +350,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "A device on the PCI bus reported a parity or system error. EDAC polling or an interrupt (NMI) detected the "
         "error.",
-        "A transfer had wrong data. Many devices set these error bits without reason, so healthd only warns.",
+        "A transfer had wrong data. Many devices set these error bits without reason, so this is only a warning.",
         "No action tonight. Check lspci -vvv -s PCI, and look for errors from the device's driver at the same time. If "
         "the error recurs, reseat the card.",
         window="clean_seconds",

@@ -185,8 +185,8 @@ def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
 
 
 _CARD_TODO = (
-    "Read journalctl -k | grep mlx5. mstdump PCI and mlxfwmanager --query collect data for the vendor. Power-cycle the "
-    "node and update the firmware. If the fault recurs, replace the card."
+    "Check journalctl -k | grep mlx5. mstdump PCI and mlxfwmanager --query collect data for the vendor. Power-cycle "
+    "the node and update the firmware. If the fault recurs, replace the card."
 )
 _CABLE_TODO = (
     "No action tonight. mlxlink -d DEVICE -m shows the transceiver. At the next maintenance, reseat the transceiver "
@@ -217,7 +217,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "The driver stopped the card to recover it, or because the card was switched off or reset (mlxfwreset, "
         "SR-IOV).",
-        "Until the card is back, no traffic goes over it. If no operator reset the card, its firmware failed.",
+        "Until the card is back, it carries no traffic. If no operator reset the card, its firmware failed.",
         "No action tonight if the card came back. journalctl -k | grep mlx5 shows the cause and the result.",
         window="warning_window_seconds",
     ),
@@ -318,7 +318,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "No member of a bond was up.",
         "All traffic over the bond stopped. eth_link reports whether the bond is still down.",
-        "No action tonight. Read /proc/net/bonding/BOND, and check the switch at the other end of the bond's cables.",
+        "No action tonight. Check /proc/net/bonding/BOND and the switch at the other end of the bond's cables.",
         window="warning_window_seconds",
     ),
     "mlx5/link_down": Explain(
@@ -334,7 +334,7 @@ EXPLAIN = {
         Severity.INFO,
         Clears.WINDOW,
         "The network card rejected a request or failed to process it. For example, a completion queue overflowed or "
-        "a command was not possible.",
+        "a command could not be executed.",
         "The cause is usually an application or the other node.",
         "No action needed, unless jobs of several users are affected on this node.",
         window="link_window_seconds",
@@ -342,8 +342,8 @@ EXPLAIN = {
     "mlx5/pcie_limited": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "The driver found at its start that the PCI Express link gives the network card less bandwidth than the card "
-        "could use.",
+        "When the driver started, it found that the PCI Express link gives the network card less bandwidth than the "
+        "card could use.",
         "The card may not reach the speed of its network port. Many slots are built this way. pcie_link evaluates "
         "the PCI Express link.",
         "No action needed. Compare LnkCap and LnkSta in lspci -vv -s PCI, for the card and the port above.",

@@ -138,7 +138,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A network card's firmware failed or did not respond, and the driver is resetting the card.",
-        "During the reset no traffic goes over the card, and RDMA connections break. If the reset fails, "
+        "During the reset, the card carries no traffic, and RDMA connections break. If the reset fails, "
         "nic/firmware_failed follows.",
         "No action tonight if the card came back (journalctl -k). If resets recur, update the firmware. If resets "
         "continue after the update, replace the card.",

@@ -305,7 +305,8 @@ EXPLAIN = {
         "The kernel counted or logged a fatal PCI Express error on this device or the port above it. If jobs do not "
         "depend on the device, this is only a warning.",
         "The link was reset or is dead. Work that used the device has failed, and data in flight was lost.",
-        f"If the condition is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
+        "If the condition is only a warning, no action is needed tonight. To repair the link, power-cycle the node. "
+        f"{_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -314,7 +315,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.WINDOW,
         "An uncorrected PCI Express error was followed by another within an hour. Errors logged in the first five "
-        "minutes of a boot do not count, because some platforms log such errors at each boot.",
+        "minutes of a boot are ignored, because some platforms log such errors at each boot.",
         "Single transactions fail. Jobs that use the device may be killed, or the device may soon fall off the bus.",
         _CARD_TODO,
         window="clean_seconds",
@@ -334,7 +335,8 @@ EXPLAIN = {
         "After a PCI Express error, the kernel could not bring the device back. The condition is critical if the "
         "link was reset and stayed down. If a driver merely does not support recovery, the condition is a warning.",
         "The device is cut off or in an unknown state. Work that uses it fails.",
-        f"If the condition is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
+        "If the condition is only a warning, no action is needed tonight. To repair the link, power-cycle the node. "
+        f"{_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -343,7 +345,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The link corrects errors by retransmission more often than healthy links do.",
-        "Some bandwidth is lost, with no other effect yet. Such links often get slower or fail later.",
+        "Some bandwidth is lost, with no other effect yet. Such links often slow down or fail later.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),

@@ -227,8 +227,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A unit has been starting, stopping or waiting for other units for longer than a restart usually takes.",
-        "The unit does not work until it is up. systemd gives up after the unit's own time limit, and the unit then "
-        "counts as inactive.",
+        "The unit does not work until it is up. systemd gives up after the unit's own time limit, and the unit is "
+        "then reported as inactive.",
         "No action tonight. systemctl list-jobs shows what the unit is waiting for. " + _TODO,
         confirm="confirm_seconds",
         shared=True,
@@ -237,7 +237,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A unit failed and systemd restarted it many times within an hour. Manual restarts do not count.",
-        "The unit does not work between two starts, so jobs sometimes fail to start or to authenticate.",
+        "The unit does not work between starts, so jobs sometimes fail to start or to authenticate.",
         f"No action tonight. {_TODO}",
         confirm="confirm_seconds",
         shared=True,

@@ -129,7 +129,7 @@ def _driver_text(event: KernelEvent) -> str:
 
 
 _TODO = (
-    "The kernel line names the switch and the link (journalctl -k | grep SXid). Read the fabric manager's log as "
+    "The kernel line names the switch and the link (journalctl -k | grep SXid). Check the fabric manager's log as "
     "well. Reboot after the drain. If you reset all GPUs and switches together instead of rebooting, run healthd "
     "repaired CODE PCI afterwards. If the error recurs on the same switch or link, open a case with NVIDIA."
 )

@@ -112,7 +112,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
             and current_action == "0"
             and previous_action in map(str, recovery_action.RESETS)
         ):
-            reason = "the driver requests no recovery any more (Xid 154)"
+            reason = "the driver no longer requests recovery (Xid 154)"
             yield Repair(Clears.GPU_RESET, event.pci, reason, before=event.last_time)
 
 

@@ -175,7 +175,7 @@ def _read(host: Host, name: str, counter: str, past: History) -> Observation | N
     counted = infiniband.count(host, infiniband.path(name, f"{folder}/{counter}"))
     reading = Observation("ib_errors_total", counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
-        raise ValueError(f"{counter} cannot be read any more")
+        raise ValueError(f"{counter} can no longer be read")
     return mark if counted is None else reading
 
 

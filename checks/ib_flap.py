@@ -132,7 +132,7 @@ def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None
     before."""
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
-        raise ValueError(f"{name} cannot be read any more")
+        raise ValueError(f"{name} can no longer be read")
     return None if counted is None else reading
 
 

@@ -3,16 +3,16 @@
 Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud monitor them too. Only a
 baseline lists the node's disks. The state of a working NVMe controller is "live" (Linux, drivers/nvme/host/sysfs.c).
 /proc/self/mountinfo shows the file systems that the kernel stopped after errors. If an administrator mounts a file
-system read-only, the mount's own flag is set as well (see Mount.turned). ext4's errors_count is not used, because it
-stays set until fsck and does not show the current state. An XFS that was shut down has no flag, but its root directory
-returns EIO. These conditions stay open until a reboot. A dead disk soon disappears from sysfs, and its file system is
-unmounted. Without this rule, the next run would report no fault.
+system read-only, the mount's own flag is set as well (see Mount.turned). ext4's errors_count is not used, because this
+count stays set until fsck and does not show the current state. An XFS that was shut down has no flag, but its root
+directory returns EIO. These conditions stay open until a reboot. A dead disk soon disappears from sysfs, and its file
+system is unmounted. Without this rule, the next run would report no fault.
 
 The kernel log reports the same faults sooner. It also reports failed reads and writes, which sysfs does not show. Lost
 data drains the node if the disk contains one of the node's file systems or is named in the settings. Errors on other
-disks only warn. Errors also only warn if a RAID has another copy of the data or other paths lead to the disk. Timeouts
-and resets only warn, because the drive or its controller may recover. Each disk has one finding, for its worst kernel
-line.
+disks are only warnings, as are errors on a disk if a RAID has another copy of the data or other paths lead to the disk.
+Timeouts and resets are warnings, because the drive or its controller may recover. Each disk has one finding, for its
+worst kernel line.
 """
 
 from __future__ import annotations

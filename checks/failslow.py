@@ -1,9 +1,9 @@
 """Jobs on this node that have become slower, and the GPU of the rank that slows a job down.
 
-Rules: healthd/failslow/detect.py determines when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than
-10 % is jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client).
-The setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
-default; then nothing runs and nothing is read.
+Rules: healthd/failslow/detect.py determines when a job is slow (FALCON, arXiv 2410.12588, 2.2: less than 10 % is
+jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client). The
+setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
+default, so nothing runs and nothing is read.
 
 A job's own report is user input and may contain anything. It therefore never causes more than a WARNING, regardless of
 the settings. A site may raise the severity of findings from counters, because root reads the counters.
@@ -14,7 +14,7 @@ healthd/failslow/mitigation/planner.py). Only counters can trigger this. A GPU o
 fault that began at the same time, such as a reduced clock, lost lanes or port errors
 (healthd/failslow/live/evidence.py). This is required because every node of a job shows the same slow rhythm although
 most of these nodes are healthy. Load from the job itself is not such a fault. Congestion slows many nodes at once, so
-the finding counts as a shared cause.
+healthd treats the finding as a shared cause.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
 """The GPUs' ECC errors since the driver was loaded, and their ECC mode.
 
 Rules: any uncorrected error means lost data: reset the GPU before the next job (Meta's study, OCI, Azure, DCGM). NVIDIA
-replaces a GPU with more SRAM errors than NVIDIA's threshold. Corrected errors are normal up to AzNHC's limits. A count
-that falls shows that the GPU was reset, but only with persistence mode. Without persistence mode, the driver drops the
-count when the GPU's last user ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the
+replaces a GPU with more SRAM errors than NVIDIA's threshold. Corrected errors are normal up to AzNHC's limits. With
+persistence mode, a count that falls shows that the GPU was reset. Without persistence mode, the driver drops the count
+when the GPU's last process ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the
 growth of the lifetime counts is used instead.
 
-Disabled ECC warns unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
+Disabled ECC is a warning unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
 Workstation cards such as the RTX A6000 ship with ECC off.
 
-A count above 0 at the first run drains, because it is unknown whose data was lost. The node also drains without a
-requeue if a count grew while healthd was not running for longer than two rounds (`growth_seconds`). In that case the
-current jobs may have started long after the error. A count that grew between two rounds requeues the jobs on this GPU
-(Meta's high class).
+A count above 0 at the first run drains the node, because it is unknown whose data was lost. The node also drains
+without a requeue if a count grew while healthd was not running for longer than two rounds (`growth_seconds`). In that
+case, the current jobs may have started long after the error. A count that grew between two rounds requeues the jobs on
+this GPU (Meta's high class).
 
 Chips that contain errors (CONTAINING_CHIPS) are the exception. They should end only the process that hit the error,
-while the GPU's other processes continue unharmed. On these chips a growing count only drains. It requeues if the driver
-also requests a reset, which shows that the error was not contained (drivers before 570 do not report this). The kernel
-log has the details. Xid 94 reports a contained error and its process (a warning). Xid 95 reports an uncontained error.
-Xid 48 reports an error whose containment is not known yet. Xids 95 and 48 requeue the jobs on this GPU at once, on
-every chip.
+while the GPU's other processes continue unharmed. On these chips, a growing count only drains the node. Jobs are
+requeued if the driver also requests a reset, which shows that the error was not contained (drivers before 570 do not
+report this). The kernel log has the details. Xid 94 reports a contained error and its process (a warning). Xid 95
+reports an uncontained error. Xid 48 reports an error whose containment is not known yet. Xids 95 and 48 requeue the
+jobs on this GPU at once, on every chip.
 """
 
 from __future__ import annotations

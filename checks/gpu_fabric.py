@@ -3,11 +3,12 @@
 Rules: only NVML shows whether there is a fabric; model names would give false alarms for PCIe cards, GH200 and GB200
 (gpud). Until a GPU has joined, CUDA fails with 802 "system not yet initialized", but nvidia-smi looks normal. The cause
 may be that the fabric manager (or NVLSM) is not running or has just started. systemd is queried for the cause only if a
-GPU has not joined. If a GPU reports no fabric while others of its model have joined theirs, NVLink does not connect it.
+GPU has not joined. If a GPU reports no fabric while others of its model have joined theirs, NVLink does not connect
+this GPU.
 
 Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them, because traffic still has
-its routes. These problems drain without a requeue. The summary "unhealthy" has no more information than the health
-mask.
+its routes. These problems drain the node without a requeue. The summary "unhealthy" has no more information than the
+health mask.
 
 These GPUs are not faulty:
 
@@ -17,7 +18,7 @@ These GPUs are not faulty:
 - a GPU on a host whose fabric manager shares the NVSwitches (FABRIC_MODE 1 and 2). The GPU's state stays "in progress"
   until a partition with the GPU is activated (github.com/NVIDIA/gpu-driver-container/pull/909).
 
-In a virtual machine only the operator of the host can activate such a partition, so the check warns. An NVL72 has no
+In a virtual machine, only the operator of the host can activate such a partition, so the check warns. An NVL72 has no
 such mode, because its partitions belong to the switches.
 """
 

@@ -1,16 +1,17 @@
 """NVLinks: links that are down, and errors on active links.
 
 Rules: a link that is active on this node's other GPUs must be active on every GPU (Meta's study counts NVLink errors as
-high severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Good links have no replays or
-recoveries, but a few CRC errors. With MIG there is no NVLink, and PCIe cards have NVLink only with a bridge. GPUs
+high severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Healthy links have no replays
+or recoveries, but a few CRC errors. With MIG, there is no NVLink, and PCIe cards have NVLink only with a bridge. GPUs
 before Ampere may use different links on each GPU (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2). For
 these GPUs only the number of active links is compared.
 
 Blackwell instead reports recoveries, damaged packets and bit error rates. In DCGM 4.6.0 a successful recovery is a
-warning, and a failed recovery is a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). In DCGM a link also fails
+warning, and a failed recovery is a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). In DCGM, a link also fails
 if its effective bit error rate is above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or its symbol bit
-error rate is above 15e-238 (DcgmGPUHardwareLimits.h). In healthd a high rate only warns, at the second reading, because
-packets are resent and no job is lost. A failed recovery and a link that goes down have their own codes, which drain.
+error rate is above 15e-238 (DcgmGPUHardwareLimits.h). In healthd, a high rate is only a warning, at the second reading,
+because packets are resent and no job is lost. A failed recovery and a link that goes down have their own codes, which
+drain.
 """
 
 from __future__ import annotations

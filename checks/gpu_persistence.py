@@ -1,7 +1,7 @@
 """Persistence mode, in which the driver keeps idle GPUs initialised.
 
-Rules: without persistence mode, the driver shuts a GPU down when its last user ends (NVIDIA, driver persistence). The
-next start then takes seconds for each GPU, and the shutdown discards the counts of ECC errors since the last start. If
+Rules: without persistence mode, the driver shuts a GPU down when its last process ends (NVIDIA, driver persistence).
+The next start takes seconds for each GPU, and the shutdown discards the counts of ECC errors since the last start. If
 the mode was switched on with nvidia-smi -pm 1 (the legacy way), no process keeps the driver open. healthd then queries
 the GPUs only once an hour ([nvml] idle_interval_seconds).
 """

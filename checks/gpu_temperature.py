@@ -2,8 +2,8 @@
 
 Rule: warn within two degrees of the GPU's hardware slowdown temperature or above the memory's maximum. The slowdown
 temperature differs between models; the driver reports it. Ada, Hopper and later report the remaining degrees (T.LIMIT
-in nvidia-smi) instead. If the driver reports neither value, use the model's slowdown temperature that nvidia-smi -q
-shows on other machines: a hot GPU is not healthy just because its limit is unknown.
+in nvidia-smi) instead. If the driver reports neither value, the check uses the model's slowdown temperature that
+nvidia-smi -q shows on other machines, because a hot GPU with an unknown limit is not healthy.
 """
 
 from __future__ import annotations

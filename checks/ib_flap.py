@@ -1,9 +1,9 @@
 """InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
 Rules: a link flaps if it went down three times in 3 hours according to the port's own counter, or lost its carrier five
-times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). In the first 30 minutes of a boot nothing
-counts, because links are still training. A port that stays down does not count, because its counters do not grow. All
-ports can therefore be checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and
+times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). Flaps in the first 30 minutes of a boot
+are ignored, because links are still training. A port that stays down does not flap, because its counters do not grow.
+All ports can therefore be checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and
 sysfs-class-net: carrier_down_count of the port's network interface, if it has one (carrier_changes would count each
 flap twice).
 """

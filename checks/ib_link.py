@@ -2,8 +2,8 @@
 
 Rules: only ports that the site expects are checked. A port that is down is degraded after one minute and critical after
 four minutes, because a leaf switch reboots in one minute and NCCL survives that (Meta's study counts links as high
-severity; gpud waits 4 minutes, AzNHC compares the rate). A slow link drains without a requeue, because jobs continue.
-Files: Linux, sysfs-class-infiniband.
+severity; gpud waits 4 minutes, AzNHC compares the rate). A slow link drains the node without a requeue, because jobs
+continue. Files: Linux, sysfs-class-infiniband.
 """
 
 from __future__ import annotations

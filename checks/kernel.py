@@ -2,13 +2,13 @@
 
 Rules: after a hard lockup, a panic, or an oops in a GPU or network card driver, the machine cannot be trusted until a
 reboot. The same applies if a CPU did not schedule for more than five minutes, which no load can explain. Any other oops
-kills the running process, whose locks stay locked; such an oops only warns. CPUs and tasks that hang warn as well,
+kills the running process, whose locks stay locked; such an oops is only a warning. So are CPUs and tasks that hang,
 because a file server that fails over blocks tasks on every node (the checks processes and mount handle lasting hangs).
 
 The kernel repeats these lines while a hang lasts. It logs a soft lockup every 20 s (kernel/watchdog.c; with its
 duration only since Linux 5.13) and an RCU stall every few minutes. It logs a hung task every 2 minutes, but only ten
 times in each boot (kernel.hung_task_warnings). An hour without a line ends the warning. An OOM kill is the job's
-problem, not the node's. A line that healthd itself fails to parse warns, because the line may report any fault.
+problem, not the node's. A line that healthd itself fails to parse is a warning, because the line may report any fault.
 """
 
 from __future__ import annotations

@@ -2,17 +2,17 @@
 
 Rules: Meta's study counts PCIe errors as high severity. According to the kernel's documentation
 (sysfs-bus-pci-devices-aer) the port above a device may count its errors instead, so both are monitored. The counters
-are absent if the firmware handles AER, in virtual machines and with pci=noaer. In that case only the log reports
+are absent if the firmware handles AER, in virtual machines and with pci=noaer. In that case, only the log reports
 errors.
 
-An error in the kernel log and its count are one condition (same code and part). Corrected errors are evaluated by their
-counts alone. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in
-flight is lost and the cause is still present. Containment (DPC) is a fatal error that was stopped at the port.
+An error in the kernel log and its count are one condition (same code and part). Only the counts of corrected errors are
+evaluated. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in flight
+is lost and the cause is still present. Containment (DPC) is a fatal error that was stopped at the port.
 
-Repeated non-fatal errors clear after a day without further errors. On a drained node that day starts only after a
+Repeated non-fatal errors clear after a day without further errors. On a drained node, this day starts only after a
 repair, such as a reboot. Some platforms log the same few errors at each boot, while devices are probed. If these errors
 counted as repeats, each reboot would restart the day, and healthd would never resume the node. Errors in the first
-minutes of a boot therefore only warn.
+minutes of a boot are therefore only warnings.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """PCI Express links to network cards, NVMe disks and switches that are narrower or slower than both ends support.
 
-Rules: OCI and DCGM compare a link with its maximum. In healthd the maximum is what both ends support: an x16 card in an
-x8 slot is normal. Each link is checked once, at its lower end. In virtual machines there may be no port above, so the
-other end is unknown. GPUs lower the speed when idle, so gpu_pcie checks GPUs. Sleeping devices (D3) are not checked.
-Findings warn, because slots may be built with fewer lanes than their ports support; with `enforce = true` findings
-drain the node. Files: Linux, sysfs-bus-pci. A dead device's registers read as all ones, which appears as 63 lanes and
-speed "Unknown".
+Rules: OCI and DCGM compare a link with its maximum. In healthd, the maximum is what both ends support, because an x16
+card in an x8 slot is normal. Each link is checked once, at its lower end. In virtual machines there may be no port
+above, so the other end is unknown. GPUs lower the speed when idle, so gpu_pcie checks GPUs. Sleeping devices (D3) are
+not checked. Findings are warnings, because slots may be built with fewer lanes than their ports support; with `enforce
+= true`, findings drain the node. Files: Linux, sysfs-bus-pci. A dead device's registers read as all ones, which appears
+as 63 lanes and speed "Unknown".
 """
 
 from __future__ import annotations

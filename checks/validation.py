@@ -6,9 +6,9 @@ Slurm's epilog runs a quick validation if no other job is on the node. docs/vali
 and their references.
 
 Rule: a test that a tool itself reports as failed (a wrong result, a CUDA or NCCL error) is evidence of a fault and
-drains. A slow GPU, link or other part only warns, because the site's jobs determine which speed is too low. A site can
-raise the severity. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings. There a
-time of 1.1 times the median counts as slow.
+drains the node. A slow GPU, link or other part is only a warning, because the site's jobs determine which speed is too
+low. A site can raise the severity. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers
+on rings. There, 1.1 times the median is slow.
 """
 
 from __future__ import annotations

@@ -470,9 +470,9 @@ EXPLAIN = {
     "block_device/io_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log reports that data on a disk could not be read or written. The condition is only a warning, "
-        "which clears after a day, if a RAID has a copy of the data, if other paths lead to the disk, or if the disk "
-        "is not named in the settings and contains none of the node's file systems.",
+        "The kernel log reports that data on a disk could not be read or written. The condition is only a warning if "
+        "a RAID has a copy of the data, if other paths lead to the disk, or if the disk is not named in the settings "
+        "and contains none of the node's file systems.",
         "Jobs that use the disk fail, and the kernel may stop the file system next.",
         f"If the condition is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
@@ -482,9 +482,8 @@ EXPLAIN = {
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A disk reports that it cannot read some of its sectors. The condition is only a warning, which clears after "
-        "a day, if a RAID has a copy of the data, or if the disk is not named in the settings and contains none of "
-        "the node's file systems.",
+        "A disk reports that it cannot read some of its sectors. The condition is only a warning if a RAID has a "
+        "copy of the data, or if the disk is not named in the settings and contains none of the node's file systems.",
         "The data in these sectors is lost. More sectors usually follow.",
         f"If the condition is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),

@@ -99,8 +99,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel made a file system read-only or shut it down. The file system belongs to a container, is in an "
-        "image file, or was mounted after healthd last read the mounts. For the node's own file systems, healthd "
-        "reports block_device/stopped.",
+        "image file, or was mounted after healthd last read the mounts. For the node's own file systems, the code is "
+        "block_device/stopped.",
         "Users of that volume can no longer write. Other jobs are not affected.",
         "No action tonight. journalctl -k shows the first error, and lsblk shows what the device is. Unmount the file "
         "system, then run fsck or xfs_repair.",

@@ -157,32 +157,31 @@ EXPLAIN = {
     "ipmi_sel/bus_fatal": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a fatal or uncorrectable bus error. By default this is a warning; with enforce = true it "
-        "drains the node.",
+        "The BMC recorded a fatal or uncorrectable bus error. This is a warning; with enforce = true, the node drains.",
         "A PCIe device or its link failed. Work that used the device failed, or the error reset the whole node.",
         _TODO,
     ),
     "ipmi_sel/critical_interrupt": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a critical interrupt (NMI, PERR, SERR or an unexplained one). By default this is a "
-        "warning; with enforce = true it drains the node.",
+        "The BMC recorded a critical interrupt (NMI, PERR, SERR or an unexplained one). This is a warning; with "
+        "enforce = true, the node drains.",
         "A device reported an error that it could not handle. On GPU nodes this is usually a PCIe error.",
         _TODO,
     ),
     "ipmi_sel/uncorrectable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded an uncorrectable memory or processor error. By default this is a warning; with enforce = "
-        "true it drains the node.",
+        "The BMC recorded an uncorrectable memory or processor error. This is a warning; with enforce = true, the "
+        "node drains.",
         "Data was lost. In most cases the error also reset the node.",
         _TODO,
     ),
     "ipmi_sel/power_supply": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded that a power supply failed or lost its input and did not recover at once. By default this "
-        "is a warning; with enforce = true it drains the node.",
+        "The BMC recorded that a power supply failed or lost its input and did not recover at once. This is a "
+        "warning; with enforce = true, the node drains.",
         "GPUs may be slowed down. Otherwise there is no effect while the other power supplies carry the load. The "
         "next failure stops the node.",
         f"Check the power supply's LEDs, its cable and the rack's power. {_TODO}",

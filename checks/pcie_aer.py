@@ -324,8 +324,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
-        "A single transaction failed. A single error may be harmless (a probe of the device). Repeated errors are "
-        "not harmless.",
+        "A single transaction failed. One error may be harmless (a probe of the device); repeated errors are not.",
         f"No action tonight. If the error repeats: {_CARD_TODO}",
         window="clean_seconds",
     ),

@@ -165,8 +165,8 @@ EXPLAIN = {
     "pcie_link/narrow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link has fewer lanes than the device and the port above it support. By default this is a warning; with "
-        "enforce = true it drains the node.",
+        "The link has fewer lanes than the device and the port above it support. This is a warning; with enforce = "
+        "true, the node drains.",
         "Some lanes failed when the link was trained. The link has less bandwidth, so jobs wait for this node.",
         f"{_TODO} If the machine's slots are built with fewer lanes than their ports, set severity = "
         '{ "pcie_link/narrow" = "info" }. A site without such slots can set enforce = true instead.',
@@ -176,8 +176,8 @@ EXPLAIN = {
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link runs at a lower speed than the device and the port above it support. By default this is a warning; "
-        "with enforce = true it drains the node.",
+        "The link runs at a lower speed than the device and the port above it support. This is a warning; with "
+        "enforce = true, the node drains.",
         "Each lower PCI Express generation halves the bandwidth. Slow links often have corrected errors as well "
         "(pcie_aer).",
         f"{_TODO} Some firmware lowers the speed of idle links or is configured for a lower speed, so check the "
@@ -188,8 +188,8 @@ EXPLAIN = {
     "pcie_link/no_answer": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The device is still listed, but its registers read as all ones because its link is down. By default this is "
-        "a warning; with enforce = true it drains the node.",
+        "The device is still listed, but its registers read as all ones because its link is down. This is a warning; "
+        "with enforce = true, the node drains.",
         "Work that uses the device fails. Other checks report the effect on jobs (ib_link, block_device).",
         f"journalctl -k | grep -iE 'pcie|aer' shows when the link failed. {_TODO}",
         confirm="confirm_seconds",

@@ -59,7 +59,7 @@ NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "d
 class Config(CheckSettings, frozen=True):
     """expected         serial number or wwid of each disk of this node, as in sysfs; other disks are not checked
     confirm_seconds  report a missing disk or an NVMe controller that is not live after this time; a reset takes seconds
-    warning_window_seconds   how long a kernel-log warning stays open without a further line
+    warning_window_seconds   how long a kernel-log warning stays open after its last line
     """
 
     expected: tuple[str, ...] = ()

@@ -49,7 +49,7 @@ RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 class Config(CheckSettings, frozen=True):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not checked
-    governors        accepted frequency governors; others warn; () = all are accepted. With intel_pstate and
+    governors        accepted frequency governors; others are a warning; () = all are accepted. With intel_pstate and
                      amd-pstate-epp, "powersave" lets the hardware choose the speed; add it if the site uses it
     throttle_events  warn if heat throttled a CPU package more often than this between two runs
     """

@@ -53,7 +53,7 @@ class Config(CheckSettings, frozen=True):
     limits            further paths, each with its own limits. If a file system contains several paths, its mount
                       point's limits apply if the mount point is listed, otherwise the first path's limits
     degraded_percent  degraded if a smaller percentage of the space or of the inodes than this is free
-    degraded_gib      low space is degraded only if fewer GiB than this are free too; otherwise it warns
+    degraded_gib      low space is degraded only if fewer GiB than this are free too, otherwise a warning
     warning_percent   warn if a smaller percentage than this is free
     """
 

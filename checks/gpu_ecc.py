@@ -61,8 +61,8 @@ CONTAINING_CHIPS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 
 class Config(CheckSettings, frozen=True):
-    """max_corrected_sram, max_corrected_dram   warn at more corrected errors than this since the driver was loaded
-    growth_seconds   new uncorrected errors only drain if the last run is longer ago than this: their job is unknown
+    """max_corrected_sram, max_corrected_dram   warn above this many corrected errors since the driver was loaded
+    growth_seconds   new uncorrected errors do not requeue if the last run is longer ago: their job is unknown
     """
 
     max_corrected_sram: Count = 10_000

@@ -60,8 +60,8 @@ class Config(CheckSettings, frozen=True):
     """lanes             lanes of each healthy GPU; 0 = as many as card and slot support, or as were seen in this boot
     confirm_seconds   fewer lanes or a lower generation must last this long before they are reported
     busy_share        a GPU busy for a smaller share of the time than this may save power and is not checked
-    lane_replays_per_minute   warn at more replays per lane than this, for generation 1, 2, ...
-    clean_seconds     replays and a lower generation clear after this long under load without new cases
+    lane_replays_per_minute   warn above this many replays per lane, for generation 1, 2, ...
+    clean_seconds     replays and a lower generation clear after this long under load without recurring
     """
 
     lanes: Lanes = 0

@@ -57,13 +57,13 @@ TRANSPORT_COUNTERS = ("local_ack_timeout_err", "roce_slow_restart")
 
 class Config(CheckSettings, frozen=True):
     """ports                     ports to check, such as ("mlx5_0/1", ...); () = all ports of the node
-    symbol_errors_per_hour          degraded at more symbol errors than this within an hour
-    symbol_errors_per_second        warn at more symbol errors than this between two runs
-    recoveries_per_minute     warn at more link recoveries than this between two runs
-    receive_errors_per_second       warn at more packets received with errors than this between two runs
-    ack_timeouts_per_second   warn at more packets not acknowledged in time than this between two runs
-    slow_restarts_per_second  warn at more RoCE slow restarts than this between two runs
-    boot_seconds              errors during this time after a boot do not count
+    symbol_errors_per_hour          degraded above this many symbol errors within an hour
+    symbol_errors_per_second        warn above this many symbol errors between two runs
+    recoveries_per_minute     warn above this many link recoveries between two runs
+    receive_errors_per_second       warn above this many packets received with errors between two runs
+    ack_timeouts_per_second   warn above this many packets not acknowledged in time between two runs
+    slow_restarts_per_second  warn above this many RoCE slow restarts between two runs
+    boot_seconds              errors during this time after a boot are ignored
     clean_seconds             errors clear after this long under load without new errors
     """
 

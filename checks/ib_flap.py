@@ -44,7 +44,7 @@ class Config(CheckSettings, frozen=True):
     links_downed_window_seconds   window for links_downed
     carriers_lost    degraded if the port's network interface lost its carrier this often within its window
     carriers_lost_window_seconds   window for carriers_lost
-    boot_seconds     flaps during this time after a boot do not count
+    boot_seconds     flaps during this time after a boot are ignored
     clean_seconds    a flap clears after this long under load without another flap, or by `healthd repaired`
     """
 

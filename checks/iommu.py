@@ -45,7 +45,7 @@ OTHER_DEVICE = "device"
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning about a blocked access stays open without a further kernel line"""
+    """warning_window_seconds   how long a warning about a blocked access stays open after its last kernel line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 

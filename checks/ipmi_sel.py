@@ -55,7 +55,7 @@ RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the 
 class Config(CheckSettings, frozen=True):
     """interval_seconds  interval between runs; reading the log keeps a BMC busy for seconds
     timeout_seconds   time limit of one run; BMCs are slow
-    enforce           true: findings drain
+    enforce           true: findings drain the node
     """
 
     interval_seconds: Period | None = 3600.0

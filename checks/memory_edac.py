@@ -76,7 +76,7 @@ WARNING_CODES = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 
 class Config(CheckSettings, frozen=True):
-    """corrected_per_day  warn at more corrected errors than this on one DIMM within a day
+    """corrected_per_day  warn above this many corrected errors on one DIMM within a day
     clean_seconds      errors clear after this long under load without new errors, or after a reboot
     """
 

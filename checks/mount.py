@@ -43,7 +43,7 @@ class Config(CheckSettings, frozen=True):
     """fstype                  file system type that must be mounted ("nfs" accepts nfs4 too); "" = any type
     read_only               true: the mount may be read-only
     missing_confirm_seconds a mount must be missing, stale or failing for this long before it is reported
-    hang_degraded_seconds   degraded if the mount has not responded for this long; until then it warns
+    hang_degraded_seconds   degraded if the mount has not responded for this long; until then a warning
     """
 
     fstype: str = ""

@@ -36,7 +36,7 @@ USES = ""
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning stays open without a further kernel line
+    """warning_window_seconds   how long a warning stays open after its last kernel line
     link_window_seconds      a link that went down, or a failed request, stays recorded for this long
     """
 

@@ -73,7 +73,7 @@ TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fat
 
 
 class Config(CheckSettings, frozen=True):
-    """correctable_per_hour     warn at more corrected errors than this within an hour
+    """correctable_per_hour     warn above this many corrected errors within an hour
     nonfatal_repeat_seconds  degraded if two non-fatal errors occur within this time; a single error warns
     clean_seconds            errors clear after this long under load without new errors
     """

@@ -46,7 +46,7 @@ MESSAGES = {
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   a warning clears after this long under load without a further kernel line"""
+    """warning_window_seconds   a warning clears after this long under load without another kernel line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 

@@ -46,7 +46,7 @@ DEAD_WIDTHS = ("0", "63")  # current_link_width: no lanes, or all bits of the re
 
 class Config(CheckSettings, frozen=True):
     """confirm_seconds   a problem must last this long before it is reported
-    enforce           true: findings drain
+    enforce           true: findings drain the node
     """
 
     confirm_seconds: Seconds = 120.0

@@ -89,7 +89,7 @@ MAX_FINDINGS = 20  # a dead file server may block hundreds of processes; reporti
 
 class Config(CheckSettings, frozen=True):
     """killed_seconds        a killed process may hang for this long before it is reported
-    max_zombies_per_core  warn at more zombies than this for each CPU
+    max_zombies_per_core  warn above this many zombies per CPU
     processes_per_run    number of processes read in one run, unless something is suspicious
     """
 

@@ -52,9 +52,9 @@ STOPPED = ("inactive", "failed")
 
 class Config(CheckSettings, frozen=True):
     """required           units that must be active, or the node is degraded: ["slurmd", "munge"]
-    wanted             units that should be active; inactive ones only warn
+    wanted             units that should be active; an inactive unit is only a warning
     confirm_seconds    a unit must be inactive for this long before it is reported
-    restarts_per_hour  warn at more automatic restarts of one unit than this within an hour
+    restarts_per_hour  warn above this many automatic restarts of one unit within an hour
     """
 
     required: tuple[str, ...] = ()

@@ -424,7 +424,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A disk that is named in the settings is missing.",
-        "Jobs lose the file system on this disk, or a RAID loses redundancy. Scratch space is missing or less safe.",
+        "Jobs lose the file system on this disk, or a RAID loses redundancy. Scratch space is lost or less reliable.",
         f"{_DISK_TODO} If the disk was replaced on purpose, update the baseline (healthd baseline).",
         confirm="confirm_seconds",
         expects="expected",

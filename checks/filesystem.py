@@ -118,7 +118,7 @@ EXPLAIN = {
     "filesystem/mount_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel could not mount a file system, because its log or superblock is unreadable or wrong.",
+        "The kernel could not mount a file system, because its log or superblock is unreadable or corrupt.",
         "The file system is missing. If the mount is named in the settings, the check mount also reports the missing "
         "mount.",
         "No action tonight. journalctl -k shows the lines about the device. Run fsck or xfs_repair. If the log of an "

@@ -124,8 +124,7 @@ EXPLAIN = {
     "gpu_temperature/hot": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The GPU is hot: at most two degrees below the temperature at which its hardware halves the clocks, or above "
-        "it.",
+        "The GPU is within two degrees of the temperature at which its hardware halves the clocks, or above it.",
         "If the GPU gets hotter, jobs slow down. The check gpu_clocks reports that.",
         _TODO,
     ),

@@ -297,7 +297,7 @@ EXPLAIN = {
     "ib_errors/counter_full": Explain(
         Severity.INFO,
         Clears.PASS,
-        "Counters of this port are at their maximum (15, 255 or 65535) and count no further errors.",
+        "Counters of this port are at their maximum (15, 255 or 65535) and no longer count errors.",
         "No effect by itself. Full counters are common on ports that have been up for a year, because the narrowest "
         "counter ends at 15.",
         "No action needed. perfquery -R on this node resets the port's counters to 0.",

@@ -273,7 +273,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A network interface, usually a container's, cannot be removed because it is still in use.",
-        "The container does not end. Until then, no other interface can be created or removed, so new containers hang.",
+        "The container does not exit. Until then, no other interface can be created or removed, so new containers "
+        "hang.",
         "No action tonight unless containers hang. If the kernel repeats the line for minutes, only a reboot helps; "
         "reboot the node once no job is running here. The cause is a kernel bug, so look for a newer kernel.",
         window="window_seconds",
@@ -317,7 +318,7 @@ EXPLAIN = {
     "kernel/cpu_throttled": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "CPUs were too hot and ran slower. The condition clears when the kernel reports that all CPUs are cool again.",
+        "CPUs overheated and ran slower. The condition clears when the kernel reports that all CPUs are cool again.",
         "Jobs are slow, and all of a job's nodes wait for this node.",
         "No action tonight. ipmitool sdr type Temperature shows the temperatures. Check fans, filters, the inlet "
         "temperature and thermal paste.",

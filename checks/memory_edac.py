@@ -289,7 +289,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "ECC found an error in the host's memory that it could not correct.",
-        "Data was lost. Either a process was killed, or a process or the kernel computes with wrong bytes. If the "
+        "Data was lost. Either a process was killed, or a process or the kernel computes with wrong data. If the "
         "memory scrubber found the error, no process has read the data yet, so the node drains but no job is "
         "requeued.",
         f"{_FIND_TODO}Reboot after the drain, then test the memory. If the error recurs, replace the DIMM.",
@@ -300,7 +300,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "Uncorrected errors in the host's memory were already counted when the check first ran in this boot. The "
         "errors are from this boot or from the previous boot, and may have caused the reboot.",
-        "If the errors are from this boot, a process or the kernel may be computing with wrong bytes.",
+        "If the errors are from this boot, a process or the kernel may be computing with wrong data.",
         "No action tonight. journalctl -k | grep -iE 'edac|mce|hardware error' shows when they occurred. "
         f"{_FIND_TODO}Test the memory at the next maintenance. If errors recur, replace the DIMM.",
     ),
@@ -309,7 +309,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "A processor, the firmware or the kernel reported an uncorrected memory or processor error. No driver named "
         "the memory controller.",
-        "Data was lost in memory, in a cache or on a bus. A process was killed or computes with wrong bytes.",
+        "Data was lost in memory, in a cache or on a bus. A process was killed or computes with wrong data.",
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
         "DIMM. If the condition is only a warning, no action is needed tonight. Otherwise reboot after the drain. If "
         "the error recurs, replace that processor or DIMM.",

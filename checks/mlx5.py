@@ -270,7 +270,7 @@ EXPLAIN = {
         "The network card's firmware did not answer a command from the driver. The node drains if the driver reports "
         "that it lost a resource or accepts no further commands. Otherwise this is a warning.",
         "Queues cannot be created or destroyed. Jobs that start or end hang for a minute at each queue, and each "
-        "hang loses a resource of the card.",
+        "hang leaks a resource of the card.",
         f"If the condition is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
@@ -280,7 +280,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets waited for seconds in one of the card's queues, and the driver restarted the queue.",
-        "Connections stall or break. A single case may be caused by the switch (pause frames). If packets wait "
+        "Connections stall or break. A single occurrence may be caused by the switch (pause frames). If packets wait "
         "repeatedly, the cause is the card or the driver.",
         "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err'. journalctl -k | grep mlx5 shows "
         "the surrounding lines.",

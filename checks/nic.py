@@ -170,7 +170,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "Packets waited for seconds in one of the network card's queues, and the driver restarted the queue or the "
         "card.",
-        "Connections stall or break. A single case may be caused by the switch (pause frames). If packets wait "
+        "Connections stall or break. A single occurrence may be caused by the switch (pause frames). If packets wait "
         "repeatedly, the cause is the card or the driver.",
         "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the surrounding lines in "
         "journalctl -k.",

@@ -107,7 +107,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "The slot's power controller reports a fault. This is critical for a GPU or a network card.",
-        "The device has no power or lost power for a moment. Its state is lost.",
+        "The device has no power or briefly lost power. Its state is lost.",
         f"Check the power supplies and the card's power cables. {_TODO}",
         remedy=Remedy.POWER_CYCLE,
     ),

@@ -146,8 +146,8 @@ EXPLAIN = {
     "validation/failed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A test failed on this GPU, port or other part in the last healthd validate. The test had a wrong result or "
-        "an error from CUDA, NCCL or a port, or its tool reported another failure.",
+        "A test failed on this GPU, port or other part in the last healthd validate. The test produced a wrong "
+        "result or an error from CUDA, NCCL or a port, or its tool reported another failure.",
         "A job would get the same error, or wrong results without any error.",
         "healthd validate --show lists all results and the tools. Run healthd validate again on the idle node. "
         "healthd status lists other open conditions of the same part. The condition clears when the test passes in a "

@@ -132,9 +132,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _lost_seconds(job: live_document.LiveJob, now: float) -> float:
-    """Return the seconds that the job lost to this slowdown. All its ranks wait for each other. If an iteration takes
-    1.26 times as long as before, a share of 0.26 / 1.26 of its time is lost. The result is at most the loss that was
-    counted iteration by iteration since the job began. For counters, that count already covers the whole job
+    """Return the seconds that the job lost to this slowdown. All ranks of the job wait for each other. If an iteration
+    takes 1.26 times as long as before, a share of 0.26 / 1.26 of the time is lost. The result is at most the loss that
+    was counted iteration by iteration since the job began. For counters, that count already covers the whole job
     (failslow/live/jobs.py), on any number of devices.
     """
     duration = max(0.0, now - job.since) if job.since is not None else 0.0

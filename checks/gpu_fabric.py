@@ -177,7 +177,7 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers. They may come from a newer
+    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which may come from a newer
     driver or be invalid.
     """
     if fabric.state != COMPLETED:

@@ -140,8 +140,9 @@ def _check_link(
 
 
 def _slot_lanes(host: Host, pci: str) -> float:
-    """Return the number of lanes of the port above a GPU, or infinity if it is unknown. Raises ValueError for an
-    invalid number."""
+    """Return the number of lanes of the port above a GPU, or infinity if the number is unknown. Raises ValueError for
+    an invalid number.
+    """
     port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
     path = f"{DEVICES}/{port}/max_link_width"
     text = host.read(path) if port else None

@@ -410,7 +410,7 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when a fault with this Xid ends a job, for Xids that are not in ENDS_JOB."""
+    """Return the EndsJob value of an Xid that is not in ENDS_JOB."""
     number = int(code.rpartition("/")[2])
     if code not in CAUSES and (_requires_restart(number) or xid_table.worst_meaning(number).caused_by_application):
         return EndsJob.ALWAYS if _requires_restart(number) else EndsJob.NEVER

@@ -136,9 +136,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _link(host: Host, name: str) -> Observation:
-    """Return how often the port's link went down according to its own counter, or LINK_DOWN if it is down now. An
-    unchanged value means that the link stayed up since the last run. A counter reset changes the value too. Raises
-    OSError or ValueError.
+    """Return the port's own count of link failures, or LINK_DOWN if the link is down now. An unchanged value means that
+    the link stayed up since the last run. A counter reset changes the value too. Raises OSError or ValueError.
     """
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     state = host.read_shared(infiniband.path(name, "state")) or ""

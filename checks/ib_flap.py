@@ -109,9 +109,10 @@ def _link_downed(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
-    """Return how often the port's own network interface lost its carrier, or None if the port has no interface.
-    dev_port maps each of the device's interfaces to a port. The port's own interface comes first by name, because
-    partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it."""
+    """Return the number of times that the port's own network interface lost its carrier, or None if the port has no
+    interface. dev_port maps each of the device's interfaces to a port. The port's own interface comes first by name,
+    because partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it.
+    """
     device, _, number = name.partition("/")
     net = f"{infiniband.DEVICES}/{device}/device/net"
     interfaces = host.list(net)
@@ -128,8 +129,9 @@ def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: History) -> Observation | None:
-    """Return the reading, or None if the count has not been readable since boot. Raises ValueError if it was readable
-    before."""
+    """Return the reading, or None if the count has not been readable since boot. Raises ValueError if the count was
+    readable before.
+    """
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
         raise ValueError(f"{name} can no longer be read")

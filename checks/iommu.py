@@ -83,11 +83,11 @@ def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
 
 
 def _part(event: KernelEvent, node: Inventory) -> str:
-    """Return the device's address in the inventory. If it is unknown, return the IOMMU's name, or "" if that is unknown
-    too.
+    """Return the device's address in the inventory. If the address is unknown, return the IOMMU's name, or "" if that
+    name is unknown too.
 
     Another function of a GPU or card counts as function 0. Older kernels print no segment for Intel IOMMUs. In that
-    case all segments are searched, and a device is used if it is the only one with this bus and device number.
+    case, all segments are searched, and a device is used if it is the only one with this bus and device number.
     """
     if not event.pci:
         return event.field("iommu")
@@ -100,7 +100,7 @@ def _part(event: KernelEvent, node: Inventory) -> str:
 
 
 def _kind(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the kind of a device. OTHER_DEVICE means that jobs do not use it; "" means that it is unknown."""
+    """Return the kind of a device: OTHER_DEVICE if jobs do not use the device, "" if the kind is unknown."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return KINDS[device.kind]

@@ -150,8 +150,8 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
 
 def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
     """Return a dict that maps each soft lockup event's sequence number to the seconds for which the CPU had been stuck.
-    The duration comes from the line itself. Older kernels do not log it. Then it is the time since the first line of an
-    unbroken series about this CPU and process.
+    The duration comes from the line itself. Older kernels do not log the duration. For these kernels, the result is the
+    time since the first line of an unbroken series about this CPU and process.
     """
     stuck: dict[int, float] = {}
     last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # (start, time of the last line)

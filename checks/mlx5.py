@@ -145,7 +145,7 @@ def _code(event: KernelEvent, reports: Reports) -> str:
 
 def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
     """Return the severity for a line that has no severity: the worst severity among the health reports nearby. Without
-    such a report the line counts as an error, because older drivers report only errors.
+    such a report, the line is treated as an error, because older drivers report only errors.
     """
     found = reports.get((event.boot_id, event.pci), ())
     start = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
@@ -154,7 +154,7 @@ def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address. If it is unknown, return the interface or device that the line names."""
+    """Return the card's address. If the address is unknown, return the interface or device that the line names."""
     fields = dict(event.fields)
     return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond", "device") if name in fields), "")
 

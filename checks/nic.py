@@ -100,7 +100,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address. If it is unknown, return the interface or RDMA device that the line names."""
+    """Return the card's address. If the address is unknown, return the interface or RDMA device that the line names."""
     return event.pci or event.field("netdev") or event.field("ibdev")
 
 

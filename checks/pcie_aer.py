@@ -253,7 +253,7 @@ def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 def _is_repeated(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
     """Return True if an earlier error occurred within the repeat time in the same boot. Errors in the first minutes of
-    a boot do not count.
+    a boot are ignored.
     """
     since = newest.last_time - config.nonfatal_repeat_seconds
     recent = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _is_at_boot(e)]

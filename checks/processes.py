@@ -208,7 +208,7 @@ def process_state(text: str, source: str) -> str:
 
 
 def parse(text: str, source: str) -> Process:
-    """Parse /proc/PID/stat (see proc_pid_stat(5)). Raises ValueError if it is malformed."""
+    """Parse /proc/PID/stat (see proc_pid_stat(5)). Raises ValueError if the text is malformed."""
     name, _, tail = text.rpartition(") ")
     pid, _, command = name.partition(" (")
     try:
@@ -249,8 +249,8 @@ def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
 
 
 def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
-    """Return True if a task belongs to this user, who is not root. It does if it has the user's uid, or if it is in a
-    user namespace (other than the initial one) that contains the user.
+    """Return True if a task has the uid of this user (not root), or is in a user namespace (other than the initial one)
+    that contains the user.
     """
     uid = UID.search(host.read_or_empty(f"{task_path}/status"))
     if uid is not None and int(uid[1]) == user:
@@ -271,7 +271,7 @@ def is_fuse_wait(stack: str) -> bool:
 
 
 def is_fuse_function(function: str) -> bool:
-    """Return True if this kernel function belongs to FUSE. A task in it waits for a FUSE server."""
+    """Return True if this kernel function belongs to FUSE. A task in such a function waits for a FUSE server."""
     return function.startswith(("fuse_", "request_wait_answer"))
 
 

@@ -55,8 +55,8 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and switch, from all its events. The worst event counts, among the events of this
-    boot and of the window.
+    """Yield one finding for each code and switch, from all its events. The worst event of this boot and of the window
+    determines the severity.
     """
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
@@ -193,8 +193,8 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an SXid ends a job. This depends on its class in the Fabric Manager guide. For an SXid that is not in
-    the guide, it depends on the line's severity.
+    """Return the EndsJob value of an SXid. The value depends on the SXid's class in the Fabric Manager guide, or on the
+    line's severity if the SXid is not in the guide.
     """
     always = _category(int(code.rpartition("/")[2])) == "always fatal"
     return EndsJob.ALWAYS if always else EndsJob.IF_ISOLATES

@@ -3,16 +3,16 @@
 Rules: Meta's study counts block-device errors as high severity; node_exporter and gpud monitor them too. Only a
 baseline lists the node's disks. The state of a working NVMe controller is "live" (Linux, drivers/nvme/host/sysfs.c).
 /proc/self/mountinfo shows the file systems that the kernel stopped after errors. If an administrator mounts a file
-system read-only, the mount's own flag is set as well (see Mount.turned). ext4's errors_count is not used, because it
-stays set until fsck and does not show the current state. An XFS that was shut down has no flag, but its root directory
-returns EIO. These conditions stay open until a reboot. A dead disk soon disappears from sysfs, and its file system is
-unmounted. Without this rule, the next run would report no fault.
+system read-only, the mount's own flag is set as well (see Mount.turned). ext4's errors_count is not used, because this
+count stays set until fsck and does not show the current state. An XFS that was shut down has no flag, but its root
+directory returns EIO. These conditions stay open until a reboot. A dead disk soon disappears from sysfs, and its file
+system is unmounted. Without this rule, the next run would report no fault.
 
 The kernel log reports the same faults sooner. It also reports failed reads and writes, which sysfs does not show. Lost
 data drains the node if the disk contains one of the node's file systems or is named in the settings. Errors on other
-disks only warn. Errors also only warn if a RAID has another copy of the data or other paths lead to the disk. Timeouts
-and resets only warn, because the drive or its controller may recover. Each disk has one finding, for its worst kernel
-line.
+disks are only warnings, as are errors on a disk if a RAID has another copy of the data or other paths lead to the disk.
+Timeouts and resets are warnings, because the drive or its controller may recover. Each disk has one finding, for its
+worst kernel line.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NOT_LIVE = {"new", "resetting", "connecting", "deleting", "deleting (no IO)", "d
 class Config(CheckSettings, frozen=True):
     """expected         serial number or wwid of each disk of this node, as in sysfs; other disks are not checked
     confirm_seconds  report a missing disk or an NVMe controller that is not live after this time; a reset takes seconds
-    warning_window_seconds   how long a kernel-log warning stays open without a further line
+    warning_window_seconds   how long a kernel-log warning stays open after its last line
     """
 
     expected: tuple[str, ...] = ()
@@ -212,7 +212,7 @@ COMMAND_ERRORS = {
 
 
 class _LineMeaning(NamedTuple):
-    """Meaning of one kernel line. If several lines are about the same `part`, the worst one counts."""
+    """Meaning of one kernel line. If several lines are about the same `part`, the worst line is used."""
 
     severity: Severity
     name: str
@@ -424,7 +424,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "A disk that is named in the settings is missing.",
-        "Jobs lose the file system on this disk, or a RAID loses redundancy. Scratch space is missing or less safe.",
+        "Jobs lose the file system on this disk, or a RAID loses redundancy. Scratch space is lost or less reliable.",
         f"{_DISK_TODO} If the disk was replaced on purpose, update the baseline (healthd baseline).",
         confirm="confirm_seconds",
         expects="expected",
@@ -470,9 +470,9 @@ EXPLAIN = {
     "block_device/io_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The kernel log reports that data on a disk could not be read or written. healthd only warns, for a day, if "
-        "a RAID has a copy of the data or other paths lead to the disk. It also only warns if the disk is not named "
-        "in the settings and contains none of the node's file systems.",
+        "The kernel log reports that data on a disk could not be read or written. The condition is only a warning if "
+        "a RAID has a copy of the data, if other paths lead to the disk, or if the disk is not named in the settings "
+        "and contains none of the node's file systems.",
         "Jobs that use the disk fail, and the kernel may stop the file system next.",
         f"If the condition is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),
@@ -482,9 +482,8 @@ EXPLAIN = {
     "block_device/medium_error": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "A disk reports that it cannot read some of its sectors. healthd only warns, for a day, if a RAID has a copy "
-        "of the data. It also only warns if the disk is not named in the settings and contains none of the node's "
-        "file systems.",
+        "A disk reports that it cannot read some of its sectors. The condition is only a warning if a RAID has a "
+        "copy of the data, or if the disk is not named in the settings and contains none of the node's file systems.",
         "The data in these sectors is lost. More sectors usually follow.",
         f"If the condition is only a warning, no action is needed tonight. {_DISK_TODO}",
         also=(Severity.WARNING,),

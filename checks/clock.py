@@ -3,14 +3,14 @@
 Rules: munge rejects messages with a wrong time, so Slurm loses contact with the node. node_exporter has the alerts
 NodeClockSkewDetected and NodeClockNotSynchronising. The kernel reports an estimate of the clock's error (adjtimex(2)).
 The time daemon sets the estimate, and the kernel adds 0.5 ms for each second without an update. At 16 s (after nine
-hours) the clock counts as unsynchronised. The longest usual poll interval (systemd-timesyncd, 34 minutes) adds 1 s. The
-flag STA_UNSYNC is not used alone, because chrony without rtcsync never clears it. healthd.service denies all system
-calls that can set the clock, including adjtimex. healthd then queries systemd-timedated, which reports only whether the
-error is below 16 s.
+hours), the kernel reports the clock as unsynchronised. The longest usual poll interval (systemd-timesyncd, 34 minutes)
+adds 1 s. The flag STA_UNSYNC is not used alone, because chrony without rtcsync never clears it. healthd.service denies
+all system calls that can set the clock, including adjtimex. healthd then queries systemd-timedated, which reports only
+whether the error is below 16 s.
 
-The check also warns if the time is read from a slow chip (GCM requires the clock source "tsc"). After logging "Marking
-clocksource 'tsc' as unstable because the skew is too large", Linux switches to hpet or acpi_pm and removes tsc from the
-available sources. Other sources are normal: kvm-clock on virtual machines, arch_sys_counter on Arm.
+The check also warns if the kernel reads the time from a slow chip (GCM requires the clock source "tsc"). After logging
+"Marking clocksource 'tsc' as unstable because the skew is too large", Linux switches to hpet or acpi_pm and removes tsc
+from the available sources. Other sources are normal: kvm-clock on virtual machines, arch_sys_counter on Arm.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The clock was synchronised before, but no time server has responded for hours.",
-        "No effect yet. The clock drifts from now on.",
+        "No effect yet, but the clock now drifts.",
         _TODO,
         confirm="confirm_seconds",
     ),
@@ -153,17 +153,17 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "The clock is wrong, and the time daemon corrects it slowly or not at all.",
-        "Timestamps from different nodes do not match, files seem to come from the future, and TLS may fail.",
+        "Timestamps from different nodes do not match, files appear to be from the future, and TLS may fail.",
         f"{_TODO} chronyc makestep sets the clock at once.",
         confirm="confirm_seconds",
     ),
     "clock/slow_source": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel does not trust the CPUs' counter (tsc). It reads the time from a separate chip, so each program "
-        "needs a system call to get the time.",
-        "Reading the time takes tens of times longer. Python, NCCL and programs that measure their own run time get "
-        "slower.",
+        "The kernel does not trust the CPUs' counter (tsc). Instead, it reads the time from a separate chip, so each "
+        "program needs a system call to get the time.",
+        "Reading the time takes tens of times longer. Python, NCCL and programs that measure their own run time slow "
+        "down.",
         "No action tonight. journalctl -k | grep -i -e tsc -e clocksource shows the reason. Reboot the node when no "
         "job is running. If it happens again, update the board's firmware. Possible causes are long firmware "
         "interrupts, or sockets whose counters differ. On a virtual machine, check the hypervisor.",

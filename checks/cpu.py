@@ -49,7 +49,7 @@ RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 class Config(CheckSettings, frozen=True):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not checked
-    governors        accepted frequency governors; others warn; () = all are accepted. With intel_pstate and
+    governors        accepted frequency governors; others are a warning; () = all are accepted. With intel_pstate and
                      amd-pstate-epp, "powersave" lets the hardware choose the speed; add it if the site uses it
     throttle_events  warn if heat throttled a CPU package more often than this between two runs
     """
@@ -201,7 +201,7 @@ EXPLAIN = {
         Clears.PASS,
         "The CPUs' frequency governor is not listed in governors in [checks.cpu], so the CPUs may run below their "
         "full clock speed.",
-        "Data loading, kernel launches and network traffic get slower, and speeds vary between nodes.",
+        "Data loading, kernel launches and network traffic slow down, and speeds vary between nodes.",
         "No action tonight. Run cpupower frequency-set -g performance, or tuned-adm profile hpc-compute. Slurm's "
         "--cpu-freq changes the governor for one job. If 'powersave' of intel_pstate or amd-pstate is intended, add it "
         "to governors in [checks.cpu].",

@@ -4,8 +4,8 @@ Rules: gpud, GCM and NHC monitor the free space and inodes of local file systems
 statvfs may never return (the mount check handles each mount separately). Read-only media (squashfs, ISO 9660, an
 overlay without a writable layer) are always full, which is not a fault. btrfs does not count inodes. "Free" means free
 for users, because ext4 reserves 5 % for root. A percentage alone says little about a large disk. For example, 3 % of 30
-TiB is almost 1 TiB, and nothing fails. Low space therefore drains only if few GiB are left as well. For inodes only the
-percentage is available.
+TiB is almost 1 TiB, and nothing fails. Low space therefore drains the node only if few GiB are left as well. For
+inodes, only the percentage is used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Config(CheckSettings, frozen=True):
     limits            further paths, each with its own limits. If a file system contains several paths, its mount
                       point's limits apply if the mount point is listed, otherwise the first path's limits
     degraded_percent  degraded if a smaller percentage of the space or of the inodes than this is free
-    degraded_gib      low space is degraded only if fewer GiB than this are free too; otherwise it warns
+    degraded_gib      low space is degraded only if fewer GiB than this are free too, otherwise a warning
     warning_percent   warn if a smaller percentage than this is free
     """
 

@@ -225,7 +225,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "One of the site's own programs exited with status 1.",
-        "The site's program defines the reason for a warning.",
+        "The meaning depends on the site's program.",
         "No action tonight. The message is the first line that the program printed. Run the command by hand; healthd "
         "config show prints it.",
     ),
@@ -234,7 +234,7 @@ EXPLAIN = {
         Clears.PASS,
         "One of the site's own programs exited with status 2, or an NHC check failed. The severity is the setting "
         "critical_severity.",
-        "The site's program or NHC defines what counts as a fault.",
+        "The meaning depends on the site's program or on NHC.",
         "The message is the first line that the program printed, or NHC's message for the check. Run the command by "
         "hand; healthd config show prints it.",
         chosen_by="critical_severity",

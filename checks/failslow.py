@@ -1,9 +1,9 @@
 """Jobs on this node that have become slower, and the GPU of the rank that slows a job down.
 
-Rules: healthd/failslow/detect.py determines when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than
-10 % is jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client).
-The setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
-default; then nothing runs and nothing is read.
+Rules: healthd/failslow/detect.py determines when a job is slow (FALCON, arXiv 2410.12588, 2.2: less than 10 % is
+jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client). The
+setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
+default, so nothing runs and nothing is read.
 
 A job's own report is user input and may contain anything. It therefore never causes more than a WARNING, regardless of
 the settings. A site may raise the severity of findings from counters, because root reads the counters.
@@ -14,7 +14,7 @@ healthd/failslow/mitigation/planner.py). Only counters can trigger this. A GPU o
 fault that began at the same time, such as a reduced clock, lost lanes or port errors
 (healthd/failslow/live/evidence.py). This is required because every node of a job shows the same slow rhythm although
 most of these nodes are healthy. Load from the job itself is not such a fault. Congestion slows many nodes at once, so
-the finding counts as a shared cause.
+healthd treats the finding as a shared cause.
 """
 
 from __future__ import annotations
@@ -132,9 +132,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _lost_seconds(job: live_document.LiveJob, now: float) -> float:
-    """Return the seconds that the job lost to this slowdown. All its ranks wait for each other. If an iteration takes
-    1.26 times as long as before, a share of 0.26 / 1.26 of its time is lost. The result is at most the loss that was
-    counted iteration by iteration since the job began. For counters, that count already covers the whole job
+    """Return the seconds that the job lost to this slowdown. All ranks of the job wait for each other. If an iteration
+    takes 1.26 times as long as before, a share of 0.26 / 1.26 of the time is lost. The result is at most the loss that
+    was counted iteration by iteration since the job began. For counters, that count already covers the whole job
     (failslow/live/jobs.py), on any number of devices.
     """
     duration = max(0.0, now - job.since) if job.since is not None else 0.0
@@ -219,8 +219,8 @@ EXPLAIN = {
         "A job that reports its step times has become slower and stays slow.",
         "The job runs without errors but occupies its nodes for longer. In one study, 16 of 27 large jobs were "
         "affected, for 72 minutes on average (FALCON, arXiv 2410.12588, table 1). The report comes from the job "
-        "itself, so healthd never drains the node for it.",
-        "No action tonight. The message names the slow rank, or says why no rank is named. If the message blames "
+        "itself, so it never drains the node.",
+        "No action tonight. The message names the slow rank, or explains why no rank is named. If the message blames "
         "communication or another node, check that node as well. healthd failslow analyses the times of all ranks. "
         "healthd status lists other open conditions of this node.",
         needs="client",
@@ -231,7 +231,7 @@ EXPLAIN = {
         "The rank on this GPU takes longer for each step than before. The other ranks on this node are as fast as "
         "before.",
         "All ranks of the job wait for this rank. A throttled GPU, a slow CPU core or a narrow PCIe link can cause "
-        "this without any error. The report comes from the job itself, so healthd never drains the node for it.",
+        "this without any error. The report comes from the job itself, so it never drains the node.",
         "No action tonight. nvidia-smi -q -d PERFORMANCE,CLOCK -i PCI shows what limits the clocks; healthd status "
         "lists other open conditions. healthd validate measures the GPU once the node is idle.",
         needs="client",

@@ -1,10 +1,10 @@
 """File system problems in the kernel log: errors, volumes that the kernel stopped, and servers that do not respond.
 
-Rules: a file server may be silent for minutes during a failover, which hard mounts survive. A silent server therefore
-only warns, until the log reports that it responds again. The check mount tests the mounts themselves. If the kernel
-stopped one of the node's own file systems, block_device reports it. This check reports stopped file systems of
-containers and image files, as a warning. It also warns about an error after which the kernel continues to use the file
-system. A client's messages about single requests are ignored.
+Rules: a file server may be silent for minutes during a failover, which hard mounts survive. A silent server is
+therefore only a warning, until the log reports that the server responds again. The check mount tests the mounts
+themselves. If the kernel stopped one of the node's own file systems, block_device reports it. This check reports
+stopped file systems of containers and image files, as a warning. It also warns about an error after which the kernel
+continues to use the file system. A client's messages about single requests are ignored.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel made a file system read-only or shut it down. The file system belongs to a container, is in an "
-        "image file, or was mounted after healthd last read the mounts. For the node's own file systems, healthd "
-        "reports block_device/stopped.",
+        "image file, or was mounted after healthd last read the mounts. For the node's own file systems, the code is "
+        "block_device/stopped.",
         "Users of that volume can no longer write. Other jobs are not affected.",
         "No action tonight. journalctl -k shows the first error, and lsblk shows what the device is. Unmount the file "
         "system, then run fsck or xfs_repair.",
@@ -118,7 +118,7 @@ EXPLAIN = {
     "filesystem/mount_failed": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The kernel could not mount a file system, because its log or superblock is unreadable or wrong.",
+        "The kernel could not mount a file system, because its log or superblock is unreadable or corrupt.",
         "The file system is missing. If the mount is named in the settings, the check mount also reports the missing "
         "mount.",
         "No action tonight. journalctl -k shows the lines about the device. Run fsck or xfs_repair. If the log of an "
@@ -129,7 +129,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A file server does not respond (NFS, SMB, Lustre, Ceph). The condition clears when the kernel log reports "
-        "that the server responds again, or after a day without a further line.",
+        "that the server responds again, or after a day without another such line.",
         "Jobs that use the server wait and continue when it is back. Jobs on soft mounts get errors instead.",
         "No action tonight on this node. Check the server and the network. The check mount tests whether mounts hang, "
         "and drains the node if they do.",

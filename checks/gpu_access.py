@@ -2,16 +2,17 @@
 
 Rule: Meta's reliability study counts "GPU inaccessible" as high severity (arXiv 2410.21680: 57 % of PCIe faults show as
 an unreachable GPU, without any Xid). A driver that does not match the library is degraded: running jobs continue, but
-new jobs fail. A call that does not return warns at first, because NVML can hang for 45 s and more even on healthy GPUs
-(DCGM#313). If the call still hangs in the second round, the condition is degraded. A hang with Xid 79, 119 or 120 is
-critical: gpu_xid reports these Xids from the kernel log. gpu_xid runs in the daemon, so a hung worker does not delay
-it. This check does not report those Xids itself, so that an Xid from hours ago never turns a new hang into a requeue.
+new jobs fail. A call that does not return is a warning at first, because NVML can hang for 45 s and more even on
+healthy GPUs (DCGM#313). If the call still hangs in the second round, the condition is degraded. A hang with Xid 79, 119
+or 120 is critical: gpu_xid reports these Xids from the kernel log. gpu_xid runs in the daemon, so a hung worker does
+not delay that check. gpu_access does not report those Xids itself, so that an Xid from hours ago never turns a new hang
+into a requeue.
 
 A lost GPU is reported only after a minute, because a GPU looks the same while an epilog resets it. It is reported at
 once if slurmd has not started yet or if the kernel has lost the GPU too. If a GPU that had to be reset responds again,
-this does not prove that it was reset. The proof is the driver's report that no action is needed. A driver that is still
-loading, or whose device files do not exist yet, does not count as "not loaded". NVML cannot be queried then, but that
-is not a fault.
+this does not prove that the GPU was reset. The proof is the driver's report that no action is needed. A driver that is
+still loading, or whose device files do not exist yet, is not reported as "not loaded". NVML cannot be queried at that
+time, but that is not a fault.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "The driver lists this GPU, but the GPU is no longer on the bus (NVML: GPU is lost, or Unknown Error for its "
         "handle).",
-        "Every process on this GPU, and every multi-GPU job that uses it, is dead or hangs.",
+        "Every process on this GPU, and every multi-GPU job that uses it, has died or hangs.",
         "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors just before the loss (journalctl "
         "-k). Then power-cycle the node; after a warm reboot the GPU may still be missing. If the fault recurs in "
         "the same slot, reseat or replace the GPU, and check power and cooling.",
@@ -202,7 +203,7 @@ EXPLAIN = {
         "NVML counts this GPU but cannot open it. The error is neither 'GPU is lost' nor 'reset required'.",
         "New work cannot start on the GPU. Running work may continue.",
         "The message contains NVML's error. For insufficient power, check the external power cables. For other "
-        "errors, read the kernel log and try nvidia-smi -i PCI. A reboot resolves most of these errors.",
+        "errors, check the kernel log and try nvidia-smi -i PCI. A reboot resolves most of these errors.",
     ),
     "gpu_access/library_missing": Explain(
         Severity.DEGRADED,
@@ -218,7 +219,7 @@ EXPLAIN = {
         "The machine has NVIDIA GPUs, but the kernel module nvidia is not loaded.",
         "No job can use the GPUs. Such a node quickly empties the job queue, because every job on this node fails at "
         "once.",
-        "Run modprobe nvidia, and read dmesg. The usual cause is secure boot, or a new kernel for which no module "
+        "Run modprobe nvidia, and check dmesg. The usual cause is secure boot, or a new kernel for which no module "
         "was built (dkms status).",
     ),
     "gpu_access/driver_mismatch": Explain(
@@ -236,12 +237,13 @@ EXPLAIN = {
         Clears.PASS,
         "A call into the NVIDIA driver did not return in time. The condition is a warning at first. It becomes "
         "degraded if the hang lasts.",
-        "During the hang healthd cannot read the state of the GPUs. On healthy GPUs, resets, bug reports and storms of "
-        "ECC errors can block the driver for a minute. A dead GPU blocks it for good, followed by Xid 79, 119 or 120.",
+        "During the hang, healthd cannot read the state of the GPUs. On healthy GPUs, resets, bug reports and storms "
+        "of ECC errors can block the driver for a minute. A dead GPU blocks the driver permanently, and Xid 79, 119 "
+        "or 120 follows.",
         "While the condition is only a warning, no action is needed tonight. Look for Xids in journalctl -k. Check "
         "whether a GPU reset or nvidia-bug-report.sh is running. Do not kill a process that hangs in the driver, "
         "because such kills have frozen GPUs. If the node is drained, reboot it. Without a persistence daemon, "
-        "opening the driver takes 1 to 3 s for each GPU. In that case start nvidia-persistenced, or raise "
+        "opening the driver takes 1 to 3 s for each GPU. In that case, start nvidia-persistenced, or raise "
         "timeout_seconds.",
         worsens=WorsensBy("hang_degraded_seconds", Severity.DEGRADED),
     ),

@@ -1,17 +1,17 @@
 """GPU clocks that the hardware reduces because of heat or lack of power.
 
 Rules: reduced clocks for 60 % of ten minutes are degraded, as in gpud; AzNHC only logs them. Low clocks because of
-idleness, user settings or the software power cap are normal and ignored. Drivers from 580 on count the slowed seconds
+idleness, user settings or the software power cap are normal and ignored. Driver 580 and later count the slowed seconds
 themselves, so no slowdown between two runs is missed. With older drivers, the slowed share of the time between two runs
 is estimated from the reason bits. According to nvml.h the slowdown bit may also be set briefly while clocks change, so
 a single reading proves nothing.
 
 Heat and the power brake can affect many nodes: one event in a power feed or a cooling loop slows racks of nodes at
-once. For these causes a drain waits for the fleet limit, as for all shared causes. The drain ends by itself when the
-hardware has not reduced the clocks for `within_seconds`, even on a drained, idle node. No operator could run `healthd
-repaired` on racks of nodes. The power brake is visible without load. If the GPU overheats again under load, the limits
-for intermittent shared causes apply to the new drain (docs/slurm.md). A slowdown without a reported reason is
-attributed to the GPU itself.
+once. For these causes, a drain is subject to the fleet limit, as for all shared causes. The drain ends by itself when
+the hardware has not reduced the clocks for `within_seconds`, even on a drained, idle node, because no operator could
+run `healthd repaired` on racks of nodes. The power brake is visible without load. If the GPU overheats again under
+load, the limits for intermittent shared causes apply to the new drain (docs/slurm.md). A slowdown without a reported
+reason is attributed to the GPU itself.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The hardware reduced this GPU's clocks for a short time, because of heat, lack of power, or a clock change.",
-        "A brief slowdown has little effect. Such a GPU often becomes slow all the time later.",
+        "A brief slowdown has little effect. Such a GPU often becomes permanently slow later.",
         f"No action tonight. At the next maintenance: {_TODO}",
         shared=None,
         window="clean_seconds",

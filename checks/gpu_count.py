@@ -2,9 +2,10 @@
 
 Rules: if NVML does not show a GPU that is on PCI, or if the GPU's configuration space reads all ones, the node needs a
 reboot (AzNHC, GCM and OCI compare NVML with PCI). If there are fewer GPUs than the settings expect, the node is
-degraded. A GPU that NVML does not show counts as missing after a minute, because a GPU looks the same while an epilog
-resets it. It counts at once if slurmd has not started yet, the GPU has no driver, or the kernel log reports the GPU as
-gone. The same delay applies to a GPU that reads all ones, because a device also reads all ones during a bus reset.
+degraded. A GPU that NVML does not show is reported as missing after a minute, because a GPU looks the same while an
+epilog resets it. The GPU is reported at once if slurmd has not started yet, the GPU has no driver, or the kernel log
+reports the GPU as gone. The same delay applies to a GPU that reads all ones, because a device also reads all ones
+during a bus reset.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "The GPU is still listed on PCI, but reads return all ones (revision ff, link width 63).",
-        "The GPU has fallen off the bus. All work on this GPU is dead, and calls into the driver may hang.",
+        "The GPU has fallen off the bus. All work on this GPU has failed, and calls into the driver may hang.",
         "Save the evidence first: healthd record. Look for Xid 79 and PCIe errors (journalctl -k). Then power-cycle "
         "the node; after a warm reboot the GPU may still be missing. If the fault recurs in the same slot, reseat or "
         "replace the GPU.",

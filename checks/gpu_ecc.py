@@ -1,25 +1,25 @@
 """The GPUs' ECC errors since the driver was loaded, and their ECC mode.
 
 Rules: any uncorrected error means lost data: reset the GPU before the next job (Meta's study, OCI, Azure, DCGM). NVIDIA
-replaces a GPU with more SRAM errors than NVIDIA's threshold. Corrected errors are normal up to AzNHC's limits. A count
-that falls shows that the GPU was reset, but only with persistence mode. Without persistence mode, the driver drops the
-count when the GPU's last user ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the
+replaces a GPU with more SRAM errors than NVIDIA's threshold. Corrected errors are normal up to AzNHC's limits. With
+persistence mode, a count that falls shows that the GPU was reset. Without persistence mode, the driver drops the count
+when the GPU's last process ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the
 growth of the lifetime counts is used instead.
 
-Disabled ECC warns unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
+Disabled ECC is a warning unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
 Workstation cards such as the RTX A6000 ship with ECC off.
 
-A count above 0 at the first run drains, because it is unknown whose data was lost. The node also drains without a
-requeue if a count grew while healthd was not running for longer than two rounds (`growth_seconds`). In that case the
-current jobs may have started long after the error. A count that grew between two rounds requeues the jobs on this GPU
-(Meta's high class).
+A count above 0 at the first run drains the node, because it is unknown whose data was lost. The node also drains
+without a requeue if a count grew while healthd was not running for longer than two rounds (`growth_seconds`). In that
+case, the current jobs may have started long after the error. A count that grew between two rounds requeues the jobs on
+this GPU (Meta's high class).
 
 Chips that contain errors (CONTAINING_CHIPS) are the exception. They should end only the process that hit the error,
-while the GPU's other processes continue unharmed. On these chips a growing count only drains. It requeues if the driver
-also requests a reset, which shows that the error was not contained (drivers before 570 do not report this). The kernel
-log has the details. Xid 94 reports a contained error and its process (a warning). Xid 95 reports an uncontained error.
-Xid 48 reports an error whose containment is not known yet. Xids 95 and 48 requeue the jobs on this GPU at once, on
-every chip.
+while the GPU's other processes continue unharmed. On these chips, a growing count only drains the node. Jobs are
+requeued if the driver also requests a reset, which shows that the error was not contained (drivers before 570 do not
+report this). The kernel log has the details. Xid 94 reports a contained error and its process (a warning). Xid 95
+reports an uncontained error. Xid 48 reports an error whose containment is not known yet. Xids 95 and 48 requeue the
+jobs on this GPU at once, on every chip.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ CONTAINING_CHIPS = {(8, 0): "GA100", (9, 0): "GH100", (10, 0): "GB10x"}
 
 
 class Config(CheckSettings, frozen=True):
-    """max_corrected_sram, max_corrected_dram   warn at more corrected errors than this since the driver was loaded
-    growth_seconds   new uncorrected errors only drain if the last run is longer ago than this: their job is unknown
+    """max_corrected_sram, max_corrected_dram   warn above this many corrected errors since the driver was loaded
+    growth_seconds   new uncorrected errors do not requeue if the last run is longer ago: their job is unknown
     """
 
     max_corrected_sram: Count = 10_000
@@ -220,14 +220,14 @@ EXPLAIN = {
         Clears.GPU_RESET,
         "The GPU found errors in its memory or caches that ECC could not correct.",
         "Data was lost. The job that used the data was killed or computed wrong numbers. The damaged row stays in "
-        "use until a reset remaps it. New errors requeue the jobs on this GPU. Errors only drain if they occurred "
-        "before the first run, or while healthd did not run for longer than growth_seconds. A100, H100, B200 and "
-        "related GPUs should contain errors by ending only the process that hit the error. On these GPUs new errors "
-        "only drain; if the driver requests a reset, they also requeue.",
+        "use until a reset remaps it. After new errors, healthd requeues the jobs on this GPU. Errors that occurred "
+        "before the first run, or while healthd did not run for longer than growth_seconds, only drain the node. "
+        "A100, H100, B200 and related GPUs should contain errors by ending only the process that hit the error. On "
+        "these GPUs, new errors only drain the node; jobs are requeued only if the driver requests a reset.",
         "After the drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then "
         "check nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors recur or a remap failed, replace the GPU. Without "
-        "persistence mode or with MIG, healthd cannot detect the reset. In that case reboot, or run healthd repaired "
-        "gpu_ecc/uncorrected PCI.",
+        "persistence mode or with MIG, healthd cannot detect the reset. In that case, reboot, or run healthd "
+        "repaired gpu_ecc/uncorrected PCI.",
         also=(Severity.DEGRADED,),
     ),
     "gpu_ecc/sram_threshold": Explain(

@@ -3,11 +3,12 @@
 Rules: only NVML shows whether there is a fabric; model names would give false alarms for PCIe cards, GH200 and GB200
 (gpud). Until a GPU has joined, CUDA fails with 802 "system not yet initialized", but nvidia-smi looks normal. The cause
 may be that the fabric manager (or NVLSM) is not running or has just started. systemd is queried for the cause only if a
-GPU has not joined. If a GPU reports no fabric while others of its model have joined theirs, NVLink does not connect it.
+GPU has not joined. If a GPU reports no fabric while others of its model have joined theirs, NVLink does not connect
+this GPU.
 
 Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them, because traffic still has
-its routes. These problems drain without a requeue. The summary "unhealthy" has no more information than the health
-mask.
+its routes. These problems drain the node without a requeue. The summary "unhealthy" has no more information than the
+health mask.
 
 These GPUs are not faulty:
 
@@ -17,7 +18,7 @@ These GPUs are not faulty:
 - a GPU on a host whose fabric manager shares the NVSwitches (FABRIC_MODE 1 and 2). The GPU's state stays "in progress"
   until a partition with the GPU is activated (github.com/NVIDIA/gpu-driver-container/pull/909).
 
-In a virtual machine only the operator of the host can activate such a partition, so the check warns. An NVL72 has no
+In a virtual machine, only the operator of the host can activate such a partition, so the check warns. An NVL72 has no
 such mode, because its partitions belong to the switches.
 """
 
@@ -176,7 +177,7 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers. They may come from a newer
+    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which may come from a newer
     driver or be invalid.
     """
     if fabric.state != COMPLETED:
@@ -285,7 +286,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
-        "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as this one.",
+        "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as this GPU.",
         f"{_INSPECT_TODO} If the fabric does not recover after the drain, reset all GPUs on the node or reboot. If "
         "the problem recurs, check the links, then the switches, then the GPU.",
         confirm="confirm_seconds",
@@ -314,8 +315,8 @@ EXPLAIN = {
         Clears.PASS,
         "GPUs have not joined their NVLink fabric, and nvidia-fabricmanager is not running.",
         "CUDA does not start on these GPUs (error 802).",
-        "Read journalctl -u nvidia-fabricmanager. The version must match the driver's. Then run systemctl restart "
-        "nvidia-fabricmanager.",
+        "Check journalctl -u nvidia-fabricmanager. The fabric manager's version must match the driver's. Then run "
+        "systemctl restart nvidia-fabricmanager.",
         confirm="join_seconds",
         shared=True,
     ),

@@ -1,16 +1,17 @@
 """NVLinks: links that are down, and errors on active links.
 
 Rules: a link that is active on this node's other GPUs must be active on every GPU (Meta's study counts NVLink errors as
-high severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Good links have no replays or
-recoveries, but a few CRC errors. With MIG there is no NVLink, and PCIe cards have NVLink only with a bridge. GPUs
+high severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Healthy links have no replays
+or recoveries, but a few CRC errors. With MIG, there is no NVLink, and PCIe cards have NVLink only with a bridge. GPUs
 before Ampere may use different links on each GPU (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2). For
 these GPUs only the number of active links is compared.
 
 Blackwell instead reports recoveries, damaged packets and bit error rates. In DCGM 4.6.0 a successful recovery is a
-warning, and a failed recovery is a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). In DCGM a link also fails
+warning, and a failed recovery is a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). In DCGM, a link also fails
 if its effective bit error rate is above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or its symbol bit
-error rate is above 15e-238 (DcgmGPUHardwareLimits.h). In healthd a high rate only warns, at the second reading, because
-packets are resent and no job is lost. A failed recovery and a link that goes down have their own codes, which drain.
+error rate is above 15e-238 (DcgmGPUHardwareLimits.h). In healthd, a high rate is only a warning, at the second reading,
+because packets are resent and no job is lost. A failed recovery and a link that goes down have their own codes, which
+drain.
 """
 
 from __future__ import annotations
@@ -261,8 +262,8 @@ EXPLAIN = {
     "gpu_nvlink/replay": Explain(
         Severity.DEGRADED,
         Clears.GPU_RESET,
-        "An NVLink resent packets (its replay errors increased). Good links do not resend packets.",
-        "The link works but is weak. Jobs get slower, and the link is likely to fail.",
+        "An NVLink resent packets (its replay errors increased). Healthy links do not resend packets.",
+        "The link works but is marginal. Jobs slow down, and the link is likely to fail.",
         _ERRORS_TODO,
         window="clean_seconds",
     ),
@@ -302,7 +303,7 @@ EXPLAIN = {
     "gpu_nvlink/crc": Explain(
         Severity.WARNING,
         Clears.GPU_RESET,
-        "An NVLink had CRC errors, but too few to cost bandwidth.",
+        "An NVLink had CRC errors, but too few to reduce bandwidth.",
         "No effect, because damaged packets are resent. Many CRC errors indicate a bad link.",
         "No action tonight. Check whether the count keeps growing (nvidia-smi nvlink -e).",
         window="clean_seconds",

@@ -8,10 +8,10 @@ lanes are unknown (clouds give a T4 with 16 lanes only 8). NVML's maximum number
 may be built with fewer lanes; sysfs shows the lanes of the port above a GPU.
 
 If the card and the port support more lanes, this machine may still never have had them, because risers, switches and
-firmware can take lanes away. The check therefore only warns. It drains if the link had more lanes earlier in this boot.
-It also drains if machines of this type have more lanes according to a profile; the profile's guess counts because card
-and port confirm it. If the site or its baseline sets the number of lanes, fewer lanes drain. More lanes than this
-number are not required, but the check warns if the link had more lanes earlier in this boot.
+firmware can take lanes away. The check therefore only warns. The node is drained if the link had more lanes earlier in
+this boot, or if machines of this type have more lanes according to a profile; the profile's guess is used because card
+and port confirm it. If the site or its baseline sets the number of lanes, fewer lanes drain the node. More lanes than
+this number are not required, but the check warns if the link had more lanes earlier in this boot.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Config(CheckSettings, frozen=True):
     """lanes             lanes of each healthy GPU; 0 = as many as card and slot support, or as were seen in this boot
     confirm_seconds   fewer lanes or a lower generation must last this long before they are reported
     busy_share        a GPU busy for a smaller share of the time than this may save power and is not checked
-    lane_replays_per_minute   warn at more replays per lane than this, for generation 1, 2, ...
-    clean_seconds     replays and a lower generation clear after this long under load without new cases
+    lane_replays_per_minute   warn above this many replays per lane, for generation 1, 2, ...
+    clean_seconds     replays and a lower generation clear after this long under load without recurring
     """
 
     lanes: Lanes = 0
@@ -140,8 +140,9 @@ def _check_link(
 
 
 def _slot_lanes(host: Host, pci: str) -> float:
-    """Return the number of lanes of the port above a GPU, or infinity if it is unknown. Raises ValueError for an
-    invalid number."""
+    """Return the number of lanes of the port above a GPU, or infinity if the number is unknown. Raises ValueError for
+    an invalid number.
+    """
     port = next((function.upstream for function in host.pci_functions() if function.pci == pci), "")
     path = f"{DEVICES}/{port}/max_link_width"
     text = host.read(path) if port else None
@@ -232,8 +233,8 @@ EXPLAIN = {
         Clears.REBOOT,
         "The GPU's PCI Express link has fewer lanes than the GPU and its slot support. The node drains if the link "
         "had more lanes earlier in this boot, or if machines of this type have more. Otherwise this is a warning. "
-        "The site's file or the baseline may set lanes in [checks.gpu_pcie]. In that case fewer lanes than the "
-        "setting drain, and fewer lanes than earlier in this boot warn.",
+        "The site's file or the baseline may set lanes in [checks.gpu_pcie]. In that case, the node drains if the "
+        "link has fewer lanes than this setting; fewer lanes than earlier in this boot are a warning.",
         "Data transfers to and from the GPU take at least twice as long. More lanes often fail later.",
         f"If the condition is only a warning, no action is needed tonight. {_CARD_TODO} If the machine is built with "
         "fewer lanes, set lanes in [checks.gpu_pcie]. Then run systemctl reload healthd and healthd repaired "
@@ -256,7 +257,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets on the GPU's PCI Express link are damaged and resent more often than on healthy links.",
-        "There is little effect, because the resent data arrives correctly. Such links often get slower or fail later.",
+        "There is little effect, because the resent data arrives correctly. Such links often slow down or fail later.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),

@@ -1,7 +1,7 @@
 """Persistence mode, in which the driver keeps idle GPUs initialised.
 
-Rules: without persistence mode, the driver shuts a GPU down when its last user ends (NVIDIA, driver persistence). The
-next start then takes seconds for each GPU, and the shutdown discards the counts of ECC errors since the last start. If
+Rules: without persistence mode, the driver shuts a GPU down when its last process ends (NVIDIA, driver persistence).
+The next start takes seconds for each GPU, and the shutdown discards the counts of ECC errors since the last start. If
 the mode was switched on with nvidia-smi -pm 1 (the legacy way), no process keeps the driver open. healthd then queries
 the GPUs only once an hour ([nvml] idle_interval_seconds).
 """
@@ -59,8 +59,8 @@ EXPLAIN = {
     "gpu_persistence/off": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "Persistence mode is off, so the driver shuts this GPU down whenever its last user ends.",
-        "Each job starts seconds later for each GPU. Settings such as clocks and power limits are lost. The ECC "
+        "Persistence mode is off, so the driver shuts this GPU down whenever its last process ends.",
+        "Each job takes seconds longer per GPU to start. Settings such as clocks and power limits are lost. The ECC "
         "error counts, which help to identify a bad GPU, are lost too.",
         _DAEMON_TODO,
     ),

@@ -44,7 +44,7 @@ def _judge(gpu: NvmlGpu, past: History) -> Iterator[Finding | Observation | Repa
     yield reading
     last = past.last(reading)
     if number == 0 and last is not None and last.value in RESETS:
-        yield Repair(Clears.GPU_RESET, gpu.pci, "the driver requests no recovery any more", before=last.time)
+        yield Repair(Clears.GPU_RESET, gpu.pci, "the driver no longer requests recovery", before=last.time)
     if number != 0:
         action = ACTIONS.get(number, UNKNOWN)
         message = f"the driver requests: {action.text} ({number})"
@@ -83,7 +83,7 @@ EXPLAIN = {
     "gpu_recovery_action/drain_p2p": _explain(
         Severity.WARNING,
         ACTIONS[3].text,
-        "Traffic between GPUs is disturbed. Jobs that use only this GPU continue.",
+        "Traffic between GPUs is disrupted. Jobs that use only this GPU continue.",
         "No action tonight. Check NVLink and the fabric manager (nvidia-smi nvlink -s; journalctl -u "
         "nvidia-fabricmanager). The request usually clears when the job that used the links ends.",
     ),
@@ -98,7 +98,7 @@ EXPLAIN = {
     "gpu_recovery_action/recover_imex_domain": _explain(
         Severity.WARNING,
         ACTIONS[5].text,
-        "Memory that GPUs on several nodes share is not usable. The cause may be on another node.",
+        "Memory that GPUs on several nodes share cannot be used. The cause may be on another node.",
         "No action tonight on this node. Check nvidia-imex-ctl -N and the service nvidia-imex on the domain's nodes.",
     ),
     "gpu_recovery_action/bus_reset": _explain(Severity.CRITICAL, ACTIONS[6].text, _BROKEN, _REBOOT),
@@ -106,8 +106,8 @@ EXPLAIN = {
     "gpu_recovery_action/unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The driver requests an action whose number is newer than this version of healthd.",
-        "The effect is unknown, so healthd only warns.",
+        "The driver requests an action that this version of healthd does not recognise.",
+        "The effect is unknown, so this is only a warning.",
         "No action tonight. nvidia-smi -q names the action (GPU Recovery Action). Upgrade healthd.",
     ),
 }

@@ -85,7 +85,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.OPERATOR,
         "The number of retired pages in the GPU's memory is close to the capacity of the driver's table (64).",
-        "The memory is wearing out. Errors will continue, and soon the driver cannot retire any more bad pages.",
+        "The memory is wearing out. Errors will continue, and the driver will soon be unable to retire more pages.",
         "Open a case with the vendor for replacement. To use the GPU until its replacement, run healthd repaired "
         "gpu_retired_pages/too_many PCI. The condition returns when another page is retired.",
     ),

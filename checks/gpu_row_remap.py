@@ -2,8 +2,8 @@
 
 Rules: a failed remap leaves a bad row in use (NVIDIA's debug guidelines, Meta's study). A pending remap takes effect at
 the next reset. NVIDIA replaces an A100 after 512 remaps (OCI, gpud). While MIG instances exist, the driver reports no
-rows, and nothing is checked. In DCGM's memory watch the driver's flag "unrepairable memory" (Hopper and later, driver
-590) is a failure (DCGM_FR_FAULTY_MEMORY: isolate, then run a field diagnostic). In healthd this flag is degraded,
+rows, and nothing is checked. In DCGM's memory watch, the driver's flag "unrepairable memory" (Hopper and later, driver
+590) is a failure (DCGM_FR_FAULTY_MEMORY: isolate, then run a field diagnostic). In healthd, this flag is degraded,
 because no source reports harm to running jobs, and harmful errors have an Xid.
 """
 

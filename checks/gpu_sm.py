@@ -66,8 +66,8 @@ def _are_different_jobs(events: Sequence[KernelEvent]) -> bool:
     """Return True if no single job can have caused all events. On a shared GPU, any of the GPU's jobs may have caused
     an event.
 
-    The events are read in a single pass, because a job can cause thousands of them and each kernel line calls this
-    again.
+    The events are read in a single pass, because a job can cause thousands of events and each kernel line calls this
+    function again.
     """
     return not set.intersection(*(_jobs(named) for named in {event.field("job") for event in events}))
 

@@ -104,7 +104,7 @@ EXPLAIN = {
     "gpu_software/driver": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The loaded driver version is not the expected one.",
+        "The loaded driver version differs from the expected version.",
         "A multi-node job may behave differently on this node, and programs with some CUDA versions may not start.",
         "No action tonight. Install the expected driver and reboot once no job is running here. After an upgrade of "
         "the whole cluster, correct driver_version.",

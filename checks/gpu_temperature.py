@@ -2,8 +2,8 @@
 
 Rule: warn within two degrees of the GPU's hardware slowdown temperature or above the memory's maximum. The slowdown
 temperature differs between models; the driver reports it. Ada, Hopper and later report the remaining degrees (T.LIMIT
-in nvidia-smi) instead. If the driver reports neither value, use the model's slowdown temperature that nvidia-smi -q
-shows on other machines: a hot GPU is not healthy just because its limit is unknown.
+in nvidia-smi) instead. If the driver reports neither value, the check uses the model's slowdown temperature that
+nvidia-smi -q shows on other machines, because a hot GPU with an unknown limit is not healthy.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _check_gpu(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
 
 
 def _slowdown_margin(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int | None:
-    """Return how many degrees the GPU is below its hardware slowdown, or None if the driver does not report it.
+    """Return the degrees left until the GPU's hardware slowdown, or None if the driver does not report them.
 
     The driver's margin is relative to the operating maximum, which is a little below the slowdown (2 C on an H100). A
     limit of 0 means no limit.
@@ -124,8 +124,7 @@ EXPLAIN = {
     "gpu_temperature/hot": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The GPU is hot: at most two degrees below the temperature at which its hardware halves the clocks, or above "
-        "it.",
+        "The GPU is within two degrees of the temperature at which its hardware halves the clocks, or above it.",
         "If the GPU gets hotter, jobs slow down. The check gpu_clocks reports that.",
         _TODO,
     ),

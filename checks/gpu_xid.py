@@ -1,8 +1,9 @@
 """GPU faults in the kernel log: Xids, GPUs that fell off the bus, and driver messages without an Xid.
 
 Rules: NVIDIA's Xid catalogue assigns each code an immediate action, which determines the severity. A code is CRITICAL
-if the GPU must be reset or is lost. Codes that an application can cause never drain a node, and unknown codes warn.
-Driver messages about the GSP or NVLink without an Xid count only if no Xid within a minute reports the same fault.
+if the GPU must be reset or is lost. Codes that an application can cause never drain a node, and unknown codes are
+warnings. Driver messages about the GSP or NVLink without an Xid are reported only if no Xid within a minute reports the
+same fault.
 
 A line "Reset required" that names no GPU is a warning for the whole node, because the line may belong to any GPU.
 gpu_access runs at once after such a line and queries each GPU through NVML. If a GPU needs a reset, gpu_access drains
@@ -112,7 +113,7 @@ def repairs(events: Sequence[KernelEvent]) -> Iterator[Repair]:
             and current_action == "0"
             and previous_action in map(str, recovery_action.RESETS)
         ):
-            reason = "the driver requests no recovery any more (Xid 154)"
+            reason = "the driver no longer requests recovery (Xid 154)"
             yield Repair(Clears.GPU_RESET, event.pci, reason, before=event.last_time)
 
 
@@ -409,7 +410,7 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when a fault with this Xid ends a job, for Xids that are not in ENDS_JOB."""
+    """Return the EndsJob value of an Xid that is not in ENDS_JOB."""
     number = int(code.rpartition("/")[2])
     if code not in CAUSES and (_requires_restart(number) or xid_table.worst_meaning(number).caused_by_application):
         return EndsJob.ALWAYS if _requires_restart(number) else EndsJob.NEVER

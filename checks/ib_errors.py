@@ -1,18 +1,18 @@
 """Errors on active InfiniBand links: symbol errors, recoveries, overruns.
 
-Rules (as in NVSentinel): a link that certainly harms jobs is degraded. Such a link has more than 120 symbol errors in
-an hour (the InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun error.
-High rates of the other counters warn.
+Rules (as in NVSentinel): a link that is certain to harm jobs is degraded. Such a link has more than 120 symbol errors
+in an hour (the InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun
+error. High rates of the other counters are warnings.
 
 A link that goes down and retrains counts errors, for example when its switch reboots. Errors up to the first run after
 the retraining are ignored; ib_link and ib_flap report such a link. All ports count errors after a boot: on a healthy
 DGX H100 each port had counted 14 receive errors, and buffer overruns up to the counter's maximum. Omni-Path (hfi1)
 counts each resent packet as a local link integrity error, so that counter is ignored there. mlx5 also counts errors
-between the ends of a connection. The rates of ACK timeouts and slow restarts only warn, because a crashed peer raises
-these rates too.
+between the ends of a connection. High rates of ACK timeouts and slow restarts are only warnings, because a crashed peer
+raises these rates too.
 
 Files: Linux, sysfs-class-infiniband, counters/*. These counters are narrow and stop at their maximum; perfquery -R
-resets them to 0. If the driver has hw_counters/*, they are read as well; mlx5's hw_counters are wide.
+resets them to 0. The driver's hw_counters/*, if any, are read as well; mlx5's hw_counters are wide.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ TRANSPORT_COUNTERS = ("local_ack_timeout_err", "roce_slow_restart")
 
 class Config(CheckSettings, frozen=True):
     """ports                     ports to check, such as ("mlx5_0/1", ...); () = all ports of the node
-    symbol_errors_per_hour          degraded at more symbol errors than this within an hour
-    symbol_errors_per_second        warn at more symbol errors than this between two runs
-    recoveries_per_minute     warn at more link recoveries than this between two runs
-    receive_errors_per_second       warn at more packets received with errors than this between two runs
-    ack_timeouts_per_second   warn at more packets not acknowledged in time than this between two runs
-    slow_restarts_per_second  warn at more RoCE slow restarts than this between two runs
-    boot_seconds              errors during this time after a boot do not count
+    symbol_errors_per_hour          degraded above this many symbol errors within an hour
+    symbol_errors_per_second        warn above this many symbol errors between two runs
+    recoveries_per_minute     warn above this many link recoveries between two runs
+    receive_errors_per_second       warn above this many packets received with errors between two runs
+    ack_timeouts_per_second   warn above this many packets not acknowledged in time between two runs
+    slow_restarts_per_second  warn above this many RoCE slow restarts between two runs
+    boot_seconds              errors during this time after a boot are ignored
     clean_seconds             errors clear after this long under load without new errors
     """
 
@@ -136,9 +136,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _link(host: Host, name: str) -> Observation:
-    """Return how often the port's link went down according to its own counter, or LINK_DOWN if it is down now. An
-    unchanged value means that the link stayed up since the last run. A counter reset changes the value too. Raises
-    OSError or ValueError.
+    """Return the port's own count of link failures, or LINK_DOWN if the link is down now. An unchanged value means that
+    the link stayed up since the last run. A counter reset changes the value too. Raises OSError or ValueError.
     """
     times = infiniband.count(host, infiniband.path(name, "counters/link_downed"))
     state = host.read_shared(infiniband.path(name, "state")) or ""
@@ -175,7 +174,7 @@ def _read(host: Host, name: str, counter: str, past: History) -> Observation | N
     counted = infiniband.count(host, infiniband.path(name, f"{folder}/{counter}"))
     reading = Observation("ib_errors_total", counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
-        raise ValueError(f"{counter} cannot be read any more")
+        raise ValueError(f"{counter} can no longer be read")
     return mark if counted is None else reading
 
 
@@ -205,7 +204,7 @@ _TODO = (
     "mlxlink -d DEVICE -m -c shows the cable, its optical power and its error rates. Clean or replace the cable or "
     "its transceiver, or try another switch port. The fault may be at either end of the link."
 )
-_MATTERS = "Packets are resent, and the link may fail later. Multi-node jobs get slow or are killed."
+_MATTERS = "Packets are resent, and the link may fail later. Multi-node jobs slow down or are killed."
 
 OBSERVATIONS = {
     "ib_errors_link_downs_seen": Meaning(
@@ -279,16 +278,16 @@ EXPLAIN = {
         Clears.WINDOW,
         "Packets from this port were often not acknowledged in time and had to be resent (local_ack_timeout_err).",
         "Jobs wait for each of these packets. After the last retry, the connection fails, and the job fails too.",
-        "No action tonight. If only the nodes of one job are affected and one of them died at that time, the dead node "
-        "is the cause. Otherwise packets are lost on the way. Check ibqueryerrors, or for RoCE the switch's drops and "
-        "priority flow control, then this node's cable.",
+        "No action tonight. If only the nodes of one job are affected and one of these nodes died at that time, the "
+        "dead node is the cause. Otherwise packets are lost on the way. Check ibqueryerrors, or for RoCE the "
+        "switch's drops and priority flow control, then this node's cable.",
         window="clean_seconds",
     ),
     "ib_errors/slow_restart_rate": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "RoCE often restarted sending at a low rate, as it does after packet loss (roce_slow_restart).",
-        "Multi-node jobs get slow.",
+        "RoCE often restarted transmission at a low rate, as it does after packet loss (roce_slow_restart).",
+        "Multi-node jobs slow down.",
         "No action tonight. If many nodes are affected, check the fabric's congestion control and priority flow "
         "control (ECN, PFC, lossless queues). If only this node is affected, check its cable and port, and whether its "
         "NIC is configured like the others (mlnx_qos -i INTERFACE).",
@@ -297,7 +296,7 @@ EXPLAIN = {
     "ib_errors/counter_full": Explain(
         Severity.INFO,
         Clears.PASS,
-        "Counters of this port are at their maximum (15, 255 or 65535) and count no further errors.",
+        "Counters of this port are at their maximum (15, 255 or 65535) and no longer count errors.",
         "No effect by itself. Full counters are common on ports that have been up for a year, because the narrowest "
         "counter ends at 15.",
         "No action needed. perfquery -R on this node resets the port's counters to 0.",

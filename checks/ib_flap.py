@@ -1,9 +1,9 @@
 """InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
 Rules: a link flaps if it went down three times in 3 hours according to the port's own counter, or lost its carrier five
-times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). In the first 30 minutes of a boot nothing
-counts, because links are still training. A port that stays down does not count, because its counters do not grow. All
-ports can therefore be checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and
+times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). Flaps in the first 30 minutes of a boot
+are ignored, because links are still training. A port that stays down does not flap, because its counters do not grow.
+All ports can therefore be checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and
 sysfs-class-net: carrier_down_count of the port's network interface, if it has one (carrier_changes would count each
 flap twice).
 """
@@ -44,7 +44,7 @@ class Config(CheckSettings, frozen=True):
     links_downed_window_seconds   window for links_downed
     carriers_lost    degraded if the port's network interface lost its carrier this often within its window
     carriers_lost_window_seconds   window for carriers_lost
-    boot_seconds     flaps during this time after a boot do not count
+    boot_seconds     flaps during this time after a boot are ignored
     clean_seconds    a flap clears after this long under load without another flap, or by `healthd repaired`
     """
 
@@ -109,9 +109,10 @@ def _link_downed(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
-    """Return how often the port's own network interface lost its carrier, or None if the port has no interface.
-    dev_port maps each of the device's interfaces to a port. The port's own interface comes first by name, because
-    partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it."""
+    """Return the number of times that the port's own network interface lost its carrier, or None if the port has no
+    interface. dev_port maps each of the device's interfaces to a port. The port's own interface comes first by name,
+    because partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it.
+    """
     device, _, number = name.partition("/")
     net = f"{infiniband.DEVICES}/{device}/device/net"
     interfaces = host.list(net)
@@ -128,11 +129,12 @@ def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: History) -> Observation | None:
-    """Return the reading, or None if the count has not been readable since boot. Raises ValueError if it was readable
-    before."""
+    """Return the reading, or None if the count has not been readable since boot. Raises ValueError if the count was
+    readable before.
+    """
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
-        raise ValueError(f"{name} cannot be read any more")
+        raise ValueError(f"{name} can no longer be read")
     return None if counted is None else reading
 
 
@@ -167,7 +169,7 @@ EXPLAIN = {
         Clears.OPERATOR,
         "The network interface of this port lost its carrier several times within a day.",
         "At each flap, multi-node jobs wait or are killed. The next flap is likely within hours.",
-        f"{_TODO} Setting an interface down and up (ip link set) counts as well.",
+        f"{_TODO} Taking an interface down and up (ip link set) also counts as a flap.",
         shared=True,
         window="clean_seconds",
     ),
@@ -177,8 +179,8 @@ EXPLAIN = {
         "The port's counter of link failures is at its maximum, 255. Further failures are not counted.",
         "No effect by itself; healthy ports reach the maximum after years. Until the counter is reset, it shows no "
         "further flaps.",
-        "No action needed. perfquery -R on this node resets the port's counters to 0. Until the reset healthd only "
-        "uses the network interface's counter.",
+        "No action needed. perfquery -R on this node resets the port's counters to 0. Until the reset, healthd uses "
+        "only the network interface's counter.",
     ),
 }
 

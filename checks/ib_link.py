@@ -2,8 +2,8 @@
 
 Rules: only ports that the site expects are checked. A port that is down is degraded after one minute and critical after
 four minutes, because a leaf switch reboots in one minute and NCCL survives that (Meta's study counts links as high
-severity; gpud waits 4 minutes, AzNHC compares the rate). A slow link drains without a requeue, because jobs continue.
-Files: Linux, sysfs-class-infiniband.
+severity; gpud waits 4 minutes, AzNHC compares the rate). A slow link drains the node without a requeue, because jobs
+continue. Files: Linux, sysfs-class-infiniband.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ EXPLAIN = {
     "ib_link/slow": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The link is up but slower than expected, because it has fewer lanes or an older speed.",
+        "The link is up but slower than expected, because it has fewer lanes or runs at an older speed.",
         "Every job that uses this node runs only as fast as this link.",
         _CABLE_TODO,
         confirm="confirm_seconds",
@@ -228,9 +228,9 @@ EXPLAIN = {
     "ib_link/rate_unknown": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The kernel shows the port's speed as the oldest one (10 Gb/sec), without a name. Either the kernel does not "
+        "The kernel reports the oldest speed (10 Gb/sec) for the port, without a name. Either the kernel does not "
         "know the real speed, or the link really fell back to 10 Gb/sec.",
-        "The effect is unknown, so healthd only warns.",
+        "The effect is unknown, so this is only a warning.",
         "No action tonight. mlxlink -d DEVICE shows the real speed. If the link is fine, set expected_gbps to the rate "
         "that this kernel shows, or to 0.",
         confirm="confirm_seconds",

@@ -3,13 +3,13 @@
 Rules: the IOMMU blocks a device's access to an address that is not mapped for that device. NVIDIA's NCCL guide
 (troubleshooting, "PCI Access Control Services") names the IOMMU as a cause of slow or hanging GPUDirect. Peer-to-peer
 writes between GPUs, NICs and NVMe devices go through the root complex. A blocked write never arrives, so the receiver
-reads old data or zeros. Faults by GPUs, network cards, NVSwitches and NVMe devices only warn. The kernel continues
-after a fault (Documentation/arch/x86/iommu.rst), and a job with a wrong address can cause faults too. Faults by other
-devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses these devices. A
-fault by an unnamed or unknown device warns, because the device may be a GPU.
+reads old data or zeros. Faults of GPUs, network cards, NVSwitches and NVMe devices are only warnings. The kernel
+continues after a fault (Documentation/arch/x86/iommu.rst), and a job with a wrong address can cause faults too. Faults
+of other devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses these
+devices. A fault of an unnamed or unknown device is a warning, because the device may be a GPU.
 
 An IOMMU that does not complete commands (arm-smmu CMD_SYNC timeout, AMD Completion-Wait, VT-d invalidation errors)
-stops the unmapping of DMA for all devices behind it. Such an IOMMU only warns, until a reboot, because no source
+stops the unmapping of DMA for all devices behind it. Such an IOMMU is only a warning, until a reboot, because no source
 reports that jobs always fail.
 """
 
@@ -45,7 +45,7 @@ OTHER_DEVICE = "device"
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning about a blocked access stays open without a further kernel line"""
+    """warning_window_seconds   how long a warning about a blocked access stays open after its last kernel line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
@@ -83,11 +83,11 @@ def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
 
 
 def _part(event: KernelEvent, node: Inventory) -> str:
-    """Return the device's address in the inventory. If it is unknown, return the IOMMU's name, or "" if that is unknown
-    too.
+    """Return the device's address in the inventory. If the address is unknown, return the IOMMU's name, or "" if that
+    name is unknown too.
 
     Another function of a GPU or card counts as function 0. Older kernels print no segment for Intel IOMMUs. In that
-    case all segments are searched, and a device is used if it is the only one with this bus and device number.
+    case, all segments are searched, and a device is used if it is the only one with this bus and device number.
     """
     if not event.pci:
         return event.field("iommu")
@@ -100,7 +100,7 @@ def _part(event: KernelEvent, node: Inventory) -> str:
 
 
 def _kind(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
-    """Return the kind of a device. OTHER_DEVICE means that jobs do not use it; "" means that it is unknown."""
+    """Return the kind of a device: OTHER_DEVICE if jobs do not use the device, "" if the kind is unknown."""
     for device in node.devices:
         if device.pci == part and device.kind in KINDS:
             return KINDS[device.kind]
@@ -143,10 +143,10 @@ EXPLAIN = {
     "iommu/dma_fault": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "The IOMMU blocked a memory read or write by this device because the address was not mapped for it. Faults by "
-        "a GPU, network card, NVSwitch or NVMe device warn; faults by other devices are only recorded.",
-        "The data did not arrive. After a peer-to-peer copy between GPUs, or a GPUDirect RDMA or Storage transfer, the "
-        "receiver has old data or zeros, and NCCL may hang.",
+        "The IOMMU blocked a memory read or write by this device because the address was not mapped for it. A fault "
+        "of a GPU, network card, NVSwitch or NVMe device is a warning; faults of other devices are only recorded.",
+        "The data did not arrive. After a peer-to-peer copy between GPUs, or a GPUDirect RDMA or Storage transfer, "
+        "the receiver sees old data or zeros, and NCCL may hang.",
         f"No action tonight. {_P2P_TODO} If the fault happened once, at a job's start or end, the job or its driver "
         "used a wrong address.",
         also=(Severity.INFO,),

@@ -2,13 +2,13 @@
 
 Rules: the check reports critical interrupts, fatal bus errors, lost power supplies and uncorrectable errors (in Meta's
 study PCIe faults appear as IPMI critical interrupts; GCM reads the same log). Entries that exist at the first run are
-ignored as history. The log is read through ipmitool and never cleared. Findings warn; with `enforce = true` findings
-drain the node.
+ignored as history. The log is read through ipmitool and never cleared. Findings are warnings; with `enforce = true`,
+findings drain the node.
 
-healthd remembers the newest entry, also across reboots, because a fatal error often causes a reboot. Later entries are
+healthd remembers the newest entry, even across reboots, because a fatal error often causes a reboot. Later entries are
 new. If the remembered entry is gone, the log was cleared or wrapped, and all entries are new. A cleared log reuses
-record ids, so an entry is identified by its id together with the minutes and seconds of its time. The date and hour are
-not used, because ipmitool 1.8.19 prints them differently from 1.8.18.
+record ids, so an entry is identified by its id and by the minute and second of its timestamp. The date and hour are not
+used, because ipmitool 1.8.19 prints them differently from 1.8.18.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the 
 class Config(CheckSettings, frozen=True):
     """interval_seconds  interval between runs; reading the log keeps a BMC busy for seconds
     timeout_seconds   time limit of one run; BMCs are slow
-    enforce           true: findings drain
+    enforce           true: findings drain the node
     """
 
     interval_seconds: Period | None = 3600.0
@@ -157,32 +157,31 @@ EXPLAIN = {
     "ipmi_sel/bus_fatal": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a fatal or uncorrectable bus error. By default this is a warning; with enforce = true it "
-        "drains the node.",
+        "The BMC recorded a fatal or uncorrectable bus error. This is a warning; with enforce = true, the node drains.",
         "A PCIe device or its link failed. Work that used the device failed, or the error reset the whole node.",
         _TODO,
     ),
     "ipmi_sel/critical_interrupt": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded a critical interrupt (NMI, PERR, SERR or an unexplained one). By default this is a "
-        "warning; with enforce = true it drains the node.",
+        "The BMC recorded a critical interrupt (NMI, PERR, SERR or an unexplained one). This is a warning; with "
+        "enforce = true, the node drains.",
         "A device reported an error that it could not handle. On GPU nodes this is usually a PCIe error.",
         _TODO,
     ),
     "ipmi_sel/uncorrectable": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded an uncorrectable memory or processor error. By default this is a warning; with enforce = "
-        "true it drains the node.",
+        "The BMC recorded an uncorrectable memory or processor error. This is a warning; with enforce = true, the "
+        "node drains.",
         "Data was lost. In most cases the error also reset the node.",
         _TODO,
     ),
     "ipmi_sel/power_supply": Explain(
         Severity.DEGRADED,
         Clears.OPERATOR,
-        "The BMC recorded that a power supply failed or lost its input and did not recover at once. By default this "
-        "is a warning; with enforce = true it drains the node.",
+        "The BMC recorded that a power supply failed or lost its input and did not recover at once. This is a "
+        "warning; with enforce = true, the node drains.",
         "GPUs may be slowed down. Otherwise there is no effect while the other power supplies carry the load. The "
         "next failure stops the node.",
         f"Check the power supply's LEDs, its cable and the rack's power. {_TODO}",

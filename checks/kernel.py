@@ -2,13 +2,13 @@
 
 Rules: after a hard lockup, a panic, or an oops in a GPU or network card driver, the machine cannot be trusted until a
 reboot. The same applies if a CPU did not schedule for more than five minutes, which no load can explain. Any other oops
-kills the running process, whose locks stay locked; such an oops only warns. CPUs and tasks that hang warn as well,
+kills the running process, whose locks stay locked; such an oops is only a warning. So are CPUs and tasks that hang,
 because a file server that fails over blocks tasks on every node (the checks processes and mount handle lasting hangs).
 
 The kernel repeats these lines while a hang lasts. It logs a soft lockup every 20 s (kernel/watchdog.c; with its
 duration only since Linux 5.13) and an RCU stall every few minutes. It logs a hung task every 2 minutes, but only ten
 times in each boot (kernel.hung_task_warnings). An hour without a line ends the warning. An OOM kill is the job's
-problem, not the node's. A line that healthd itself fails to parse warns, because the line may report any fault.
+problem, not the node's. A line that healthd itself fails to parse is a warning, because the line may report any fault.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
 
 def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
     """Return a dict that maps each soft lockup event's sequence number to the seconds for which the CPU had been stuck.
-    The duration comes from the line itself. Older kernels do not log it. Then it is the time since the first line of an
-    unbroken series about this CPU and process.
+    The duration comes from the line itself. Older kernels do not log the duration. For these kernels, the result is the
+    time since the first line of an unbroken series about this CPU and process.
     """
     stuck: dict[int, float] = {}
     last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # (start, time of the last line)
@@ -264,7 +264,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The number of open files reached the kernel's limit (fs.file-max).",
-        "At the limit, only root's programs can open files, and jobs fail in unexpected places.",
+        "At the limit, only root processes can open files, and jobs fail in unexpected places.",
         "No action tonight. cat /proc/sys/fs/file-nr; lsof | awk '{print $2}' | sort | uniq -c | sort -n | tail "
         "shows which processes have the most files open. If these files are needed, raise fs.file-max.",
         window="window_seconds",
@@ -273,7 +273,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A network interface, usually a container's, cannot be removed because it is still in use.",
-        "The container does not end. Until then no other interface can be created or removed, so new containers hang.",
+        "The container does not exit. Until then, no other interface can be created or removed, so new containers "
+        "hang.",
         "No action tonight unless containers hang. If the kernel repeats the line for minutes, only a reboot helps; "
         "reboot the node once no job is running here. The cause is a kernel bug, so look for a newer kernel.",
         window="window_seconds",
@@ -309,7 +310,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "The kernel killed a process because its job (or the whole node) had no memory left.",
         "There is no effect on the node if the job reached its own memory limit.",
-        "If a cgroup's limit was reached, only inform the job's owner. If the whole node ran out of memory, a job "
+        "If a cgroup's limit was reached, just inform the job's owner. If the whole node ran out of memory, a job "
         "runs without a limit or the system used too much memory. The check memory_size shows whether memory is "
         "missing.",
         window="window_seconds",
@@ -317,8 +318,8 @@ EXPLAIN = {
     "kernel/cpu_throttled": Explain(
         Severity.WARNING,
         Clears.WINDOW,
-        "CPUs were too hot and ran slower. The condition clears when the kernel reports that all CPUs are cool again.",
-        "Jobs are slow, and all of a job's nodes wait for this one.",
+        "CPUs overheated and ran slower. The condition clears when the kernel reports that all CPUs are cool again.",
+        "Jobs are slow, and all of a job's nodes wait for this node.",
         "No action tonight. ipmitool sdr type Temperature shows the temperatures. Check fans, filters, the inlet "
         "temperature and thermal paste.",
         window="window_seconds",

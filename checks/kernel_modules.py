@@ -81,9 +81,10 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 def problem(host: Host, name: str) -> str:
-    """Return what is wrong with the module, or "" if it is loaded. `name` is the kernel's spelling.
+    """Return the problem with the module, or "" if the module is loaded. `name` is the kernel's spelling.
 
-    Raises OSError or ValueError."""
+    Raises OSError or ValueError.
+    """
     state = host.read(f"{MODULES}/{name}/initstate")
     if state is None:
         return "" if host.stat(f"{MODULES}/{name}") else "is not loaded"
@@ -123,8 +124,9 @@ EXPLAIN = {
         "A required kernel module is not loaded, or hangs while being loaded or unloaded.",
         "Without nvidia or nvidia_uvm, CUDA does not work. Without nvidia_peermem there is no GPUDirect RDMA, and "
         "multi-node jobs are slow. Without ib_umad, ib_uverbs or rdma_ucm, programs cannot use InfiniBand.",
-        "Run modprobe NAME. If that fails, read journalctl -k. Usually the module was built for another kernel (dkms "
-        "status) or another driver. To load the module at each boot, add its name to a file in /etc/modules-load.d.",
+        "Run modprobe NAME. If that fails, check journalctl -k. Usually the module was built for another kernel "
+        "(dkms status) or another driver. To load the module at each boot, add its name to a file in "
+        "/etc/modules-load.d.",
         confirm="confirm_seconds",
         shared=True,
         expects="expected",

@@ -1,13 +1,13 @@
 """Site rules for lines that a command's output or a file must or must not contain.
 
-Rule: NHC's check_cmd_output and check_file_contents compare each line with a pattern. In healthd each pattern is a
-regular expression that is searched for in one line at a time. If the input cannot be searched completely, the result is
+Rule: NHC's check_cmd_output and check_file_contents compare each line with a pattern. In healthd, each pattern is a
+regular expression that is applied to one line at a time. If the input cannot be searched completely, the result is
 neither a match nor a mismatch. The run fails, and the node neither passes nor fails. Possible reasons are a missing
 command, another exit status, too much output, a line that is too long, or a file that is not regular. A missing file,
 however, counts as a file without the required line.
 
-The command runs as root, so it must belong to root, as for checks.exec. A pattern may take forever, or a file server
-may not respond. That delays only this check, because its worker is killed after the timeout.
+The command runs as root, so it must belong to root, as for checks.exec. A pattern that takes forever, or a file server
+that does not respond, delays only this check, because the check's worker is killed after the timeout.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def validate(config: Config) -> str | None:
 
 
 def _pattern_problem(pattern: str) -> str:
-    """Return what is wrong with a regular expression, or "" if it is valid."""
+    """Return the problem with a regular expression, or "" if the expression is valid."""
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:

@@ -2,22 +2,21 @@
 
 Rules: an uncorrected error means that a process lost data in that memory (Meta's study counts it as a node fault). The
 controller's count includes all errors, even if the hardware did not identify the DIMM. Corrected errors do no harm, and
-vendors' limits differ, so many corrected errors in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac;
-drivers that use ranks (AMD) have rank0 instead of dimm0. Without an EDAC driver (virtual machines), no counters are
-checked.
+vendors' limits differ, so many corrected errors in a day are only a warning. Files: Linux,
+ABI/testing/sysfs-devices-edac; drivers that use ranks (AMD) have rank0 instead of dimm0. Without an EDAC driver
+(virtual machines), no counters are checked.
 
-The counters restart at each boot. A counter above 0 at the first run after a boot warns. The error may be from this
-boot. It may also be from the previous boot: the firmware records errors, and its driver ghes_edac counts them when it
-starts.
+The counters restart at each boot. A counter above 0 at the first run after a boot is a warning. The error may be from
+this boot or from the previous boot: the firmware records errors, and its driver ghes_edac counts them when it starts.
 
 The kernel log reports errors at once, even without an EDAC driver. If EDAC names the controller of an uncorrected
 error, the error is the same condition as that controller's count. Machine checks, firmware records and pages with bad
 data form one condition for the node if no controller is named within five seconds. Errors found by the memory scrubber
-drain without a requeue, because no process has read the data yet. When a process reads the data, a machine check
-follows. The count of such errors has no higher severity than their line. Corrected errors are evaluated by their count
-alone. Records from the previous boot in the registers or the firmware (BERT) are not faults of this boot. A record in
-the registers warns, because it shows why the node went down. A BERT record is ignored, because firmware repeats it
-after each boot.
+drain the node without a requeue, because no process has read the data yet. When a process reads the data, a machine
+check follows. The count of these errors never has a higher severity than their line. Only the count of corrected errors
+is evaluated. Records from the previous boot in the registers or the firmware (BERT) are not faults of this boot. A
+record in the registers is a warning, because it shows why the node went down. A BERT record is ignored, because
+firmware repeats it after each boot.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ WARNING_CODES = ("page_recovered", "deferred", "left_over", "pci_parity")
 
 
 class Config(CheckSettings, frozen=True):
-    """corrected_per_day  warn at more corrected errors than this on one DIMM within a day
+    """corrected_per_day  warn above this many corrected errors on one DIMM within a day
     clean_seconds      errors clear after this long under load without new errors, or after a reboot
     """
 
@@ -290,8 +289,9 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "ECC found an error in the host's memory that it could not correct.",
-        "Data was lost. Either a process was killed, or a process or the kernel computes with wrong bytes. If the "
-        "memory scrubber found the error, no process has read the data yet, and the node only drains.",
+        "Data was lost. Either a process was killed, or a process or the kernel computes with wrong data. If the "
+        "memory scrubber found the error, no process has read the data yet, so the node drains but no job is "
+        "requeued.",
         f"{_FIND_TODO}Reboot after the drain, then test the memory. If the error recurs, replace the DIMM.",
         also=(Severity.DEGRADED,),
     ),
@@ -300,7 +300,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "Uncorrected errors in the host's memory were already counted when the check first ran in this boot. The "
         "errors are from this boot or from the previous boot, and may have caused the reboot.",
-        "If the errors are from this boot, a process or the kernel may be computing with wrong bytes.",
+        "If the errors are from this boot, a process or the kernel may be computing with wrong data.",
         "No action tonight. journalctl -k | grep -iE 'edac|mce|hardware error' shows when they occurred. "
         f"{_FIND_TODO}Test the memory at the next maintenance. If errors recur, replace the DIMM.",
     ),
@@ -309,7 +309,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "A processor, the firmware or the kernel reported an uncorrected memory or processor error. No driver named "
         "the memory controller.",
-        "Data was lost in memory, in a cache or on a bus. A process was killed or computes with wrong bytes.",
+        "Data was lost in memory, in a cache or on a bus. A process was killed or computes with wrong data.",
         "journalctl -k | grep -iE 'mce|hardware error|memory failure' and the BMC's log name the processor, bank or "
         "DIMM. If the condition is only a warning, no action is needed tonight. Otherwise reboot after the drain. If "
         "the error recurs, replace that processor or DIMM.",
@@ -349,7 +349,7 @@ EXPLAIN = {
         Clears.REBOOT,
         "A device on the PCI bus reported a parity or system error. EDAC polling or an interrupt (NMI) detected the "
         "error.",
-        "A transfer had wrong data. Many devices set these error bits without reason, so healthd only warns.",
+        "A transfer had wrong data. Many devices set these error bits without reason, so this is only a warning.",
         "No action tonight. Check lspci -vvv -s PCI, and look for errors from the device's driver at the same time. If "
         "the error recurs, reseat the card.",
         window="clean_seconds",

@@ -1,10 +1,10 @@
 """Faults of mlx5 network cards in the kernel log: failed firmware, heat, bad transceivers and lost links.
 
 Rules: a card whose firmware is dead or was not recovered drains the node until a reboot (NVSentinel calls it fatal;
-jobs may survive on another card). A command that the card did not answer drains as well if the driver reports a lost
-resource. NVSentinel calls unanswered commands and lost resources fatal (docs/nic-health-monitor.md). Firmware warnings,
-transceiver and cable problems, other timeouts and PCI errors warn. A link that goes down is only recorded; ib_link,
-ib_flap and eth_link then run at once and evaluate the link. Failed requests are also only recorded, because an
+jobs may survive on another card). An unanswered command also drains the node if the driver reports a lost resource.
+NVSentinel calls unanswered commands and lost resources fatal (docs/nic-health-monitor.md). Firmware warnings,
+transceiver and cable problems, other timeouts and PCI errors are warnings. A link that goes down is only recorded;
+ib_link, ib_flap and eth_link then run at once and evaluate the link. Failed requests are also only recorded, because an
 application can cause them. The check nic handles other network cards.
 """
 
@@ -145,7 +145,7 @@ def _code(event: KernelEvent, reports: Reports) -> str:
 
 def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
     """Return the severity for a line that has no severity: the worst severity among the health reports nearby. Without
-    such a report the line counts as an error, because older drivers report only errors.
+    such a report, the line is treated as an error, because older drivers report only errors.
     """
     found = reports.get((event.boot_id, event.pci), ())
     start = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))
@@ -154,7 +154,7 @@ def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address. If it is unknown, return the interface or device that the line names."""
+    """Return the card's address. If the address is unknown, return the interface or device that the line names."""
     fields = dict(event.fields)
     return event.pci or next((fields[name] for name in ("netdev", "ibdev", "bond", "device") if name in fields), "")
 
@@ -185,8 +185,8 @@ def _message(rule: Rule, event: KernelEvent, lines: int) -> str:
 
 
 _CARD_TODO = (
-    "Read journalctl -k | grep mlx5. mstdump PCI and mlxfwmanager --query collect data for the vendor. Power-cycle the "
-    "node and update the firmware. If the fault recurs, replace the card."
+    "Check journalctl -k | grep mlx5. mstdump PCI and mlxfwmanager --query collect data for the vendor. Power-cycle "
+    "the node and update the firmware. If the fault recurs, replace the card."
 )
 _CABLE_TODO = (
     "No action tonight. mlxlink -d DEVICE -m shows the transceiver. At the next maintenance, reseat the transceiver "
@@ -217,7 +217,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "The driver stopped the card to recover it, or because the card was switched off or reset (mlxfwreset, "
         "SR-IOV).",
-        "Until the card is back, no traffic goes over it. If no operator reset the card, its firmware failed.",
+        "Until the card is back, it carries no traffic. If no operator reset the card, its firmware failed.",
         "No action tonight if the card came back. journalctl -k | grep mlx5 shows the cause and the result.",
         window="warning_window_seconds",
     ),
@@ -270,7 +270,7 @@ EXPLAIN = {
         "The network card's firmware did not answer a command from the driver. The node drains if the driver reports "
         "that it lost a resource or accepts no further commands. Otherwise this is a warning.",
         "Queues cannot be created or destroyed. Jobs that start or end hang for a minute at each queue, and each "
-        "hang loses a resource of the card.",
+        "hang leaks a resource of the card.",
         f"If the condition is only a warning, no action is needed tonight. {_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.WINDOW, "warning_window_seconds"),
@@ -280,7 +280,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "Packets waited for seconds in one of the card's queues, and the driver restarted the queue.",
-        "Connections stall or break. A single case may be caused by the switch (pause frames). If packets wait "
+        "Connections stall or break. A single occurrence may be caused by the switch (pause frames). If packets wait "
         "repeatedly, the cause is the card or the driver.",
         "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err'. journalctl -k | grep mlx5 shows "
         "the surrounding lines.",
@@ -318,7 +318,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "No member of a bond was up.",
         "All traffic over the bond stopped. eth_link reports whether the bond is still down.",
-        "No action tonight. Read /proc/net/bonding/BOND, and check the switch at the other end of the bond's cables.",
+        "No action tonight. Check /proc/net/bonding/BOND and the switch at the other end of the bond's cables.",
         window="warning_window_seconds",
     ),
     "mlx5/link_down": Explain(
@@ -334,7 +334,7 @@ EXPLAIN = {
         Severity.INFO,
         Clears.WINDOW,
         "The network card rejected a request or failed to process it. For example, a completion queue overflowed or "
-        "a command was not possible.",
+        "a command could not be executed.",
         "The cause is usually an application or the other node.",
         "No action needed, unless jobs of several users are affected on this node.",
         window="link_window_seconds",
@@ -342,8 +342,8 @@ EXPLAIN = {
     "mlx5/pcie_limited": Explain(
         Severity.INFO,
         Clears.WINDOW,
-        "The driver found at its start that the PCI Express link gives the network card less bandwidth than the card "
-        "could use.",
+        "When the driver started, it found that the PCI Express link gives the network card less bandwidth than the "
+        "card could use.",
         "The card may not reach the speed of its network port. Many slots are built this way. pcie_link evaluates "
         "the PCI Express link.",
         "No action needed. Compare LnkCap and LnkSta in lspci -vv -s PCI, for the card and the port above.",

@@ -2,7 +2,7 @@
 
 Rules: Meta's study counts missing mounts as high severity; NHC checks that a mount is present, has the right type and
 is not read-only. A mount that does not respond never causes a requeue, because a hard NFS mount survives a failover and
-jobs continue. A file server affects many nodes at once, so all findings of this check count as a shared cause.
+jobs continue. A file server affects many nodes at once, so healthd treats all findings of this check as a shared cause.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Config(CheckSettings, frozen=True):
     """fstype                  file system type that must be mounted ("nfs" accepts nfs4 too); "" = any type
     read_only               true: the mount may be read-only
     missing_confirm_seconds a mount must be missing, stale or failing for this long before it is reported
-    hang_degraded_seconds   degraded if the mount has not responded for this long; until then it warns
+    hang_degraded_seconds   degraded if the mount has not responded for this long; until then a warning
     """
 
     fstype: str = ""
@@ -213,7 +213,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.PASS,
         "The file system that the settings expect at this mount point is not mounted.",
-        "Jobs find an empty directory. They fail, or fill the local disk instead.",
+        "Jobs find an empty directory, and fail or fill the local disk.",
         "Run mount POINT and read its error message, or check the .mount or .automount unit with systemctl status. If "
         "many nodes are affected at once, check the file server or the network.",
         confirm="missing_confirm_seconds",
@@ -250,7 +250,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "The file system is read-only.",
-        "Jobs cannot write their results. A local file system turns read-only after disk errors.",
+        "Jobs cannot write their results. A local file system becomes read-only after disk errors.",
         "journalctl -k shows disk errors. Run fsck and remount. If the mount is meant to be read-only, set read_only = "
         "true.",
         shared=True,
@@ -260,7 +260,7 @@ EXPLAIN = {
         Clears.PASS,
         "The file system did not respond in time. The condition is a warning at first. It becomes degraded if the "
         "hang lasts, but never critical.",
-        "Jobs that use the file system hang. On a hard mount they continue when the server is back, so no job is "
+        "Jobs that use the file system hang. On a hard mount, they continue when the server is back, so no job is "
         "requeued.",
         "While the condition is only a warning, no action is needed tonight on this node. If many nodes are affected "
         "at once, check the file server and the network first. If only this node is affected, look for 'server not "

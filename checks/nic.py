@@ -2,11 +2,11 @@
 
 Rules: if a card's firmware is dead or its driver could not reset the card, the card works again only after the driver
 is reloaded ("Rebuild failed, unload and reload driver", ice_main.c). Such a card drains the node until a reboot, like
-mlx5/health_fatal. An EFA card that did not answer a command drains as well, because its driver sends no further
+mlx5/health_fatal. An EFA card that did not answer a command also drains the node, because its driver sends no further
 commands (efa_com.c clears EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be
-created only warn, because a job may have used up all objects. Resets by the driver itself, other timeouts and ports
-that cannot be opened warn as well. Links that go down and failed requests are only recorded; ib_link, ib_flap and
-eth_link evaluate links.
+created are only a warning, because a job may have used up all objects. Resets by the driver itself, other timeouts and
+ports that cannot be opened are warnings too. Links that go down and failed requests are only recorded; ib_link, ib_flap
+and eth_link evaluate links.
 
 Lines from the InfiniBand core (IPoIB, management ports) that do not name an mlx5 device are handled here too. This
 includes lines about an mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), because neither the
@@ -36,7 +36,7 @@ USES = ""
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   how long a warning stays open without a further kernel line
+    """warning_window_seconds   how long a warning stays open after its last kernel line
     link_window_seconds      a link that went down, or a failed request, stays recorded for this long
     """
 
@@ -100,7 +100,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _part(event: KernelEvent) -> str:
-    """Return the card's address. If it is unknown, return the interface or RDMA device that the line names."""
+    """Return the card's address. If the address is unknown, return the interface or RDMA device that the line names."""
     return event.pci or event.field("netdev") or event.field("ibdev")
 
 
@@ -138,7 +138,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A network card's firmware failed or did not respond, and the driver is resetting the card.",
-        "During the reset no traffic goes over the card, and RDMA connections break. If the reset fails, "
+        "During the reset, the card carries no traffic, and RDMA connections break. If the reset fails, "
         "nic/firmware_failed follows.",
         "No action tonight if the card came back (journalctl -k). If resets recur, update the firmware. If resets "
         "continue after the update, replace the card.",
@@ -170,7 +170,7 @@ EXPLAIN = {
         Clears.WINDOW,
         "Packets waited for seconds in one of the network card's queues, and the driver restarted the queue or the "
         "card.",
-        "Connections stall or break. A single case may be caused by the switch (pause frames). If packets wait "
+        "Connections stall or break. A single occurrence may be caused by the switch (pause frames). If packets wait "
         "repeatedly, the cause is the card or the driver.",
         "No action tonight. Check ethtool -S INTERFACE | grep -E 'pause|timeout|err', and the surrounding lines in "
         "journalctl -k.",

@@ -2,17 +2,17 @@
 
 Rules: Meta's study counts PCIe errors as high severity. According to the kernel's documentation
 (sysfs-bus-pci-devices-aer) the port above a device may count its errors instead, so both are monitored. The counters
-are absent if the firmware handles AER, in virtual machines and with pci=noaer. In that case only the log reports
+are absent if the firmware handles AER, in virtual machines and with pci=noaer. In that case, only the log reports
 errors.
 
-An error in the kernel log and its count are one condition (same code and part). Corrected errors are evaluated by their
-counts alone. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in
-flight is lost and the cause is still present. Containment (DPC) is a fatal error that was stopped at the port.
+An error in the kernel log and its count are one condition (same code and part). Only the counts of corrected errors are
+evaluated. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in flight
+is lost and the cause is still present. Containment (DPC) is a fatal error that was stopped at the port.
 
-Repeated non-fatal errors clear after a day without further errors. On a drained node that day starts only after a
+Repeated non-fatal errors clear after a day without further errors. On a drained node, this day starts only after a
 repair, such as a reboot. Some platforms log the same few errors at each boot, while devices are probed. If these errors
 counted as repeats, each reboot would restart the day, and healthd would never resume the node. Errors in the first
-minutes of a boot therefore only warn.
+minutes of a boot are therefore only warnings.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ TOTALS = {"correctable": "TOTAL_ERR_COR", "nonfatal": "TOTAL_ERR_NONFATAL", "fat
 
 
 class Config(CheckSettings, frozen=True):
-    """correctable_per_hour     warn at more corrected errors than this within an hour
+    """correctable_per_hour     warn above this many corrected errors within an hour
     nonfatal_repeat_seconds  degraded if two non-fatal errors occur within this time; a single error warns
     clean_seconds            errors clear after this long under load without new errors
     """
@@ -253,7 +253,7 @@ def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 def _is_repeated(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
     """Return True if an earlier error occurred within the repeat time in the same boot. Errors in the first minutes of
-    a boot do not count.
+    a boot are ignored.
     """
     since = newest.last_time - config.nonfatal_repeat_seconds
     recent = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _is_at_boot(e)]
@@ -305,7 +305,8 @@ EXPLAIN = {
         "The kernel counted or logged a fatal PCI Express error on this device or the port above it. If jobs do not "
         "depend on the device, this is only a warning.",
         "The link was reset or is dead. Work that used the device has failed, and data in flight was lost.",
-        f"If the condition is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
+        "If the condition is only a warning, no action is needed tonight. To repair the link, power-cycle the node. "
+        f"{_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -314,7 +315,7 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.WINDOW,
         "An uncorrected PCI Express error was followed by another within an hour. Errors logged in the first five "
-        "minutes of a boot do not count, because some platforms log such errors at each boot.",
+        "minutes of a boot are ignored, because some platforms log such errors at each boot.",
         "Single transactions fail. Jobs that use the device may be killed, or the device may soon fall off the bus.",
         _CARD_TODO,
         window="clean_seconds",
@@ -323,8 +324,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The kernel counted or logged an uncorrected, non-fatal PCI Express error.",
-        "A single transaction failed. A single error may be harmless (a probe of the device). Repeated errors are "
-        "not harmless.",
+        "A single transaction failed. One error may be harmless (a probe of the device); repeated errors are not.",
         f"No action tonight. If the error repeats: {_CARD_TODO}",
         window="clean_seconds",
     ),
@@ -334,7 +334,8 @@ EXPLAIN = {
         "After a PCI Express error, the kernel could not bring the device back. The condition is critical if the "
         "link was reset and stayed down. If a driver merely does not support recovery, the condition is a warning.",
         "The device is cut off or in an unknown state. Work that uses it fails.",
-        f"If the condition is only a warning, no action is needed tonight. Power-cycle the node. {_CARD_TODO}",
+        "If the condition is only a warning, no action is needed tonight. To repair the link, power-cycle the node. "
+        f"{_CARD_TODO}",
         also=(Severity.WARNING,),
         milder=Ends(Clears.REBOOT, "clean_seconds"),
         remedy=Remedy.POWER_CYCLE,
@@ -343,7 +344,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "The link corrects errors by retransmission more often than healthy links do.",
-        "Some bandwidth is lost, with no other effect yet. Such links often get slower or fail later.",
+        "Some bandwidth is lost, with no other effect yet. Such links often slow down or fail later.",
         f"No action tonight. At the next maintenance: {_CARD_TODO}",
         window="clean_seconds",
     ),

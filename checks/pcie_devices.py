@@ -2,7 +2,7 @@
 
 Rule: only expected devices are checked (OCI and GCM count devices in the same way). A device that is still listed but
 no longer responds is not missing: gpu_count and pcie_link detect such a device. A device that comes back within a
-minute does not count as missing either. Azure removes a VM's virtual functions during Azure's own maintenance, and
+minute is not reported as missing either. Azure removes a VM's virtual functions during Azure's own maintenance, and
 mlxfwreset removes the card that it resets.
 """
 
@@ -111,8 +111,8 @@ EXPLAIN = {
         "A PCI device from the node's baseline is not on the bus.",
         "A network card, disk or GPU is missing, so jobs fail or run slower than on other nodes.",
         "lspci -D shows the devices that are present, and journalctl -k | grep -iE 'pcie|aer' shows the reason. "
-        "Power-cycle the node, then reseat the card or its riser. If many devices are missing and equally many are "
-        f"new, the bus numbers changed because a card was added or removed. {_BASELINE}",
+        "Power-cycle the node, then reseat the card or its riser. If many devices are missing and the same number "
+        f"are new, the bus numbers changed because a card was added or removed. {_BASELINE}",
         confirm="confirm_seconds",
         expects="expected",
     ),

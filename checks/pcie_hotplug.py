@@ -1,8 +1,8 @@
 """PCI Express slots that lost their link, card or power, as reported by the kernel's hotplug driver.
 
 Rules: if a GPU or network card loses its link, its jobs lose the device, and at best a reboot brings it back. An NVMe
-disk may be removed on purpose, so a lost disk only warns (block_device reports missing expected disks). If a person
-removes a card by button or command, the driver logs that it powers off the slot, and not "Link Down".
+disk may be removed on purpose, so a lost disk is only a warning (block_device reports missing expected disks). If a
+person removes a card by button or command, the driver logs that it powers off the slot instead of "Link Down".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MESSAGES = {
 
 
 class Config(CheckSettings, frozen=True):
-    """warning_window_seconds   a warning clears after this long under load without a further kernel line"""
+    """warning_window_seconds   a warning clears after this long under load without another kernel line"""
 
     warning_window_seconds: Seconds = 24 * 3600.0
 
@@ -107,7 +107,7 @@ EXPLAIN = {
         Severity.CRITICAL,
         Clears.REBOOT,
         "The slot's power controller reports a fault. This is critical for a GPU or a network card.",
-        "The device has no power or lost power for a moment. Its state is lost.",
+        "The device has no power or briefly lost power. Its state is lost.",
         f"Check the power supplies and the card's power cables. {_TODO}",
         remedy=Remedy.POWER_CYCLE,
     ),

@@ -1,11 +1,11 @@
 """PCI Express links to network cards, NVMe disks and switches that are narrower or slower than both ends support.
 
-Rules: OCI and DCGM compare a link with its maximum. In healthd the maximum is what both ends support: an x16 card in an
-x8 slot is normal. Each link is checked once, at its lower end. In virtual machines there may be no port above, so the
-other end is unknown. GPUs lower the speed when idle, so gpu_pcie checks GPUs. Sleeping devices (D3) are not checked.
-Findings warn, because slots may be built with fewer lanes than their ports support; with `enforce = true` findings
-drain the node. Files: Linux, sysfs-bus-pci. A dead device's registers read as all ones, which appears as 63 lanes and
-speed "Unknown".
+Rules: OCI and DCGM compare a link with its maximum. In healthd, the maximum is what both ends support, because an x16
+card in an x8 slot is normal. Each link is checked once, at its lower end. In virtual machines there may be no port
+above, so the other end is unknown. GPUs lower the speed when idle, so gpu_pcie checks GPUs. Sleeping devices (D3) are
+not checked. Findings are warnings, because slots may be built with fewer lanes than their ports support; with `enforce
+= true`, findings drain the node. Files: Linux, sysfs-bus-pci. A dead device's registers read as all ones, which appears
+as 63 lanes and speed "Unknown".
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEAD_WIDTHS = ("0", "63")  # current_link_width: no lanes, or all bits of the re
 
 class Config(CheckSettings, frozen=True):
     """confirm_seconds   a problem must last this long before it is reported
-    enforce           true: findings drain
+    enforce           true: findings drain the node
     """
 
     confirm_seconds: Seconds = 120.0
@@ -165,8 +165,8 @@ EXPLAIN = {
     "pcie_link/narrow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link has fewer lanes than the device and the port above it support. By default this is a warning; with "
-        "enforce = true it drains the node.",
+        "The link has fewer lanes than the device and the port above it support. This is a warning; with enforce = "
+        "true, the node drains.",
         "Some lanes failed when the link was trained. The link has less bandwidth, so jobs wait for this node.",
         f"{_TODO} If the machine's slots are built with fewer lanes than their ports, set severity = "
         '{ "pcie_link/narrow" = "info" }. A site without such slots can set enforce = true instead.',
@@ -176,8 +176,8 @@ EXPLAIN = {
     "pcie_link/slow": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The link runs at a lower speed than the device and the port above it support. By default this is a warning; "
-        "with enforce = true it drains the node.",
+        "The link runs at a lower speed than the device and the port above it support. This is a warning; with "
+        "enforce = true, the node drains.",
         "Each lower PCI Express generation halves the bandwidth. Slow links often have corrected errors as well "
         "(pcie_aer).",
         f"{_TODO} Some firmware lowers the speed of idle links or is configured for a lower speed, so check the "
@@ -188,8 +188,8 @@ EXPLAIN = {
     "pcie_link/no_answer": Explain(
         Severity.DEGRADED,
         Clears.REBOOT,
-        "The device is still listed, but its registers read as all ones because its link is down. By default this is "
-        "a warning; with enforce = true it drains the node.",
+        "The device is still listed, but its registers read as all ones because its link is down. This is a warning; "
+        "with enforce = true, the node drains.",
         "Work that uses the device fails. Other checks report the effect on jobs (ib_link, block_device).",
         f"journalctl -k | grep -iE 'pcie|aer' shows when the link failed. {_TODO}",
         confirm="confirm_seconds",

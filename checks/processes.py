@@ -1,14 +1,14 @@
 """Killed processes that do not exit, and large numbers of zombies.
 
 Rules: a killed process that stays in state D (uninterruptible) hangs in a driver or file system. It keeps its GPU,
-memory and mounts, and Slurm cannot end its job (GCM and Azure healthagent look for such processes). A process counts as
-killed if SIGKILL is pending; the kernel turns every fatal signal into SIGKILL (signal.c, complete_signal). It also
-counts if it is already exiting (PF_EXITING, after taking the signal). A process that is writing a core dump does not
-count. A thread group leader that has ended (Z) waits for its threads, which count.
+memory and mounts, and Slurm cannot end its job (GCM and Azure healthagent look for such processes). A process is
+treated as killed if SIGKILL is pending (the kernel turns every fatal signal into SIGKILL: signal.c, complete_signal),
+or if the process is already exiting (PF_EXITING, after taking the signal). A process that is writing a core dump is not
+treated as killed. A thread group leader that has ended (Z) waits for its threads, which are checked.
 
 A user can make a process hang forever in the user's own FUSE mount, if the FUSE server takes a request and never
-answers it (fuse/dev.c, request_wait_answer). The node is not at fault, so this only warns, as
-processes/user_file_system, and never drains. All of the following must be true, so that no hang in a driver or a file
+answers it (fuse/dev.c, request_wait_answer). The node is not at fault, so this is only a warning
+(processes/user_file_system), never a drain. All of the following must be true, so that no hang in a driver or a file
 server is hidden:
 
 - The only modules with functions on the task's kernel stack are fuse and overlay. (A driver that faults on a FUSE page
@@ -24,9 +24,9 @@ read, or the connections cannot be read, the process drains the node like any ot
 
 Reading all of 2,000 processes takes 18 ms of CPU. Each run therefore reads only some of the processes, and the next run
 continues from there. If anything is suspicious, all processes are read, as in the first run. The number of runs until a
-stuck process is detected is at most the number of processes (without kernel threads) divided by processes_per_run. It
-is reported `killed_seconds` later. If there are more zombies than allowed, at least one run finds a share above the
-limit and then counts all zombies.
+stuck process is detected is at most the number of processes (without kernel threads) divided by processes_per_run. The
+process is reported `killed_seconds` later. If there are more zombies than allowed, at least one run finds a share above
+the limit and then counts all zombies.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ MAX_FINDINGS = 20  # a dead file server may block hundreds of processes; reporti
 
 class Config(CheckSettings, frozen=True):
     """killed_seconds        a killed process may hang for this long before it is reported
-    max_zombies_per_core  warn at more zombies than this for each CPU
+    max_zombies_per_core  warn above this many zombies per CPU
     processes_per_run    number of processes read in one run, unless something is suspicious
     """
 
@@ -208,7 +208,7 @@ def process_state(text: str, source: str) -> str:
 
 
 def parse(text: str, source: str) -> Process:
-    """Parse /proc/PID/stat (see proc_pid_stat(5)). Raises ValueError if it is malformed."""
+    """Parse /proc/PID/stat (see proc_pid_stat(5)). Raises ValueError if the text is malformed."""
     name, _, tail = text.rpartition(") ")
     pid, _, command = name.partition(" (")
     try:
@@ -249,8 +249,8 @@ def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
 
 
 def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
-    """Return True if a task belongs to this user, who is not root. It does if it has the user's uid, or if it is in a
-    user namespace (other than the initial one) that contains the user.
+    """Return True if a task has the uid of this user (not root), or is in a user namespace (other than the initial one)
+    that contains the user.
     """
     uid = UID.search(host.read_or_empty(f"{task_path}/status"))
     if uid is not None and int(uid[1]) == user:
@@ -271,7 +271,7 @@ def is_fuse_wait(stack: str) -> bool:
 
 
 def is_fuse_function(function: str) -> bool:
-    """Return True if this kernel function belongs to FUSE. A task in it waits for a FUSE server."""
+    """Return True if this kernel function belongs to FUSE. A task in such a function waits for a FUSE server."""
     return function.startswith(("fuse_", "request_wait_answer"))
 
 

@@ -2,10 +2,10 @@
 
 Rules: no job runs without slurmd, munge or, on machines with NVLink switches, nvidia-fabricmanager. Meta's study
 includes services, and NHC's health checks begin with them. Only units named in the settings are checked. Units that
-only a profile names are checked if they are installed. A unit that is changing its state only warns, even if that takes
-long, because systemd itself limits that time. Such a unit has a job in systemd, or is starting, stopping or reloading,
-for example during a restart or a boot. A unit that waits for a restart after a failure (auto-restart) is not active. A
-unit that fails and restarts repeatedly warns even while it is up.
+only a profile names are checked if they are installed. A unit that is changing its state is only a warning, even if the
+change takes long, because systemd itself limits its duration. Such a unit has a job in systemd, or is starting,
+stopping or reloading, for example during a restart or a boot. A unit that waits for a restart after a failure
+(auto-restart) is not active. A unit that fails and restarts repeatedly is a warning even while the unit is up.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ STOPPED = ("inactive", "failed")
 
 class Config(CheckSettings, frozen=True):
     """required           units that must be active, or the node is degraded: ["slurmd", "munge"]
-    wanted             units that should be active; inactive ones only warn
+    wanted             units that should be active; an inactive unit is only a warning
     confirm_seconds    a unit must be inactive for this long before it is reported
-    restarts_per_hour  warn at more automatic restarts of one unit than this within an hour
+    restarts_per_hour  warn above this many automatic restarts of one unit within an hour
     """
 
     required: tuple[str, ...] = ()
@@ -227,8 +227,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A unit has been starting, stopping or waiting for other units for longer than a restart usually takes.",
-        "The unit does not work until it is up. systemd gives up after the unit's own time limit, and the unit then "
-        "counts as inactive.",
+        "The unit does not work until it is up. systemd gives up after the unit's own time limit, and the unit is "
+        "then reported as inactive.",
         "No action tonight. systemctl list-jobs shows what the unit is waiting for. " + _TODO,
         confirm="confirm_seconds",
         shared=True,
@@ -237,7 +237,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A unit failed and systemd restarted it many times within an hour. Manual restarts do not count.",
-        "The unit does not work between two starts, so jobs sometimes fail to start or to authenticate.",
+        "The unit does not work between starts, so jobs sometimes fail to start or to authenticate.",
         f"No action tonight. {_TODO}",
         confirm="confirm_seconds",
         shared=True,

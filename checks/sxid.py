@@ -1,12 +1,12 @@
 """NVSwitch errors (SXids) in the kernel log.
 
 Rules: the Fabric Manager guide assigns each SXid to one of three classes. An always fatal SXid is CRITICAL. A
-potentially fatal SXid is CRITICAL if the driver's line contains Fatal. A non-fatal SXid warns. For codes that are not
-in the guide, the driver's word decides as well: Fatal means that the driver has given up on the link or the switch
-(nvswitch_set_fatal_error()). Half of the codes that the driver may call Fatal are not in the guide
+potentially fatal SXid is CRITICAL if the driver's line contains Fatal. A non-fatal SXid is a warning. For codes that
+are not in the guide, the driver's word decides as well: Fatal means that the driver has given up on the link or the
+switch (nvswitch_set_fatal_error()). Half of the codes that the driver may call Fatal are not in the guide
 (open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some lines do not contain
 Fatal although the switch cannot work afterwards. Such a line is DEGRADED, because of its code or because it reports a
-shutdown. All other lines warn.
+shutdown. All other lines are warnings.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Config(CheckSettings, frozen=True):
 
 
 def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) -> Iterator[Finding]:
-    """Yield one finding for each code and switch, from all its events. The worst event counts, among the events of this
-    boot and of the window.
+    """Yield one finding for each code and switch, from all its events. The worst event of this boot and of the window
+    determines the severity.
     """
     groups: dict[tuple[str, str], list[KernelEvent]] = {}
     for event in events:
@@ -129,7 +129,7 @@ def _driver_text(event: KernelEvent) -> str:
 
 
 _TODO = (
-    "The kernel line names the switch and the link (journalctl -k | grep SXid). Read the fabric manager's log as "
+    "The kernel line names the switch and the link (journalctl -k | grep SXid). Check the fabric manager's log as "
     "well. Reboot after the drain. If you reset all GPUs and switches together instead of rebooting, run healthd "
     "repaired CODE PCI afterwards. If the error recurs on the same switch or link, open a case with NVIDIA."
 )
@@ -193,8 +193,8 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an SXid ends a job. This depends on its class in the Fabric Manager guide. For an SXid that is not in
-    the guide, it depends on the line's severity.
+    """Return the EndsJob value of an SXid. The value depends on the SXid's class in the Fabric Manager guide, or on the
+    line's severity if the SXid is not in the guide.
     """
     always = _category(int(code.rpartition("/")[2])) == "always fatal"
     return EndsJob.ALWAYS if always else EndsJob.IF_ISOLATES

@@ -6,9 +6,9 @@ Slurm's epilog runs a quick validation if no other job is on the node. docs/vali
 and their references.
 
 Rule: a test that a tool itself reports as failed (a wrong result, a CUDA or NCCL error) is evidence of a fault and
-drains. A slow GPU, link or other part only warns, because the site's jobs determine which speed is too low. A site can
-raise the severity. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings. There a
-time of 1.1 times the median counts as slow.
+drains the node. A slow GPU, link or other part is only a warning, because the site's jobs determine which speed is too
+low. A site can raise the severity. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers
+on rings. There, 1.1 times the median is slow.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ EXPLAIN = {
     "validation/failed": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "A test failed on this GPU, port or other part in the last healthd validate. The test had a wrong result or "
-        "an error from CUDA, NCCL or a port, or its tool reported another failure.",
+        "A test failed on this GPU, port or other part in the last healthd validate. The test produced a wrong "
+        "result or an error from CUDA, NCCL or a port, or its tool reported another failure.",
         "A job would get the same error, or wrong results without any error.",
         "healthd validate --show lists all results and the tools. Run healthd validate again on the idle node. "
         "healthd status lists other open conditions of the same part. The condition clears when the test passes in a "

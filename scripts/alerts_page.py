@@ -31,7 +31,7 @@ promtool check rules /etc/prometheus/healthd.*.yml
 
 The second line sets the address of the runbooks; publish `docs/` there. Then:
 
-1. Name both files under `rule_files:` in prometheus.yml. `packaging/prometheus/prometheus.yml` is an example.
+1. List both files under `rule_files:` in prometheus.yml. `packaging/prometheus/prometheus.yml` is an example.
 2. Name the scrape job `healthd`. If your job has another name, run
    `sed -i 's/job="healthd"/job="YOURS"/g'` on both files.
 3. Route the alerts: `packaging/prometheus/alertmanager.yml` is an example that sends one message per node.
@@ -41,26 +41,26 @@ The second line sets the address of the runbooks; publish `docs/` there. Then:
 ## Rules of alerting
 
 - **critical** pages someone: jobs are being lost now, or many nodes are broken or not monitored. **warning** is a
-  ticket: a node that healthd has drained waits until the morning. **info** is a list. Prometheus recommends few and
-  actionable alerts ([alerting practices](https://prometheus.io/docs/practices/alerting/)).
-- A fault's text names the codes and parts. It says whether the node is drained and with which reason, how many jobs
-  healthd has requeued within the last hour, and whether someone must act tonight.
-- There is one alert per node and code family. A GPU that falls off the bus opens five codes and fires one alert.
-- One cause on many nodes fires one alert. If at least 5 nodes and more than 2 % of the cluster have a problem, or more
-  than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as a single node's alert,
-  and the nodes' own alerts are silent. A file server failure that affects 2,000 nodes sends one message.
-- A node that does not respond fires `HealthdTargetDown` and nothing else.
-- Faults fire no alert on a node where healthd is paused. A forgotten pause does.
-- Only effective conditions fire: confirmed, not acknowledged, and not from a log that users can forge. `healthd ack`
-  silences a condition's alert.
-- A fault that becomes worse remains the same alert, and its `for:` does not restart.
+  ticket: a node that healthd has drained waits until the morning. **info** is for review. Prometheus recommends few
+  and actionable alerts ([alerting practices](https://prometheus.io/docs/practices/alerting/)).
+- The alert for a fault names the codes and parts. It states whether the node is drained and why, how many jobs healthd
+  has requeued within the last hour, and whether someone must act tonight.
+- There is one alert per node and code family. A GPU that falls off the bus opens five codes but triggers one alert.
+- One cause on many nodes triggers one alert. If at least 5 nodes and more than 2 % of the cluster have a problem, or
+  more than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as a single node's
+  alert and replaces the nodes' own alerts. A file server failure that affects 2,000 nodes sends one message.
+- A node that does not respond triggers only `HealthdTargetDown`.
+- Faults do not trigger alerts while healthd is paused on the node. A forgotten pause does.
+- A condition triggers an alert only if it is confirmed, not acknowledged, and not from a log that users can forge.
+  `healthd ack` silences a condition's alert.
+- If a fault becomes worse, the same alert continues and its `for:` does not restart.
 
 `healthd fleet status --problems` shows all nodes with problems as one table.
 
 ## Planned work
 
-For nodes that stay up, run `healthd pause --for 4h --why TEXT` on each; their faults fire no alerts until the pause
-ends. Nodes that are down for less than 15 minutes (a rolling reboot) do not fire alerts either. For longer work,
+For nodes that stay up, run `healthd pause --for 4h --why TEXT` on each; their faults trigger no alerts until the pause
+ends. Nodes that are down for less than 15 minutes (a rolling reboot) do not trigger alerts either. For longer work,
 silence both the nodes' alert and the alert for many nodes:
 
 ```sh
@@ -83,7 +83,7 @@ reload healthd`.
 
 ### HealthdStreamLoses
 
-Lines wait in memory while the disk under `state_dir` accepts no writes, and some have been dropped. Check `df
+Lines wait in memory while the disk under `state_dir` rejects writes, and some have been dropped. Check `df
 /var/lib/healthd` and `dmesg | tail`. The lost lines are missing only in the fleet's history; health and drains do not
 depend on them. [events.md](events.md) describes what is kept.
 
@@ -96,9 +96,9 @@ limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes 
 
 ### HealthdManyNodesToTidy
 
-This is the same for problems that cost no jobs: rejected settings (`reload`), forgotten drains and acknowledged
-faults (`drained_long`, `ack`), a disk that accepts no events (`stream`), or a warning on all nodes (`warning`, perhaps
-because a threshold does not fit this cluster).
+As HealthdManyNodes, but for problems that cost no jobs: rejected settings (`reload`), forgotten drains and
+acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`), or a warning on all nodes
+(`warning`, perhaps because a threshold does not fit this cluster).
 
 ### HealthdNodesGone
 

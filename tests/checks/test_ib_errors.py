@@ -260,7 +260,7 @@ def test_counter_that_becomes_unreadable_fails_run(tmp_path):
     make(tmp_path)
     (tmp_path / counter_file("symbol_error")[1:]).unlink()
     past = History({"ib_errors_total{port=mlx5_0/1,counter=symbol_error}": Series(0.0, NOW - 300, BOOT)}, NOW, BOOT)
-    with pytest.raises(ValueError, match="mlx5_0/1: symbol_error cannot be read any more"):
+    with pytest.raises(ValueError, match="mlx5_0/1: symbol_error can no longer be read"):
         run_check(ib_errors, Host(str(tmp_path)), None, past)
 
 

@@ -167,11 +167,11 @@ LOADING_MISTAKES: dict[str, Callable[[Site], None]] = {
     "others may write the file": lambda site: site.swap.chmod(0o666),
     "the file does not parse": write_check("def run("),
     "the file has no `run`": write_check("pass"),
-    "importing the file does not end": write_check(ENDLESS),
+    "importing the file hangs": write_check(ENDLESS),
     "an unknown setting": lambda site: site.configure("[checks.swap]\nmax_mb = 1\n"),
     "`validate` rejects a setting": lambda site: site.configure("[checks.swap]\nmax_mib = -1\n"),
     "`validate` raises": write_check(FULL.replace("config.max_mib < 0", "config.max_mb < 0")),
-    "`validate` does not end": write_check(FULL.replace("return ", f"{ENDLESS}\n    return ", 1)),
+    "`validate` hangs": write_check(FULL.replace("return ", f"{ENDLESS}\n    return ", 1)),
     "`Config` has `timeout_seconds: str`": write_check(
         FULL.replace("max_mib: int = 1024", 'timeout_seconds: str = "5s"')
     ),

@@ -10,9 +10,9 @@ unmounted. Without this rule, the next run would report no fault.
 
 The kernel log reports the same faults sooner. It also reports failed reads and writes, which sysfs does not show. Lost
 data drains the node if the disk contains one of the node's file systems or is named in the settings. Errors on other
-disks only warn. Errors also only warn if a RAID has another copy of the data or other paths lead to the disk. Timeouts
-and resets only warn, because the drive or its controller may recover. Each disk has one finding, for its worst kernel
-line.
+disks are only warnings. If a RAID has another copy of the data, or other paths lead to the disk, errors are also only
+warnings. Timeouts and resets are only warnings, because the drive or its controller may recover. Each disk has one
+finding, for its worst kernel line.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Rules: munge rejects messages with a wrong time, so Slurm loses contact with the node. node_exporter has the alerts
 NodeClockSkewDetected and NodeClockNotSynchronising. The kernel reports an estimate of the clock's error (adjtimex(2)).
 The time daemon sets the estimate, and the kernel adds 0.5 ms for each second without an update. At 16 s (after nine
-hours) the clock counts as unsynchronised. The longest usual poll interval (systemd-timesyncd, 34 minutes) adds 1 s. The
-flag STA_UNSYNC is not used alone, because chrony without rtcsync never clears it. healthd.service denies all system
-calls that can set the clock, including adjtimex. healthd then queries systemd-timedated, which reports only whether the
-error is below 16 s.
+hours) the kernel considers the clock unsynchronised. The longest usual poll interval (systemd-timesyncd, 34 minutes)
+adds 1 s. The flag STA_UNSYNC is not used alone, because chrony without rtcsync never clears it. healthd.service denies
+all system calls that can set the clock, including adjtimex. healthd then queries systemd-timedated, which reports only
+whether the error is below 16 s.
 
 The check also warns if the time is read from a slow chip (GCM requires the clock source "tsc"). After logging "Marking
 clocksource 'tsc' as unstable because the skew is too large", Linux switches to hpet or acpi_pm and removes tsc from the

@@ -14,7 +14,7 @@ healthd/failslow/mitigation/planner.py). Only counters can trigger this. A GPU o
 fault that began at the same time, such as a reduced clock, lost lanes or port errors
 (healthd/failslow/live/evidence.py). This is required because every node of a job shows the same slow rhythm although
 most of these nodes are healthy. Load from the job itself is not such a fault. Congestion slows many nodes at once, so
-the finding counts as a shared cause.
+the finding is treated as a shared cause.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 def _lost_seconds(job: live_document.LiveJob, now: float) -> float:
     """Return the seconds that the job lost to this slowdown. All its ranks wait for each other. If an iteration takes
-    1.26 times as long as before, a share of 0.26 / 1.26 of its time is lost. The result is at most the loss that was
+    1.26 times as long as before, a share of 0.26 / 1.26 of its time is lost. The result is capped at the loss that was
     counted iteration by iteration since the job began. For counters, that count already covers the whole job
     (failslow/live/jobs.py), on any number of devices.
     """
@@ -155,8 +155,8 @@ def _measured(document: live_document.LiveDocument, slow: list[live_document.Liv
 
 
 def _findings(slow: list[live_document.LiveJob]) -> Iterator[Finding]:
-    """Yield one finding for each GPU, and one for all jobs from the same source. There is no finding for each job,
-    because job ids must not become metric labels.
+    """Yield one finding for each GPU, and one for all jobs from the same source. Job ids must not become metric labels,
+    so there are no findings for single jobs.
     """
     by_client = [job for job in slow if job.source == "client"]
     for gpu in sorted({job.suspect for job in by_client if job.suspect}):

@@ -5,13 +5,12 @@ an unreachable GPU, without any Xid). A driver that does not match the library i
 new jobs fail. A call that does not return warns at first, because NVML can hang for 45 s and more even on healthy GPUs
 (DCGM#313). If the call still hangs in the second round, the condition is degraded. A hang with Xid 79, 119 or 120 is
 critical: gpu_xid reports these Xids from the kernel log. gpu_xid runs in the daemon, so a hung worker does not delay
-it. This check does not report those Xids itself, so that an Xid from hours ago never turns a new hang into a requeue.
+it. This check does not report those Xids itself, so that an Xid from hours ago cannot turn a new hang into a requeue.
 
-A lost GPU is reported only after a minute, because a GPU looks the same while an epilog resets it. It is reported at
-once if slurmd has not started yet or if the kernel has lost the GPU too. If a GPU that had to be reset responds again,
-this does not prove that it was reset. The proof is the driver's report that no action is needed. A driver that is still
-loading, or whose device files do not exist yet, does not count as "not loaded". NVML cannot be queried then, but that
-is not a fault.
+A lost GPU is reported only after a minute, because an epilog may be resetting it. It is reported at once if slurmd has
+not started yet or if the kernel has lost the GPU too. If a GPU that had to be reset responds again, this does not prove
+that it was reset. The proof is the driver's report that no action is needed. A driver that is still loading, or whose
+device files do not exist yet, is not reported as "not loaded". NVML cannot be queried then, but that is not a fault.
 """
 
 from __future__ import annotations

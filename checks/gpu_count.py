@@ -2,9 +2,9 @@
 
 Rules: if NVML does not show a GPU that is on PCI, or if the GPU's configuration space reads all ones, the node needs a
 reboot (AzNHC, GCM and OCI compare NVML with PCI). If there are fewer GPUs than the settings expect, the node is
-degraded. A GPU that NVML does not show counts as missing after a minute, because a GPU looks the same while an epilog
-resets it. It counts at once if slurmd has not started yet, the GPU has no driver, or the kernel log reports the GPU as
-gone. The same delay applies to a GPU that reads all ones, because a device also reads all ones during a bus reset.
+degraded. A GPU that NVML does not show is reported as missing after a minute, because an epilog may be resetting it.
+There is no delay if slurmd has not started yet, the GPU has no driver, or the kernel log reports the GPU as gone. The
+same delay applies to a GPU that reads all ones, because a device also reads all ones during a bus reset.
 """
 
 from __future__ import annotations

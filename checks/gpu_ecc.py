@@ -6,13 +6,13 @@ that falls shows that the GPU was reset, but only with persistence mode. Without
 count when the GPU's last user ends. With MIG, no GPU reports the counts since the driver was loaded (nvml.h), so the
 growth of the lifetime counts is used instead.
 
-Disabled ECC warns unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
+Disabled ECC is a warning unless it is the GPU's factory default (nvmlDeviceGetDefaultEccMode, driver 515 and later).
 Workstation cards such as the RTX A6000 ship with ECC off.
 
-A count above 0 at the first run drains, because it is unknown whose data was lost. The node also drains without a
-requeue if a count grew while healthd was not running for longer than two rounds (`growth_seconds`). In that case the
-current jobs may have started long after the error. A count that grew between two rounds requeues the jobs on this GPU
-(Meta's high class).
+A count above 0 at the first run drains, because the job that lost data is unknown. The node also drains without a
+requeue if a count grew while healthd was not running for longer than two rounds (`growth_seconds`). The current jobs
+may then have started long after the error. A count that grew between two rounds requeues the jobs on this GPU (Meta's
+high class).
 
 Chips that contain errors (CONTAINING_CHIPS) are the exception. They should end only the process that hit the error,
 while the GPU's other processes continue unharmed. On these chips a growing count only drains. It requeues if the driver
@@ -161,10 +161,10 @@ def _judge(gpu: NvmlGpu, counts: dict[tuple[str, str], int], new: float, config:
 
 
 def _rate_new_errors(gpu: NvmlGpu) -> tuple[Severity, str]:
-    """Return the severity of new errors, and text that gives the reason for a severity below critical.
+    """Return the severity of new errors, and text that explains a severity below critical.
 
-    The text says "should have contained" because this chip is assumed to contain errors. The containment itself was not
-    observed.
+    The text says "should have contained" because this chip is assumed to contain errors. healthd did not observe the
+    containment itself.
     """
     action = ACTIONS.get(gpu.recovery_action() or 0)
     if gpu.compute_capability() not in CONTAINING_CHIPS or (action and action.severity is Severity.CRITICAL):

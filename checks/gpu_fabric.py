@@ -176,8 +176,8 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
 
 
 def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers. They may come from a newer
-    driver or be invalid.
+    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which may be invalid or come
+    from a newer driver.
     """
     if fabric.state != COMPLETED:
         if fabric.state not in STATES:

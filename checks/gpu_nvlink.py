@@ -9,8 +9,9 @@ these GPUs only the number of active links is compared.
 Blackwell instead reports recoveries, damaged packets and bit error rates. In DCGM 4.6.0 a successful recovery is a
 warning, and a failed recovery is a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). In DCGM a link also fails
 if its effective bit error rate is above 1e-12 (DcgmUtilities.cpp, IsEffectiveBerThresholdExceeded) or its symbol bit
-error rate is above 15e-238 (DcgmGPUHardwareLimits.h). In healthd a high rate only warns, at the second reading, because
-packets are resent and no job is lost. A failed recovery and a link that goes down have their own codes, which drain.
+error rate is above 15e-238 (DcgmGPUHardwareLimits.h). In healthd a high rate is only a warning, at the second reading,
+because packets are resent and no job is lost. A failed recovery and a link that goes down have their own codes, which
+drain.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ def _down_links_text(down: Sequence[int]) -> str:
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History) -> Iterator[Finding | Observation]:
-    """Sum the errors over all links. There is one series for each GPU and error kind, because 18 links on 8 GPUs would
-    make 432 numbers in each round.
+    """Sum the errors over all links, with one series for each GPU and error kind. Separate series for 18 links on 8
+    GPUs would make 432 numbers in each round.
 
     A label names the links in the sum. If a link no longer responds, the label changes, so that the lower sum does not
     look like a falling counter.

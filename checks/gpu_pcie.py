@@ -10,8 +10,8 @@ may be built with fewer lanes; sysfs shows the lanes of the port above a GPU.
 If the card and the port support more lanes, this machine may still never have had them, because risers, switches and
 firmware can take lanes away. The check therefore only warns. It drains if the link had more lanes earlier in this boot.
 It also drains if machines of this type have more lanes according to a profile; the profile's guess counts because card
-and port confirm it. If the site or its baseline sets the number of lanes, fewer lanes drain. More lanes than this
-number are not required, but the check warns if the link had more lanes earlier in this boot.
+and port confirm it. If the site or its baseline sets the number of lanes, fewer lanes drain. More lanes are not
+required, but the check warns if the link had more lanes earlier in this boot.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _check_gpu(gpu: NvmlGpu, config: Config) -> Iterator[Finding | Observation]:
 
 
 def _slowdown_margin(gpu: NvmlGpu, celsius: int | None, limits: TemperatureLimits) -> int | None:
-    """Return how many degrees the GPU is below its hardware slowdown, or None if the driver does not report it.
+    """Return the degrees left to the GPU's hardware slowdown, or None if the driver does not report them.
 
     The driver's margin is relative to the operating maximum, which is a little below the slowdown (2 C on an H100). A
     limit of 0 means no limit.

@@ -205,8 +205,8 @@ def _rule(event: KernelEvent, part: str, main_events: Sequence[KernelEvent], nod
 
 
 def _with_window(meaning: XidMeaning, config: Config) -> Rule:
-    """Return the rule for a meaning. A finding that drains stays open until it is cleared. A finding that only warns
-    also ends after a window.
+    """Return the rule for a meaning. A finding that drains stays open until it is cleared. A warning also ends after a
+    window.
     """
     if meaning.severity >= Severity.DEGRADED:
         return Rule(meaning.severity, meaning.clears)
@@ -241,8 +241,8 @@ def _recovery(event: KernelEvent, config: Config) -> Rule | None:
 
 def _nvlink(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> tuple[Rule, KernelEvent]:
     """Return the rule for Xid 74 and its event. The rule is CRITICAL if a line reports a link as down or requests a
-    fabric reset, or if there was an earlier incident as well. One incident may have a line for each link. gpu_nvlink
-    detects links that went down silently.
+    fabric reset, or if this is not the first incident. One incident may have a line for each link. gpu_nvlink detects
+    links that went down silently.
     """
     since = newest.last_time - config.nvlink_repeat_seconds
     events = sorted((event for event in group if event.last_time >= since), key=lambda event: event.time)
@@ -409,7 +409,7 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when a fault with this Xid ends a job, for Xids that are not in ENDS_JOB."""
+    """Return the EndsJob value for an Xid that is not in ENDS_JOB."""
     number = int(code.rpartition("/")[2])
     if code not in CAUSES and (_requires_restart(number) or xid_table.worst_meaning(number).caused_by_application):
         return EndsJob.ALWAYS if _requires_restart(number) else EndsJob.NEVER

@@ -2,14 +2,14 @@
 
 Rules (as in NVSentinel): a link that certainly harms jobs is degraded. Such a link has more than 120 symbol errors in
 an hour (the InfiniBand specification's bit error rate of 1e-12), or any local link integrity or buffer overrun error.
-High rates of the other counters warn.
+High rates of the other counters are warnings.
 
 A link that goes down and retrains counts errors, for example when its switch reboots. Errors up to the first run after
 the retraining are ignored; ib_link and ib_flap report such a link. All ports count errors after a boot: on a healthy
 DGX H100 each port had counted 14 receive errors, and buffer overruns up to the counter's maximum. Omni-Path (hfi1)
 counts each resent packet as a local link integrity error, so that counter is ignored there. mlx5 also counts errors
-between the ends of a connection. The rates of ACK timeouts and slow restarts only warn, because a crashed peer raises
-these rates too.
+between the ends of a connection. High rates of ACK timeouts and slow restarts are only warnings, because a crashed peer
+raises these rates too.
 
 Files: Linux, sysfs-class-infiniband, counters/*. These counters are narrow and stop at their maximum; perfquery -R
 resets them to 0. If the driver has hw_counters/*, they are read as well; mlx5's hw_counters are wide.
@@ -136,7 +136,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _link(host: Host, name: str) -> Observation:
-    """Return how often the port's link went down according to its own counter, or LINK_DOWN if it is down now. An
+    """Return the number of times the port's link went down, from its own counter, or LINK_DOWN if it is down now. An
     unchanged value means that the link stayed up since the last run. A counter reset changes the value too. Raises
     OSError or ValueError.
     """

@@ -1,11 +1,10 @@
 """InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
 Rules: a link flaps if it went down three times in 3 hours according to the port's own counter, or lost its carrier five
-times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). In the first 30 minutes of a boot nothing
-counts, because links are still training. A port that stays down does not count, because its counters do not grow. All
-ports can therefore be checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and
-sysfs-class-net: carrier_down_count of the port's network interface, if it has one (carrier_changes would count each
-flap twice).
+times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). Flaps in the first 30 minutes of a boot do
+not count, because links are still training. The counters of a port that stays down do not grow, so all ports can be
+checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and sysfs-class-net: carrier_down_count
+of the port's network interface, if it has one (carrier_changes would count each flap twice).
 """
 
 from __future__ import annotations
@@ -109,9 +108,10 @@ def _link_downed(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
-    """Return how often the port's own network interface lost its carrier, or None if the port has no interface.
-    dev_port maps each of the device's interfaces to a port. The port's own interface comes first by name, because
-    partitions (ib0.8001) and representors (ens1f0npf0vf0) sort after it."""
+    """Return the carrier losses of the port's own network interface, or None if the port has no interface. dev_port
+    maps each of the device's interfaces to a port. The port's own interface comes first by name, because partitions
+    (ib0.8001) and representors (ens1f0npf0vf0) sort after it.
+    """
     device, _, number = name.partition("/")
     net = f"{infiniband.DEVICES}/{device}/device/net"
     interfaces = host.list(net)
@@ -128,8 +128,9 @@ def _carrier_lost(host: Host, name: str, past: History) -> Observation | None:
 
 
 def _reading(name: str, labels: tuple[tuple[str, str], ...], counted: int | None, past: History) -> Observation | None:
-    """Return the reading, or None if the count has not been readable since boot. Raises ValueError if it was readable
-    before."""
+    """Return the reading, or None if the count has not been readable since boot. Raises ValueError if the count was
+    readable before.
+    """
     reading = Observation(name, counted or 0, ObservationKind.COUNTER, labels)
     if counted is None and past.last(reading):
         raise ValueError(f"{name} cannot be read any more")

@@ -3,13 +3,13 @@
 Rules: the IOMMU blocks a device's access to an address that is not mapped for that device. NVIDIA's NCCL guide
 (troubleshooting, "PCI Access Control Services") names the IOMMU as a cause of slow or hanging GPUDirect. Peer-to-peer
 writes between GPUs, NICs and NVMe devices go through the root complex. A blocked write never arrives, so the receiver
-reads old data or zeros. Faults by GPUs, network cards, NVSwitches and NVMe devices only warn. The kernel continues
-after a fault (Documentation/arch/x86/iommu.rst), and a job with a wrong address can cause faults too. Faults by other
-devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses these devices. A
-fault by an unnamed or unknown device warns, because the device may be a GPU.
+reads old data or zeros. Faults by GPUs, network cards, NVSwitches and NVMe devices are only warnings. The kernel
+continues after a fault (Documentation/arch/x86/iommu.rst), and a job with a wrong address can cause faults too. Faults
+by other devices are only recorded: firmware often leaves a USB controller or the BMC unmapped, and no job uses these
+devices. A fault by an unnamed or unknown device is a warning, because the device may be a GPU.
 
 An IOMMU that does not complete commands (arm-smmu CMD_SYNC timeout, AMD Completion-Wait, VT-d invalidation errors)
-stops the unmapping of DMA for all devices behind it. Such an IOMMU only warns, until a reboot, because no source
+stops the unmapping of DMA for all devices behind it. Such an IOMMU is only a warning, until a reboot, because no source
 reports that jobs always fail.
 """
 
@@ -72,7 +72,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 
 
 def _has_named_fault(event: KernelEvent, faults: Sequence[KernelEvent]) -> bool:
-    """Return True if `event` is so close to a fault with a named device that it belongs to that fault."""
+    """Return True if `event` occurred close enough to a fault with a named device to belong to that fault."""
     return event.code == "dma_fault" and any(
         fault.pci
         and fault.code != "stuck"

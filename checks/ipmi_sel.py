@@ -7,8 +7,8 @@ drain the node.
 
 healthd remembers the newest entry, also across reboots, because a fatal error often causes a reboot. Later entries are
 new. If the remembered entry is gone, the log was cleared or wrapped, and all entries are new. A cleared log reuses
-record ids, so an entry is identified by its id together with the minutes and seconds of its time. The date and hour are
-not used, because ipmitool 1.8.19 prints them differently from 1.8.18.
+record ids, so an entry is identified by its id and the minutes and seconds of its timestamp. The date and hour are not
+used, because ipmitool 1.8.19 prints them differently from 1.8.18.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 Rules: after a hard lockup, a panic, or an oops in a GPU or network card driver, the machine cannot be trusted until a
 reboot. The same applies if a CPU did not schedule for more than five minutes, which no load can explain. Any other oops
-kills the running process, whose locks stay locked; such an oops only warns. CPUs and tasks that hang warn as well,
-because a file server that fails over blocks tasks on every node (the checks processes and mount handle lasting hangs).
+kills the running process, whose locks stay locked; such an oops is only a warning. Hung CPUs and tasks are warnings as
+well, because a file server that fails over blocks tasks on every node (the checks processes and mount handle lasting
+hangs).
 
 The kernel repeats these lines while a hang lasts. It logs a soft lockup every 20 s (kernel/watchdog.c; with its
 duration only since Linux 5.13) and an RCU stall every few minutes. It logs a hung task every 2 minutes, but only ten
 times in each boot (kernel.hung_task_warnings). An hour without a line ends the warning. An OOM kill is the job's
-problem, not the node's. A line that healthd itself fails to parse warns, because the line may report any fault.
+problem, not the node's. A line that healthd itself fails to parse is a warning, because the line may report any fault.
 """
 
 from __future__ import annotations
@@ -150,8 +151,8 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
 
 def _stuck_seconds(group: Sequence[KernelEvent]) -> dict[int, float]:
     """Return a dict that maps each soft lockup event's sequence number to the seconds for which the CPU had been stuck.
-    The duration comes from the line itself. Older kernels do not log it. Then it is the time since the first line of an
-    unbroken series about this CPU and process.
+    The duration comes from the line itself. Older kernels do not log it. In that case, the duration is the time since
+    the first line of an unbroken series about this CPU and process.
     """
     stuck: dict[int, float] = {}
     last: dict[tuple[str, str, int | None], tuple[float, float]] = {}  # (start, time of the last line)

@@ -81,7 +81,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
 
 
 def problem(host: Host, name: str) -> str:
-    """Return what is wrong with the module, or "" if it is loaded. `name` is the kernel's spelling.
+    """Return the problem with the module, or "" if it is loaded. `name` is the kernel's spelling.
 
     Raises OSError or ValueError."""
     state = host.read(f"{MODULES}/{name}/initstate")

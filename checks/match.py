@@ -80,7 +80,7 @@ def validate(config: Config) -> str | None:
 
 
 def _pattern_problem(pattern: str) -> str:
-    """Return what is wrong with a regular expression, or "" if it is valid."""
+    """Return the problem with a regular expression, or "" if it is valid."""
     if len(pattern) > MAX_PATTERN:
         return f"must have at most {MAX_PATTERN} characters"
     try:

@@ -2,22 +2,21 @@
 
 Rules: an uncorrected error means that a process lost data in that memory (Meta's study counts it as a node fault). The
 controller's count includes all errors, even if the hardware did not identify the DIMM. Corrected errors do no harm, and
-vendors' limits differ, so many corrected errors in a day only warn. Files: Linux, ABI/testing/sysfs-devices-edac;
-drivers that use ranks (AMD) have rank0 instead of dimm0. Without an EDAC driver (virtual machines), no counters are
-checked.
+vendors' limits differ, so many corrected errors in a day are only a warning. Files: Linux,
+ABI/testing/sysfs-devices-edac; drivers that use ranks (AMD) have rank0 instead of dimm0. Without an EDAC driver
+(virtual machines), no counters are checked.
 
-The counters restart at each boot. A counter above 0 at the first run after a boot warns. The error may be from this
-boot. It may also be from the previous boot: the firmware records errors, and its driver ghes_edac counts them when it
-starts.
+The counters restart at each boot. A counter above 0 at the first run after a boot is a warning. The error may be from
+this boot or from the previous one: the firmware records errors, and its driver ghes_edac counts them when it starts.
 
 The kernel log reports errors at once, even without an EDAC driver. If EDAC names the controller of an uncorrected
 error, the error is the same condition as that controller's count. Machine checks, firmware records and pages with bad
 data form one condition for the node if no controller is named within five seconds. Errors found by the memory scrubber
 drain without a requeue, because no process has read the data yet. When a process reads the data, a machine check
-follows. The count of such errors has no higher severity than their line. Corrected errors are evaluated by their count
+follows. The count of such errors is never more severe than their line. Corrected errors are evaluated by their count
 alone. Records from the previous boot in the registers or the firmware (BERT) are not faults of this boot. A record in
-the registers warns, because it shows why the node went down. A BERT record is ignored, because firmware repeats it
-after each boot.
+the registers is a warning, because it shows why the node went down. A BERT record is ignored, because firmware repeats
+it after each boot.
 """
 
 from __future__ import annotations
@@ -245,7 +244,9 @@ def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severit
 
 
 def _same_time_as(events: Iterable[KernelEvent]) -> Callable[[KernelEvent], bool]:
-    """Return a function that tests whether an event is so close to one of `events` that it is about the same error."""
+    """Return a function that tests whether an event occurred close enough to one of `events` to be about the same
+    error.
+    """
     boots: dict[str, list[tuple[float, float]]] = {}
     for event in events:
         boots.setdefault(event.boot_id, []).append((event.time, event.last_time))

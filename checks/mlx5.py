@@ -1,10 +1,10 @@
 """Faults of mlx5 network cards in the kernel log: failed firmware, heat, bad transceivers and lost links.
 
-Rules: a card whose firmware is dead or was not recovered drains the node until a reboot (NVSentinel calls it fatal;
-jobs may survive on another card). A command that the card did not answer drains as well if the driver reports a lost
-resource. NVSentinel calls unanswered commands and lost resources fatal (docs/nic-health-monitor.md). Firmware warnings,
-transceiver and cable problems, other timeouts and PCI errors warn. A link that goes down is only recorded; ib_link,
-ib_flap and eth_link then run at once and evaluate the link. Failed requests are also only recorded, because an
+Rules: if a card's firmware is dead or was not recovered, the node is drained until a reboot (NVSentinel calls it fatal;
+jobs may survive on another card). An unanswered command also drains the node if the driver reports a lost resource.
+NVSentinel calls unanswered commands and lost resources fatal (docs/nic-health-monitor.md). Firmware warnings,
+transceiver and cable problems, other timeouts and PCI errors are warnings. A link that goes down is only recorded;
+ib_link, ib_flap and eth_link then run at once and evaluate the link. Failed requests are also only recorded, because an
 application can cause them. The check nic handles other network cards.
 """
 

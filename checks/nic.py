@@ -3,10 +3,10 @@
 Rules: if a card's firmware is dead or its driver could not reset the card, the card works again only after the driver
 is reloaded ("Rebuild failed, unload and reload driver", ice_main.c). Such a card drains the node until a reboot, like
 mlx5/health_fatal. An EFA card that did not answer a command drains as well, because its driver sends no further
-commands (efa_com.c clears EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. RDMA objects that cannot be
-created only warn, because a job may have used up all objects. Resets by the driver itself, other timeouts and ports
-that cannot be opened warn as well. Links that go down and failed requests are only recorded; ib_link, ib_flap and
-eth_link evaluate links.
+commands (efa_com.c clears EFA_AQ_STATE_RUNNING_BIT), and NVSentinel calls that fatal. Failures to create RDMA objects
+are only warnings, because a job may have used up all objects. Resets by the driver itself, other timeouts and ports
+that cannot be opened are warnings as well. Links that go down and failed requests are only recorded; ib_link, ib_flap
+and eth_link evaluate links.
 
 Lines from the InfiniBand core (IPoIB, management ports) that do not name an mlx5 device are handled here too. This
 includes lines about an mlx5 device that udev renamed ("infiniband ibp65s0: Couldn't open port 1"), because neither the

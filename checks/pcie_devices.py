@@ -2,8 +2,8 @@
 
 Rule: only expected devices are checked (OCI and GCM count devices in the same way). A device that is still listed but
 no longer responds is not missing: gpu_count and pcie_link detect such a device. A device that comes back within a
-minute does not count as missing either. Azure removes a VM's virtual functions during Azure's own maintenance, and
-mlxfwreset removes the card that it resets.
+minute is not reported as missing either. Azure removes a VM's virtual functions during maintenance, and mlxfwreset
+removes the card that it resets.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PCI Express slots that lost their link, card or power, as reported by the kernel's hotplug driver.
 
 Rules: if a GPU or network card loses its link, its jobs lose the device, and at best a reboot brings it back. An NVMe
-disk may be removed on purpose, so a lost disk only warns (block_device reports missing expected disks). If a person
-removes a card by button or command, the driver logs that it powers off the slot, and not "Link Down".
+disk may be removed on purpose, so a lost disk is only a warning (block_device reports missing expected disks). If a
+person removes a card by button or command, the driver logs that it powers off the slot, and not "Link Down".
 """
 
 from __future__ import annotations

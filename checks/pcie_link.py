@@ -106,7 +106,8 @@ def _depth(function: PciFunction, functions: Mapping[str, PciFunction]) -> int:
 
 def _judge(host: Host, pci: str, port: str) -> list[tuple[str, str]]:
     """Return the problems with the link between a device and the port above it, as (code, message) pairs. Raises
-    ValueError."""
+    ValueError.
+    """
     maximum = _link_files(host, pci, "max")
     if maximum[0] in (None, *NO_LINK):
         return []

@@ -7,8 +7,8 @@ counts if it is already exiting (PF_EXITING, after taking the signal). A process
 count. A thread group leader that has ended (Z) waits for its threads, which count.
 
 A user can make a process hang forever in the user's own FUSE mount, if the FUSE server takes a request and never
-answers it (fuse/dev.c, request_wait_answer). The node is not at fault, so this only warns, as
-processes/user_file_system, and never drains. All of the following must be true, so that no hang in a driver or a file
+answers it (fuse/dev.c, request_wait_answer). The node is not at fault, so the process only causes the warning
+processes/user_file_system, never a drain. All of the following must be true, so that no hang in a driver or a file
 server is hidden:
 
 - The only modules with functions on the task's kernel stack are fuse and overlay. (A driver that faults on a FUSE page
@@ -249,8 +249,8 @@ def _waits_in_user_fuse(host: Host, task_path: str) -> bool:
 
 
 def _belongs_to_user(host: Host, task_path: str, user: int) -> bool:
-    """Return True if a task belongs to this user, who is not root. It does if it has the user's uid, or if it is in a
-    user namespace (other than the initial one) that contains the user.
+    """Return True if a task belongs to this user, who is not root. The task does if it has the user's uid, or if it is
+    in a user namespace (other than the initial one) that contains the user.
     """
     uid = UID.search(host.read_or_empty(f"{task_path}/status"))
     if uid is not None and int(uid[1]) == user:

@@ -2,8 +2,8 @@
 
 Rules: the Fabric Manager guide assigns each SXid to one of three classes. An always fatal SXid is CRITICAL. A
 potentially fatal SXid is CRITICAL if the driver's line contains Fatal. A non-fatal SXid warns. For codes that are not
-in the guide, the driver's word decides as well: Fatal means that the driver has given up on the link or the switch
-(nvswitch_set_fatal_error()). Half of the codes that the driver may call Fatal are not in the guide
+in the guide, the driver's word is used as well: Fatal means that the driver has given up on the link or the switch
+(nvswitch_set_fatal_error()). Half of the codes that the driver may mark as Fatal are not in the guide
 (open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some lines do not contain
 Fatal although the switch cannot work afterwards. Such a line is DEGRADED, because of its code or because it reports a
 shutdown. All other lines warn.
@@ -193,8 +193,8 @@ def cause(code: str) -> FailureCause:
 
 
 def ends_job(code: str) -> EndsJob:
-    """Return when an SXid ends a job. This depends on its class in the Fabric Manager guide. For an SXid that is not in
-    the guide, it depends on the line's severity.
+    """Return the EndsJob value for an SXid, from its class in the Fabric Manager guide. If the guide does not list the
+    SXid, use the line's severity.
     """
     always = _category(int(code.rpartition("/")[2])) == "always fatal"
     return EndsJob.ALWAYS if always else EndsJob.IF_ISOLATES

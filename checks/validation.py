@@ -1,14 +1,14 @@
 """Failed tests and slow hardware in this node's last `healthd validate`.
 
-The check only reads the result file in the state directory, which costs nothing. By default `healthd validate` is run
-only by hand. With `before_resume`, healthd runs it before it resumes an idle node that it drained. With `epilog`,
+The check only reads the result file in the state directory, which costs nothing. By default, only operators run
+`healthd validate`. With `before_resume`, healthd runs it before it resumes an idle node that it drained. With `epilog`,
 Slurm's epilog runs a quick validation if no other job is on the node. docs/validation.md lists the tests, their tools
 and their references.
 
 Rule: a test that a tool itself reports as failed (a wrong result, a CUDA or NCCL error) is evidence of a fault and
-drains. A slow GPU, link or other part only warns, because the site's jobs determine which speed is too low. A site can
-raise the severity. FALCON (arXiv 2410.12588, 4.3) validates in the same way, by GEMM and by transfers on rings. There a
-time of 1.1 times the median counts as slow.
+drains. A slow GPU, link or other part is only a warning, because the site's jobs determine which speed is too low. A
+site can raise the severity. FALCON (arXiv 2410.12588, 4.3) also validates with GEMM and with transfers on rings, and
+considers 1.1 times the median slow.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def _finding(code: str, severity: Severity, part: str, results: Sequence[Result]) -> Finding:
-    """Return the finding for a part, with all its test results. The text is also the evidence. Identical text therefore
-    does not reopen a condition after `healthd repaired` or a manual resume.
+    """Return the finding for a part, with all its test results. The text is also the evidence. If the text stays the
+    same, the condition is not reopened after `healthd repaired` or a manual resume.
     """
     message = "; ".join(f"{result.test}: {result.message}" for result in results)[:MAX_MESSAGE]
     evidence = f"{results[0].source}: {message}" if results[0].source else message

@@ -314,7 +314,7 @@ class Daemon:
                 self.stopping = True
 
     def require_runtime_dir(self) -> None:
-        """Raise OSError if the runtime directory was removed, because the verdict, the socket and the lock are gone.
+        """Raise OSError if the runtime directory was removed. The verdict, the socket and the lock are then gone.
 
         Otherwise drains would continue, and a second daemon could start. systemd restarts healthd, and the ledger is
         saved in the new directory.

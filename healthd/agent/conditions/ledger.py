@@ -1,7 +1,7 @@
 """The ledger: conditions, events, kernel log cursors, and healthd's writes to Slurm.
 
-An event's count and the cursor after it are in one value, so that no event is counted twice after a restart. The
-functions are pure.
+An event's count and the cursor after the event are stored in one value, so that no event is counted twice after a
+restart. All functions are pure.
 """
 
 from __future__ import annotations
@@ -51,13 +51,11 @@ class Ledger(Value, frozen=True):
     """State that healthd keeps across restarts.
 
         born           first start on this node
-        trusted_since  earlier reports never drain (first start, change from mode observe, end of a pause)
-        cursors        position in each kernel log source, by the source's name
-        next_sequence  sequence number of the next kernel event
-        cleared        the most recently cleared conditions
-        whole_gpus     GPUs in the last inventory that had no GPU missing
-        outbox         lines of the event stream that may not be on disk yet
-        emitted        last state of the event stream
+        trusted_since  earlier reports never drain (first start, change from mode observe, end of a pause) cursors
+        position in each kernel log source, by the source's name next_sequence  sequence number of the next kernel event
+        cleared        the most recently cleared conditions whole_gpus     GPUs in the last inventory that had no GPU
+        missing outbox         lines of the event stream that may not be on disk yet emitted        last state of the
+        event stream
 
     Declare all times, here or inside a field, as `Moment` or `PastMoment`, so that they move when the clock is set.
     """
@@ -121,7 +119,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
     move.
 
     For example, a machine's clock may start in the year 2000 and stay there until NTP answers. Only the times that were
-    written meanwhile are wrong, and they are in that range.
+    written in the meantime are wrong, and they are in that range.
     """
 
     def move(moment: float) -> float:
@@ -148,9 +146,9 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 def without_future_times(ledger: Ledger, now: float) -> Ledger:
     """Return the ledger without times in the future, which were recorded while the clock was ahead.
 
-    A pause, an ack or a hold lasts as long as requested, starting now. A `PastMoment` becomes now at the latest;
+    A pause, an ack or a hold lasts as long as requested, starting now. A `PastMoment` in the future becomes now;
     otherwise nothing would drain before that time. Resumed drains in the future are dropped, because their real times
-    are unknown. Otherwise flapping.py would forever count them as directly before the next drain.
+    are unknown. Otherwise flapping.py would always count them as just before the next drain.
     """
 
     def end(began: float, until: float) -> float:

@@ -153,7 +153,9 @@ def limit_events(
 
 
 def _fair_share(counts: Counter[Key], limit: int) -> int:
-    """Return how many events each fault may keep (at least one) so that all faults together keep at most `limit`."""
+    """Return the number of events that each fault may keep (at least one) if all faults may keep at most `limit` in
+    total.
+    """
     room, largest = limit, 0
     sizes = sorted(counts.values())
     for index, size in enumerate(sizes):

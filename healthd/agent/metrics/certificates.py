@@ -87,7 +87,9 @@ class WebFiles:
             self._lock.release()
 
     def problem(self) -> str:
-        """Return why the files are not in force, or why clients reject the certificate now or soon, or ""."""
+        """Return the reason why the files are not in force, or why clients reject the certificate now or soon, or
+        "".
+        """
         with self._lock:  # a client's thread may hang in the files; the caller then reports that this call hangs
             pass
         web, now = self.web(), self._now()
@@ -183,8 +185,8 @@ def _error_text(error: Exception) -> str:
 
 
 def _validity(server: ssl.SSLContext, certificate: str) -> tuple[float, str]:
-    """Return when the certificate expires (epoch seconds), and "". If clients reject the certificate even though they
-    trust it, return 0 and the reason.
+    """Return the certificate's expiry time (epoch seconds) and "". If clients reject a certificate that they trust,
+    return 0 and the reason.
 
     The ssl module only decodes the certificate of a verified peer. Therefore an in-memory client, which trusts exactly
     this certificate at any time, connects to `server`. `server` must not verify clients yet.

@@ -1,4 +1,4 @@
-"""Prefixes of kernel messages: records from /dev/kmsg, and the prefixes in log files. The functions are pure.
+"""Prefixes of kernel messages, in records from /dev/kmsg and in log files. The functions are pure.
 
 /dev/kmsg can be trusted, because its facility identifies a line's writer. In a file, any user who may write to syslog
 can pretend to be the kernel (`logger -t kernel`). Only lines that name another program can be excluded.
@@ -32,7 +32,7 @@ class Stripped(NamedTuple):
     """A kernel message in a file.
 
     The line's time is `uptime`, in seconds since boot, or `epoch`. Both are None if the line has no time. `host` is the
-    machine in the prefix, or "" if there is none. `lines` is the number of lines that this one represents. `unread` is
+    machine in the prefix, or "" if there is none. `lines` is the number of lines that this line represents. `unread` is
     True if healthd failed to parse the prefix; `text` is then the whole line.
     """
 

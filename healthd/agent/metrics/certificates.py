@@ -2,7 +2,7 @@
 
 A renewed certificate does not require a restart. If a changed file is invalid, the previous configuration stays in
 force and `healthd status` reports the problem. All files must belong to root (common/ownership.py), and the key must
-not be readable by everybody.
+not be world-readable.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Stamp = tuple[int, int, int, int]
 
 
 class Web(NamedTuple):
-    """The configuration in force.
+    """The current configuration.
 
-    `context` is the TLS context, or None without TLS. `expires` is when the certificate expires, in epoch seconds, or 0
-    without TLS or if `rejected`. `rejected` says why clients always reject the certificate, such as "unsuitable
-    certificate purpose", or is "".
+    `context` is the TLS context, or None without TLS. `expires` is the certificate's expiry time in epoch seconds, or 0
+    without TLS or if `rejected`. `rejected` is the reason why clients always reject the certificate, such as
+    "unsuitable certificate purpose", or "".
     """
 
     config: WebConfig
@@ -54,7 +54,7 @@ class WebFiles:
     """The web configuration file at `path`, and the files that it names."""
 
     def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
-        """Raises WebConfigError if a file is invalid. No page is then served, rather than a page without TLS."""
+        """Raises WebConfigError if a file is invalid. In that case, no page is served, because it would lack TLS."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""
@@ -63,9 +63,9 @@ class WebFiles:
         self._stamps = self._read_stamps(self._files(self._web))
 
     def web(self) -> Web:
-        """Return the configuration in force, after reloading it if a file has changed. Called for each connection.
+        """Return the current configuration, reloaded if a file has changed. Called for each connection.
 
-        If a file is on a hung mount, one thread waits for it. All others get the previous configuration.
+        If a file is on a hung mount, one thread waits for the file. All other threads get the previous configuration.
         """
         if not self._lock.acquire(timeout=HUNG_SECONDS):
             return self._web

@@ -1,4 +1,4 @@
-"""Write metric families as text, in the two formats that Prometheus reads:
+"""Metric families as text, in the two formats that Prometheus reads:
 
     the text format 0.0.4   prometheus.io/docs/instrumenting/exposition_formats
     OpenMetrics 1.0         prometheus.io/docs/specs/om/open_metrics_spec
@@ -74,9 +74,9 @@ def _text(metric: Metric, openmetrics: bool) -> str:
 
 
 def _update_text(previous: Metric, previous_text: str, metric: Metric) -> str | None:
-    """Return a family's previous text with the new values, or None if more than the values changed.
+    """Return a family's previous text with the new values, or None if anything else has changed.
 
-    Labels take the most time to write but hardly ever change. A sample is one line that ends with its value.
+    Labels take the most time to write but rarely change. A sample is one line that ends with its value.
     """
     if previous == metric:
         return previous_text
@@ -132,7 +132,7 @@ def deflated(first: bytes) -> Deflated:
 def gzipped(first: Deflated, second: bytes) -> bytes:
     """Return both parts as one gzip member (RFC 1952).
 
-    The second part is short, so its compression uses 8 KiB of memory instead of 256.
+    The second part is short, so 8 KiB of memory are enough to compress it, instead of 256.
     """
     stream = zlib.compressobj(COMPRESSION, zlib.DEFLATED, wbits=-9, memLevel=1)
     end = struct.pack("<LL", zlib.crc32(second, first.checksum), (first.size + len(second)) & 0xFFFFFFFF)

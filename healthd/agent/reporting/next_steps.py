@@ -1,7 +1,7 @@
 """Next commands for each condition in `healthd status`, ready to paste into a shell.
 
 A condition's remedy (endings.py) determines the commands. `healthd record` comes before commands that destroy evidence.
-Parts and codes may contain text chosen by users (a mount point, a name in a kernel line), so they are quoted and a
+Parts and codes may contain text chosen by users (a mount point, a name in a kernel line). They are quoted so that a
 shell never runs them.
 """
 

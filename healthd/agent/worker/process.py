@@ -1,10 +1,10 @@
-"""The worker: the process that may hang, crash or be abandoned. It handles one request at a time.
+"""The worker process, which may hang, crash or be abandoned. It handles one request at a time.
 
     python -m healthd.agent.worker FD SETUP    FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
-Messages and responses are JSON lines (requests.py). The end of the stream tells the worker to exit. An abandoned worker
-detects it before its next NVML call, or when it reads the next request, so that it is never killed in the driver.
-Anything that libraries and plug-ins print to standard output is discarded.
+Messages and responses are JSON lines (requests.py). The worker exits at the end of the stream. An abandoned worker
+detects the end before its next NVML call, or when it reads the next request, so that it is never killed in the driver.
+Output of libraries and plug-ins to standard output is discarded.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Setup(Value, frozen=True):
     """Parameters for a worker.
 
     fake_nvml    a profile or scenario file, or "" for the real NVML
-    record       a directory for notes of all questions and answers, or ""
-    replay       a recording that answers instead of the machine, or ""; root and fake_nvml are then the recording's
-    state_dir    the daemon's state directory, for checks that read files which other parts of healthd wrote
-    runtime_dir  the daemon's runtime directory, for the same purpose
+    record       a directory for notes of all questions and answers, or "" replay       a recording that answers instead
+    of the machine, or ""; root and fake_nvml are then the recording's state_dir    the daemon's state directory, for
+    checks that read files which other parts of healthd wrote runtime_dir  the daemon's runtime directory, for the same
+    purpose
     """
 
     root: str = "/"
@@ -189,7 +189,7 @@ class Worker:
         return encode(Response(message.number, error, self.host.nvml_is_outdated)) + SEPARATOR + raw + b"\n"
 
     def answer(self, operation: Operation, now: float | None = None) -> tuple[str, Answer | None]:
-        """Execute a request. Return the error as one sentence ("" if none) and the answer."""
+        """Execute a request. Return the error as one sentence (or "") and the answer."""
         try:
             if isinstance(operation, Run):
                 return self.do_run(operation, now)
@@ -199,7 +199,7 @@ class Worker:
             return error_sentence(error), None
 
     def do_run(self, operation: Run, now: float | None = None) -> tuple[str, RunAnswer]:
-        """Run a check once. A site check is imported when it is first requested.
+        """Run a check once. A site check is imported at its first request.
 
         `now` is the time for the readings (epoch seconds), or None for this machine's clock.
         """
@@ -229,7 +229,7 @@ class Worker:
         )
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
-        """Return the check's settings. They are only decoded again when the daemon sends different ones."""
+        """Return the check's settings, which are decoded again only if the daemon sends different settings."""
         name = RunName(check.name, table.get("name", ""))
         cached = self._configs.get(name)
         if cached is None or cached[0] != table:
@@ -262,7 +262,8 @@ class Worker:
     def do_save_copy(self, operation: requests.SaveCopy) -> None:
         """Copy files from the runtime directory to the state directory, durably.
 
-        With `keep_old`, the old copy could not be read at the start, so it is moved aside instead of being replaced.
+        With `keep_old`, the old copy is moved aside instead of being replaced, because it could not be read at the
+        start.
         """
         from healthd.agent.conditions.state_files import read_text, set_aside
         from healthd.common import ownership
@@ -281,7 +282,9 @@ class Worker:
                 replace_file(os.path.join(operation.target, name), text, durable=True)
 
     def do_append_events(self, operation: requests.AppendEvents) -> int:
-        """Append lines to the stream durably, then send them to the journal. Return how many lines the journal lost."""
+        """Append lines to the stream durably, then send them to the journal. Return the number of lines that the
+        journal lost.
+        """
         from healthd.common.ownership import Untrusted
         from healthd.events import writer
         from healthd.host.journald import stderr_is_the_journal
@@ -326,7 +329,7 @@ class Worker:
 
 
 def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> list[Entry | LeftOut]:
-    """Return this node's current hardware as settings of one check. If the check raises an exception, it is left out
+    """Return this node's current hardware as settings of one check. A check that raises an exception is left out
     completely.
 
     A part that may be broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that

@@ -17,9 +17,9 @@
 
 A machine check's status register shows its type: bit 61 (UC) means uncorrected, bit 57 (PCC) means that the processor's
 context is corrupt, and AMD's bit 44 means deferred. If there was no exception (MCIP, bit 2 of the global status, is not
-set), the register was polled. A polled uncorrected error was usually left in the register by the last boot (the kernel
-reads it when it starts), or is bad memory that a scrubber found before any use. A live error that corrupts the context
-raises an exception and a panic.
+set), the register was polled. A polled uncorrected error is usually left over in the register from the last boot (the
+kernel reads it when it starts), or is bad memory that a scrubber found before any use. A live error that corrupts the
+context raises an exception and a panic.
 
 A scrubber gradually reads all memory. The errors it finds are marked by EDAC's drivers for Intel ("memory scrubbing
 error"), by the code of a machine check (binary 0000 1000 1100 xxxx, where bit 12 and each x may be 0 or 1; severity.c

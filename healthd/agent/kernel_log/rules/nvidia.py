@@ -138,7 +138,7 @@ def _requires_reset(registers: list[str]) -> bool:
     """Return True if bit 18 of an Xid 74's fourth word is set: "a reset of the fabric is required" (NVIDIA's
     catalogue).
 
-    The bit has its own field, because two lines that differ in it report two faults.
+    The bit has its own field, because two lines with different values of the bit report two faults.
     """
     return len(registers) > 3 and bool(int(registers[3], 16) >> 18 & 1)
 
@@ -349,7 +349,7 @@ def _nvlink_core(kind: str, match: re.Match[str]) -> KernelEvent | None:
 def _nvlink_fault(
     kind: str, match: re.Match[str], index: str | None, text: str, address: str = ""
 ) -> KernelEvent | None:
-    """Return the event, or None if the line reports no fault. These functions also log normal actions."""
+    """Return the event, or None if the line reports no fault. The driver's functions also log normal actions."""
     if not _NVLINK_FAULT.search(text):
         return None
     code = "rx_detect" if regex("Rx ?Det", re.I).search(text) else "training" if _TRAINING.search(text) else "error"

@@ -10,8 +10,7 @@ The module is a single file, uses only the standard library, and may be copied i
 the node's /run/healthd into the container, or set HEALTHD_SOCKET to the socket's path.
 
 It sends a message of fixed size (MESSAGE) at most every SEND_SECONDS, over a SOCK_SEQPACKET connection. A message
-covers all steps since the last message that was accepted. healthd treats it as user input, which can only cause a
-warning.
+covers all steps since the last accepted message. healthd treats messages as user input, which can only cause a warning.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
 
 
 def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float, int]:
-    """Return the total and number of steps with `value` added.
+    """Return the total and the number of steps, with `value` added.
 
     `value` may be anything that float() accepts (a NumPy scalar, a 0-d tensor). A missing, invalid, negative or
     infinite value is left out of the mean.
@@ -103,10 +102,10 @@ def _mean(total: float, steps: int) -> float:
 
 
 def advice() -> dict[str, object] | None:
-    """Return healthd's advice for this job (docs/fail-slow-plan.md), or None if there is none or it cannot be read.
+    """Return healthd's advice for this job (docs/fail-slow-plan.md), or None if there is no readable advice.
 
-    The value of `written` (epoch seconds) changes with each new advice. A call reads one small file. One call every few
-    seconds is enough.
+    The value of `written` (epoch seconds) changes with each new advice. Each call reads one small file. One call every
+    few seconds is enough.
     """
     try:
         import json

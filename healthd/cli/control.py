@@ -55,7 +55,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Show the status until Ctrl-C. If the daemon stops answering, keep its last status below the error."""
+    """Show the status until Ctrl-C. If the daemon stops answering, show the last status below the error."""
     from healthd.cli.watch import Refresh, watch
     from healthd.common.page import ago
 

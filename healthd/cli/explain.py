@@ -43,7 +43,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _code_document(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """Return the document for a code in healthd's format.
 
-    Import only its check, because importing all checks takes twice as long.
+    Only the code's check is imported, because importing all checks takes twice as long.
 
     Return None for other queries, for a site with its own checks, and for invalid settings (the error message needs all
     checks).

@@ -1,7 +1,7 @@
 """Commands called by Slurm: `healthd hook epilog` and `healthd hook healthcheck`.
 
-The commands are small and end in bounded time, because they start on all nodes of a job in the same second. The prolog
-is plain sh (packaging/slurm/prolog), because it has no time to start an interpreter.
+The commands are small and run for a bounded time, because they start on all nodes of a job in the same second. The
+prolog is a plain sh script (packaging/slurm/prolog), because starting Python would take too long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # exit statuses of healthcheck
 
 
 def end_after(seconds: float) -> None:
-    """End this process with status 0 after `seconds`, even if it hangs, so that a slow hook does not fail a node."""
+    """End this process with status 0 after `seconds`, even if it hangs, so that a slow hook does not take a node out of
+    service.
+    """
 
     def end(_number: int, _frame: object) -> NoReturn:
         os._exit(0)
@@ -73,8 +75,8 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
 def _run_programs(programs: object, deadline: float, runtime_dir: str, job: str) -> str:
     """Run the programs that the daemon requests after the last job, such as a validation, and report the job end again.
 
-    The programs get SIGTERM ENDING_SECONDS before the deadline, so that they can end their own programs. Then the
-    daemon checks the result.
+    The programs get SIGTERM ENDING_SECONDS before the deadline, so that they can end their own child processes. The
+    daemon then checks the result.
     """
     results = []
     for item in programs if isinstance(programs, list) else []:
@@ -114,9 +116,9 @@ def _run_program(argv: tuple[str, ...], deadline: float) -> str:
 
 
 def is_trusted_request(daemon_uid: int, own_uid: int) -> bool:
-    """Return True if commands from a daemon with `daemon_uid` may be run by a process with `own_uid`.
+    """Return True if a process with `own_uid` may run commands from a daemon with `daemon_uid`.
 
-    The commands gain no rights if the daemon runs as root or as the same user.
+    Commands from root or from the same user gain no rights.
     """
     return daemon_uid in (0, own_uid)
 
@@ -126,10 +128,10 @@ def _query(runtime_dir: str, request: dict[str, Any], deadline: float) -> Answer
 
 
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
-    """Return (status, sentence). Read only the verdict file; do not use the socket, run checks or call Slurm.
+    """Return (status, sentence) from the verdict file, without using the socket, running checks or calling Slurm.
 
-    slurmd may start the next process while this one hangs. A lock cannot prevent that: every user may read the verdict,
-    so every user could take the lock.
+    slurmd may start the next process while this process hangs. A lock cannot prevent that: every user may read the
+    verdict, so every user could take the lock.
     """
     path = os.path.join(runtime_dir, VERDICT_FILE)
     try:

@@ -101,7 +101,7 @@ def _use_patterns(path: str | None) -> None:
 
 
 def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
-    """Yield lines from known drivers that no rule recognises, as JSON. Yield one object per text, or one per driver.
+    """Yield lines from known drivers that no rule recognises, as JSON, with one object per text or per driver.
 
     The counts are complete only after all events have been read.
     """

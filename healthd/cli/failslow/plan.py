@@ -1,4 +1,4 @@
-"""`healthd failslow plan|split`: which remedy to apply to a slow job and when, and how to divide micro-batches."""
+"""`healthd failslow plan|split`: when to apply which remedy to a slow job, and how to divide micro-batches."""
 
 from __future__ import annotations
 
@@ -193,7 +193,9 @@ def _parse_slow_links(text: str | None) -> list[tuple[int, int]]:
 
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
-    """Return the swaps for remedy S3, for ranks that are still slow at the end; None without --layout. Raises Stop."""
+    """Return the swaps for remedy S3, for ranks that are still slow at the end, or None without --layout. Raises
+    Stop.
+    """
     from healthd.failslow.mitigation.stages import InvalidTopology, rearrange
 
     if layout is None:

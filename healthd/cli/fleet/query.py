@@ -158,9 +158,9 @@ def _parse_pair(text: str) -> tuple[str, str]:
 
 
 def requested_period(args: argparse.Namespace, folder: str, files: Files, command: str) -> tuple[int, int]:
-    """Return the period [from, to) from --from and --to, or the period that the store covers. Raises Stop.
+    """Return the period [from, to) from --from and --to, or the store's period. Raises Stop.
 
-    command: name of the command, for messages.
+    command is the command's name, for messages.
     """
     from healthd.fleet.engine import NUMBER_COUNT, covered_period
 

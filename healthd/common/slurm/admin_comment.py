@@ -2,8 +2,8 @@
 
     healthd: node n1: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus at 2026-11-21T15:00:00Z
 
-Text by others is kept, before healthd's. Each of a job's nodes has its own entry. Entries from an earlier run of the
-job are replaced.
+Text by others is kept and comes before healthd's. Each of the job's nodes has its own entry. Entries from an earlier
+run of the job are replaced.
 """
 
 from __future__ import annotations

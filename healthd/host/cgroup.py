@@ -1,4 +1,4 @@
-"""Find the Slurm job that a process belongs to, by the cgroup that slurmd put it into.
+"""Find a process's Slurm job, by the cgroup in which slurmd placed the process.
 
 v2: 0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0
 v1: 9:devices:/slurm/uid_1000/job_123/step_0/task_0

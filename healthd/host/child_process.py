@@ -1,6 +1,6 @@
-"""A command that runs concurrently. It is watched through its pipes, has limits, and is never waited for.
+"""A command that runs concurrently, with limits. It is watched through its pipes, and nothing waits for its exit.
 
-`subprocess.run(timeout=)` waits forever for a child in D state; this class leaves it behind.
+`subprocess.run(timeout=)` waits forever for a child in D state; this class abandons the child.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ class Child:
             yield descriptor, False
 
     def step(self) -> bool:
-        """Read the pipes. Return True if the command has exited, or if it was overdue and has been killed and left
-        behind."""
+        """Read the pipes. Return True if the command has exited, or if it was overdue and has been killed and
+        abandoned.
+        """
         self._read()
         self.status = self._process.poll()
         if self.status is not None:
@@ -96,7 +97,7 @@ class Child:
         return True
 
     def terminate(self) -> None:
-        """Ask the command to exit. Only valid while `step` has not returned True."""
+        """Request that the command exit. Only valid until `step` returns True."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 

@@ -46,7 +46,7 @@ def is_current(descriptor: int, runtime_dir: str) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Return True if a process holds this lock. False if the file is missing or unreadable."""
+    """Return True if a process holds this lock. Return False if the file is missing or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

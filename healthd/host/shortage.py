@@ -1,4 +1,4 @@
-"""Shortages: this process could not get a thread, a child process or a file descriptor.
+"""Shortages of threads, child processes or file descriptors in this process.
 
 Each shortage is counted (healthd_resource_shortages_total) and reported in `healthd status` for REPORT_SECONDS. A
 shortage is never a fault of the node: a fork bomb in another user's job can cause it, as can a leak in healthd.
@@ -35,7 +35,7 @@ def record(resource: str) -> None:
 
 
 def record_failed_start(error: OSError) -> None:
-    """If a shortage is the reason why a process could not be started, count it."""
+    """Count a shortage if it is the reason why a process could not be started."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         record(DESCRIPTORS)
     elif error.errno in _NO_PROCESS:
@@ -69,7 +69,7 @@ def problems(now: float) -> Iterator[str]:
 
 
 class SpareDescriptor:
-    """A descriptor that is kept open so that connections can be closed when no other descriptor is left.
+    """A reserve descriptor, so that connections can be closed when no other descriptor is left.
 
     Without it, a listener whose accept(2) fails with EMFILE stays readable, and its loop uses a whole core.
     """

@@ -405,7 +405,7 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         ids = (host.read_or_empty(f"{path}/{file}") for file in ID_FILES)
         disk_id = next((text for text in ids if text), "")
         if disk_id and disk_id not in recorded_ids:
-            recorded_ids.add(disk_id)  # if there are several paths to a disk, the first one counts
+            recorded_ids.add(disk_id)  # if there are several paths to a disk, the first is used
             note = f"{name} {host.read_or_empty(f'{path}/device/model')}".strip()
             yield Entry("block_device", "expected", key=disk_id, note=note)
 

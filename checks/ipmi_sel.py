@@ -44,7 +44,7 @@ EMPTY_LOG = "SEL has no entries"
 DIRECTIONS = ("Asserted", "Deasserted")
 WITHOUT_SENSOR = ("OEM record ", "Linux kernel panic")
 TIME = regex(r"[0-9]{2}:([0-9]{2}):([0-9]{2})( .*)?")
-RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the first match counts
+RULES = {  # code -> pattern of the entry's "sensor type and name | event"; the first match is used
     "ipmi_sel/bus_fatal": regex(r"critical interrupt.*\|.*(bus fatal|bus uncorrectable)", re.I),
     "ipmi_sel/critical_interrupt": regex(r"critical interrupt(?!.*\|.*(bus correctable|front panel))", re.I),
     "ipmi_sel/uncorrectable": regex(r".*\|.*(\buncorrectable|\bierr)", re.I),

@@ -142,8 +142,8 @@ def _rule(event: KernelEvent, stuck_seconds: float) -> Rule:
     rule = RULES[event.kind, event.code]
     if stuck_seconds > STUCK_SECONDS:
         return rule._replace(severity=Severity.DEGRADED, clears=Clears.REBOOT)
-    # Not for bad_page: a driver in the stack where bad data was found proves nothing. A harmless WARNING names drivers
-    # too.
+    # Not for bad_page, because a driver in the stack where bad data was found proves nothing. A harmless WARNING names
+    # drivers too.
     if event.code == "oops" and event.field("driver").startswith(DEGRADED_DRIVERS):
         return rule._replace(severity=Severity.DEGRADED)
     return rule

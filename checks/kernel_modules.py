@@ -55,7 +55,7 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists(MODULES):
-        yield NothingToCheck("no kernel modules in this tree")  # a profile only guesses which modules should be loaded
+        yield NothingToCheck("no kernel modules in this tree")  # a profile's modules are only a guess
         return
     if not config.expected:
         yield NOT_IN_BASELINE

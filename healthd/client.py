@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/healthd/failslow.sock"
 SEND_SECONDS = 0.2
-RETRY_SECONDS = 5.0  # minimum time between two attempts to connect, even if the first one succeeded
+RETRY_SECONDS = 5.0  # minimum time between two attempts to connect, even after a success
 
 # magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
 # seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.
@@ -48,7 +48,7 @@ _step = 0
 _last: float | None = None  # end of the last step; None before the first
 _sent_at = 0.0
 _steps, _seconds = 0, 0.0  # totals since the last message
-_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps that passed `busy`
+_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps with a `busy` value
 _wait, _wait_steps = 0.0, 0
 
 
@@ -158,7 +158,7 @@ def _connect(now: float) -> None:
 
 def _send(now: float) -> None:
     global _sent_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    _sent_at = now  # set also if sending fails, so that a full queue does not cost one attempt per step
+    _sent_at = now  # also set if sending fails, so that a full queue does not cause an attempt at every step
     if _connection is None:
         _connect(now)
     n = _steps

@@ -88,7 +88,7 @@ from healthd.nvidia import codes
 log = logging.getLogger("healthd")
 
 FINAL_WRITE_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
-STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy one exits on its own
+STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy worker exits on its own
 SETTINGS_FILE = "/etc/healthd/healthd.toml"  # only for messages; `load_settings` reads the file
 READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
@@ -194,7 +194,7 @@ class Daemon:
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
         self.load_ledger()
-        self.started = self.now()  # set only now, because reading the ledger's copy may take long
+        self.started = self.now()  # set only now, because reading the ledger's copy may take a long time
         self.last_turn_at = self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
@@ -453,7 +453,7 @@ class Daemon:
     def after_reconciliation(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
-            if report.node is not None:  # the node was read just now; an older answer may miss current jobs
+            if report.node is not None:  # the node was just read; an older answer may miss current jobs
                 self.replies.drop_unless_idle()
             self.judge()
             self.note_drained()
@@ -574,10 +574,10 @@ class Daemon:
             pause=ledger.pause,
             detection_pause=detection_pause.active_pause(self.settings.runtime_dir, self.now()),
             commands=dict(self.command_counts),
-            # In mode observe no drain waits. The ledger keeps the hold in case the mode changes back.
+            # In mode observe, no drain is delayed. The ledger keeps the hold in case the mode changes back.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else ledger.slurm.hold,
             fleet_counted=self.settings.mode is Mode.OBSERVE or not ledger.slurm.count_failing_since,
-            # A worse fault changes the Reason of healthd's drain, and with it the time in Slurm. Use the first time.
+            # A worse fault changes the Reason of healthd's drain, and thus the time in Slurm. Use the first time.
             drained_since=ledger.slurm.drained_at
             or (self.controller.status.node.reason_time if self.controller.status.node else 0.0),
             quarantined=client.quarantined,

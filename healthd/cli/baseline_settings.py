@@ -23,7 +23,7 @@ from healthd.common.text import printable, strip_error_class
 CHECK_SECONDS = 10.0
 GPU_SECONDS = 120.0  # an idle driver takes seconds to open each GPU
 INSTANCE_SECONDS = 5.0
-INSTANCES_SECONDS = 60.0  # for all instances together: many mounts hang if their file server is down
+INSTANCES_SECONDS = 60.0  # for all instances together, because many mounts hang if their file server is down
 SIZE_TOLERANCE = 0.03  # relative tolerance for a size: the memory that a kernel reserves changes with each update
 COLUMN = 40
 
@@ -42,7 +42,7 @@ class Present:
 def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerClient) -> Present:
     """Read the values through the worker. The deadlines hold even if checks hang."""
     found: list[Entry | LeftOut] = []
-    unanswered: dict[str, str] = {}  # for each resource that did not answer: why it is not read again
+    unanswered: dict[str, str] = {}  # reasons for not reading a resource again, by resource
     for name in baseline_checks(checks):
         resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
         if resource != "nvml":

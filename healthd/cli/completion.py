@@ -20,7 +20,7 @@ from healthd.common.text import regex
 
 SHELLS = ("bash", "zsh", "fish")
 DURATIONS = ("30m", "2h", "8h", "1d", "7d")
-DAEMON_SECONDS = 1.0  # maximum time that a TAB waits for the daemon
+DAEMON_SECONDS = 1.0  # maximum time that a completion waits for the daemon
 _FILES, _FOLDERS = {"FILE", "FILE.sql", "PATH"}, {"DIR", "DB"}  # metavars
 _WORD = regex(r"[a-z][a-z-]*")  # a literal value in a metavar: in "kmsg|journal|PATH|off", all words except PATH
 _PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")

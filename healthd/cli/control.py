@@ -18,7 +18,7 @@ from healthd.common.paths import RUNTIME_DIR
 
 RELOAD_PATIENCE_SECONDS = 120.0  # long, because each new site file is first tested in another process
 NEXT_COMMANDS = "systemctl status healthd; journalctl -u healthd -n 20"
-SHORTEST_PERIOD_SECONDS = 0.5  # for --watch: each refresh costs the daemon a few milliseconds
+SHORTEST_PERIOD_SECONDS = 0.5  # for --watch, because each refresh costs the daemon a few milliseconds
 
 
 def _send(

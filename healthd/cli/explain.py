@@ -130,7 +130,7 @@ def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running 
         AttributeError,
         TypeError,
         ValueError,
-    ):  # the last three: the daemon runs another version
+    ):  # the last three exceptions mean that the daemon runs another version
         return None
 
 

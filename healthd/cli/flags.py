@@ -287,7 +287,7 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
         try:
             table = read_file(file, required=True)
         except config.ConfigError as error:
-            if required and _is_missing(file):  # a typo; the user may mean a daemon other than the default one
+            if required and _is_missing(file):  # a typo; the user may mean a daemon other than the default
                 raise
             write_error(f"healthd: note: the settings contain an error ({error}); using {name} {default}")
             return default

@@ -24,11 +24,10 @@ from healthd.common.text import is_decimal
 MAX_WAIT_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.25
-# For a validation in the epilog: the minimum time for it, the time to end its programs, and the time for this process
-# to exit.
+# For a validation in the epilog: its minimum time, the time to end its programs, and the time for this process to exit.
 MIN_SECONDS, ENDING_SECONDS, EXIT_SECONDS = 2.0, 4.0, 0.5
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HEALTHCHECK_SECONDS = 10.0  # slurmd kills it after 60 s, and may start the next one before that
+HEALTHCHECK_SECONDS = 10.0  # slurmd kills the process after 60 s, and may start the next one before that
 # A verdict is valid for three rounds, and an interval is at most a week (limits.Period). It expires at epoch seconds.
 MAX_VERDICT_SECONDS, EPOCH_DIGITS = 3 * 7 * 86400.0, 11
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # exit statuses of healthcheck

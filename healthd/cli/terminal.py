@@ -40,7 +40,7 @@ def prepare() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this stream's
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: that of this stream
             os.set_inheritable(opened, True)
     if sys.stderr is None:  # standard error is closed; without this, errors would be printed on standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- open until this process ends

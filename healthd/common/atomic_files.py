@@ -28,7 +28,7 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
         descriptor = _create(folder, temporary, mode)
         try:
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, mode)  # despite the umask: other users read the verdict and the metrics
+                os.fchmod(descriptor, mode)  # despite the umask, because other users read the verdict and the metrics
                 file.write(data)
                 file.flush()
                 if durable:

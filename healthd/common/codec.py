@@ -162,7 +162,7 @@ def _is_list(kind: Any) -> bool:
 def _ruled_loader(kind: Any) -> Loader:
     plain, *notes = typing.get_args(kind)
     load_plain = _loader(plain)
-    rules = [note for note in notes if isinstance(note, Rule)]  # other metadata marks moments, or is a site's own
+    rules = [note for note in notes if isinstance(note, Rule)]  # other metadata: moments, or a site's own
 
     def load_ruled(data: Any, where: str) -> Any:
         value = load_plain(data, where)
@@ -181,7 +181,7 @@ def _table_loader(cls: Any) -> Loader:
     hints = {f.name: type_hints(cls)[f.name] for f in fields_of(cls)}
 
     def load_table(data: Any, where: str) -> Any:
-        loaders = {name: _loader(hint) for name, hint in hints.items()}  # late, because a class may contain itself
+        loaders = {name: _loader(hint) for name, hint in hints.items()}  # resolved late: a class may contain itself
         values, mistakes = {}, []
         for key, value in _table(data, where).items():
             if key not in loaders:
@@ -273,7 +273,7 @@ def _plain_loader(kind: Any) -> Loader:
                 _require_text(data, where)
             if data_type is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, got {data}")
-            if data_type is int and data.bit_length() > 64:  # arithmetic with it would raise elsewhere
+            if data_type is int and data.bit_length() > 64:  # arithmetic with this value would raise elsewhere
                 raise ConvertError(f"{where}: must be a number of at most 64 bits, got {show(data)}")
             return data
         if kind is float and data_type is int:

@@ -28,7 +28,8 @@ MAX_LOGGED_LOCATIONS = 200  # maximum number of code locations that are logged, 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Since the start of this process: how many inputs each boundary dropped, and when and why it last dropped one.
+# Since the start of this process: each boundary's number of dropped inputs, and the time of and reason for the last
+# drop.
 dropped: Counter[str] = Counter()
 _last_drops: dict[str, tuple[float, str]] = {}
 _logged_locations: set[tuple[str, str, str, int]] = set()

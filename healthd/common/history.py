@@ -19,7 +19,7 @@ from healthd.common.model import Observation, ObservationKind
 from healthd.common.values import DecodeError, Value
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule uses is 24 h
-MAX_INCREMENTS = 64  # older increments are merged, so that a counter that grows in every round stays bounded
+MAX_INCREMENTS = 64  # older increments are merged, to bound the store for a counter that grows in every round
 
 
 class Reading(Value, frozen=True):
@@ -134,7 +134,8 @@ def update(
             if 0 < amount < math.inf:
                 increments = (*increments, (now, amount))
             if len(increments) > MAX_INCREMENTS:
-                # Merge the two oldest at the later time, so a window counts them slightly too long, never too short.
+                # Merge the two oldest at the later time, so a window includes them for slightly too long, never too
+                # short.
                 increments = ((increments[1][0], increments[0][1] + increments[1][1]), *increments[2:])
         new[name] = Series(reading.value, now, boot_id, increments)
     return new

@@ -90,7 +90,7 @@ class Ending(enum.Enum):
 class Remedy(enum.Enum):
     """Remedy for a condition, to be applied by an engineer. agent/reporting/next_steps.py has the commands."""
 
-    NOTHING = "nothing"  # no action tonight, because the condition ends by itself
+    NOTHING = "nothing"  # no immediate action, because the condition ends by itself
     CHECK = "check"  # fix the cause; the check then passes
     GPU_RESET = "gpu_reset"
     REBOOT = "reboot"
@@ -392,7 +392,7 @@ class Explain(Value, frozen=True):
 class ConditionState(enum.Enum):
     PENDING = "pending"  # not yet confirmed: has lasted less than its confirm_seconds
     OPEN = "open"
-    ACKNOWLEDGED = "acknowledged"  # open, but accepted by an operator: it triggers nothing
+    ACKNOWLEDGED = "acknowledged"  # open, but accepted by an operator, so it triggers nothing
     CLEARED = "cleared"
 
 

@@ -16,7 +16,7 @@ PAST = "past"
 # 0.0 means never. Durations, monotonic times and time stamps from another machine's clock (slurmctld's) are plain
 # floats.
 Moment = Annotated[float, MOMENT]
-# A moment that must lie in the past. If it lies in the future, the clock was ahead when it was recorded.
+# A moment that must be in the past. If it is in the future, the clock was ahead when it was recorded.
 PastMoment = Annotated[float, MOMENT, PAST]
 
 Changes = Mapping[type, Callable[[Any], Any]]

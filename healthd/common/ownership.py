@@ -159,7 +159,7 @@ def _walk(path: str, flags: int, make_mode: int | None, require: Callable[[int, 
             if target is None and not remaining:
                 return os.open(name, flags, dir_fd=current), step
             if target is None:
-                # O_DIRECTORY mounts an automount now
+                # O_DIRECTORY triggers an automount now
                 next_folder, next_path = os.open(name, _FOLDER, dir_fd=current), step
             else:
                 links += 1
@@ -190,7 +190,7 @@ def _link_target(
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
     except FileNotFoundError:
         if make_mode is not None:
-            with suppress(FileExistsError):  # created by another process; it is verified like any other
+            with suppress(FileExistsError):  # another process created the folder, which is verified like any other
                 os.mkdir(name, make_mode, dir_fd=current)
         return None
     try:

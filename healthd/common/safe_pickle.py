@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from healthd.common.errors import HealthdError
 
-MAX_CONTAINERS = 8_000_000  # of lists, dicts, tuples and memo entries, because one byte can make 40 bytes or more
+MAX_CONTAINERS = 8_000_000  # lists, dicts, tuples and memo entries; one byte can create 40 bytes or more
 _CONTAINER_OPCODES = b"]}tl\x85\x86\x87\x94"
 
 # Opcodes with arguments of fixed length. The memo is an array in memory; at most 2^20 entries are allowed.

@@ -35,7 +35,7 @@ class LazyPattern:
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self.compiled, name)
-        setattr(self, name, found)  # later accesses are as fast as with a compiled pattern
+        setattr(self, name, found)  # later accesses are as fast as for a compiled pattern
         return found
 
 

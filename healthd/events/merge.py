@@ -83,7 +83,7 @@ def _read(file: IO[bytes]) -> Iterator[StreamEvent]:
     with file:
         for line in file:
             event = parse(line[:-1])
-            if isinstance(event, StreamEvent):  # always true: only events were written
+            if isinstance(event, StreamEvent):  # always true, because only events were written
                 yield event
 
 

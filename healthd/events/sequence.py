@@ -34,8 +34,8 @@ class Runs:
 
     def add(self, first: int, last: int) -> None:
         """Add all numbers from `first` to `last`, inclusive."""
-        begin = bisect_left(self._last, first - 1)  # the first range that touches the new one ...
-        end = bisect_right(self._first, last + 1)  # ... and the range after the last one that does
+        begin = bisect_left(self._last, first - 1)  # the first range that touches the new range ...
+        end = bisect_right(self._first, last + 1)  # ... and the range after the last such range
         if begin < end:
             first, last = min(first, self._first[begin]), max(last, self._last[end - 1])
         self._first[begin:end] = [first]

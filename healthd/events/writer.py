@@ -100,7 +100,7 @@ def _recent_lines(folder: int, descriptor: int) -> frozenset[bytes]:
             try:
                 if stat.S_ISREG(
                     os.fstat(previous).st_mode
-                ):  # anything else has no lines from healthd, and _rotate reports it
+                ):  # any other file type has no lines from healthd, and _rotate reports it
                     text = _end(previous, TAIL_BYTES - len(text)) + b"\n" + text
             finally:
                 os.close(previous)

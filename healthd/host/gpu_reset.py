@@ -14,7 +14,7 @@ from __future__ import annotations
 from healthd.common.text import is_decimal
 from healthd.host.host import PCI_DEVICES, Host
 
-# Codes for kernel log lines about a GPU that is gone for good. A reset does not print these lines.
+# Codes for kernel log lines about a GPU that is permanently gone. A reset does not print these lines.
 PERMANENT_LOSS_CODES = (
     "gpu_xid/79",
     "gpu_xid/fallen_off_bus",

@@ -25,7 +25,7 @@ KERNEL_GROUP = 1  # the multicast group for the kernel's messages; udevd has a d
 KERNEL_ADDRESS = 0  # the kernel's netlink address, which a program cannot have
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h; root may exceed net.core.rmem_max
 RECEIVE_BUFFER_BYTES = 8 << 20  # the receive buffer: `udevadm trigger` causes thousands of messages at once
-MAX_MESSAGE_BYTES = 16 << 10  # of a message; the kernel's messages have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
+MAX_MESSAGE_BYTES = 16 << 10  # per message; the kernel's have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
 RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0, 300.0)
 SUBSYSTEMS = ("pci", "net", "infiniband", "nvme")
 

@@ -30,7 +30,7 @@ BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
 MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
 LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # an LVM raid0 has no rmeta
-LAYERS = 8  # device mapper and RAID devices on top of each other; no machine has this many
+LAYERS = 8  # maximum depth of stacked device mapper and RAID devices, which no machine reaches
 
 
 def collect(host: Host, gpus: bool) -> Inventory:
@@ -54,7 +54,7 @@ def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
         gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
-    except HealthdError:  # an NvmlError; importing it would load nvml, with ctypes, whenever a profile is chosen
+    except HealthdError:  # an NvmlError, whose import would load nvml, with ctypes, whenever a profile is chosen
         return (), ""  # gpu_access reports the error
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from healthd.common.text import is_decimal
 from healthd.host.cgroup import job_in
 
-SCAN_SECONDS = 0.1  # a node may have 100,000 processes; only those found within this time count
+SCAN_SECONDS = 0.1  # a node may have 100,000 processes; only those found within this time are used
 MAX_DESCRIPTORS = 1 << 14  # descriptors to read per process, lowest first; reading a million of them takes seconds
 DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"

@@ -33,7 +33,7 @@ def lock_file(runtime_dir: str, name: str) -> int:
         try:
             return os.open(name, flags, 0o600, dir_fd=folder)
         except OSError as error:
-            error.filename = os.path.join(runtime_dir, name)  # the call only knows the end of the path
+            error.filename = os.path.join(runtime_dir, name)  # the error contains only the end of the path
             raise
 
 

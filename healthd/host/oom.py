@@ -14,7 +14,7 @@ DEFAULT_SCORE = 0
 
 def raise_score(minimum: int = DEFAULT_SCORE) -> None:
     """Raise the OOM score of a process that the daemon starts. Keep a higher score, which a site may have set."""
-    with suppress(OSError, ValueError):  # without /proc, there is no protection either
+    with suppress(OSError, ValueError):  # without /proc, there is no protection to adjust
         with open(SCORE, encoding="ascii") as file:
             score = int(file.read())
         if score < minimum:

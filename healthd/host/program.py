@@ -21,7 +21,7 @@ from healthd.common import ownership
 # The program's whole environment, except for the caller's additions. stdin is empty, and the directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT_BYTES = 64 << 10
-ENDING_SECONDS = 1.0  # how long to wait for a killed program, twice
+ENDING_SECONDS = 1.0  # how long to wait for a killed program; used twice
 
 
 class ProgramResult(NamedTuple):
@@ -124,7 +124,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the program and its process group. Wait for the exit only for a short time."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # the program hangs in the kernel, so leave it behind
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the program hangs in the kernel, so abandon it
         process.wait(ENDING_SECONDS / 2)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

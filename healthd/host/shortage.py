@@ -16,7 +16,7 @@ from contextlib import suppress
 
 THREADS, PROCESSES, DESCRIPTORS = "threads", "processes", "file_descriptors"
 REPORT_SECONDS = 600.0
-ACCEPT_PAUSE_SECONDS = 1.0  # how long a listener without a descriptor leaves new connections in its queue
+ACCEPT_PAUSE_SECONDS = 1.0  # how long a listener without a free descriptor leaves new connections in its queue
 MAX_SHED = 128  # maximum number of connections to close at once
 
 # Errors from accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
@@ -93,7 +93,7 @@ class SpareDescriptor:
             with stream, suppress(OSError):
                 stream.setblocking(False)
                 stream.send(farewell)
-        with suppress(OSError):  # will be retried at the next shortage
+        with suppress(OSError):  # retried at the next shortage
             if self._descriptor < 0:
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 

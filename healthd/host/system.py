@@ -63,7 +63,7 @@ class Tree:
             # Read in pieces, because /proc/sys answers a single read of 4 MiB or more with ENOMEM.
             data = piece = os.read(file, READ_BYTES)
             if path.startswith("/sys/") and len(piece) < READ_BYTES:
-                return data  # sysfs returns an attribute as a whole, and a round reads a thousand of them
+                return data  # sysfs returns an attribute as a whole, and a round reads a thousand attributes
             while piece and len(data) < MAX_FILE_BYTES:
                 piece = os.read(file, READ_BYTES)
                 data += piece

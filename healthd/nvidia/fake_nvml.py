@@ -365,7 +365,7 @@ class FakeLibrary:
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[int | tuple[int, int]]) -> Any:
         gpu = self._gpu_for_call("nvmlDeviceGetFieldValues", handle)
-        key = (id(gpu), tuple(fieldIds))  # equal GPUs are one object and give the same answers
+        key = (id(gpu), tuple(fieldIds))  # identical GPUs are one object and give the same answers
         if key not in self._values or gpu.iteration_seconds:
             self._values[key] = _values(gpu, fieldIds)
         values = self._values[key]

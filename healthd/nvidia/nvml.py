@@ -256,7 +256,7 @@ def _nothing() -> None:
 
 
 # Called before each NVML call. The worker sets it to a function that ends the process once the daemon has given up on
-# it. Otherwise a driver that takes seconds for each call would keep NVML blocked for the whole check.
+# it. Without this, a driver that takes seconds for each call would keep NVML blocked for the whole check.
 before_call: Callable[[], None] = _nothing
 
 
@@ -624,7 +624,7 @@ class NvmlGpu:
             return total, total
         recovered, failed = self._fields([(field, link) for field in FIELDS_LINK_RECOVERY_KINDS])
         if recovered is None or failed is None:
-            return total, 0  # this driver has only the sum; a failed recovery also takes the link down
+            return total, 0  # this driver reports only the sum; a failed recovery also takes the link down
         return int(recovered), int(failed)
 
     def _link_counter(self, link: int, counter: int) -> int | None:
@@ -783,7 +783,7 @@ class Nvml:
                 gpus.append(_reach(self._library, index, self._move_to_unreachable))
             except NvmlError as error:
                 if error.number == FUNCTION_NOT_FOUND:
-                    raise  # the driver is too old for this binding, which is not a problem with this GPU
+                    raise  # the driver is too old for this binding, which is not a fault of this GPU
                 unreachable.append(error)
         return tuple(gpus), tuple(unreachable)
 
@@ -825,7 +825,7 @@ def open_real() -> Nvml:
     """Open this node's NVML, which is the libnvidia-ml.so.1 that the loader finds. Raises NvmlError."""
     try:
         CDLL(LIBRARY)
-    except OSError:  # pynvml would raise the same, but importing its 250 classes costs 10 ms
+    except OSError:  # pynvml would raise the same error, but importing its 250 classes takes 10 ms
         kind = NvmlErrorKind.LIBRARY_NOT_FOUND
         raise NvmlError(kind, "nvmlInit", "NVML Shared Library Not Found", number=kind.value) from None
     from healthd.nvidia.nvml_binding import pynvml

@@ -81,13 +81,13 @@ def absorb_result(
     now = result.started + result.duration_seconds
     new = dict(conditions)
     reported_keys = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two equal keys, the worse counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # for equal keys, the worse is used
         finding, key = _confirm_by_kernel_log(finding, conditions, now), finding.key
         reported_keys.add(key)
         old = new.get(key)
         if old is None or old.observed:
             old = _new_condition(result.check, result.instance, finding, now, boot_id, cleared)
-        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # it was adopted, and now the check reports it
+        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted earlier, now reported by the check
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if key == overflow_key(result.run):
             old = replace(old, clears=later_ending(old.clears, finding.clears))
@@ -269,7 +269,7 @@ def absorb_events(
             first_time = min(event.time for event in source_events)
             restarted = _new_condition(
                 check, "", finding, first_time, boot_id, cleared if is_live else ()
-            )  # history does not count as a relapse
+            )  # history is not a relapse
             restarted = replace(restarted, last_sequence=_last_counted_event(new, restarted))
             old = restarted if old is None or old.observed else replace(old, clears=restarted.clears)
         finding = _as_latched(finding, old)

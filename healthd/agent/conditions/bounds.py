@@ -126,7 +126,7 @@ def _assign_overflow(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey
             break
         overflow = overflow_key(ranked[key].run)
         if key != overflow:
-            excess -= overflow in members  # the first one only gets another name: nothing saved
+            excess -= overflow in members  # the first condition would only get another name, which saves nothing
             members.setdefault(overflow, []).append(key)
     return {key: overflow for overflow, keys in members.items() if len(keys) > 1 for key in keys}
 

@@ -22,7 +22,7 @@ REPEAT_SECONDS = 3600.0  # a repeated sighting gets another line if the last lin
 ALIVE_SECONDS = 24 * 3600.0
 FLUSH_SECONDS = 300.0  # from a job's end until the sightings around it are written
 BEFORE_JOB_END_SECONDS = 600.0  # sightings within this time before a job's end may explain it
-OPERATOR = "an operator"  # who resumed the node, or ran `healthd repaired` for a flag that is still set
+OPERATOR = "an operator"  # user who resumed the node, or ran `healthd repaired` for a flag that is still set
 OVERFLOW = "others"  # the condition is counted in the overflow condition from now on (bounds.py)
 UNCONFIRMED = "unconfirmed"  # the ack has ended for a condition that had not lasted for its confirm time
 

@@ -127,8 +127,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 
     def move_suppression(suppression: Suppression) -> Suppression:
         # A suppression lasts as long as requested. If it ends later than a suppression that starts now could end, it
-        # was recorded while the clock was right. It counts as begun now if it was recorded while the clock was further
-        # ahead.
+        # was recorded while the clock was right. If it was recorded while the clock was further ahead, it starts now.
         is_old = suppression.until <= until + MAX_SUPPRESSION_SECONDS
         end = suppression.until + seconds if is_old else suppression.until
         return replace(suppression, until=end, requested_at=min(move(suppression.requested_at), until + seconds))
@@ -162,7 +161,7 @@ def without_future_times(ledger: Ledger, now: float) -> Ledger:
         )
 
     def limit_hold(hold: FleetHold) -> FleetHold:
-        until = min(end(hold.since, hold.until), now + 2 * MAX_HOLD_SECONDS)  # a later try may be from a wrong clock
+        until = min(end(hold.since, hold.until), now + 2 * MAX_HOLD_SECONDS)  # a later time may be from a wrong clock
         return replace(hold, since=min(hold.since, now), until=until)
 
     whole: Changes = {Ack: limit_suppression, Pause: limit_suppression, FleetHold: limit_hold}

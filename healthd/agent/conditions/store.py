@@ -73,7 +73,7 @@ class ConditionStore:
         self.slurm_uncopied = False  # True if an action in Slurm is not in any copy yet
         self._past_unsaved = False
         self._past_is_urgent = False  # a command or a clock step changed the counters; save them at once
-        self._quiet_seconds = 0.0  # time that passed, but was not yet added to any window
+        self._quiet_seconds = 0.0  # time that has passed but is not yet added to any window
         self._saved_ledger: Ledger | None = None  # the ledger that the file contains
         self.save_failed = False
         self.copy_unreadable = False  # if an existing copy may be unreadable, the next copy does not replace it

@@ -60,7 +60,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     added_fields = tuple(item for item in other.fields if item[0] in varying and item[0] not in field_names)
     processors = _merged_processors(event, new)
     if fault is new and fault.kind == "oops":
-        added_fields = ()  # a location before the oops belongs to a WARNING; an oops prints its own after it
+        added_fields = ()  # a location before the oops belongs to a WARNING; an oops prints its own location afterwards
     return replace(
         fault,
         time=event.time,

@@ -65,10 +65,10 @@ class FollowedFile(Source):
         try:
             previous = convert(cursor, _Cursor)
             self._is_first_start = False
-        except ValidationError:  # no cursor, or one from another source
+        except ValidationError:  # no cursor, or a cursor from another source
             previous, self._is_first_start = _Cursor(boot_id, ()), True
         self._boot_id = boot_id
-        self._lines_boot_id = previous.boot_id  # boot that the next lines are from, until the first line from this boot
+        self._lines_boot_id = previous.boot_id  # boot of the next lines, until the first line from this boot
         try:
             for file in previous.files[:MAX_FILES]:
                 self._resume(*file)
@@ -164,7 +164,7 @@ class FollowedFile(Source):
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")  # if the path is a FIFO by now, it is reopened as one
+            raise OSError(errno.EINVAL, "not a regular file")  # if the path is now a FIFO, it is reopened as a FIFO
         if any(tail.inode == status.st_ino for tail in self._tails):
             os.close(fd)
             return

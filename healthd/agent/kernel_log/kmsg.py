@@ -54,7 +54,7 @@ class Kmsg(Source):
         self._drained = False
         position = _Cursor(boot_id, -1, 0)
         self._is_history = self._is_first_record = True  # since healthd's installation, not only in this boot
-        with suppress(ValidationError):  # no cursor, or one from another source
+        with suppress(ValidationError):  # no cursor, or a cursor from another source
             previous = convert(cursor, _Cursor)
             self._is_history = self._is_first_record = False
             position = previous if previous.boot_id == boot_id else position

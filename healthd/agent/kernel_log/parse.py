@@ -52,7 +52,7 @@ def _by_literal(rules: Sequence[Rule]) -> dict[str, tuple[Rule, ...]]:
     }
 
 
-LITERALS = _by_literal(RULES)  # and the site's own (use_patterns)
+LITERALS = _by_literal(RULES)  # includes the site's patterns (use_patterns)
 # A process may be called "Xid (0): 79, a" (any 15 characters). Lines that begin with a process name report at most a
 # memory fault, or an access beyond the end of a device.
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
@@ -66,7 +66,7 @@ _USER_TEXT_FIRST = regex(
 )
 
 
-UNREAD = "unread"  # kind for a line for which a rule raised; it may report any fault, so it is displayed
+UNREAD = "unread"  # kind for a line that made a rule raise; the line may report any fault, so it is displayed
 
 
 def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:

@@ -29,7 +29,7 @@ from healthd.agent.metrics.web_config import (
 from healthd.common import ownership
 
 HUNG_SECONDS = 1.0  # how long a client waits for another client's thread that checks the files
-EXPIRY_WARNING_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
+EXPIRY_WARNING_SECONDS = 7 * 86400.0  # report certificates that expire sooner; ACME clients renew a month before expiry
 NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME in openssl/x509_vfy.h; the ssl module has no name for it
 HANDSHAKE_ROUNDS = 3  # until the client has finished, client and server take two turns in TLS 1.2 and one in TLS 1.3
 
@@ -156,7 +156,7 @@ def _with_tls(config: WebConfig, tls: Tls) -> Web:
         context.set_ciphers(":".join(suites))
     for curve in tls.curve_preferences:
         context.set_ecdh_curve(CURVES[curve])
-    # OpenSSL opens the checked descriptors, because the paths may name other files by then.
+    # OpenSSL opens the checked descriptors, because the paths may refer to other files by then.
     with _opened(tls.cert_file) as certificate, _opened(tls.key_file) as key:
         if os.fstat(key).st_mode & 0o007:
             raise WebConfigError(f"{tls.key_file}: every user may read the key: chmod 0640 {tls.key_file}")

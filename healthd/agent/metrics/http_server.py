@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("healthd")
 
 CLIENT_SECONDS = 10.0  # maximum time until the last byte of the answer; Prometheus' default timeout for a scrape
-CLIENTS = 16  # maximum number of clients at the same time
+CLIENTS = 16  # maximum number of concurrent clients
 MAX_HEAD_BYTES = 16 << 10  # maximum size of the request line and the headers
-CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering one delays the daemon
+CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering a page delays the daemon
 MAX_CONDITIONS = 20  # maximum number of conditions on the landing page
 METHODS = ("GET", "HEAD")
 ARENA_MAX = -8  # M_ARENA_MAX in malloc.h: mallopt(3)
@@ -88,7 +88,7 @@ class Pages:
         self._making = threading.Lock()
         self._bad_accept_logged = False
         self.files: WebFiles | None = None
-        if web_config:  # otherwise PyYAML is not needed
+        if web_config:  # PyYAML is needed only here
             from healthd.agent.metrics.certificates import WebFiles
 
             self.files = WebFiles(web_config)
@@ -380,8 +380,9 @@ def _require_allowed_name(stream: ssl.SSLSocket, web: Web) -> None:
 
 
 def _disconnect(client: _Client) -> None:
-    with suppress(OSError):  # its thread has already closed it
-        # Use the connection below TLS, because the client's thread may be reading. It must see an end of file.
+    with suppress(OSError):  # the client's thread has already closed the connection
+        # Use the connection below TLS, because the client's thread may be reading. The thread must then read an end of
+        # file.
         socket.socket.shutdown(client.stream, socket.SHUT_RDWR)
 
 

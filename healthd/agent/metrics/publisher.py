@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("healthd")
 
-FILES_TIMEOUT_SECONDS = 10.0  # how long the daemon waits once for certificates, which may be on a hung mount
+FILES_TIMEOUT_SECONDS = 10.0  # how long the daemon waits, once, for certificates, which may be on a hung mount
 
 
 class _Served(NamedTuple):

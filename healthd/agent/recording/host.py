@@ -189,7 +189,7 @@ class ReplayedLibrary:
 
     def __getattr__(self, name: str) -> Any:
         if name == "nvmlShutdown":
-            return lambda: None  # it does not read anything
+            return lambda: None  # this function does not read anything
         if self._player.has(f"pynvml {name}"):
             found = self._player.answer(f"pynvml {name}")
             if found is None:

@@ -227,7 +227,7 @@ class Recorder:
         self._remaining_bytes -= len(line)
         try:
             os.write(self._file, line)
-        except OSError as error:  # do not raise OSError, which would be mistaken for the answer
+        except OSError as error:  # an OSError would be mistaken for the answer
             raise RuntimeError(f"cannot write the recording: {error.strerror}") from None
 
 

@@ -34,7 +34,7 @@ from healthd.common.model import (
     Worsens,
 )
 
-FIRST_SEEN = 1_000_000_000.0  # time at which the fault is first seen; any time will do
+FIRST_SEEN = 1_000_000_000.0  # time at which the fault is first seen; any value works
 _BOOT = "this boot"
 _IN_SERVICE = NodeState("", frozenset({"IDLE"}))
 

@@ -205,7 +205,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     problems = dict(zip(d["problems"], d["problem_commands"], strict=True))
     for limit in d["limits"]:
         lines += page.wrap(limit, "  ")
-        # The command for this problem is among healthd's problems. Print both here, and only once.
+        # The command for this problem is listed with healthd's problems. Print both here, and only once.
         for sentence in [sentence for sentence in problems if _reason(sentence) and _reason(sentence) in limit]:
             if command := problems.pop(sentence):
                 lines.append(_step("next", command))

@@ -35,7 +35,7 @@ from healthd.common.model import (
 )
 from healthd.common.values import Value
 
-MAX_NAMED_JOBS = 5  # jobs that a decision's text names as not requeued
+MAX_NAMED_JOBS = 5  # maximum number of jobs that a decision's text names as not requeued
 
 
 class Problem(NamedTuple):

@@ -19,7 +19,7 @@ from healthd.host.wakeup import FOREVER
 log = logging.getLogger("healthd")
 
 TERMINATE_SECONDS = 10.0  # a program is terminated this long before its time limit, and killed at the limit
-CHECK_WAIT_SECONDS = 900.0  # the longest wait for its check, which is due within a minute
+CHECK_WAIT_SECONDS = 900.0  # the longest wait for the program's check, which is due within a minute
 BUSY_RETRY_SECONDS = 5.0  # polling interval while an operator is running such a program
 Results = Mapping[RunName, CheckResult]
 
@@ -111,7 +111,7 @@ class BeforeResume:
         self._was_terminated = False
         self._retry_at, self._busy_until = FOREVER, FOREVER
         self._check_deadline = FOREVER
-        self._ended_at: dict[RunName, float] = {}  # end of each program whose check has not run since
+        self._ended_at: dict[RunName, float] = {}  # end time of each program whose check has not run since
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())

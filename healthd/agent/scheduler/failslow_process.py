@@ -49,7 +49,7 @@ class FailslowProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._unkillable: subprocess.Popen[bytes] | None = (
-            None  # a process that SIGKILL does not end; no other is started then
+            None  # a process that SIGKILL does not end; while it exists, no other is started
         )
         self._started_at = self._last_message_at = self._start_at = 0.0
         self._retry_seconds = MIN_RETRY_SECONDS
@@ -66,7 +66,7 @@ class FailslowProcess:
         elif self._channel is not None:
             try:
                 self._channel.send(json.dumps({"settings": self._check_settings}).encode() + b"\n")
-            except OSError:  # the process hangs or has just exited; the next one gets the settings when it starts
+            except OSError:  # the process hangs or has just exited; the next process gets the settings when it starts
                 self._end()
 
     @property

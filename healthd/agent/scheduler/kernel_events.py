@@ -78,7 +78,7 @@ class KernelEventIntake:
         self._log_unlogged_counts()
         self.take_jobs()
         if self.listener.status.source not in self._store.ledger.cursors:
-            self.note_cursor()  # from now on every line counts as new, even those logged while healthd is stopped
+            self.note_cursor()  # from now on, every line is new, even lines logged while healthd is stopped
         return new_kinds
 
     # --- events

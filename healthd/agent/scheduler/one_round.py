@@ -39,7 +39,7 @@ from healthd.common.model import (
 )
 from healthd.host.host import Host
 
-MAX_READS = 1000  # reads of 1000 kernel lines each, for a log that grows faster than it is read
+MAX_READS = 1000  # number of reads of 1000 kernel lines each, for a log that grows faster than it is read
 
 KernelLogReader = Callable[[], list[RawLine]]  # returns the lines that are relevant to healthd; raises OSError
 
@@ -171,7 +171,7 @@ def _run_all(
         if checks[name.check].has_run
     ]
     began = time.monotonic()
-    silent_since: dict[str, float] = {}  # for each resource, when the run that hangs in it began
+    silent_since: dict[str, float] = {}  # for each resource, the start time of the run that hangs in it
     results: list[CheckResult] = []
     runs: list[RecordedRun] = []
     queue = due.due_runs(scheduled, {}, {}, "", 0.0)

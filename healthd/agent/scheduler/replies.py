@@ -93,7 +93,7 @@ class ReplyHandler:
         self._client = client
         self._now = now
         self._monotonic = monotonic
-        self._overdue_since: dict[str, float] = {}  # for each resource, when the run that hangs in it began
+        self._overdue_since: dict[str, float] = {}  # for each resource, the start time of the run that hangs in it
         self._queue.add_task(INVENTORY)
         if not settings.cluster:
             self._queue.add_task(CLUSTER_NAME)
@@ -129,7 +129,7 @@ class ReplyHandler:
         except Exception as error:
             guard.drop(WORKER, error, operation_name(reply.request.kind))
             why = f"internal error in healthd while processing the answer: {describe_error(error)}"
-            with guard.dropping_errors(WORKER):  # a failed run is no evidence about health
+            with guard.dropping_errors(WORKER):  # a failed run is not evidence of health
                 return self._handle(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), received)
         return received
 
@@ -174,7 +174,7 @@ class ReplyHandler:
             return  # a reload removed the run in the meantime
         check, config, store = self._configured.check(name), self._configured.runs[name], self._store
         if check.when and not self._jobs.is_idle:
-            return  # jobs arrived while it ran
+            return  # jobs started during the run
         silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # the run's readings have times from two clocks
             why = "the clock was set while it ran"

@@ -67,7 +67,7 @@ class WorkerQueue:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._commanded_at = -FOREVER  # start of the last round that a command requested, or of the next one
+        self._commanded_at = -FOREVER  # start of the last round that a command requested, or of the next such round
         self._quarantined: set[str] = set()
         self._is_running = False
         self._began = 0.0

@@ -83,7 +83,7 @@ class InstalledFiles:
         elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it exited at once
             found = self.changed() or f"no worker answers: {reply.error}"
         else:
-            return  # a hang is not evidence about the files
+            return  # a hang says nothing about the files
         if found and found != self.problem:
             log.error("%s", found)
         self.problem = found

@@ -64,7 +64,7 @@ def resolve_settings(
     first_section = len(layers) - len(section_layers)
     for height, layer in enumerate(layers):  # validate each layer separately, so that the error names the right layer
         with _naming_source(layer.source, {}):
-            if height >= first_section:  # a section is only complete together with the layers below it
+            if height >= first_section:  # a section is complete only with the layers below it
                 _check_section(layers[:height], layer, available)
             else:
                 _require_existing(layer.checks, available)
@@ -270,7 +270,7 @@ def _require_top_level(plain: dict[str, Any], available: Mapping[str, Check]) ->
             from difflib import get_close_matches
 
             near = get_close_matches(key, [*names, *available], n=1)
-            is_check = bool(near) and near[0] not in names  # its table belongs below "checks"
+            is_check = bool(near) and near[0] not in names  # the check's table belongs below "checks"
             hint = f'; did you mean "checks.{near[0]}"?' if is_check else spelling_hint(key, names)
             raise ConvertError(f'unknown setting "{key}"{hint}')
     return plain

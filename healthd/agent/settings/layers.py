@@ -107,7 +107,7 @@ def _find_profile(host: Host) -> str:
                 pci_id = f"10de:{function.device[2:]}"
                 gpus[pci_id] = gpus.get(pci_id, 0) + 1
     except (OSError, ValueError):
-        return ""  # pcie_devices and gpu_count report the error; a guess without this data is worse than none
+        return ""  # pcie_devices and gpu_count report the error; a guess without this data is worse than no guess
     if not product and not gpus:
         return ""  # the machine has no such data, so do not read the profiles
     matches = {name: _match(name) for name in profile_names()}

@@ -125,7 +125,7 @@ def _pattern_names(value: dict[str, object]) -> str:
     return "" if len(value) <= 100 else f"must have at most 100 patterns, got {len(value)}"
 
 
-# Wide enough for every existing or announced machine, narrow enough to catch a wrong unit or digit.
+# Wide enough for every existing or announced machine, and narrow enough to catch a wrong unit or an extra digit.
 Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # an interval or a maximum duration
 Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait or remember
 Percent = Annotated[float, between(0, 100)]
@@ -142,7 +142,7 @@ Lanes = Annotated[int, between(0, 32, " lanes")]  # PCI Express has at most 32
 Cpus = Annotated[int, between(0, 8192, " CPUs")]  # maximum NR_CPUS of Linux on x86
 Processes = Annotated[int, between(1, 2**22, " processes")]  # PID_MAX_LIMIT of Linux
 ExitStatus = Annotated[int, between(0, 255)]  # waitpid(2): the low 8 bits
-Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52 bits of physical address
+Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52-bit physical addresses
 Gib = Annotated[float, between(0, 2**20, " GiB (1 PiB)")]
 Celsius = Annotated[float, between(0, 150, " degrees")]
 WholeCelsius = Annotated[int, between(0, 150, " degrees")]

@@ -61,7 +61,7 @@ class SlurmDriver:
         self._boot_id = boot_id
         self._save_record = save_record
         self._may_change = may_change
-        self._record = DrainRecord()  # as last saved
+        self._record = DrainRecord()  # the record as last saved
         self._now = now
         self._monotonic = monotonic
         self._steps: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None

@@ -50,10 +50,10 @@ from healthd.common.model import (
 # A node that drains counts twice.
 SECONDS_PER_NODE = 0.2
 MIN_HOLD_SECONDS = 60.0
-# If a node counts later than planned by more than this, other nodes probably do too (slurmctld was unreachable, daemons
-# were stopped). All of them then spread out again.
+# If a node counts later than planned by more than this, other nodes probably do so too (slurmctld was unreachable,
+# daemons were stopped). All of them then spread out again.
 LATE_SECONDS = 60.0
-# How long a stored count replaces a failed one. A slurmctld that restarts or is busy is back by then.
+# How long a stored count can replace a failed count. By then, a slurmctld that was restarting or busy responds again.
 RECENT_SECONDS = 600.0
 
 

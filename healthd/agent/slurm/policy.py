@@ -68,7 +68,7 @@ from healthd.common.values import Value
 # Munge credentials expire after 300 s. slurmctld then refuses a command that it has not processed yet.
 IN_FLIGHT_SECONDS = 600.0
 SETTLED_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose the drain
-CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
+CLOCK_SKEW_SECONDS = 2.0  # clock skew between this node and slurmctld, whose own time stamps are whole seconds
 # Time from our prolog's refusal to Slurm's time stamp for "Prolog error": one message's delay, which is retried for up
 # to MessageTimeout (10 s by default). The skew covers the clocks, and files with only the last of several refusals.
 REFUSAL_DELAY_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0

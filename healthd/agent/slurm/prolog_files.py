@@ -23,7 +23,7 @@ from healthd.host.job_processes import gpus_open_by_job
 FOLDER = "jobs"
 FILES = 1024  # the same number as in the prolog
 FILE = "refused"
-LINES = 64  # the prolog keeps fewer
+LINES = 64  # the prolog keeps fewer lines
 MAX_BYTES = 16 << 10
 
 

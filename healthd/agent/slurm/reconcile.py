@@ -373,7 +373,7 @@ class _Reconciliation:
             hold = fleet_limit.spread_again(hold, self.node_name, limits, now)
         if hold is not None and fleet_limit.must_wait(hold, own_hardware, now):
             return self.delay(hold, desired)
-        self.record = replace(self.record, hold=hold)  # even if the count fails now: the wait is over
+        self.record = replace(self.record, hold=hold)  # even if the count fails now, because the wait is over
         counts: Sequence[PartitionCount] | None = yield from self.count(own_hardware)
         if counts is None:
             counts = fleet_limit.recent_count(self.record, self.node.partitions, self.now())
@@ -409,7 +409,7 @@ class _Reconciliation:
         own_hardware, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         counts = yield from self.count(own_hardware, until=self.node.reason_time)
         if counts is None:
-            return decision  # the next reconciliation counts
+            return decision  # the next reconciliation will count
         self.store_count()
         count = fleet_limit.tightest(counts, limits, own_hardware)
         if not is_healthds:  # an operator took over a drain that was set without a count: requeue only within the limit

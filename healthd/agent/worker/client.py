@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
 NVML_PROBLEM = "nvml_trouble"  # name in AFTER_EVENTS: such a check runs at once after a reply with `has_nvml_problem`
-TRUSTED_SECONDS = 10.0  # if a worker loaded a library this recently, that library is still the installed one
+TRUSTED_SECONDS = 10.0  # a library that a worker loaded this recently is still the installed library
 EXIT_WAIT_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
 WORKERS_FILE = "workers.json"
 Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
@@ -176,7 +176,7 @@ class WorkerClient:
         self._request: Request | None = None
         self._request_began = 0.0
         self._message_time: float | None = None
-        self._chunk = bytearray(CHUNK_BYTES)  # shared, because a new one for each answer would fragment the heap
+        self._chunk = bytearray(CHUNK_BYTES)  # shared, because a new buffer for each answer would fragment the heap
         self._lost: list[_Lost] = []
         self._written = b""
         self._workers_fd = -1
@@ -487,8 +487,8 @@ class WorkerClient:
         if text == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: ConditionStore.save reports it
-            # Written in place with one call, because it changes with every check in a round. Blanks overwrite the rest
-            # of a longer text, because JSON ignores them.
+            # Written in place with one call, because the record changes with every check in a round. Blanks overwrite
+            # the rest of a longer text, because JSON ignores them.
             if self._workers_fd < 0:
                 self._workers_fd = open_own_file(self._workers_file)
                 os.ftruncate(self._workers_fd, 0)

@@ -51,7 +51,7 @@ from healthd.host.host import Host, fake_nvml_opener
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
-MAX_OBSERVATIONS = 4096  # maximum per run; each is a series, and a DGX H100 has about 600 for its NVLinks
+MAX_OBSERVATIONS = 4096  # maximum number per run; each is a series, and a DGX H100 has about 600 for its NVLinks
 NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
 CACHE_SECONDS = 0.25  # answers are shared within a round, but not with a run after a device removal
 
@@ -96,7 +96,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
     """Answer requests until the stream ends. `checks` contains the checks that are already imported."""
     raise_score()
     faulthandler.enable(2)  # by number, because sys.stderr may be the parent's object in a fork
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C in a terminal, and then stops this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # in a terminal, the daemon handles Ctrl-C and then stops this process
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -124,7 +124,7 @@ def _end_if_abandoned(stream: socket.socket) -> None:
 
 def _lines(stream: socket.socket) -> Iterator[bytes]:
     buffer = b""
-    chunk = bytearray(CHUNK_BYTES)  # shared, because a new one for each request would fragment the heap
+    chunk = bytearray(CHUNK_BYTES)  # shared, because a new buffer for each request would fragment the heap
     while True:
         try:
             size = stream.recv_into(chunk)

@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 1 << 20  # maximum size of the file in --times FILE
 MAX_GPUS = 1_000_000
 MAX_OVERHEAD_SECONDS = 7 * 86400.0
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-MAX_SHOWN = 12  # maximum number of slow spans to print, and of groups
+MAX_SHOWN = 12  # maximum number of slow spans, and of groups, to print
 ACTION_TEXTS = {
     "s1": "ignore it",
     "s2": "move micro-batches",

@@ -67,7 +67,7 @@ def _engine(text: str) -> str:
 
 # All threads are created even if they have no work. 32,000 threads once blocked a machine.
 MAX_THREADS = 256
-MIN_MIB = 256  # less is not enough even to open an empty store
+MIN_MIB = 256  # with less memory, not even an empty store can be opened
 
 
 def thread_count(text: str) -> int:

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from healthd.common.text import regex
 
 SEPARATOR = "; "
-MAX_BYTES = 999  # the maximum that is read back; a longer comment is neither written nor changed
+MAX_BYTES = 999  # maximum length that is read back; a longer comment is neither written nor changed
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 

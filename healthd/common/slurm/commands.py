@@ -117,7 +117,7 @@ def job_gres(job_id: str) -> Argv:
     return ("scontrol", "-d", "-o", "show", "job", job_id)
 
 
-# Where Slurm finds its files. The folder depends on who built Slurm, so gres.conf is read from all usual ones. If
+# Where Slurm finds its files. The folder depends on the build of Slurm, so gres.conf is read from all usual folders. If
 # two files differ, the order of the GPUs is unknown.
 _GRES_CONF = """\
 if [ -n "$SLURM_CONF" ]; then exec head -c "$1" "$(dirname "$SLURM_CONF")/gres.conf"; fi

@@ -225,7 +225,7 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
         text: gres.conf; empty if the file does not exist.
         gpus: the node's number of GPUs, not counting MIG devices.
     """
-    if len(text) >= GRES_CONF_BYTES or "\\" in text:  # truncated, or a line that continues on the next one
+    if len(text) >= GRES_CONF_BYTES or "\\" in text:  # truncated, or a line that continues on the next line
         return False
     files: list[int] = []
     types, detect = set(), set()
@@ -249,7 +249,7 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
     is_detected = bool(detect & DETECTED)
     if len(types) > 1 or not detect <= DETECTED | {"off"} or (is_detected and gpus > MAX_DETECTED):
         return False
-    # AutoDetect in this node's line overrides the global one. Without device files, both must detect the GPUs.
+    # AutoDetect in this node's line overrides the global setting. Without device files, both must detect the GPUs.
     return files == list(range(gpus)) or (not files and is_detected and "off" not in detect)
 
 

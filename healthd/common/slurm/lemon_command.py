@@ -8,8 +8,8 @@ from healthd.common.slurm import commands
 from healthd.common.slurm.drain_reason import LEMON, MAX_CHARACTERS
 from healthd.common.text import regex
 
-# Matches the name of a single node that a shell reads as one word: never an option, a host list or "ALL". The name
-# comes from a store and may be anything.
+# Matches a single node's name that a shell reads as one word, and never an option, a host list or "ALL". The name comes
+# from a store and may be anything.
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -181,7 +181,8 @@ def _page(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "page_recovered" if result in ("Recovered", "Delayed") else "page_not_recovered")
 
 
-# Every line of a scanned log is searched for each literal. There are therefore few literals, and formats share them.
+# Every line of a scanned log is searched for each literal. There are therefore only a few literals, which several
+# formats share.
 RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),

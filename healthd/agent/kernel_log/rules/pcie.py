@@ -217,7 +217,8 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "record" if number else DETAIL, match[3] or "", (("record", number),))
 
 
-# Every line of a scanned log is searched for each literal. There are therefore few literals, and formats share them.
+# Every line of a scanned log is searched for each literal. There are therefore only a few literals, which several
+# formats share.
 RULES = (
     Rule("pcie_hotplug", ("lot(",), _SLOT_EVENT, _slot_event),
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OLD_SLOT_EVENT, _old_slot_event),

@@ -1,9 +1,9 @@
 """Ethernet interfaces and bonds: link state, speed, MTU and carrier changes.
 
-Rules (as in Azure healthagent): an interface that is not up is a fault, and frequent carrier changes warn. Only
-expected interfaces and the members of expected bonds are checked. If one member is down, a bond still works, but slower
-and without redundancy. If the interface's MTU differs from the network's MTU, large packets are lost or split into many
-small ones (GCM's check-ethlink). Files: Linux, sysfs-class-net.
+Rules (as in Azure healthagent): an interface that is not up is a fault, and frequent carrier changes are a warning.
+Only expected interfaces and the members of expected bonds are checked. If one member is down, a bond still works, but
+slower and without redundancy. If the interface's MTU differs from the network's MTU, large packets are lost or split
+into many small ones (GCM's check-ethlink). Files: Linux, sysfs-class-net.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Jobs on this node that have become slower, and the GPU of the rank that slows a job down.
 
-Rules: healthd/failslow/detect.py determines when a job's times count as slow (FALCON, arXiv 2410.12588, 2.2: less than
-10 % is jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client).
-The setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
+Rules: healthd/failslow/detect.py determines when a job is slow (FALCON, arXiv 2410.12588, 2.2: less than 10 % is
+jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client). The
+setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
 default; then nothing runs and nothing is read.
 
 A job's own report is user input and may contain anything. It therefore never causes more than a WARNING, regardless of

@@ -15,11 +15,11 @@ may then have started long after the error. A count that grew between two rounds
 high class).
 
 Chips that contain errors (CONTAINING_CHIPS) are the exception. They should end only the process that hit the error,
-while the GPU's other processes continue unharmed. On these chips a growing count only drains. It requeues if the driver
-also requests a reset, which shows that the error was not contained (drivers before 570 do not report this). The kernel
-log has the details. Xid 94 reports a contained error and its process (a warning). Xid 95 reports an uncontained error.
-Xid 48 reports an error whose containment is not known yet. Xids 95 and 48 requeue the jobs on this GPU at once, on
-every chip.
+while the GPU's other processes continue unharmed. On these chips, a growing count drains without a requeue. It also
+requeues if the driver requests a reset, which shows that the error was not contained (drivers before 570 do not report
+this). The kernel log has the details. Xid 94 reports a contained error and its process (a warning). Xid 95 reports an
+uncontained error. Xid 48 reports an error whose containment is not known yet. Xids 95 and 48 requeue the jobs on this
+GPU at once, on every chip.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """NVLink fabric: whether each GPU has joined the fabric and is healthy there (NVSwitch systems, Hopper and later).
 
 Rules: only NVML shows whether there is a fabric; model names would give false alarms for PCIe cards, GH200 and GB200
-(gpud). Until a GPU has joined, CUDA fails with 802 "system not yet initialized", but nvidia-smi looks normal. The cause
-may be that the fabric manager (or NVLSM) is not running or has just started. systemd is queried for the cause only if a
-GPU has not joined. If a GPU reports no fabric while others of its model have joined theirs, NVLink does not connect it.
+(gpud). Until a GPU has joined, CUDA fails with 802 "system not yet initialized", but nvidia-smi shows nothing unusual.
+The cause may be that the fabric manager (or NVLSM) is not running or has just started. systemd is queried for the cause
+only if a GPU has not joined. If a GPU reports no fabric while others of its model have joined theirs, NVLink does not
+connect it.
 
 Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them, because traffic still has
 its routes. These problems drain without a requeue. The summary "unhealthy" has no more information than the health

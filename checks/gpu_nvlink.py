@@ -168,8 +168,8 @@ def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History
     """Sum the errors over all links, with one series for each GPU and error kind. Separate series for 18 links on 8
     GPUs would make 432 numbers in each round.
 
-    A label names the links in the sum. If a link no longer responds, the label changes, so that the lower sum does not
-    look like a falling counter.
+    A label names the links in the sum. If a link no longer responds, the label changes, so that the lower sum is not
+    taken for a falling counter.
     """
     kinds = {
         "replay": [link.replay for link in links],

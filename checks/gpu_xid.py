@@ -1,8 +1,9 @@
 """GPU faults in the kernel log: Xids, GPUs that fell off the bus, and driver messages without an Xid.
 
 Rules: NVIDIA's Xid catalogue assigns each code an immediate action, which determines the severity. A code is CRITICAL
-if the GPU must be reset or is lost. Codes that an application can cause never drain a node, and unknown codes warn.
-Driver messages about the GSP or NVLink without an Xid count only if no Xid within a minute reports the same fault.
+if the GPU must be reset or is lost. Codes that an application can cause never drain a node, and unknown codes are
+warnings. Driver messages about the GSP or NVLink without an Xid are used only if no Xid within a minute reports the
+same fault.
 
 A line "Reset required" that names no GPU is a warning for the whole node, because the line may belong to any GPU.
 gpu_access runs at once after such a line and queries each GPU through NVML. If a GPU needs a reset, gpu_access drains
@@ -216,8 +217,8 @@ def _with_window(meaning: XidMeaning, config: Config) -> Rule:
 
 def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
     """Return the rule for a GSP event. The rule is CRITICAL if the driver itself considers a known GPU unusable. Other
-    events warn or are only recorded: a crash also has an Xid 120, and a timeout of many calls also has an Xid 119. A
-    watchdog report has no Xid.
+    events are warnings or only recorded: a crash also has an Xid 120, and a timeout of many calls also has an Xid 119.
+    A watchdog report has no Xid.
     """
     if event.code in ("dump", "message"):
         return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)

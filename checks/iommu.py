@@ -86,7 +86,7 @@ def _part(event: KernelEvent, node: Inventory) -> str:
     """Return the device's address in the inventory. If it is unknown, return the IOMMU's name, or "" if that is unknown
     too.
 
-    Another function of a GPU or card counts as function 0. Older kernels print no segment for Intel IOMMUs. In that
+    Another function of a GPU or card is treated as function 0. Older kernels print no segment for Intel IOMMUs. In that
     case all segments are searched, and a device is used if it is the only one with this bus and device number.
     """
     if not event.pci:

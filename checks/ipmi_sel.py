@@ -2,13 +2,11 @@
 
 Rules: the check reports critical interrupts, fatal bus errors, lost power supplies and uncorrectable errors (in Meta's
 study PCIe faults appear as IPMI critical interrupts; GCM reads the same log). Entries that exist at the first run are
-ignored as history. The log is read through ipmitool and never cleared. Findings warn; with `enforce = true` findings
-drain the node.
-
-healthd remembers the newest entry, also across reboots, because a fatal error often causes a reboot. Later entries are
-new. If the remembered entry is gone, the log was cleared or wrapped, and all entries are new. A cleared log reuses
-record ids, so an entry is identified by its id and the minutes and seconds of its timestamp. The date and hour are not
-used, because ipmitool 1.8.19 prints them differently from 1.8.18.
+ignored as history. The log is read through ipmitool and never cleared. Findings are warnings; with `enforce = true`
+they drain the node. healthd remembers the newest entry, also across reboots, because a fatal error often causes a
+reboot. Later entries are new. If the remembered entry is gone, the log was cleared or wrapped, and all entries are new.
+A cleared log reuses record ids, so an entry is identified by its id and the minutes and seconds of its timestamp. The
+date and hour are not used, because ipmitool 1.8.19 prints them differently from 1.8.18.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rule: NHC's check_cmd_output and check_file_contents compare each line with a pa
 regular expression that is searched for in one line at a time. If the input cannot be searched completely, the result is
 neither a match nor a mismatch. The run fails, and the node neither passes nor fails. Possible reasons are a missing
 command, another exit status, too much output, a line that is too long, or a file that is not regular. A missing file,
-however, counts as a file without the required line.
+however, is treated as a file without the required line.
 
 The command runs as root, so it must belong to root, as for checks.exec. A pattern may take forever, or a file server
 may not respond. That delays only this check, because its worker is killed after the timeout.

@@ -226,7 +226,7 @@ def correlate(events: Sequence[KernelEvent], node: Inventory, config: Config) ->
 def _severity(event: KernelEvent, pcie_records: set[tuple[str, str]]) -> Severity | None:
     """Return the severity of an uncorrected error, or None for other events and for records that pcie_aer handles.
 
-    A recoverable error in memory or a processor has lost data. A recoverable error in other hardware only warns.
+    A recoverable error in memory or a processor has lost data. In other hardware, it is only a warning.
     """
     number = event.field("record")
     if number and (event.boot_id, number) in pcie_records:

@@ -145,7 +145,7 @@ def _code(event: KernelEvent, reports: Reports) -> str:
 
 def _nearby_severity(event: KernelEvent, reports: Reports) -> int:
     """Return the severity for a line that has no severity: the worst severity among the health reports nearby. Without
-    such a report the line counts as an error, because older drivers report only errors.
+    a report, the line is an error, because older drivers report only errors.
     """
     found = reports.get((event.boot_id, event.pci), ())
     start = bisect.bisect_left(found, (event.time - INCIDENT_SECONDS, 0))

@@ -2,7 +2,7 @@
 
 Rules: Meta's study counts missing mounts as high severity; NHC checks that a mount is present, has the right type and
 is not read-only. A mount that does not respond never causes a requeue, because a hard NFS mount survives a failover and
-jobs continue. A file server affects many nodes at once, so all findings of this check count as a shared cause.
+jobs continue. A file server affects many nodes at once, so all findings of this check have a shared cause.
 """
 
 from __future__ import annotations

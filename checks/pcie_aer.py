@@ -12,7 +12,7 @@ flight is lost and the cause is still present. Containment (DPC) is a fatal erro
 Repeated non-fatal errors clear after a day without further errors. On a drained node that day starts only after a
 repair, such as a reboot. Some platforms log the same few errors at each boot, while devices are probed. If these errors
 counted as repeats, each reboot would restart the day, and healthd would never resume the node. Errors in the first
-minutes of a boot therefore only warn.
+minutes of a boot are therefore only warnings.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def _label(part: str, group: Sequence[KernelEvent], node: Inventory) -> str:
 
 def _is_repeated(group: Sequence[KernelEvent], newest: KernelEvent, config: Config) -> bool:
     """Return True if an earlier error occurred within the repeat time in the same boot. Errors in the first minutes of
-    a boot do not count.
+    a boot are ignored.
     """
     since = newest.last_time - config.nonfatal_repeat_seconds
     recent = [e for e in group if e.boot_id == newest.boot_id and e.last_time >= since and not _is_at_boot(e)]

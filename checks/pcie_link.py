@@ -3,7 +3,7 @@
 Rules: OCI and DCGM compare a link with its maximum. In healthd the maximum is what both ends support: an x16 card in an
 x8 slot is normal. Each link is checked once, at its lower end. In virtual machines there may be no port above, so the
 other end is unknown. GPUs lower the speed when idle, so gpu_pcie checks GPUs. Sleeping devices (D3) are not checked.
-Findings warn, because slots may be built with fewer lanes than their ports support; with `enforce = true` findings
+Findings are warnings, because slots may be built with fewer lanes than their ports support; with `enforce = true` they
 drain the node. Files: Linux, sysfs-bus-pci. A dead device's registers read as all ones, which appears as 63 lanes and
 speed "Unknown".
 """

@@ -1,10 +1,10 @@
 """Killed processes that do not exit, and large numbers of zombies.
 
 Rules: a killed process that stays in state D (uninterruptible) hangs in a driver or file system. It keeps its GPU,
-memory and mounts, and Slurm cannot end its job (GCM and Azure healthagent look for such processes). A process counts as
-killed if SIGKILL is pending; the kernel turns every fatal signal into SIGKILL (signal.c, complete_signal). It also
-counts if it is already exiting (PF_EXITING, after taking the signal). A process that is writing a core dump does not
-count. A thread group leader that has ended (Z) waits for its threads, which count.
+memory and mounts, and Slurm cannot end its job (GCM and Azure healthagent look for such processes). A process is
+considered killed if SIGKILL is pending (the kernel turns every fatal signal into SIGKILL: signal.c, complete_signal) or
+if it is already exiting (PF_EXITING, after taking the signal). A process that is writing a core dump is not considered
+killed. A thread group leader that has ended (Z) waits for its threads, which are checked.
 
 A user can make a process hang forever in the user's own FUSE mount, if the FUSE server takes a request and never
 answers it (fuse/dev.c, request_wait_answer). The node is not at fault, so the process only causes the warning

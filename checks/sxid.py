@@ -1,12 +1,12 @@
 """NVSwitch errors (SXids) in the kernel log.
 
 Rules: the Fabric Manager guide assigns each SXid to one of three classes. An always fatal SXid is CRITICAL. A
-potentially fatal SXid is CRITICAL if the driver's line contains Fatal. A non-fatal SXid warns. For codes that are not
-in the guide, the driver's word is used as well: Fatal means that the driver has given up on the link or the switch
-(nvswitch_set_fatal_error()). Half of the codes that the driver may mark as Fatal are not in the guide
+potentially fatal SXid is CRITICAL if the driver's line contains Fatal. A non-fatal SXid is a warning. For codes that
+are not in the guide, the driver's word is used as well: Fatal means that the driver has given up on the link or the
+switch (nvswitch_set_fatal_error()). Half of the codes that the driver may mark as Fatal are not in the guide
 (open-gpu-kernel-modules 595.45.04, src/common/nvswitch/kernel: 20035, 22010, 25007, ...). Some lines do not contain
 Fatal although the switch cannot work afterwards. Such a line is DEGRADED, because of its code or because it reports a
-shutdown. All other lines warn.
+shutdown. All other lines are warnings.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -
 
 
 def _check_or_code(words: str, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code or check, even if it is in capitals or has leading zeros, such as "GPU_XID/079"."""
+    """Match a code or check, even in capitals or with leading zeros, such as "GPU_XID/079"."""
     for name in (_ZEROS.sub("/", words), words, _ZEROS.sub("/", words.lower()), words.lower()):
         if name in checks:
             return CheckQuery(name)

@@ -38,9 +38,10 @@ class EndsJob(str, Enum):
     """Conditions under which a fault ends a job.
 
     ALWAYS       the fault ends jobs, even if the site's settings lower its severity to a warning; its usual severity
-    drains or requeues IF_ISOLATES  if the condition is degraded or critical: the default IF_NAMED     if the condition
-    names the job (Xid 94: "only the process that used the memory was stopped") NEVER        the fault only slows down
-    or delays jobs, or is bookkeeping
+                 drains or requeues
+    IF_ISOLATES  if the condition is degraded or critical: the default
+    IF_NAMED     if the condition names the job (Xid 94: "only the process that used the memory was stopped")
+    NEVER        the fault only slows down or delays jobs, or is bookkeeping
     """
 
     ALWAYS = "always"

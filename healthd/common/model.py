@@ -201,7 +201,7 @@ class Finding(Value, frozen=True):
     code      a stable name that begins with the check's name: "gpu_xid/79"
     subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" for the
               node
-    confirm_seconds   how long the problem must last before it counts
+    confirm_seconds   how long the problem must last before the condition opens
     confirmed_by      codes of conditions from the kernel log. If the kernel log reported one of them in the last ten
                       minutes, on the same part ("" = on any part), and no operator has acknowledged it since, this
                       finding counts at once

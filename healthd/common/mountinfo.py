@@ -118,7 +118,7 @@ def is_local(mounts: Sequence[Mount], path: str) -> bool:
     """Return True if a path can be read without waiting for a file server, because all mounts on the path have local
     types.
 
-    A root directory on the network counts as local, because nothing works without it.
+    A root directory on the network is treated as local, because nothing works without it.
     """
     local_by_point = {mount.point: mount.fstype in LOCAL_TYPES for mount in mounts if _is_above(mount, path)}
     if len(local_by_point) > 1:

@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 def encode(value: Any) -> bytes:
     """Return a value as JSON. Raises ValueError or TypeError if that is impossible.
 
-    Text such as a path or a Reason in Slurm may contain bytes that are not UTF-8, as lone surrogates (os.fsdecode).
+    Text such as a path or a Reason in Slurm may contain non-UTF-8 bytes, as lone surrogates (os.fsdecode).
     """
     try:
         return _encode(value)

@@ -63,8 +63,8 @@ class Tally:
     unknown     kept lines from a newer healthd, such as {"schema 2": 3}
     unfinished  files that ended in the middle of a line
     problems    a sentence for each file that cannot be read completely; `failed`: the streams of these files
-    stray       unread lines without a later event in their stream; a gap there would not be visible since, until
-    epoch seconds; problems at other times are not counted
+    stray       unread lines without a later event in their stream; a gap there would not be visible
+    since, until   epoch seconds; problems at other times are not counted
     """
 
     since: float = -math.inf

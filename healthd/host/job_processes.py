@@ -56,7 +56,7 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
 
 def local_jobs(root: str) -> frozenset[str]:
     """Return the jobs that have a process here. One process of each job is enough, so the cost does not depend on the
-    number of processes. An empty cgroup that a job left behind is ignored.
+    number of processes. Empty cgroups of ended jobs are ignored.
     """
     top = os.path.join(root, CGROUP)
     return frozenset(

@@ -35,8 +35,9 @@ class Nvlink5Fact(NamedTuple):
     """A row in the table that decodes Xids 144-150. `action` is as in XidFact.
 
     patterns   bits of the first register word, bit 31 first: "0", "1", "-" = any. One pattern is for drivers before
-    575, one for 575 and later statuses   accepted values of the second word; () = any impact     ("Local: ...",
-    "Remote: ...")
+               575, one for 575 and later
+    statuses   accepted values of the second word; () = any
+    impact     ("Local: ...", "Remote: ...")
     """
 
     code: int

@@ -122,8 +122,8 @@ class Gpu(Value, frozen=True):
     virtualization   1 in a virtual machine, 3 on a vGPU host
     ecc_default   whether the factory default of ECC is on (false: RTX A6000, RTX 4090)
     ecc_*       counters. They are not supported without ECC (`ecc = false`); with `mig`, the volatile counters and
-                those for rows are not supported either. `ecc_sram = false` for Volta and before, where SRAM errors
-                count only in the total
+                those for rows are not supported either. `ecc_sram = false` for Volta and before, where SRAM errors are
+                included only in the total
     remap_histogram   number of banks with all, many, some, few and no spare rows left
     unrepairable_memory   the flag of drivers 590 and later
     retired_single_bit, retired_double_bit   number of retired pages, before Ampere

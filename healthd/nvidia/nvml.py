@@ -792,8 +792,8 @@ def _reach(library: NvmlLibrary, index: int, on_lost: Callable[[NvmlError], None
     """Identify a GPU and check that it responds. Raises NvmlError with all available details.
 
     NVML returns a GPU's identity from memory even if the GPU is gone from the bus. Its temperature must be read from
-    the GPU itself. Only "lost" and "reset required" count as errors of that read, because a broken sensor does not mean
-    a lost GPU.
+    the GPU itself. Only "lost" and "reset required" are treated as errors of that read, because a broken sensor does
+    not mean a lost GPU.
     """
     pci = ""
     try:

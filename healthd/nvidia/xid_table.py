@@ -2,7 +2,7 @@
 
 Rules: NVIDIA's Xid catalogue (facts/xid.csv) assigns each code an immediate action, which determines the severity. A
 code that requires a GPU reset or means that the GPU is lost is CRITICAL. Codes that an application can cause never
-drain a node. Unknown codes warn.
+drain a node. Unknown codes are warnings.
 """
 
 from __future__ import annotations

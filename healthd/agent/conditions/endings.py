@@ -64,8 +64,8 @@ def after_quiet_time(
 
     Only time in which the fault could have appeared counts towards a window: time under load, or after a repair. For a
     shared cause all time counts, because an operator cannot run "healthd repaired" on a thousand nodes. If the fault
-    returns under load, agent/slurm/flapping.py limits how often the node is drained and resumed. The window for a
-    check's finding starts when the check completes without the finding, not between two runs.
+    returns under load, agent/slurm/flapping.py limits the number of drains and resumes. The window for a check's
+    finding starts when the check completes without the finding, not between two runs.
     """
 
     def add_quiet_time(condition: Condition) -> Condition:

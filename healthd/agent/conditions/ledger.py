@@ -51,11 +51,13 @@ class Ledger(Value, frozen=True):
     """State that healthd keeps across restarts.
 
         born           first start on this node
-        trusted_since  earlier reports never drain (first start, change from mode observe, end of a pause) cursors
-        position in each kernel log source, by the source's name next_sequence  sequence number of the next kernel event
-        cleared        the most recently cleared conditions whole_gpus     GPUs in the last inventory that had no GPU
-        missing outbox         lines of the event stream that may not be on disk yet emitted        last state of the
-        event stream
+        trusted_since  earlier reports never drain (first start, change from mode observe, end of a pause)
+        cursors        position in each kernel log source, by the source's name
+        next_sequence  sequence number of the next kernel event
+        cleared        the most recently cleared conditions
+        whole_gpus     GPUs in the last inventory that had no GPU missing
+        outbox         lines of the event stream that may not be on disk yet
+        emitted        last state of the event stream
 
     Declare all times, here or inside a field, as `Moment` or `PastMoment`, so that they move when the clock is set.
     """

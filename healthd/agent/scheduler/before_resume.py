@@ -39,8 +39,9 @@ class NodeView(NamedTuple):
     """State of the node. "These checks" are the checks with programs that run before a resume.
 
     is_drained        healthd's drain is in force in Slurm, and healthd may change it
-    is_idle           like is_drained, and Slurm shows no job on the node has_other_causes  a fault other than these
-    checks' findings drains the node is_clean          nothing other than these checks' findings blocks the resume
+    is_idle           like is_drained, and Slurm shows no job on the node
+    has_other_causes  a fault other than these checks' findings drains the node
+    is_clean          nothing other than these checks' findings blocks the resume
     has_failed        these checks' findings block the resume
     """
 

@@ -81,7 +81,8 @@ def run_round(
     """Run all checks in `loaded` once. The round ends within the checks' deadlines even if something hangs.
 
     replayed       the recording of a round to repeat, which the workers have too. The recording's times are used. A
-    check that did not answer in the recording does not run extra_results  results that already exist
+                   check that did not answer in the recording does not run
+    extra_results  results that already exist
     """
     settings = loaded.settings
     use_patterns(settings.kernel_log.patterns)

@@ -155,9 +155,10 @@ class FleetLimits(Value, frozen=True):
 
     limit_*         for causes that several nodes share
     own_hardware_*  for a fault of the node itself
-    jitter_seconds  longest first wait for a shared cause; it is shorter in a small partition (fleet_limit.py)
+    jitter_seconds  longest first wait for a shared cause, which is shorter in a small partition (fleet_limit.py)
     uncounted_drain_after_seconds  how long the drained nodes must be uncountable before a CRITICAL fault of the node's
-    own hardware drains without a count and without a requeue. A random time of at most the same length is added
+                                   own hardware drains without a count and without a requeue. A random time of at most
+                                   the same length is added
     """
 
     limit_percent: Percent = 10.0

@@ -350,7 +350,7 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
 
 
 def _overlay(lower: dict[str, Any], upper: Mapping[str, Any]) -> None:
-    """Merge `upper` into `lower`, setting by setting. Tables such as [slurm] and [fleet] are joined."""
+    """Merge `upper` into `lower`, setting by setting. Tables such as [slurm] and [fleet] are merged."""
     for key, value in upper.items():
         current = lower.get(key)
         lower[key] = {**current, **value} if isinstance(current, Mapping) and isinstance(value, Mapping) else value

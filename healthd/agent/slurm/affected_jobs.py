@@ -39,8 +39,8 @@ class JobGpus(Value, frozen=True):
 
     has_allocation  whether Slurm allocated GPUs to the job, or None if unknown
     allocated       the GPUs that Slurm allocated to the job, or None if unknown
-    opened          GPUs that its processes have open; may be incomplete is_complete     whether all its processes were
-    inspected
+    opened          GPUs that its processes have open; may be incomplete
+    is_complete     whether all its processes were inspected
     """
 
     has_allocation: bool | None = None
@@ -52,7 +52,7 @@ class JobGpus(Value, frozen=True):
 def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> FaultReach:
     """Return the jobs that a fault can hit. `gpus` contains all GPUs that NVML has reported, including lost ones.
 
-    The part decides: a GPU's PCIe error affects that GPU, and a port's PCIe error the host.
+    The part determines the jobs: a GPU's PCIe error affects that GPU, and a port's PCIe error the host.
     """
     kind = next((device.kind for device in devices if device.pci == cause.subject), "")
     if cause.check in SHARED_BY_GPUS or kind == "nvswitch":

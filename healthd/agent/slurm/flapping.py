@@ -33,8 +33,8 @@ class Flapping(Value, frozen=True):
 
     own_faults_per_hour      after this many drains in an hour for the node's own hardware, an operator must resume the
                              node; 0 = no limit
-    shared_wait_seconds      wait after the second drain in a row for a shared cause; each further drain doubles the
-    wait shared_max_wait_seconds  maximum of this wait
+    shared_wait_seconds      wait after the second drain in a row for a shared cause; each further drain doubles it
+    shared_max_wait_seconds  maximum of this wait
     """
 
     own_faults_per_hour: int = 3

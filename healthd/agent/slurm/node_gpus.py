@@ -32,8 +32,8 @@ class NodeGpus(Value, frozen=True):
 
     inventory    the current inventory
     complete     the GPUs at a time when none was missing
-    read_prolog  returns the prolog's text about a job, and the time at which it was written find_open    takes a dict
-    of pids and jobs, and returns the N of each /dev/nvidiaN that a job has open, and whether
+    read_prolog  returns the prolog's text about a job, and the time at which it was written
+    find_open    takes a dict of pids and jobs, and returns the N of each /dev/nvidiaN that a job has open, and whether
                  all processes were inspected
     """
 

@@ -21,7 +21,8 @@ none, not yet        healthd                     Leave: a check that can drain h
 none                 none, another               Leave
 
 In mode "drain", nothing is requeued. In mode "observe" or when paused, the decision is Leave, and `would` contains the
-action. If an operator set a node DOWN or FAIL, it counts as drained by the operator: a drain would replace that Reason.
+action. If an operator set a node DOWN or FAIL, the node is treated as drained by the operator, because a drain would
+replace that Reason.
 
 our drain is gone    the machine rebooted, a reboot was pending, Slurm powers the node off, slurmctld restarted
                      since, another slurmctld answered before the drain was saved, or our own resume was in flight:
@@ -332,7 +333,7 @@ def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller:
 def after_drain_ended(record: DrainRecord, node: NodeState, now: float) -> DrainRecord:
     """Return the record without healthd's drain. A drain in flight and the sent requeues are kept.
 
-    Any resume by healthd has taken effect by now, and cannot end a later drain. `node` is the last reading with
+    A resume by healthd has already taken effect, and cannot end a later drain. `node` is the last reading with
     healthd's Reason, if there is one.
     """
     ended, earlier = record.ended_drain, record.earlier_drains

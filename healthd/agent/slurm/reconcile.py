@@ -1,7 +1,7 @@
 """Reconciliation of this node in Slurm: read the node, then drain, requeue or resume. Generators yield the commands to
 run.
 
-Commands never run through a shell. The daemon runs them in its event loop; tests pass values.
+Commands never run through a shell. The daemon runs the commands in its event loop; tests pass values.
 
 `reconcile` reads the node, decides (policy.py), acts, and reads the node again. It may be killed at any point and
 started again: data for a later run is saved (SaveRecord) before the command that depends on the data.

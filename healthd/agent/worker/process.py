@@ -60,10 +60,10 @@ class Setup(Value, frozen=True):
     """Parameters for a worker.
 
     fake_nvml    a profile or scenario file, or "" for the real NVML
-    record       a directory for notes of all questions and answers, or "" replay       a recording that answers instead
-    of the machine, or ""; root and fake_nvml are then the recording's state_dir    the daemon's state directory, for
-    checks that read files which other parts of healthd wrote runtime_dir  the daemon's runtime directory, for the same
-    purpose
+    record       a directory for notes of all questions and answers, or ""
+    replay       a recording that answers instead of the machine, or ""; root and fake_nvml are then the recording's
+    state_dir    the daemon's state directory, for checks that read files which other parts of healthd wrote
+    runtime_dir  the daemon's runtime directory, for the same purpose
     """
 
     root: str = "/"

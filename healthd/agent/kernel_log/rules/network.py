@@ -19,8 +19,9 @@ Codes for both kinds, with their fields:
     command_timeout  the firmware did not answer; command; leaks is set if the driver reports a leaked resource
     slot_power       the slot supplies too little power to the card, or the card has disabled a port because of it
     command_failed, cq_error, cqe_error, send_failed, multicast_failed   one request failed, often a request by an
-    application detail           the rest of a health report tx_timeout, pci_error, load_failed, port_failed,
-    sriov_failed, pcie_limited
+                                                                         application
+    detail           the rest of a health report
+    tx_timeout, pci_error, load_failed, port_failed, sriov_failed, pcie_limited
 
 Ignored: cables plugged or unplugged, ACCESS_REG and QUERY_* commands that a firmware does not support, unlimited
 bandwidth, and messages while the driver starts and stops. Formats: Linux 3.10 to 7.3, drivers/net/ethernet/mellanox

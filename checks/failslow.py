@@ -3,7 +3,7 @@
 Rules: healthd/failslow/detect.py determines when a job is slow (FALCON, arXiv 2410.12588, 2.2: less than 10 % is
 jitter), and healthd/failslow/live/jobs.py names the suspect. A job may report its own times (healthd.client). The
 setting `sample` selects counters that healthd samples without the job's help. Job reports and sampling are off by
-default; then nothing runs and nothing is read.
+default; nothing then runs or is read.
 
 A job's own report is user input and may contain anything. It therefore never causes more than a WARNING, regardless of
 the settings. A site may raise the severity of findings from counters, because root reads the counters.
@@ -13,8 +13,8 @@ takes the node out of service when the job has lost as much time as a restart co
 healthd/failslow/mitigation/planner.py). Only counters can trigger this. A GPU or port of this node must also show a
 fault that began at the same time, such as a reduced clock, lost lanes or port errors
 (healthd/failslow/live/evidence.py). This is required because every node of a job shows the same slow rhythm although
-most of these nodes are healthy. Load from the job itself is not such a fault. Congestion slows many nodes at once, so
-the finding is treated as a shared cause.
+most nodes are healthy. Load from the job itself is not such a fault. Congestion slows many nodes at once, so the
+finding is treated as a shared cause.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """File system problems in the kernel log: errors, volumes that the kernel stopped, and servers that do not respond.
 
 Rules: a file server may be silent for minutes during a failover, which hard mounts survive. A silent server is
-therefore only a warning, until the log reports that the server responds again. The check mount tests the mounts
-themselves. If the kernel stopped one of the node's own file systems, block_device reports it. This check reports
-stopped file systems of containers and image files, as a warning. It also warns about an error after which the kernel
-continues to use the file system. A client's messages about single requests are ignored.
+therefore only a warning, until the log reports that it responds again. The check mount tests the mounts themselves. If
+the kernel stopped one of the node's own file systems, block_device reports it. This check reports stopped file systems
+of containers and image files, as a warning. It also warns about an error after which the kernel continues to use the
+file system. A client's messages about single requests are ignored.
 """
 
 from __future__ import annotations

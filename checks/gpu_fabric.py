@@ -7,8 +7,7 @@ only if a GPU has not joined. If a GPU reports no fabric while others of its mod
 connect it.
 
 Reduced bandwidth, limited capacity and routes in recovery slow jobs down without ending them, because traffic still has
-its routes. These problems drain without a requeue. The summary "unhealthy" has no more information than the health
-mask.
+its routes. These problems drain without a requeue. The summary "unhealthy" adds nothing to the health mask.
 
 These GPUs are not faulty:
 

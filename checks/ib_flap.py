@@ -1,10 +1,10 @@
 """InfiniBand and RoCE links that repeatedly go down and come back (flapping).
 
 Rules: a link flaps if it went down three times in 3 hours according to the port's own counter, or lost its carrier five
-times in 24 hours (Azure healthagent, AzNHC and OCI count flaps in this way). Flaps in the first 30 minutes of a boot do
-not count, because links are still training. The counters of a port that stays down do not grow, so all ports can be
-checked. Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and sysfs-class-net: carrier_down_count
-of the port's network interface, if it has one (carrier_changes would count each flap twice).
+times in 24 hours (as in Azure healthagent, AzNHC and OCI). Flaps in the first 30 minutes of a boot do not count,
+because links are still training. The counters of a port that stays down do not grow, so all ports can be checked.
+Files: Linux, sysfs-class-infiniband: link_downed, which stops at 255; and sysfs-class-net: carrier_down_count of the
+port's network interface, if it has one (carrier_changes would count each flap twice).
 """
 
 from __future__ import annotations

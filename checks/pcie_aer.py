@@ -2,8 +2,7 @@
 
 Rules: Meta's study counts PCIe errors as high severity. According to the kernel's documentation
 (sysfs-bus-pci-devices-aer) the port above a device may count its errors instead, so both are monitored. The counters
-are absent if the firmware handles AER, in virtual machines and with pci=noaer. In that case only the log reports
-errors.
+are absent if the firmware handles AER, in virtual machines and with pci=noaer. Only the log then reports errors.
 
 An error in the kernel log and its count are one condition (same code and part). Corrected errors are evaluated by their
 counts alone. A later "device recovery successful" does not end a condition: the drivers have restarted, but data in

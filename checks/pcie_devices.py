@@ -1,9 +1,8 @@
 """PCI devices in the node's baseline that are missing or were replaced by other devices.
 
-Rule: only expected devices are checked (OCI and GCM count devices in the same way). A device that is still listed but
-no longer responds is not missing: gpu_count and pcie_link detect such a device. A device that comes back within a
-minute is not reported as missing either. Azure removes a VM's virtual functions during maintenance, and mlxfwreset
-removes the card that it resets.
+Rule: only expected devices are checked (as in OCI and GCM). A device that is still listed but no longer responds is not
+missing: gpu_count and pcie_link detect such a device. A device that comes back within a minute is not reported as
+missing. Azure removes a VM's virtual functions during maintenance, and mlxfwreset removes the card that it resets.
 """
 
 from __future__ import annotations

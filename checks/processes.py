@@ -23,10 +23,10 @@ function (wchan) is used, and a task that waits for a lock must belong to such a
 read, or the connections cannot be read, the process drains the node like any other.
 
 Reading all of 2,000 processes takes 18 ms of CPU. Each run therefore reads only some of the processes, and the next run
-continues from there. If anything is suspicious, all processes are read, as in the first run. The number of runs until a
-stuck process is detected is at most the number of processes (without kernel threads) divided by processes_per_run. It
-is reported `killed_seconds` later. If there are more zombies than allowed, at least one run finds a share above the
-limit and then counts all zombies.
+continues from there. If anything is suspicious, all processes are read, as in the first run. A stuck process is
+detected within N / processes_per_run runs, where N is the number of processes without kernel threads. It is reported
+`killed_seconds` later. If there are more zombies than allowed, at least one run finds a share above the limit and then
+counts all zombies.
 """
 
 from __future__ import annotations

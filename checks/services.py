@@ -3,7 +3,7 @@
 Rules: no job runs without slurmd, munge or, on machines with NVLink switches, nvidia-fabricmanager. Meta's study
 includes services, and NHC's health checks begin with them. Only units named in the settings are checked. Units that
 only a profile names are checked if they are installed. A unit that is changing its state is only a warning, even for a
-long time, because systemd itself limits that time. Such a unit has a job in systemd, or is starting, stopping or
+long time, because systemd itself limits that time. Such a unit has a systemd job, or is starting, stopping or
 reloading, for example during a restart or a boot. A unit that waits for a restart after a failure (auto-restart) is not
 active. A unit that fails and restarts repeatedly is a warning even while it is up.
 """

@@ -1,9 +1,8 @@
 """Failed tests and slow hardware in this node's last `healthd validate`.
 
-The check only reads the result file in the state directory, which costs nothing. By default, only operators run
-`healthd validate`. With `before_resume`, healthd runs it before it resumes an idle node that it drained. With `epilog`,
-Slurm's epilog runs a quick validation if no other job is on the node. docs/validation.md lists the tests, their tools
-and their references.
+The check only reads the result file in the state directory. By default, only operators run `healthd validate`. With
+`before_resume`, healthd runs it before it resumes an idle node that it drained. With `epilog`, Slurm's epilog runs a
+quick validation if no other job is on the node. docs/validation.md lists the tests, their tools and their references.
 
 Rule: a test that a tool itself reports as failed (a wrong result, a CUDA or NCCL error) is evidence of a fault and
 drains. A slow GPU, link or other part is only a warning, because the site's jobs determine which speed is too low. A

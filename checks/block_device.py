@@ -212,7 +212,7 @@ COMMAND_ERRORS = {
 
 
 class _LineMeaning(NamedTuple):
-    """Meaning of one kernel line. If several lines are about the same `part`, the worst one counts."""
+    """Meaning of one kernel line. If several lines are about the same `part`, the worst is used."""
 
     severity: Severity
     name: str

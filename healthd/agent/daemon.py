@@ -1,4 +1,4 @@
-"""The daemon. It handles a fault from its detection to the resume:
+"""The daemon, which handles a fault from its detection to the resume:
 
     fault on the node -> finding -> condition -> decision -> Slurm drains (and requeues) -> repair -> Slurm resumes
 

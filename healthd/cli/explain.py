@@ -35,7 +35,7 @@ def _explain(args: argparse.Namespace) -> int:
 
     words = " ".join(args.words).strip()
     if not words:
-        raise Stop("healthd explain: name a code, an Xid, a kernel log line or a Reason; healthd list shows the checks")
+        raise Stop("healthd explain: give a code, an Xid, a kernel log line or a Reason; healthd list shows the checks")
     document = _code_document(words, args) or _query_document(words, args)
     return write_output(as_json(document) if args.json else explanation.text(document, page()))
 

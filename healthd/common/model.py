@@ -101,8 +101,8 @@ class Remedy(enum.Enum):
 class Ends(Value, frozen=True):
     """The event that ends a finding.
 
-    window is the check's setting for the time without a repeat, or "". That time also ends the finding, and is the only
-    ending if `clears` is WINDOW.
+    `window` is the check's setting for the time without a repeat, or "". That time also ends the finding, and is the
+    only ending if `clears` is WINDOW.
     """
 
     clears: Clears

@@ -1,5 +1,4 @@
-"""Requirements that a node must meet. If one is not met, healthd does not report the node as healthy. All functions are
-pure.
+"""Requirements that a node must meet before healthd reports it as healthy. All functions are pure.
 
 status, check and doctor use these functions. They do not affect the verdict that the prolog and Slurm use, because a
 problem with healthd itself never drains a node.

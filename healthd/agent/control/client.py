@@ -27,7 +27,7 @@ class RefusedByDaemon(HealthdError):
 
 
 class Answer(NamedTuple):
-    """The daemon's answer. `uid` is the user that the daemon ran as when it began to listen (SO_PEERCRED, unix(7))."""
+    """The daemon's answer. `uid` is the daemon's user when it began to listen (SO_PEERCRED, unix(7))."""
 
     document: dict[str, Any]
     uid: int

@@ -24,8 +24,9 @@ Area = tuple[str, float, Callable[[], Sequence[Line]]]  # name, time limit in se
 
 
 class Unanswered(Value, frozen=True):
-    """A missing answer. `why` is a sentence without its full stop. `pid` is the hung process, or None if the process
-    exited."""
+    """A missing answer. `why` is a sentence without its full stop. `pid` is that of the hung process, or None if the
+    process exited.
+    """
 
     why: str
     pid: int | None = None

@@ -1,4 +1,4 @@
-"""Test that healthd can read and change its node in Slurm. Nothing is changed.
+"""Test that healthd can read and change its node in Slurm, without changing anything.
 
 The right to drain is tested on a node that does not exist. slurmctld checks the user's rights before it looks up the
 node (src/slurmctld/proc_req.c: _slurm_rpc_update_node() calls validate_super_user() first).

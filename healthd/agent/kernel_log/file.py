@@ -115,7 +115,7 @@ class FollowedFile(Source):
         return lines
 
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
-        """Read one file. Return True if it has more data than one call may read."""
+        """Read one file. Return True if the file has more data than one call may read."""
         if tail.is_truncated():
             self._notes += (f"{self._path} was truncated; reading it again from its beginning",)
             self.rotations += 1
@@ -179,7 +179,7 @@ class FollowedFile(Source):
         self._inotify.watch(tail.fd)
 
     def _resume(self, inode: int, offset: int, fingerprint: int, skipping: bool) -> None:
-        """Reopen the file that the cursor points into, even if rotation has renamed it."""
+        """Reopen the cursor's file, even if rotation has renamed it."""
         for path in _siblings(self._path, inode):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             size = os.fstat(fd).st_size

@@ -76,8 +76,9 @@ class NodeContext(NamedTuple):
         return Policy(mode=self.mode[0], paused_until=math.inf if paused else 0.0, requeue=requeue)
 
     def runs(self, check: Check) -> dict[RunName, tuple[CheckConfig, bool]]:
-        """Return a check's runs, each with its settings and whether it is enabled. If there are no runs, return one
-        with defaults."""
+        """Return a check's runs, each with its settings and whether it is enabled. If there are no runs, return a run
+        with defaults.
+        """
         loaded = self.loaded
         found = {name: (config, True) for name, config in loaded.checks.items()} if loaded else {}
         found |= {name: (config, False) for name, config in loaded.disabled.items()} if loaded else {}
@@ -175,7 +176,7 @@ def _as_sentence(sentence: str, command: str) -> str:
 
 
 def finding_ending(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
-    """Return text about how a finding ends, in the words of `healthd status`."""
+    """Return text on how a finding ends, worded as in `healthd status`."""
     return ending_text(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
 
 

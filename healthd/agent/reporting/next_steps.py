@@ -25,7 +25,7 @@ Step: TypeAlias = "tuple[str, str]"  # label, command
 def next_steps(
     c: Document, open_conditions: Sequence[Document], slurm: Sequence[str], flags: str = ""
 ) -> Iterator[Step]:
-    """Yield (label, command) for an open condition, in the order to run them: save evidence, repair, read the
+    """Yield (label, command) for an open condition, in the order to run the commands: save evidence, repair, read the
     explanation.
 
     open_conditions  all open conditions, to determine whether the code alone identifies this one

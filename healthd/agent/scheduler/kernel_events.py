@@ -191,7 +191,7 @@ class KernelEventIntake:
         found = incidents.causes(ledger.conditions, events, ledger.inventory)
         for later, first in found.items():
             if self.incidents.get(later) != first:
-                log.warning("incident: %s belongs to the incident of %s", later, first)
+                log.warning("incident: %s belongs to the same incident as %s", later, first)
         active = self._store.conditions
         self.incidents = {later: first for later, first in self.incidents.items() if later in active} | found
 

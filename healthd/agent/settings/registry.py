@@ -118,7 +118,7 @@ class Check(Value, frozen=True):
 
         The node does not wait if the check declares HOLDS_RESUME = False, or if the check can only warn, because of the
         site's settings or because none of its codes drains. A check that explains none of its codes may drain for any
-        of them.
+        code.
         """
         if is_capped(config, "") or not self.declares.HOLDS_RESUME:
             return False
@@ -326,7 +326,7 @@ def built_in_checks(only: Collection[str] | None = None) -> dict[str, Check]:
 
 
 def site_files(directory: str) -> list[str]:
-    """Return the site's check files. Raises ConfigError if users other than root could have written any of them."""
+    """Return the site's check files. Raises ConfigError if a user other than root could have written a file."""
     if not directory:
         return []
     try:

@@ -93,7 +93,7 @@ def is_certain_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bo
 
 
 def describe_gpus(job: JobGpus) -> str:
-    """Return text about why a GPU fault does not hit the job."""
+    """Return text on why a GPU fault does not hit the job."""
     if not job.has_allocation:
         return "has no GPU"
     gpus = sorted(job.allocated or ())

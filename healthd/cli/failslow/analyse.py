@@ -139,7 +139,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
 
 
 def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
-    """Return the arguments for opening a store. begin and end are in seconds since 1970."""
+    """Return the arguments for opening a store. `begin` and `end` are in seconds since 1970."""
     from healthd.cli.fleet.answers import CHOICES
 
     flags = dict.fromkeys((*CHOICES, "threads", "memory"), "")

@@ -136,7 +136,7 @@ def run_answer(
     found: FindingsPredicate,
     **options: Any,
 ) -> int:
-    """Compute an answer from the store and print it. given contains the values of the answer's own options."""
+    """Compute an answer from the store and print it. `given` contains the values of the answer's own options."""
     with study_or_exit(args) as study:
         document = answer(study, **options)
     return print_answer(args, document, view, found)

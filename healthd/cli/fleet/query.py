@@ -160,7 +160,7 @@ def _parse_pair(text: str) -> tuple[str, str]:
 def requested_period(args: argparse.Namespace, folder: str, files: Files, command: str) -> tuple[int, int]:
     """Return the period [from, to) from --from and --to, or the store's period. Raises Stop.
 
-    command is the command's name, for messages.
+    `command` is the name for messages.
     """
     from healthd.fleet.engine import NUMBER_COUNT, covered_period
 

@@ -54,7 +54,7 @@ def count_gpus(gres: str) -> int | None:
 
 
 def count_single_type_gpus(gres: str) -> int | None:
-    """Return the number of GPUs if one entry covers all of them, or None.
+    """Return the number of GPUs if one entry covers all GPUs, or None.
 
     If there are several types, sinfo does not show which type Slurm numbers first, and slurm.conf and gres.conf may
     list the types in different orders.

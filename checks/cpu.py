@@ -133,8 +133,8 @@ def _throttling(
 
 
 def _governors(host: Host, config: Config, past: History, unreadable: list[str]) -> Iterator[Finding | Observation]:
-    """Read all governors in the first run, and one of GOVERNOR_PARTS groups in each later run. If one governor is
-    unexpected, read them all.
+    """Read all governors in the first run, and one of GOVERNOR_PARTS groups in each later run. If any governor is
+    unexpected, read all governors.
     """
     policies = [name for name in host.list(f"{CPUS}/cpufreq") if name.startswith("policy")] if config.governors else []
     if not policies:

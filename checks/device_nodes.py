@@ -59,7 +59,7 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
     if "expected" in config.guessed and not host.exists("/dev/null"):
-        yield NothingToCheck("no device files in this tree")  # a profile only guesses which files should exist
+        yield NothingToCheck("no device files in this tree")  # a profile's files are only a guess
         return
     if not config.expected:
         yield NOT_IN_BASELINE

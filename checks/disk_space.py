@@ -120,7 +120,7 @@ def _by_path(host: Host, config: Config, mounts: Sequence[Mount]) -> list[tuple[
     """Return each path with the mount that contains the path.
 
     Mount points come first, because a file system gets the limits of its first path. If a disk is not mounted, its path
-    lies on the file system below. The disk's limits must not replace that file system's own limits.
+    is on the file system below. The disk's limits must not replace that file system's own limits.
     """
     found = []
     for path in (*config.limits, *config.paths):

@@ -61,7 +61,7 @@ _NHC_STARTED = "Node Health Check starting."
 
 
 class Kind(Enum):
-    """Kind of program. It determines how healthd reads the program's result."""
+    """Kind of program, which determines how healthd reads the result."""
 
     PROGRAM = "program"
     NHC = "nhc"

@@ -1,7 +1,7 @@
 """Processes that use a GPU on a node without jobs: leftovers of jobs, or processes started outside Slurm.
 
 Rule: a leftover process occupies GPU memory that the next job needs, and prevents a GPU reset. Slurm's own epilogs and
-NHC look for such processes as well. The NVML call holds a lock in the driver (about 4.5 ms for each GPU), which would
+NHC also look for such processes. The NVML call holds a lock in the driver (about 4.5 ms for each GPU), which would
 disturb jobs. It is therefore made only while no job is on the node. Slurm must show the node as drained and idle, or an
 epilog must have reported the end of the last job. Slurm's cgroups must also be empty. A manual check on a node with
 jobs also lists the jobs' processes.

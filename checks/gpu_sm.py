@@ -3,7 +3,7 @@
 Rules: an Xid 13 is usually a bug in the application, which tends to affect many SMs at once. If different jobs fail on
 the same SM, the hardware may be broken. NVIDIA's catalogue then requires diagnostics (WORKFLOW_XID_13), and
 NVSentinel's analyzer reacts if the same GPC and TPC appear twice in 24 h. Two jobs with the same bug look the same, so
-the check names the SM, warns and never drains.
+the check names the SM and warns, but never drains.
 """
 
 from __future__ import annotations

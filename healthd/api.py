@@ -1,4 +1,4 @@
-"""Names that a check imports from healthd. They are stable: docs/writing-a-check.md describes them.
+"""Names that checks import from healthd. The names are stable, and docs/writing-a-check.md describes them.
 
     from healthd.api import CheckConfig, Clears, Explain, Finding, Host, Severity, dataclass
 

@@ -10,8 +10,7 @@ The module is a single file, uses only the standard library, and may be copied i
 the node's /run/healthd into the container, or set HEALTHD_SOCKET to the socket's path.
 
 It sends a message of fixed size (MESSAGE) at most every SEND_SECONDS, over a SOCK_SEQPACKET connection. A message
-covers all steps since the last message that was accepted. healthd treats it as user input, which can only cause a
-warning.
+covers all steps since the last accepted message. healthd treats messages as user input, which can only cause a warning.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/healthd/failslow.sock"
 SEND_SECONDS = 0.2
-RETRY_SECONDS = 5.0  # minimum time between two attempts to connect, even if the first one succeeded
+RETRY_SECONDS = 5.0  # minimum time between two attempts to connect, even after a success
 
 # magic and version; rank and local rank (-1: unknown); number of the last step; number of steps in this message; mean
 # seconds of one step, of its own work, and of waiting for other ranks (NaN: unknown). Later versions append fields.
@@ -49,7 +48,7 @@ _step = 0
 _last: float | None = None  # end of the last step; None before the first
 _sent_at = 0.0
 _steps, _seconds = 0, 0.0  # totals since the last message
-_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps that passed `busy`
+_busy, _busy_steps = 0.0, 0  # the sum of `busy`, and the number of steps with a `busy` value
 _wait, _wait_steps = 0.0, 0
 
 
@@ -84,7 +83,7 @@ def step(busy: SupportsFloat | None = None, wait: SupportsFloat | None = None) -
 
 
 def _added(total: float, steps: int, value: SupportsFloat | None) -> tuple[float, int]:
-    """Return the total and number of steps with `value` added.
+    """Return the total and the number of steps, with `value` added.
 
     `value` may be anything that float() accepts (a NumPy scalar, a 0-d tensor). A missing, invalid, negative or
     infinite value is left out of the mean.
@@ -103,10 +102,10 @@ def _mean(total: float, steps: int) -> float:
 
 
 def advice() -> dict[str, object] | None:
-    """Return healthd's advice for this job (docs/fail-slow-plan.md), or None if there is none or it cannot be read.
+    """Return healthd's advice for this job (docs/fail-slow-plan.md), or None if there is no readable advice.
 
-    The value of `written` (epoch seconds) changes with each new advice. A call reads one small file. One call every few
-    seconds is enough.
+    The value of `written` (epoch seconds) changes with each new advice. Each call reads one small file. One call every
+    few seconds is enough.
     """
     try:
         import json
@@ -159,7 +158,7 @@ def _connect(now: float) -> None:
 
 def _send(now: float) -> None:
     global _sent_at, _steps, _seconds, _busy, _busy_steps, _wait, _wait_steps
-    _sent_at = now  # set also if sending fails, so that a full queue does not cost one attempt per step
+    _sent_at = now  # also set if sending fails, so that a full queue does not cause an attempt at every step
     if _connection is None:
         _connect(now)
     n = _steps

@@ -1,4 +1,4 @@
-"""The daemon. It handles a fault from its detection to the resume:
+"""The daemon, which handles a fault from its detection to the resume:
 
     fault on the node -> finding -> condition -> decision -> Slurm drains (and requeues) -> repair -> Slurm resumes
 
@@ -15,8 +15,8 @@ It is one process with a single blocking wait. Its components:
     agent/conditions/store.py            the ledger, a single value that is replaced at each change
 
 The worker (agent/worker/) and child processes (agent/slurm/driver.py) do everything that can block. This process only
-reads their answers. The results are computed by pure functions (agent/conditions/intake.py,
-agent/conditions/verdict.py, agent/slurm/policy.py).
+reads their answers. Pure functions compute the results (agent/conditions/intake.py, agent/conditions/verdict.py,
+agent/slurm/policy.py).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ from healthd.nvidia import codes
 log = logging.getLogger("healthd")
 
 FINAL_WRITE_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
-STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy one exits on its own
+STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy worker exits on its own
 SETTINGS_FILE = "/etc/healthd/healthd.toml"  # only for messages; `load_settings` reads the file
 READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
@@ -118,8 +118,8 @@ def run(load_settings: LoadSettings, settings_file: str = SETTINGS_FILE) -> int:
 class Daemon:
     """The daemon, built from its settings.
 
-    Before `start()`, the daemon does not open, write or wait for anything. `shut_down()` closes everything that is
-    open, even if `start()` failed.
+    Until `start()`, the daemon does not open, write or wait for anything. `shut_down()` closes everything that is open,
+    even if `start()` failed.
     """
 
     def __init__(
@@ -178,9 +178,10 @@ class Daemon:
     # --- start
 
     def start(self) -> None:
-        """Open everything. `shut_down()` closes it in the reverse order.
+        """Open all files, sockets and processes. `shut_down()` closes them in the reverse order.
 
-        Raises OSError if it cannot get its runtime directory, SystemExit if it is stopped before its ledger is loaded.
+        Raises OSError if the runtime directory cannot be used, or SystemExit if the daemon is stopped before its ledger
+        is loaded.
         """
         settings, opened, client = self.settings, self.opened, self.client
         self.lock = lock(settings.runtime_dir)
@@ -193,7 +194,7 @@ class Daemon:
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
         self.load_ledger()
-        self.started = self.now()  # set only now, because reading the ledger's copy may take long
+        self.started = self.now()  # set only now, because reading the ledger's copy may take a long time
         self.last_turn_at = self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
@@ -227,7 +228,7 @@ class Daemon:
         store.set_conditions(absorb.reconfigured(store.conditions, self.configured.runs))
 
     def read_copy(self) -> dict[str, str | None]:
-        """Return the ledger's copy. The worker reads it, because the disk may hang. There is a deadline."""
+        """Return the ledger's copy. The worker reads the copy, with a deadline, because the disk may hang."""
         store, client = self.store, self.client
         reply = client.send(Request("state_dir", TASK_TIMEOUT_SECONDS, LoadCopy(self.settings.state_dir, NAMES)))
         while reply is None:
@@ -290,8 +291,8 @@ class Daemon:
     def now(self) -> float:
         """Return epoch seconds.
 
-        A clock step takes effect in `follow_clock()`. Within a turn, time follows the monotonic clock. Otherwise a
-        pause of an hour could end before the step is detected.
+        A clock step takes effect only in `follow_clock()`. Within a turn, time follows the monotonic clock. Otherwise
+        an hour's pause could end before the step is detected.
         """
         return self.monotonic() + self.clock_offset
 
@@ -314,10 +315,10 @@ class Daemon:
                 self.stopping = True
 
     def require_runtime_dir(self) -> None:
-        """Raise OSError if the runtime directory was removed, because the verdict, the socket and the lock are gone.
+        """Raise OSError if the runtime directory was removed. The verdict, the socket and the lock are then gone.
 
-        Otherwise drains would continue, and a second daemon could start. systemd restarts healthd, and the ledger is
-        saved in the new directory.
+        Without this error, drains would continue, and a second daemon could start. systemd restarts healthd, and the
+        ledger is saved in the new directory.
         """
         directory = self.settings.runtime_dir
         if self.only_worker_woke or is_current(self.lock, directory):
@@ -371,8 +372,9 @@ class Daemon:
             self.replies.drop_unless_idle()
 
     def note_drained(self) -> None:
-        """Record whether Slurm shows this node drained and idle. The result depends on the last verdict, and is only
-        valid until Slurm's answer expires."""
+        """Record whether Slurm shows this node drained and idle. The result depends on the last verdict, and is valid
+        only until Slurm's answer expires.
+        """
         self.jobs.is_drained = self.controller.is_drained_and_idle(self.verdict)
 
     # --- expiry: windows, pauses, acks
@@ -421,7 +423,9 @@ class Daemon:
         self.after_reconciliation(self.controller.reconcile_if_due(self.verdict, round_ended), decision)
 
     def run_before_resume(self) -> None:
-        """Run the checks' before_resume programs on the drained, idle node. The verdict says why the resume waits."""
+        """Run the checks' before_resume programs on the drained, idle node. The verdict has the reason for the delayed
+        resume.
+        """
         programs = self.configured.before_resume
         if not programs and not self.before_resume.waiting_reason:
             return
@@ -449,7 +453,7 @@ class Daemon:
     def after_reconciliation(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
-            if report.node is not None:  # the node was read just now; an older answer may miss current jobs
+            if report.node is not None:  # the node was just read; an older answer may miss current jobs
                 self.replies.drop_unless_idle()
             self.judge()
             self.note_drained()
@@ -508,14 +512,14 @@ class Daemon:
         self.alive_sent = True
 
     def publish_verdict(self, drain: bool, round_ended: bool) -> None:
-        """Publish the verdict. It expires unless another one follows within three rounds."""
+        """Publish the verdict, which expires unless another verdict follows within three rounds."""
         until = self.now() + 3 * self.settings.interval_seconds
         if self.publisher.publish(self.snapshot(), drain, until, round_ended):
             self.renew_verdict_at = self.monotonic() + self.settings.interval_seconds
             self.write_textfile()
 
     def write_textfile(self) -> None:
-        """Have the worker write the textfile, because the disk with the collector's directory may hang."""
+        """Request that the worker write the textfile, because the disk with the collector's directory may hang."""
         path = self.settings.metrics.textfile
         if path:
             from healthd.agent.metrics.families import render
@@ -525,7 +529,7 @@ class Daemon:
                 self.scheduler.queue.add_task(self.replies.textfile.request(path, page.decode()))
 
     def notify_ready(self) -> None:
-        """Notify systemd at the first verdict, or, if a drain is due, when it is in force. Then slurmd starts."""
+        """Notify systemd at the first verdict or, if a drain is due, when the drain is in force. slurmd then starts."""
         if self.ready_sent or self.ready_by == FOREVER:
             return
         if self.controller.is_drain_undecided(self.verdict) and self.monotonic() < self.ready_by:
@@ -534,8 +538,9 @@ class Daemon:
         systemd.ready(self.verdict.health.value)
 
     def preload(self) -> None:
-        """Load modules and data that are needed later, because healthd's files may be removed or replaced while it
-        runs."""
+        """Load modules and data that are needed later, because healthd's files may be removed or replaced while the
+        daemon runs.
+        """
         codes.load()
         compile_patterns()
         registry.remedies(self.configured.checks, ("gpu_xid/79",))  # this loads the separate module with the texts
@@ -569,10 +574,10 @@ class Daemon:
             pause=ledger.pause,
             detection_pause=detection_pause.active_pause(self.settings.runtime_dir, self.now()),
             commands=dict(self.command_counts),
-            # In mode observe no drain waits. The ledger keeps the hold in case the mode changes back.
+            # In mode observe, no drain is delayed. The ledger keeps the hold in case the mode changes back.
             fleet_hold=None if self.settings.mode is Mode.OBSERVE else ledger.slurm.hold,
             fleet_counted=self.settings.mode is Mode.OBSERVE or not ledger.slurm.count_failing_since,
-            # A worse fault changes the Reason of healthd's drain, and with it the time in Slurm. Use the first time.
+            # A worse fault changes the Reason of healthd's drain, and thus the time in Slurm. Use the first time.
             drained_since=ledger.slurm.drained_at
             or (self.controller.status.node.reason_time if self.controller.status.node else 0.0),
             quarantined=client.quarantined,
@@ -675,7 +680,7 @@ class Daemon:
         return {"done": done}
 
     def job_ended(self) -> dict[str, Any]:
-        """Handle a job's end, as reported by an epilog, by running the checks that are due.
+        """Run the checks that are due after an epilog reports a job's end.
 
         Return the runs that the epilog may wait for. If no job is left and nothing drains the node, also return the
         programs that the epilog must run.

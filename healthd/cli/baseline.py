@@ -85,7 +85,7 @@ def _baseline(args: argparse.Namespace) -> int:
 def _incomplete(path: str, lost: Sequence[LeftOut]) -> str:
     """Return the message for an incomplete baseline.
 
-    With such a baseline, the checks would require less than they should.
+    With an incomplete baseline, the checks would require too little.
     """
     from healthd.cli.baseline_settings import describe_left_out
 

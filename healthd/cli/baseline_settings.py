@@ -23,7 +23,7 @@ from healthd.common.text import printable, strip_error_class
 CHECK_SECONDS = 10.0
 GPU_SECONDS = 120.0  # an idle driver takes seconds to open each GPU
 INSTANCE_SECONDS = 5.0
-INSTANCES_SECONDS = 60.0  # for all instances together: many mounts hang if their file server is down
+INSTANCES_SECONDS = 60.0  # for all instances together, because many mounts hang if their file server is down
 SIZE_TOLERANCE = 0.03  # relative tolerance for a size: the memory that a kernel reserves changes with each update
 COLUMN = 40
 
@@ -40,9 +40,9 @@ class Present:
 
 
 def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerClient) -> Present:
-    """Read the values through the worker. Return within the deadlines even if checks hang."""
+    """Read the values through the worker. The deadlines hold even if checks hang."""
     found: list[Entry | LeftOut] = []
-    unanswered: dict[str, str] = {}  # for each resource that did not answer: why it is not read again
+    unanswered: dict[str, str] = {}  # reasons for not reading a resource again, by resource
     for name in baseline_checks(checks):
         resource = "nvml" if checks[name].uses == "nvml" else f"baseline {name}"
         if resource != "nvml":
@@ -67,7 +67,7 @@ def read_baseline(loaded: Loaded, checks: Mapping[str, Check], client: WorkerCli
 
 
 def _broken(entries: Iterable[Entry], checks: Mapping[str, Check], client: WorkerClient) -> Iterator[LeftOut]:
-    """Yield the instances (mounts) to leave out: they do not answer, or the check finds a problem in them."""
+    """Yield the instances (mounts) to leave out, because they do not answer or have a problem."""
     tables: dict[RunName, dict[str, Any]] = {}
     for entry in entries:
         if checks[entry.check].per:
@@ -200,7 +200,7 @@ def _value(value: Any) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a TOML string. It is like a JSON string, but TOML requires more escapes."""
+    """Return a TOML string, which is like a JSON string but requires more escapes."""
     whole = text.encode("utf-8", "replace").decode()
     return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -209,7 +209,9 @@ def _text(text: str) -> str:
 
 
 class Change(NamedTuple):
-    """One change. `setting`: name as in the file. `was`, `now`: "" if absent. `unknown`: the part could not be read."""
+    """A change to one setting. `setting` is the name in the file. `was` and `now` are the values, or "" if absent.
+    `unknown` is True if the part could not be read.
+    """
 
     setting: str
     was: str
@@ -221,7 +223,9 @@ SettingKey = tuple[str, str, str, str]  # check, instance, setting, key
 
 
 def find_changes(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> list[Change]:
-    """Return how the present hardware differs from a baseline's valid [checks] tables, in generated settings only."""
+    """Return the differences between the present hardware and a baseline's valid [checks] tables, in generated settings
+    only.
+    """
     previous, current = dict(_flat(tables, checks)), {_setting_key(entry): entry.value for entry in present.entries}
     changes = []
     for key in sorted({*previous, *current}):
@@ -236,7 +240,7 @@ def find_changes(tables: Mapping[str, Any], present: Present, checks: Mapping[st
 
 
 def manual_settings(tables: Mapping[str, Any], checks: Mapping[str, Check]) -> list[Change]:
-    """Return the settings that a person added to a baseline. These settings are lost when the file is written again."""
+    """Return the settings that a person added to a baseline. They are lost when the file is written again."""
     return [
         Change(_name(key), _display(key, value), "") for key, value in sorted(_flat(tables, checks, in_baseline=False))
     ]
@@ -278,7 +282,7 @@ def _is_same(key: SettingKey, previous: Any, current: Any) -> bool:
 
 
 def _missing_reason(setting_key: SettingKey, left_out: Iterable[LeftOut]) -> tuple[str, bool]:
-    """Return the reason why a part is missing, and True if it could not be read."""
+    """Return the reason why a part is missing, and True if the part could not be read."""
     check, instance, setting, key = setting_key
     for omission in left_out:
         is_whole_check = not omission.setting and not omission.instance
@@ -291,8 +295,8 @@ def _missing_reason(setting_key: SettingKey, left_out: Iterable[LeftOut]) -> tup
 class MergedBaseline(NamedTuple):
     """A new baseline.
 
-    `entries`: values that could not be read and stay in the file unchanged. `lost`: unreadable parts that are not in
-    the old file either.
+    `entries` are values that could not be read and stay in the file unchanged. `lost` are unreadable parts that are not
+    in the old file either.
     """
 
     present: Present
@@ -303,7 +307,7 @@ class MergedBaseline(NamedTuple):
 def merge_baseline(tables: Mapping[str, Any], present: Present, checks: Mapping[str, Check]) -> MergedBaseline:
     """Return the present hardware, plus values from the old baseline that could not be read now.
 
-    Without the old values, a baseline taken while the driver does not answer would accept a node without GPUs.
+    Without the old values, a baseline that is made while the driver does not answer would accept a node without GPUs.
     """
     present_keys = {_setting_key(entry) for entry in present.entries}
     kept_entries: list[Entry] = []

@@ -108,7 +108,9 @@ def _daemon_limits(settings: Settings) -> tuple[str, ...] | None:
 
 
 def _log_problem(source: str) -> str:
-    """Return why the kernel log file cannot be read, or "" if it can. Does not hang when a file server is down."""
+    """Return the reason why the kernel log file cannot be read, or "" if it can. This function does not hang when a
+    file server is down.
+    """
     from healthd.agent.settings.limits import KERNEL_LOGS
     from healthd.host.program import run_program
 
@@ -122,7 +124,7 @@ def _log_problem(source: str) -> str:
 
 
 def _slurm_problem(node_name: str) -> str:
-    """Return why the daemon could not use Slurm here, or "" if it could."""
+    """Return the reason why the daemon could not use Slurm here, or "" if it could."""
     import shutil
 
     from healthd.agent.conditions.impairments import missing_programs
@@ -218,7 +220,7 @@ def _select_checks(
 ) -> Loaded:
     """Return the settings with only these checks enabled. Raises Stop if there is nothing to run.
 
-    `use_daemon`: ask this machine's daemon for the results of checks that only read the kernel log.
+    With `use_daemon`, this machine's daemon provides the results of checks that read only the kernel log.
     """
 
     from healthd.agent.scheduler.one_round import names_to_run
@@ -297,7 +299,7 @@ def merge_daemon_report(document: Document, daemon_report: Document) -> dict[str
 
 
 def _health(conditions: Sequence[Document]) -> str:
-    """Return the health that these conditions imply, as in agent/conditions/verdict.py."""
+    """Return the health that follows from these conditions, as in agent/conditions/verdict.py."""
     acting = {c["severity"] for c in conditions if c["state"] == "open" and not c.get("observed")}
     if "critical" in acting:
         return "unhealthy"

@@ -1,8 +1,8 @@
-"""`healthd completion SHELL`, and the completions that argcomplete requests from healthd when the user presses TAB.
+"""`healthd completion SHELL`, and the completions that argcomplete requests when the user presses TAB.
 
 At each TAB, the shell's script runs `healthd` with _ARGCOMPLETE=1 and the line in COMP_LINE and COMP_POINT. `main` then
-calls `complete`, which imports only the typed command's family. argcomplete (the extra healthd[completion]) splits and
-quotes words as the shell does. Its scripts discard standard output and standard error.
+calls `complete`, which imports only the module for the typed command. argcomplete (the extra healthd[completion])
+splits and quotes words as the shell does. Its scripts discard standard output and standard error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from healthd.common.text import regex
 
 SHELLS = ("bash", "zsh", "fish")
 DURATIONS = ("30m", "2h", "8h", "1d", "7d")
-DAEMON_SECONDS = 1.0  # maximum time that a TAB waits for the daemon
+DAEMON_SECONDS = 1.0  # maximum time that a completion waits for the daemon
 _FILES, _FOLDERS = {"FILE", "FILE.sql", "PATH"}, {"DIR", "DB"}  # metavars
 _WORD = regex(r"[a-z][a-z-]*")  # a literal value in a metavar: in "kmsg|journal|PATH|off", all words except PATH
 _PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")
@@ -29,7 +29,8 @@ _PROGRAM = regex(r"(?<!\S)(?:\S*/)?healthd(?=\s)")
 class Typed(NamedTuple):
     """A command line up to the cursor.
 
-    `command`: the complete command or command group, or "" if there is none. `remainder`: the text after the command.
+    `command` is the complete command or command group, or "" if there is none. `remainder` is the text after the
+    command.
     """
 
     command: str
@@ -100,7 +101,9 @@ def _completer(command: str, action: argparse.Action) -> Any:
 
 
 def values(command: str, action: argparse.Action, prefix: str, args: argparse.Namespace) -> list[str]:
-    """Return the completions for the value of an option or positional argument. `args`: the words before it, parsed."""
+    """Return the completions for the value of an option or positional argument. `args` are the parsed words before the
+    value.
+    """
     names = (action.metavar,) if isinstance(action.metavar, str) else action.metavar or (action.dest.upper(),)
     placeholders = "|".join(names).split("|")
     found = [*_value_choices(command, action, args), *filter(_WORD.fullmatch, placeholders)]
@@ -139,7 +142,7 @@ def _value_choices(command: str, action: argparse.Action, args: argparse.Namespa
 
 
 def _subcommands(group: str) -> Iterable[str]:
-    """Return the possible next words after the words in `group`."""
+    """Return the words that may follow the words in `group`."""
     from healthd.cli.main import FAMILIES
 
     start = f"{group} ".lstrip()
@@ -168,7 +171,7 @@ def _open_parts(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _conditions(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the daemon's open conditions (docs/json.md), or an empty list if it does not answer."""
+    """Return the daemon's open conditions (docs/json.md), or an empty list if the daemon does not answer."""
     from healthd.agent.control import protocol
     from healthd.agent.control.client import DaemonUnreachable, RefusedByDaemon, send_request
 

@@ -65,7 +65,7 @@ def _config_check(args: argparse.Namespace) -> int:
 
 
 def _program_problem(program: str) -> str:
-    """Return why a program cannot be started here, or "" if it can.
+    """Return the reason why a program cannot be started here, or "" if it can.
 
     The check does not hang if a file server is down.
     """

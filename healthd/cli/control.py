@@ -18,7 +18,7 @@ from healthd.common.paths import RUNTIME_DIR
 
 RELOAD_PATIENCE_SECONDS = 120.0  # long, because each new site file is first tested in another process
 NEXT_COMMANDS = "systemctl status healthd; journalctl -u healthd -n 20"
-SHORTEST_PERIOD_SECONDS = 0.5  # for --watch: each refresh costs the daemon a few milliseconds
+SHORTEST_PERIOD_SECONDS = 0.5  # for --watch, because each refresh costs the daemon a few milliseconds
 
 
 def _send(
@@ -55,7 +55,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    """Show the status until Ctrl-C. If the daemon stops answering, keep its last status below the error."""
+    """Show the status until Ctrl-C. If the daemon stops answering, show the last status below the error."""
     from healthd.cli.watch import Refresh, watch
     from healthd.common.page import ago
 

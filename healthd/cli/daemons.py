@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def find_daemons() -> list[psutil.Process]:
-    """Return all `healthd run` processes. The processes' attributes are in `.info`; an unreadable attribute is None.
+    """Return all `healthd run` processes. `.info` contains a process's attributes, with None for an unreadable
+    attribute.
 
     This inspects every process on the machine.
     """
@@ -40,7 +41,7 @@ def running_processes(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def describe_daemons() -> str:
-    """Return the running daemons as text, or "" if none are visible.
+    """Return text about the running daemons, or "" if none are visible.
 
     Call this function only after a timeout, because it inspects every process on the machine.
     """

@@ -60,8 +60,8 @@ def _doctor(args: argparse.Namespace) -> int:
 class _Node(NamedTuple):
     """Input for all areas.
 
-    `status`: the running daemon's document, or None, in which case `why_not` has the reason. `pids`: all `healthd run`
-    processes.
+    `status` is the running daemon's document, or None, in which case `why_not` has the reason. `pids` are all `healthd
+    run` processes.
     """
 
     loaded: Loaded
@@ -117,7 +117,7 @@ def _node(args: argparse.Namespace) -> tuple[_Node, list[Line]]:
 
 
 def _settings(args: argparse.Namespace) -> tuple[Loaded, Mapping[str, Check], Line, bool]:
-    """Return the settings, the checks, the output line, and True if the settings are valid.
+    """Return the settings, the checks, the output line, and whether the settings are valid.
 
     If the settings are invalid, return the defaults, so that the other areas can still be tested.
     """
@@ -167,7 +167,7 @@ def _default_settings() -> tuple[Loaded, Mapping[str, Check]]:
 
 
 def _hanging_files(args: argparse.Namespace) -> list[str]:
-    """Return the site's files that are on mounts that do not answer. Each is named together with its setting."""
+    """Return the site's files on mounts that do not answer, each with the setting that names it."""
     from healthd.agent.doctor import parallel
     from healthd.agent.settings import config
     from healthd.agent.settings.settings_file import read_file

@@ -93,7 +93,7 @@ def _parse_time(text: str | None, flag: str, now: float) -> float | None:
 class _Selection:
     """Selects events in a period, and the gaps that may contain such events.
 
-    To judge gaps, it records each stream's line numbers before, in and after the period.
+    To evaluate gaps, the selection records each stream's line numbers before, in and after the period.
     """
 
     def __init__(self, since: float | None, until: float | None, code: str | None) -> None:
@@ -105,7 +105,7 @@ class _Selection:
         self.after: dict[tuple[str, ...], int] = {}
 
     def __call__(self, event: StreamEvent) -> bool:
-        """Return True if the event is selected. An event whose time is unknown is selected."""
+        """Return True if the event is selected. Events with an unknown time are selected."""
         if event.at is not None and event.key is not None and event.seq is not None:
             self._record(event.key[1:], event.seq, event.at)
         return (event.at is None or self.since <= event.at <= self.until) and _has_code(event, self.code)
@@ -137,7 +137,7 @@ def _has_code(event: StreamEvent, pattern: str | None) -> bool:
 
 
 def _line(event: StreamEvent) -> str:
-    """Return the original line. A line that is not ASCII was not written by healthd and is escaped."""
+    """Return the original line. A line that is not ASCII was not written by healthd, and is returned with escapes."""
     import json
 
     text = event.line.decode("ascii") if event.line.isascii() else json.dumps(event.fields, separators=(",", ":"))
@@ -155,7 +155,7 @@ def _or_none(lines: Iterator[str], tally: Tally) -> Iterator[str]:
 
 
 def _is_output_open() -> bool:
-    """Wait a moment. Return False if the reader of standard output has gone."""
+    """Wait a moment. Return False if the reader of standard output has exited."""
     import select
 
     poll = select.poll()

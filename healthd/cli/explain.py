@@ -35,7 +35,7 @@ def _explain(args: argparse.Namespace) -> int:
 
     words = " ".join(args.words).strip()
     if not words:
-        raise Stop("healthd explain: name a code, an Xid, a kernel log line or a Reason; healthd list shows the checks")
+        raise Stop("healthd explain: give a code, an Xid, a kernel log line or a Reason; healthd list shows the checks")
     document = _code_document(words, args) or _query_document(words, args)
     return write_output(as_json(document) if args.json else explanation.text(document, page()))
 
@@ -43,7 +43,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _code_document(words: str, args: argparse.Namespace) -> dict[str, Any] | None:
     """Return the document for a code in healthd's format.
 
-    Import only its check, because importing all checks takes twice as long.
+    Only the code's check is imported, because importing all checks takes twice as long.
 
     Return None for other queries, for a site with its own checks, and for invalid settings (the error message needs all
     checks).
@@ -130,7 +130,7 @@ def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running 
         AttributeError,
         TypeError,
         ValueError,
-    ):  # the last three: the daemon runs another version
+    ):  # the last three exceptions mean that the daemon runs another version
         return None
 
 

@@ -1,7 +1,7 @@
 """Interprets the words in `healthd explain WORDS`: a code, a check, an Xid number, a kernel log line or a Reason.
 
-Truncated text, and text with extra words around it, is accepted if it can mean only one thing. If it can mean several,
-all of them are listed.
+Truncated text, and text with extra words around it, is accepted if only one meaning is possible. If there are several,
+all are listed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SINFO_SHOWS = 20 - len(PREFIX)  # characters after the prefix: sinfo -R's format
 
 
 class Code(NamedTuple):
-    """A code. `line`: the finding for a kernel line, or None for other queries."""
+    """A code. `line` is the finding for a kernel line, or None for other queries."""
 
     code: str
     part: str = ""
@@ -44,20 +44,20 @@ class ForeignReasonQuery(NamedTuple):
 
 
 class AmbiguousQuery(NamedTuple):
-    """The words may mean any of these codes. `why`: the reason, as a sentence."""
+    """Several codes that the words may mean. `why` is the reason, as a sentence."""
 
     codes: tuple[str, ...]
     why: str
 
 
 class HarmlessLine(NamedTuple):
-    """A kernel log line that is not a fault. `message`: one sentence."""
+    """A kernel log line that is not a fault. `message` is one sentence."""
 
     message: str
 
 
 class Unknown(NamedTuple):
-    """Words that mean nothing here. `near`: the most similar codes and names."""
+    """Words without a meaning in healthd. `near` are the most similar codes and names."""
 
     near: tuple[str, ...]
 
@@ -89,7 +89,7 @@ _AS_THE_KERNELS = regex(
 def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query:
     """Interpret a query.
 
-    `correlate`: function that returns the checks' findings for kernel events with this node's settings.
+    `correlate` returns the checks' findings for kernel events with this node's settings.
     """
     words = words.strip()
     return (
@@ -104,7 +104,7 @@ def parse_query(words: str, checks: Mapping[str, Check], correlate: Correlate) -
 
 
 def _check_or_code(words: str, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code or check, even if it is in capitals or has leading zeros, such as "GPU_XID/079"."""
+    """Match a code or check, even in capitals or with leading zeros, such as "GPU_XID/079"."""
     for name in (_ZEROS.sub("/", words), words, _ZEROS.sub("/", words.lower()), words.lower()):
         if name in checks:
             return CheckQuery(name)
@@ -147,7 +147,7 @@ def _reason(words: str, checks: Mapping[str, Check]) -> Query | None:
 
 
 def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Query | None:
-    """Match a code that may be truncated. If another word follows, the code must be complete."""
+    """Match a code that may be truncated, unless another word follows."""
     matching = tuple(name for name in registry.all_codes(checks) if name.startswith(code))
     is_whole = registry.explain(checks, code) is not None
     if is_whole and (goes_on or len(code) < SINFO_SHOWS or matching in ((), (code,))):
@@ -164,7 +164,7 @@ def _truncated_code(code: str, goes_on: bool, checks: Mapping[str, Check]) -> Qu
 def _kernel_line(words: str, checks: Mapping[str, Check], correlate: Correlate) -> Query | None:
     """Match kernel lines, and return the worst finding.
 
-    If a line has a kernel prefix but matches no rule, it is harmless.
+    A line that has a kernel prefix but matches no rule is harmless.
     """
     import time
 

@@ -40,7 +40,7 @@ NAMES_OR_PATHS = ("--fake-nvml", "--profile")
 class Parser(argparse.ArgumentParser):
     """Argument parser that raises Stop for a usage error.
 
-    It treats `--help` as an ordinary flag; main.py prints the help.
+    `--help` is an ordinary flag; main.py prints the help.
     """
 
     def __init__(self, name: str, description: str, examples: str) -> None:
@@ -159,7 +159,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def settings_file(args: argparse.Namespace) -> tuple[str, bool]:
-    """Return the path of the settings file, and True if it must exist because the user named it."""
+    """Return the path of the settings file, and True if the file must exist because the user named it."""
     path: str | None = getattr(args, "config", None)
     if path == "":
         raise Stop("healthd: --config needs a file name, got an empty string")
@@ -171,8 +171,8 @@ def load_settings(
 ) -> tuple[Loaded, dict[str, Check]]:
     """Return the effective settings and all checks.
 
-    `lower_layers`: function that returns the layers below the file, instead of the usual ones. `checks_dir`: directory
-    with the site's checks, instead of the directory in the file. Raises ConfigError; its message is one sentence.
+    `lower_layers` returns the layers below the file, in place of the usual layers. `checks_dir` is the directory of the
+    site's checks, in place of the directory in the file. Raises ConfigError; the message is one sentence.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_named_files, resolve_settings
@@ -187,10 +187,11 @@ def load_settings(
 
 
 def load_settings_for(args: argparse.Namespace, checks: dict[str, Check]) -> Loaded | None:
-    """Return the settings for these built-in checks without importing the others; None if the site has its own checks.
+    """Return the settings for these built-in checks without importing other checks, or None if the site has its own
+    checks.
 
-    If a settings layer names further checks, they are added to `checks`. Raises ConfigError as load_settings() does,
-    but its message can suggest only these checks.
+    Further checks that a settings layer names are added to `checks`. Raises ConfigError like load_settings(), but the
+    message can suggest only these checks.
     """
     from healthd.agent.settings import config, layers, registry
     from healthd.agent.settings.effective import require_named_files, resolve_settings
@@ -224,8 +225,8 @@ def load_settings_at(
 ) -> tuple[Loaded | None, dict[str, Check]]:
     """Return the settings for another `node` from the named file, and this node's checks.
 
-    The layers below the file are the other node's profile and baseline. If no file was named, the settings are None.
-    Raises ConfigError.
+    The layers below the file are the other node's profile and baseline. If the user named no file, the settings are
+    None. Raises ConfigError.
     """
     from healthd.agent.settings import config, registry
     from healthd.agent.settings.effective import resolve_settings
@@ -286,7 +287,7 @@ def _directory(args: argparse.Namespace, name: str, default: str) -> str:
         try:
             table = read_file(file, required=True)
         except config.ConfigError as error:
-            if required and _is_missing(file):  # a typo; the user may mean a daemon other than the default one
+            if required and _is_missing(file):  # a typo; the user may mean a daemon other than the default
                 raise
             write_error(f"healthd: note: the settings contain an error ({error}); using {name} {default}")
             return default

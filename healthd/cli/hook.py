@@ -1,7 +1,7 @@
 """Commands called by Slurm: `healthd hook epilog` and `healthd hook healthcheck`.
 
-The commands are small and end in bounded time, because they start on all nodes of a job in the same second. The prolog
-is plain sh (packaging/slurm/prolog), because it has no time to start an interpreter.
+The commands are small and run for a bounded time, because they start on all nodes of a job in the same second. The
+prolog is a plain sh script (packaging/slurm/prolog), because starting Python would take too long.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from healthd.common.text import is_decimal
 MAX_WAIT_SECONDS = 3600.0
 FIRST_PAUSE_SECONDS = 0.02
 MAX_PAUSE_SECONDS = 0.25
-# For a validation in the epilog: the minimum time for it, the time to end its programs, and the time for this process
-# to exit.
+# For a validation in the epilog: its minimum time, the time to end its programs, and the time for this process to exit.
 MIN_SECONDS, ENDING_SECONDS, EXIT_SECONDS = 2.0, 4.0, 0.5
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HEALTHCHECK_SECONDS = 10.0  # slurmd kills it after 60 s, and may start the next one before that
+HEALTHCHECK_SECONDS = 10.0  # slurmd kills the process after 60 s, and may start the next one before that
 # A verdict is valid for three rounds, and an interval is at most a week (limits.Period). It expires at epoch seconds.
 MAX_VERDICT_SECONDS, EPOCH_DIGITS = 3 * 7 * 86400.0, 11
 USABLE, DRAINED, NO_VERDICT = 0, 2, 3  # exit statuses of healthcheck
 
 
 def end_after(seconds: float) -> None:
-    """End this process with status 0 after `seconds`, even if it hangs, so that a slow hook does not fail a node."""
+    """End this process with status 0 after `seconds`, even if it hangs, so that a slow hook does not take a node out of
+    service.
+    """
 
     def end(_number: int, _frame: object) -> NoReturn:
         os._exit(0)
@@ -73,8 +74,8 @@ def epilog(runtime_dir: str, job: str, wait_seconds: float) -> str:
 def _run_programs(programs: object, deadline: float, runtime_dir: str, job: str) -> str:
     """Run the programs that the daemon requests after the last job, such as a validation, and report the job end again.
 
-    The programs get SIGTERM ENDING_SECONDS before the deadline, so that they can end their own programs. Then the
-    daemon checks the result.
+    The programs get SIGTERM ENDING_SECONDS before the deadline, so that they can end their own child processes. The
+    daemon then checks the result.
     """
     results = []
     for item in programs if isinstance(programs, list) else []:
@@ -114,9 +115,9 @@ def _run_program(argv: tuple[str, ...], deadline: float) -> str:
 
 
 def is_trusted_request(daemon_uid: int, own_uid: int) -> bool:
-    """Return True if commands from a daemon with `daemon_uid` may be run by a process with `own_uid`.
+    """Return True if a process with `own_uid` may run commands from a daemon with `daemon_uid`.
 
-    The commands gain no rights if the daemon runs as root or as the same user.
+    Commands from root or from the same user gain no rights.
     """
     return daemon_uid in (0, own_uid)
 
@@ -126,10 +127,10 @@ def _query(runtime_dir: str, request: dict[str, Any], deadline: float) -> Answer
 
 
 def healthcheck(runtime_dir: str, now: float) -> tuple[int, str]:
-    """Return (status, sentence). Read only the verdict file; do not use the socket, run checks or call Slurm.
+    """Return (status, sentence) from the verdict file, without using the socket, running checks or calling Slurm.
 
-    slurmd may start the next process while this one hangs. A lock cannot prevent that: every user may read the verdict,
-    so every user could take the lock.
+    slurmd may start the next process while this process hangs. A lock cannot prevent that: every user may read the
+    verdict, so every user could take the lock.
     """
     path = os.path.join(runtime_dir, VERDICT_FILE)
     try:

@@ -1,6 +1,6 @@
 """Entry point of `healthd COMMAND ...`.
 
-Each command imports only its family's module, which imports everything else when it is needed.
+Each command imports only the module of its family, which imports other modules when they are needed.
 
 Exit status: 0 success or healthy, 1 warning or refused, 2 degraded or critical, 3 unknown or no answer, 64 usage error.
 """
@@ -152,7 +152,7 @@ FAMILIES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status. An error is printed as one sentence on standard error.
 
-    With `argv` None, use this process's arguments, and assume that the process exits afterwards.
+    If `argv` is None, use this process's arguments, and assume that the process exits afterwards.
     """
     if argv is not None:
         return _main(argv)
@@ -176,7 +176,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _version() -> str:
-    """Return the version. If a distribution package installed healthd, add the package version."""
+    """Return the version. If healthd was installed by a distribution package, add the package version."""
     from healthd import __version__
 
     try:

@@ -21,7 +21,7 @@ from healthd.host.host import Host
 
 
 def record(loaded: Loaded, found: RoundResult, notes: Mapping[RunName, Notes]) -> Recording:
-    """Return a recording of the round. `notes`: the queries in each run."""
+    """Return a recording of the round. `notes` contains the queries in each run."""
     settings = loaded.settings
     log = found.kernel_log
     return Recording(
@@ -50,7 +50,7 @@ def _baseline_rows(loaded: Loaded) -> Iterator[tuple[str, str, tuple[str, ...]]]
 
 
 def lower_layers(recording: Recording, settings: Settings, available: Mapping[str, Check]) -> list[Layer]:
-    """Return the layers below the recorded node's settings: values guessed by a profile, and the node's baseline.
+    """Return the layers below the recorded node's settings: values from a profile, and the node's baseline.
 
     With other settings (--config), the same layers are used, unless those settings disable them or name another
     profile.
@@ -88,12 +88,14 @@ def _tables(
 
 
 def _all_settings(config: CheckConfig) -> dict[str, Any]:
-    """Return all settings, including those at their defaults: another version may have different defaults."""
+    """Return all settings. Those at their defaults are included, because another version may have different
+    defaults.
+    """
     return {f.name: dump(getattr(config, f.name)) for f in fields_of(type(config))}
 
 
 def _with_notes(runs: Iterable[RecordedRun], notes: Mapping[RunName, Notes]) -> Iterator[RecordedRun]:
-    """Yield the runs. Only the first run with a given name gets the queries, because the others repeat them."""
+    """Yield the runs. Only the first run with a given name gets the queries, because later runs repeat them."""
     remaining = dict(notes)
     for run in runs:
         noted = remaining.pop(run.name, Notes({}))

@@ -39,7 +39,7 @@ def _scan(args: argparse.Namespace) -> int:
     from healthd.scan.lines import Tally
     from healthd.scan.messages import messages
 
-    # Only waiting events have reference cycles, and those cycles disappear with the events. Looking for other cycles
+    # Only waiting events have reference cycles, and those cycles disappear with the events. A search for other cycles
     # among a million messages would take a tenth of the time.
     gc.freeze()
     gc.set_threshold(100_000)
@@ -101,7 +101,7 @@ def _use_patterns(path: str | None) -> None:
 
 
 def _unrecognised(tally: Tally, each: bool) -> Iterator[str]:
-    """Yield lines from known drivers that no rule recognises, as JSON. Yield one object per text, or one per driver.
+    """Yield lines from known drivers that no rule recognises, as JSON, with one object per text or per driver.
 
     The counts are complete only after all events have been read.
     """

@@ -1,4 +1,4 @@
-"""Prints a command's output: text on standard output, one sentence on standard error, and an exit status."""
+"""Output of a command: text on standard output, one sentence on standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def prepare() -> None:
     """Prepare the standard streams.
 
     With LANG=C, characters that cannot be encoded are printed as question marks and do not cause a traceback. A closed
-    standard stream is replaced by /dev/null, so that no socket gets its number.
+    standard stream is replaced by /dev/null, so that no socket gets the stream's descriptor number.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this stream's
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: that of this stream
             os.set_inheritable(opened, True)
     if sys.stderr is None:  # standard error is closed; without this, errors would be printed on standard output
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 -- open until this process ends
@@ -50,21 +50,21 @@ def prepare() -> None:
 
 
 def write_output(text: str, status: int = OK) -> int:
-    """Write to standard output and return `status`. If nothing reads the output any more, ignore that."""
+    """Write to standard output and return `status`. A closed output is ignored."""
     if sys.stdout is not None:
         _write(text)
     return status
 
 
 def write_stream(texts: Iterable[str]) -> None:
-    """Write each text as soon as it is available. Stop when nothing reads the output any more."""
+    """Write each text as soon as it is available. Stop when the output is closed."""
     for text in texts:
         if not _write(text):
             return
 
 
 def _write(text: str) -> bool:
-    """Write to standard output. Return False if nothing reads it any more."""
+    """Write to standard output. Return False if the output is closed."""
     try:
         sys.stdout.write(harmless(text))
         sys.stdout.flush()
@@ -80,8 +80,8 @@ def _write(text: str) -> bool:
 def harmless(text: str) -> str:
     """Return the text without control characters, except line feeds, tabs and render.py's colours.
 
-    External text should be made printable where it is rendered. This function is a safeguard in case a renderer forgot
-    to do so.
+    External text should be made printable where it is rendered. This function is a safeguard for renderers that fail to
+    do so.
     """
     return CONTROL_CHARACTERS.sub("?", text)
 

@@ -217,7 +217,8 @@ def _seconds(args: argparse.Namespace) -> float:
 def _alone(runtime_dir: str) -> Iterator[None]:
     """Ensure that only one validation runs at a time.
 
-    A user who may not write the lock file runs without it, so a job's prolog cannot end the validation. Print a note.
+    A user who may not write the lock file runs the validation without the lock, so a job's prolog cannot end it. Print
+    a note.
     """
     from healthd.validation import run
 
@@ -323,7 +324,7 @@ def _sentence(result: Result) -> str:
 
 
 def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each test and tool. All good parts share a row."""
+    """Yield a row for each test and tool. All parts with good results share a row."""
     from statistics import median
 
     from healthd.validation.measurement import number
@@ -340,7 +341,7 @@ def _rows(results: Sequence[Result]) -> Iterator[tuple[str, ...]]:
 
 
 def _passed_tests(results: Sequence[Result]) -> dict[str, list[str]]:
-    """Return a dict that maps each tool to its pass-or-fail tests and the number of parts in each."""
+    """Return a dict that maps each tool to its pass-or-fail tests, each with the number of parts."""
     counts: dict[str, dict[str, int]] = {}
     for result in results:
         if result["value"] is None:

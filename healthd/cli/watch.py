@@ -1,8 +1,8 @@
 """`healthd status --watch`: refresh the status on a separate screen.
 
-On a terminal it uses the alternate screen, as less and top do. Each text is drawn over the previous one and truncated
-at the last row. Otherwise (a pipe, TERM=dumb) the texts are printed one after another. A refresh is one request to the
-daemon.
+On a terminal it uses the alternate screen, as less and top do. Each text is drawn over the previous text and truncated
+at the last row. Otherwise (a pipe, TERM=dumb) the texts are printed one after another. Each refresh is one request to
+the daemon.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ _COLOUR = regex(r"\x1b\[[0-9;]*m")
 
 
 class Refresh(NamedTuple):
-    """One refresh. `text` is called only when it is displayed, because the terminal size may have changed."""
+    """One refresh. `text` is called only for display, because the terminal size may have changed."""
 
     status: int
     text: Callable[[], str]
 
 
 def watch(refresh: Callable[[], Refresh], period_seconds: float, title: str, plain: bool) -> int:
-    """Display `refresh()` every `period_seconds` until a signal arrives or nothing reads the output any more.
+    """Display `refresh()` every `period_seconds` until a signal arrives or the output is closed.
 
-    `plain`: print the texts one after another without a title, for programs. Return the last refresh's exit status.
+    With `plain`, print the texts one after another without a title, for programs. Return the last refresh's exit
+    status.
     """
     screen = not plain and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     current = Refresh(0, str)
@@ -67,7 +68,7 @@ def watch(refresh: Callable[[], Refresh], period_seconds: float, title: str, pla
 
 
 def frame(title: str, text: str, columns: int, rows: int) -> str:
-    """Return the text to draw over the previous one: the lines that fit, and the number of lines that do not."""
+    """Return the text to draw over the previous text: the lines that fit, and the number of lines that do not fit."""
     room, visible = max(rows, 3) - 2, []  # excludes the title and the line with the number of hidden lines
     lines = harmless(text).rstrip("\n").split("\n")
     for line in lines:
@@ -94,9 +95,7 @@ def _screen(alternate: bool) -> Iterator[None]:
 
 @contextmanager
 def _woken() -> Iterator[int]:
-    """Yield a descriptor that receives a byte after a resize or Ctrl-Z. A signal that would terminate the program
-    raises KeyboardInterrupt.
-    """
+    """Yield a descriptor that receives a byte after a resize or Ctrl-Z. Terminating signals raise KeyboardInterrupt."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in before:

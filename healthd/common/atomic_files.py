@@ -28,7 +28,7 @@ def replace_file(path: str, content: str | bytes, mode: int = 0o600, durable: bo
         descriptor = _create(folder, temporary, mode)
         try:
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, mode)  # despite the umask: other users read the verdict and the metrics
+                os.fchmod(descriptor, mode)  # despite the umask, because other users read the verdict and the metrics
                 file.write(data)
                 file.flush()
                 if durable:
@@ -64,7 +64,7 @@ def overwrite_file(path: str, content: str) -> None:
     """Write `content` over the start of an existing regular file, in one call and without truncating it.
 
     The file keeps its blocks, so this works on a full file system. The first block has room for 4 KiB. If the old text
-    was longer, blanks overwrite the rest. A concurrent reader may see a mix of both texts. Raises ownership.Untrusted
+    was longer, blanks overwrite the rest. A concurrent reader may read a mix of both texts. Raises ownership.Untrusted
     or OSError.
     """
     with ownership.open_parent(path) as (folder, name):
@@ -101,7 +101,7 @@ def _is_current(folder: int, name: str, data: bytes, mode: int) -> bool:
 def _create(folder: int, name: str, mode: int) -> int:
     """Create a file and open it for writing. Never follow a link.
 
-    Replace a leftover from a killed writer that had our pid.
+    A file left behind by a killed writer with the same pid is replaced.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -112,8 +112,9 @@ def _create(folder: int, name: str, mode: int) -> int:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove the NAME.PID.new files that `replace_file` leaves behind if its process is killed. PID is no longer
-    running."""
+    """Remove the NAME.PID.new files that `replace_file` leaves behind if its process is killed. Files of running
+    processes are kept.
+    """
     with ownership.open_folder(directory) as folder:
         for name in os.listdir(folder):
             found = regex(r".+\.(\d+)\.new").fullmatch(name)

@@ -1,8 +1,8 @@
 """Strict conversion between plain data (TOML, JSON) and Structs or dataclasses. Types are not coerced, and all errors
-say where the value is.
+contain the value's place.
 
 msgspec (values.py) stops at the first error and allows unknown keys in a dataclass. Settings are written by hand, so
-this module walks the fields itself: it reports all errors in a table at once, and suggests a name for a misspelt key.
+this module walks the fields itself. It reports all errors in a table at once, and suggests a name for a misspelt key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ConvertError(HealthdError, ValueError):
 class Rule(Value, frozen=True):
     """A limit on a value beyond its type, declared with the type: Annotated[float, Rule(problem)].
 
-    `problem` returns what is wrong with a value of the type ("must be 0 to 64, got -1"), or "". `minimum` and `maximum`
+    `problem` returns the problem with a value of the type ("must be 0 to 64, got -1"), or "". `minimum` and `maximum`
     are the limits for a number.
     """
 
@@ -55,7 +55,8 @@ _FACTORY = type(_WithFactory.__struct_defaults__[0])  # msgspec has no public na
 
 class Field(NamedTuple):
     """A field of a Struct or dataclass. `default` is NODEFAULT if there is no default, or if each value gets a new
-    one."""
+    default.
+    """
 
     name: str
     default: Any
@@ -161,7 +162,7 @@ def _is_list(kind: Any) -> bool:
 def _ruled_loader(kind: Any) -> Loader:
     plain, *notes = typing.get_args(kind)
     load_plain = _loader(plain)
-    rules = [note for note in notes if isinstance(note, Rule)]  # other metadata marks moments, or is a site's own
+    rules = [note for note in notes if isinstance(note, Rule)]  # other metadata: moments, or a site's own
 
     def load_ruled(data: Any, where: str) -> Any:
         value = load_plain(data, where)
@@ -174,11 +175,13 @@ def _ruled_loader(kind: Any) -> Loader:
 
 
 def _table_loader(cls: Any) -> Loader:
-    """Return the loader for a Struct or dataclass. It raises a single ConvertError with all mistakes in a table."""
+    """Return the loader for a Struct or dataclass. The loader raises a single ConvertError with all mistakes in a
+    table.
+    """
     hints = {f.name: type_hints(cls)[f.name] for f in fields_of(cls)}
 
     def load_table(data: Any, where: str) -> Any:
-        loaders = {name: _loader(hint) for name, hint in hints.items()}  # late, because a class may contain itself
+        loaders = {name: _loader(hint) for name, hint in hints.items()}  # resolved late: a class may contain itself
         values, mistakes = {}, []
         for key, value in _table(data, where).items():
             if key not in loaders:
@@ -270,7 +273,7 @@ def _plain_loader(kind: Any) -> Loader:
                 _require_text(data, where)
             if data_type is float and not math.isfinite(data):
                 raise ConvertError(f"{where}: must be a finite number, got {data}")
-            if data_type is int and data.bit_length() > 64:  # arithmetic with it would raise elsewhere
+            if data_type is int and data.bit_length() > 64:  # arithmetic with this value would raise elsewhere
                 raise ConvertError(f"{where}: must be a number of at most 64 bits, got {show(data)}")
             return data
         if kind is float and data_type is int:
@@ -299,7 +302,7 @@ def _number_hint(where: str) -> str:
 def _require_text(data: str, where: str) -> None:
     r"""Raise ConvertError for a lone UTF-16 surrogate, which JSON can contain (\ud800) but which cannot be encoded.
 
-    The surrogates that os.fsdecode makes from non-UTF-8 bytes in a path are allowed, because they can be written back.
+    Surrogates that os.fsdecode creates for non-UTF-8 bytes in a path are allowed, because they can be written back.
     """
     try:
         data.encode("utf-8", "surrogateescape")

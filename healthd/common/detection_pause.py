@@ -1,4 +1,4 @@
-"""The pause of slow-job detection on this node: a file that the daemon writes in the runtime directory.
+"""The pause of slow-job detection on this node, a file that the daemon writes in the runtime directory.
 
 The pause expires by itself and survives a restart of healthd. A reboot ends it, because the directory is on tmpfs.
 """
@@ -16,8 +16,9 @@ MAX_SECONDS = 7 * 24 * 3600.0  # the maximum of every pause (agent/conditions/co
 
 
 class DetectionPause(Value, frozen=True):
-    """A pause of slow-job detection. `until` and `given` are in epoch seconds. `who` is the operator, as in "root (uid
-    0)"."""
+    """A pause of slow-job detection. `until` and `given` are in epoch seconds. `who` is the operator, such as "root
+    (uid 0)".
+    """
 
     until: float
     why: str
@@ -26,7 +27,7 @@ class DetectionPause(Value, frozen=True):
 
 
 def active_pause(runtime_dir: str, now: float) -> DetectionPause | None:
-    """Return the pause in force, or None if there is no pause, it has expired, or the file is invalid."""
+    """Return the pause in force, or None if there is no pause, the pause has expired, or the file is invalid."""
     path = os.path.join(runtime_dir, FILE)
     if not os.path.lexists(path):  # the usual case; verifying each step of the path takes a hundred times as long
         return None

@@ -1,8 +1,8 @@
 """Guards that keep one bad input from stopping the daemon.
 
 The reader of an input (a request, a kernel line, the worker's reply, Slurm's output, a file) rejects bad data with a
-sentence. A guard around each reader catches the exceptions that its author did not expect. The input is then dropped,
-counted and shown in the status, and the traceback is logged once.
+sentence. A guard around each reader catches unexpected exceptions. The input is then dropped, counted and shown in the
+status, and the traceback is logged once.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ MAX_LOGGED_LOCATIONS = 200  # maximum number of code locations that are logged, 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Since the start of this process: how many inputs each boundary dropped, and when and why it last dropped one.
+# Since the start of this process: each boundary's number of dropped inputs, and the time of and reason for the last
+# drop.
 dropped: Counter[str] = Counter()
 _last_drops: dict[str, tuple[float, str]] = {}
 _logged_locations: set[tuple[str, str, str, int]] = set()
 
 
 def log() -> logging.Logger:
-    """Return the daemon's logger. logging is imported late, because a worker also imports this module but rarely
-    logs."""
+    """Return the daemon's logger. logging is imported late, because workers also import this module but rarely log."""
     import logging
 
     return logging.getLogger("healthd")
@@ -71,8 +71,9 @@ def dropping_errors(boundary: str, item: object = "") -> Iterator[None]:
 
 
 def never_raises(boundary: str) -> Callable[[Callable[P, R | None]], Callable[P, R | None]]:
-    """Decorate a parser whose first argument is external text. If the parser raises, return None, as for unknown
-    text."""
+    """Decorate a parser whose first argument is external text. If the parser raises an exception, return None, as for
+    unknown text.
+    """
 
     def decorate(read: Callable[P, R | None]) -> Callable[P, R | None]:
         @functools.wraps(read)
@@ -98,7 +99,7 @@ def problems(now: float) -> Iterator[str]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error as one line of limited length, such as "ValueError: not a number", for any input."""
+    """Return any error as one line of limited length, such as "ValueError: not a number"."""
     try:
         text = printable(str(error)[:200])
     except Exception:  # an exception from a library may fail in its own __str__

@@ -1,9 +1,9 @@
-"""A check's earlier readings: each observation's last value and the growth of counters, across restarts. The functions
-are pure.
+"""A check's earlier readings, kept across restarts: each observation's last value and the growth of counters. The
+functions are pure.
 
 A counter's absolute value means little (it may have been high for years), so rules evaluate its growth. The store keeps
 each observation's last reading, and each increment of a counter with its time. A healthy node's counters never grow, so
-the store stays small. `update` returns the next store, made from the previous one and a run's readings.
+the store stays small. `update` returns the next store from the previous store and a run's readings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from healthd.common.model import Observation, ObservationKind
 from healthd.common.values import DecodeError, Value
 
 KEEP_SECONDS = 48 * 3600.0  # the longest window that a rule uses is 24 h
-MAX_INCREMENTS = 64  # older increments are merged, so that a counter that grows in every round stays bounded
+MAX_INCREMENTS = 64  # older increments are merged, to bound the store for a counter that grows in every round
 
 
 class Reading(Value, frozen=True):
@@ -30,8 +30,8 @@ class Reading(Value, frozen=True):
 class Series(NamedTuple):
     """State of one observation.
 
-    It contains the last reading, and a counter's increments with times, oldest first. `boot_id` is the boot of the last
-    reading.
+    It contains the last reading and, for a counter, the increments with their times, oldest first. `boot_id` is the
+    boot of the last reading.
     """
 
     value: float
@@ -53,10 +53,10 @@ def _key(name: str, labels: tuple[tuple[str, str], ...]) -> str:
 
 
 def increment(series: Series, reading: Observation, boot_id: str) -> float:
-    """Return how much the counter grew from the last reading to this one.
+    """Return the counter's growth from the last reading to this one.
 
-    After a reboot this is 0, because errors that link training counts at boot are not a fault of the running node. If
-    the value became smaller in the same boot, the counter wrapped if it was near the end of its width. Otherwise it was
+    After a reboot the growth is 0, because errors counted by link training at boot are not a fault of the running node.
+    A counter that became smaller in the same boot has wrapped if it was near the end of its width. Otherwise it was
     reset (driver reload, re-enumerated device), and its whole value is new.
     """
     if series.boot_id != boot_id:
@@ -98,9 +98,9 @@ class History:
         return recorded + increment(series, reading, self._boot_id)
 
     def last(self, reading: Observation, any_boot: bool = False, within_seconds: float = math.inf) -> Reading | None:
-        """Return the previous reading of a counter or gauge in this boot, or in any recorded boot if `any_boot`.
+        """Return the previous reading of a counter or gauge in this boot or, with `any_boot`, in any recorded boot.
 
-        Return None if there is none, or if it is older than `within_seconds`.
+        Return None if there is no previous reading, or if it is older than `within_seconds`.
         """
         series = self._store.get(key(reading))
         if series is None or (series.boot_id != self._boot_id and not any_boot):
@@ -134,7 +134,8 @@ def update(
             if 0 < amount < math.inf:
                 increments = (*increments, (now, amount))
             if len(increments) > MAX_INCREMENTS:
-                # Merge the two oldest at the later time, so a window counts them slightly too long, never too short.
+                # Merge the two oldest at the later time, so a window includes them for slightly too long, never too
+                # short.
                 increments = ((increments[1][0], increments[0][1] + increments[1][1]), *increments[2:])
         new[name] = Series(reading.value, now, boot_id, increments)
     return new
@@ -148,7 +149,7 @@ def encode(store: dict[str, Series]) -> str:
 
 
 def decode(text: str) -> dict[str, Series]:
-    """Parse the store. An empty text gives an empty store. Raises DecodeError."""
+    """Parse the store. Empty text gives an empty store. Raises DecodeError."""
     try:
         return values.decode(dict[str, Series], text) if text else {}
     except DecodeError as error:

@@ -1,4 +1,4 @@
-"""Effect of a fault on a job that ended at about the same time. Checks declare it in `CAUSES`, `ENDS_JOB` and
+"""Effect of a fault on a job that ended at about the same time. Checks declare the effect in `CAUSES`, `ENDS_JOB` and
 `PERMANENT`.
 
 `healthd fleet attribution` and the answers that count hardware failures use these declarations. scripts/fleet_codes.py
@@ -35,13 +35,13 @@ class FailureCause(str, Enum):
 
 
 class EndsJob(str, Enum):
-    """When a fault ends a job.
+    """Conditions under which a fault ends a job.
 
-    ALWAYS       jobs die of the fault, even if the site's settings lower its severity to a warning; its usual severity
+    ALWAYS       the fault ends jobs, even if the site's settings lower its severity to a warning; its usual severity
                  drains or requeues
     IF_ISOLATES  if the condition is degraded or critical: the default
     IF_NAMED     if the condition names the job (Xid 94: "only the process that used the memory was stopped")
-    NEVER        the fault only slows or delays jobs, or is bookkeeping
+    NEVER        the fault only slows down or delays jobs, or is bookkeeping
     """
 
     ALWAYS = "always"

@@ -1,4 +1,4 @@
-"""healthd's data model: frozen values without behaviour.
+"""healthd's data model: immutable values without behaviour.
 
 fault on the node -> Finding -> Condition -> Verdict -> Decision -> Slurm drains -> repaired -> Slurm resumes
 
@@ -47,14 +47,14 @@ class Mode(enum.Enum):
 
 
 class Requeue(enum.Enum):
-    """Which batch jobs a CRITICAL fault requeues (agent/slurm/affected_jobs.py)."""
+    """The batch jobs that a CRITICAL fault requeues (agent/slurm/affected_jobs.py)."""
 
     PART = "part"  # the jobs that use the broken part
     NODE = "node"  # all jobs on the node
 
 
 class Outcome(enum.Enum):
-    """How a run of a check ended. Only a COMPLETED run is evidence about health."""
+    """Outcome of a run of a check. Only a COMPLETED run is evidence of health."""
 
     COMPLETED = "completed"
     FAILED = "failed"  # raised, crashed, or returned an invalid reply
@@ -73,7 +73,9 @@ class Clears(enum.Enum):
 
 
 class Ending(enum.Enum):
-    """How a condition ended. `Clears` is the expected ending, but a condition may also end in another way."""
+    """The way in which a condition ended. `Clears` is the expected ending, but a condition may also end in another
+    way.
+    """
 
     PASS = "pass"  # completed runs without the finding
     WINDOW = "window"  # no repeat in its window
@@ -86,9 +88,9 @@ class Ending(enum.Enum):
 
 
 class Remedy(enum.Enum):
-    """What an engineer does about a condition (commands: agent/reporting/next_steps.py)."""
+    """Remedy for a condition, to be applied by an engineer. agent/reporting/next_steps.py has the commands."""
 
-    NOTHING = "nothing"  # no action tonight, because the condition ends by itself
+    NOTHING = "nothing"  # no immediate action, because the condition ends by itself
     CHECK = "check"  # fix the cause; the check then passes
     GPU_RESET = "gpu_reset"
     REBOOT = "reboot"
@@ -99,8 +101,8 @@ class Remedy(enum.Enum):
 class Ends(Value, frozen=True):
     """The event that ends a finding.
 
-    window: the check's setting for the time without a repeat, or "". That time also ends the finding. It is the only
-    ending if `clears` is WINDOW.
+    `window` is the check's setting for the time without a repeat, or "". That time also ends the finding, and is the
+    only ending if `clears` is WINDOW.
     """
 
     clears: Clears
@@ -115,8 +117,8 @@ class ObservationKind(enum.Enum):
 class Observation(Value, frozen=True):
     """A number that a check read.
 
-    The name is a Prometheus metric's without the `healthd_` prefix (base units; counters end in `_total`). `bits`
-    is the width at which a counter wraps or saturates (None: 64-bit or unknown).
+    The name is that of the Prometheus metric without the `healthd_` prefix (base units; counters end in `_total`).
+    `bits` is the width at which a counter wraps or saturates (None: 64-bit or unknown).
     """
 
     name: str
@@ -137,14 +139,14 @@ class Meaning(NamedTuple):
 
 
 class Worsens(Value, frozen=True):
-    """Escalation. A finding that lasts for `after_seconds` gets this severity instead."""
+    """Escalation: a finding that lasts for `after_seconds` gets this severity."""
 
     after_seconds: float
     severity: Severity
 
 
 class Slowness(Value, frozen=True):
-    """A measured slowdown. Its cost can be computed from all nodes' events.
+    """A measured slowdown, whose cost can be computed from all nodes' events.
 
     slowdown  how much longer an iteration takes than before: 0.26 = 26 % longer; for several jobs, the largest
     onset     the first slow iteration (epoch seconds)
@@ -166,7 +168,7 @@ class FoundSeverity(Value, frozen=True):
 class Program(NamedTuple):
     """A command that a check requires before a drained node is resumed.
 
-    It is `healthd` with these `arguments`, and is killed after `seconds`.
+    The command is `healthd` with these `arguments`, and is killed after `seconds`.
     """
 
     arguments: tuple[str, ...]
@@ -174,7 +176,7 @@ class Program(NamedTuple):
 
 
 class RunName(NamedTuple):
-    """Name of a run: a check and one of its instances ("" if it has none)."""
+    """Name of a run: a check and one of its instances, or "" for a check without instances."""
 
     check: str
     instance: str = ""
@@ -199,7 +201,7 @@ class Finding(Value, frozen=True):
     code      a stable name that begins with the check's name: "gpu_xid/79"
     subject   the part, with a name that every source can use: a PCI address, a mount point, "mlx5_0/1"; "" for the
               node
-    confirm_seconds   how long the problem must last before it counts
+    confirm_seconds   how long the problem must last before the condition opens
     confirmed_by      codes of conditions from the kernel log. If the kernel log reported one of them in the last ten
                       minutes, on the same part ("" = on any part), and no operator has acknowledged it since, this
                       finding counts at once
@@ -263,11 +265,12 @@ NOT_IN_BASELINE = NothingToCheck("not in the settings or the baseline", "healthd
 
 
 class Repair(Value, frozen=True):
-    """Evidence that a part was reset. It ends conditions that wait for `clears` and have not been seen since `before`.
+    """Evidence that a part was reset. A repair ends conditions that wait for `clears` and have not been seen since
+    `before`.
 
-    `before` is the time of the earlier reading that the evidence is compared with (epoch seconds; the start of its run,
-    as in Condition.last_level_seen). An event between the reset and the reading that shows it is therefore never
-    cleared by mistake.
+    `before` is the time of the earlier reading with which the evidence is compared (epoch seconds; the start of its
+    run, as in Condition.last_level_seen). An event between the reset and the reading that shows the reset is therefore
+    never cleared by mistake.
     """
 
     clears: Clears
@@ -344,7 +347,7 @@ class WorsensBy(Value, frozen=True):
 
 
 class Explain(Value, frozen=True):
-    """Texts for `healthd explain CODE`, written for an engineer who is woken up by an alert.
+    """Texts for `healthd explain CODE`, written for an engineer who was woken by an alert.
 
     `meaning` says what was observed. `matters` describes the effect on jobs. `todo` says what an engineer must do.
     healthd's own reaction and the ending follow from `severity` and `clears`, and from properties that all findings
@@ -389,14 +392,14 @@ class Explain(Value, frozen=True):
 class ConditionState(enum.Enum):
     PENDING = "pending"  # not yet confirmed: has lasted less than its confirm_seconds
     OPEN = "open"
-    ACKNOWLEDGED = "acknowledged"  # open, but accepted by an operator: it triggers nothing
+    ACKNOWLEDGED = "acknowledged"  # open, but accepted by an operator, so it triggers nothing
     CLEARED = "cleared"
 
 
 class Ack(Value, frozen=True):
     """Acknowledgement by `healthd ack`, in force from `requested_at` to `until`.
 
-    `severity` is the worst severity that it covers.
+    `severity` is the worst severity that the ack covers.
     """
 
     until: Moment
@@ -489,7 +492,7 @@ class Condition(Value, frozen=True):
 
 
 class Verdict(Value, frozen=True):
-    """The node's health and the reasons for it. All decisions and reports are based on it.
+    """The node's health and the reasons for it, on which all decisions and reports are based.
 
     causes        open DEGRADED or CRITICAL conditions that may drain, worst first
     fault_time    when the newest CRITICAL cause last happened (jobs that started later were not hit), or 0
@@ -521,7 +524,9 @@ class Resume(Value, frozen=True):
 
 
 class Leave(Value, frozen=True):
-    """Decision to change nothing. `would` says what healthd would do in `mode = "act"` without a pause, or is ""."""
+    """Decision to change nothing. `would` is the action that healthd would take in `mode = "act"` without a pause, or
+    "".
+    """
 
     why: str
     would: str = ""
@@ -531,7 +536,7 @@ Decision: TypeAlias = "Drain | Resume | Leave"
 
 
 class Gpu(Value, frozen=True):
-    """A GPU with NVML's number, which is only displayed: faults are keyed by the PCI address.
+    """A GPU with NVML's number, which is only displayed. Faults are keyed by the PCI address.
 
     Its device node is /dev/nvidiaMINOR (`minor` is None if it is unknown). `mig` contains its MIG devices' UUIDs, in
     NVML's order.
@@ -572,8 +577,8 @@ class Disk(Value, frozen=True):
 class LocalMount(Value, frozen=True):
     """The first mount of a local file system.
 
-    `device` is the kernel name ("dm-0", "nvme0n1p1"), and `disks` are the disks below it. `redundant` are disks that a
-    further copy or path can replace.
+    `device` is the kernel name ("dm-0", "nvme0n1p1"), and `disks` are the disks below it. `redundant` are disks that
+    another copy or path can replace.
     """
 
     point: str
@@ -595,7 +600,7 @@ class Inventory(Value, frozen=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return True if sysfs listed the devices. Devices found in another machine's log have no PCI class."""
+        """Return True if sysfs listed the devices. Devices from another machine's log have no PCI class."""
         return any(device.pci_class for device in self.devices)
 
 
@@ -624,7 +629,7 @@ class NodeState(Value, frozen=True):
 
 
 class UnaffectedJob(Value, frozen=True):
-    """A running job that no GPU fault has hit so far. The job continues, and Slurm is not queried for it again.
+    """A running job that no GPU fault has hit so far. The job continues, and is not looked up in Slurm again.
 
     id     the number that its processes have; `name`: the argument for a requeue
     start  start of this run, epoch seconds
@@ -639,7 +644,7 @@ class UnaffectedJob(Value, frozen=True):
 
 
 class SentRequeue(Value, frozen=True):
-    """A requeue that was sent or is about to be sent. A requeue is never repeated for the same (job, restarts)."""
+    """A requeue that was sent or is about to be sent. It is never repeated for the same (job, restarts)."""
 
     job: str
     restarts: Whole
@@ -650,7 +655,7 @@ MAX_HOLD_SECONDS = 3600.0  # maximum time between two attempts to set a drain th
 
 
 class FleetHold(Value, frozen=True):
-    """A drain that was decided on but waits because of the fleet limit (fleet_limit.py).
+    """A desired drain that is delayed by the fleet limit (fleet_limit.py).
 
     since         when the wait started
     until         when to try next
@@ -671,7 +676,7 @@ class FleetHold(Value, frozen=True):
 
 
 class PartitionCount(Value, frozen=True):
-    """A partition's size, and how many of its nodes healthd keeps drained."""
+    """A partition's size, and the number of its nodes that healthd keeps drained."""
 
     name: str
     nodes: Whole
@@ -706,7 +711,7 @@ class EndedDrain(Value, frozen=True):
 
 
 class UnsavedChange(Value, frozen=True):
-    """A change that healthd made to the node and that slurmctld may not have saved yet.
+    """A change by healthd to the node that slurmctld may not have saved yet.
 
     sent_at     when it was sent, epoch seconds
     controller  the slurmctld that answered right before the change (output.parse_controller);
@@ -718,7 +723,7 @@ class UnsavedChange(Value, frozen=True):
 
 
 class ResumedDrain(Value, frozen=True):
-    """A drain that healthd lifted: when the drain started and when the node was resumed (epoch seconds)."""
+    """A drain that healthd lifted, with the start of the drain and the time of the resume (epoch seconds)."""
 
     drained_at: Moment
     resumed_at: Moment
@@ -816,10 +821,10 @@ class Entry(Value, frozen=True):
 
 
 class LeftOut(Value, frozen=True):
-    """Something that a baseline omits, and why.
+    """A setting, entry or check that a baseline omits, and the reason.
 
     If `key` is "", the whole setting is omitted. If `setting` is "", so is the whole check. `unread` is True if the
-    part could not be read, so its presence is unknown. Otherwise it is present and looks broken.
+    part could not be read, so that its presence is unknown. Otherwise the part is present but appears broken.
     """
 
     check: str
@@ -841,10 +846,10 @@ class LeftOut(Value, frozen=True):
 class KernelLogStatus(Value, frozen=True):
     """Status of the kernel log source.
 
-    `alive` is True if the source is open and being read. `lost` counts lines that were overwritten before they were
-    read. `malformed` counts data that was not a record, and lines that were too long. `rotations` counts how often the
-    file was replaced or truncated. If `observed`, users can forge the source's lines, so they are displayed without any
-    effect.
+    `alive` is True if the source is open and being read. `lost` is the number of lines that were overwritten before
+    they were read. `malformed` is the number of records that were invalid or too long. `rotations` is the number of
+    times that the file was replaced or truncated. If `observed`, users can forge the source's lines, so the lines are
+    displayed without any effect.
     """
 
     source: str
@@ -865,8 +870,8 @@ class SourceStatus(Value, frozen=True):
     """Status of one source: kernel_log, journal (which fills gaps in the ring buffer) or device_removals.
 
     `up` is True if the source is open and the last read succeeded. `last_read` is the time of the last successful read,
-    or 0. `restarts` counts how often it was reopened or could not be reopened. `overruns` counts how often something
-    was lost.
+    or 0. `restarts` is the number of attempts to reopen the source. `overruns` is the number of times that data was
+    lost.
     """
 
     source: str
@@ -883,9 +888,10 @@ class SourceStatus(Value, frozen=True):
 class StreamStatus(Value, frozen=True):
     """Status of the event stream.
 
-    `waiting` counts lines that are not yet on disk, and `dropped_total` counts lines that did not fit.
-    `failures_total` counts failed writes, and `journal_lost_total` counts lines that the journal did not accept.
-    `problem` says in one sentence why nothing can be written.
+    `waiting` is the number of lines that are not yet on disk, and `dropped_total` the number that did not fit.
+    `failures_total` is the number of failed writes, and `journal_lost_total` the number of lines that the journal did
+    not accept.
+    `problem` is a sentence with the reason why nothing can be written.
     """
 
     waiting: int = 0
@@ -896,7 +902,9 @@ class StreamStatus(Value, frozen=True):
 
 
 class SlurmStatus(Value, frozen=True):
-    """The node's state in Slurm, as last read. `problem` says in one sentence why it could not be read or changed."""
+    """The node's state in Slurm, as last read. `problem` is a sentence with the reason why the state could not be read
+    or changed.
+    """
 
     node: NodeState | None = None
     owner: str = ""

@@ -1,4 +1,4 @@
-"""Moments: epoch seconds on this machine's clock, and a function that changes all moments in a value. It is pure."""
+"""Moments: epoch seconds on this machine's clock, and a pure function that changes all moments in a value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAST = "past"
 # 0.0 means never. Durations, monotonic times and time stamps from another machine's clock (slurmctld's) are plain
 # floats.
 Moment = Annotated[float, MOMENT]
-# A moment that must lie in the past. If it lies in the future, the clock was ahead when it was recorded.
+# A moment that must be in the past. If it is in the future, the clock was ahead when it was recorded.
 PastMoment = Annotated[float, MOMENT, PAST]
 
 Changes = Mapping[type, Callable[[Any], Any]]
@@ -25,7 +25,7 @@ Changes = Mapping[type, Callable[[Any], Any]]
 def change_moments(value: Any, mark: str, change: Callable[[float], float], overrides: Changes) -> Any:
     """Return `value` with `change` applied to each field with this mark, even in nested Structs, tuples and tables.
 
-    If `overrides` has a function for a value's type, that function is used instead.
+    For a value's type in `overrides`, that entry's function is used instead.
     """
     kind = type(value)
     if kind in overrides:

@@ -1,4 +1,4 @@
-"""Mounts from /proc/self/mountinfo (proc_pid_mountinfo(5)). A dead file server cannot block reading it.
+"""Mounts from /proc/self/mountinfo (proc_pid_mountinfo(5)), which can be read even if a file server is down.
 
 36 35 98:0 /srv /data rw,noatime shared:1 - nfs4 server:/srv rw,vers=4.2
 id parent DEVICE root POINT OPTIONS [optional ...] - FSTYPE source SUPER_OPTIONS
@@ -45,8 +45,8 @@ class Mount(NamedTuple):
         """The state to which the kernel changed the file system after errors: "read-only", "shut down", or "" for
         neither.
 
-        A user who mounts read-only sets it for the mount and the file system; the kernel sets only the file system.
-        From Linux 6.15 on, ext4 stays "rw" and has "emergency_ro" or "shutdown" (both seen on 6.18).
+        A user's read-only mount sets "ro" for the mount and the file system; the kernel sets it only for the file
+        system. From Linux 6.15 on, ext4 stays "rw" and has "emergency_ro" or "shutdown" (both seen on 6.18).
         """
         if "shutdown" in self.options:
             return "shut down"
@@ -105,7 +105,7 @@ def is_loop_device(mount: Mount) -> bool:
 def find_mount(mounts: Sequence[Mount], path: str) -> Mount | None:
     """Return the mount that contains a path.
 
-    This is the mount with the longest mount point. If there are several such mounts, it is the last one.
+    This is the mount with the longest mount point. If several mounts have that mount point, the last one is used.
     """
     found = None
     for mount in mounts:
@@ -115,9 +115,10 @@ def find_mount(mounts: Sequence[Mount], path: str) -> Mount | None:
 
 
 def is_local(mounts: Sequence[Mount], path: str) -> bool:
-    """Return True if a path can be read without waiting for a file server, because all mounts on it have local types.
+    """Return True if a path can be read without waiting for a file server, because all mounts on the path have local
+    types.
 
-    A root directory on the network counts as local, because nothing works without it.
+    A root directory on the network is treated as local, because nothing works without it.
     """
     local_by_point = {mount.point: mount.fstype in LOCAL_TYPES for mount in mounts if _is_above(mount, path)}
     if len(local_by_point) > 1:

@@ -2,10 +2,10 @@
 
 The file must belong to root or to the user that healthd runs as, and no other user may be able to change it. The same
 applies to each folder above the file, up to "/", and to each symbolic link on the path. This module follows the links
-itself. The caller gets a descriptor for the verified file. It must use the descriptor, because the name may refer to
-another file a moment later.
+itself. The caller gets a descriptor for the verified file and must use it, because the name may refer to another file a
+moment later.
 
-- Group root counts as root, unless an ACL names other users, whose rights hide in the group's mode bits (acl(5)).
+- Group root is treated as root, unless an ACL names other users, whose rights appear in the group's mode bits (acl(5)).
 - In a sticky folder (/tmp) only root can replace files that root owns (unlink(2)), so the path may pass through it.
 - The server of a FUSE mount can claim any owner for its files, so they belong to the user who mounted it.
 """
@@ -43,7 +43,7 @@ class Untrusted(HealthdError, PermissionError):
         return str(self.strerror)
 
     def with_context(self, path: str, setting: str = "") -> Untrusted:
-        """Return the error with the requested path, and with the setting that names it."""
+        """Return the error with the requested path and the setting that names the path."""
         setting_note = f" ({setting})" if setting else ""
         return Untrusted(f"{path}{setting_note}: refused: {self}", self.path)
 
@@ -79,8 +79,9 @@ def read_all(descriptor: int) -> bytes:
 
 @contextmanager
 def open_folder(path: str, make_mode: int | None = None) -> Iterator[int]:
-    """Open a folder where only healthd creates files. If `make_mode` is given, missing folders are created. Raises
-    OSError."""
+    """Open a folder in which only healthd creates files. With `make_mode`, missing folders are created. Raises
+    OSError.
+    """
     descriptor = _open_trusted(path, os.O_RDONLY | os.O_DIRECTORY, make_mode, allow_sticky=False)
     try:
         yield descriptor
@@ -90,7 +91,7 @@ def open_folder(path: str, make_mode: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def open_parent(path: str) -> Iterator[tuple[int, str]]:
-    """Open the folder of a file that will be written by replacing its name, and return it with that name.
+    """Open the folder of a file that will be replaced by name. Return the folder and the name.
 
     If the name is a symbolic link, it is replaced, not followed. Raises Untrusted or OSError.
     """
@@ -107,8 +108,8 @@ def open_parent(path: str) -> Iterator[tuple[int, str]]:
 def stat_program(path: str) -> os.stat_result:
     """Return the stat of a program that is about to run. Raises Untrusted or OSError.
 
-    The caller runs the program by name, not through a descriptor. A script would otherwise see "/proc/self/fd/7" as its
-    own name, and the process would be called "7". By the rule above, only root or healthd can change the name in
+    The caller runs the program by name, not through a descriptor. Otherwise, a script's own name would be
+    "/proc/self/fd/7", and the process's name "7". By the rule above, only root or healthd can change the name in
     between.
     """
     descriptor = _open_trusted(path, os.O_PATH)
@@ -158,7 +159,7 @@ def _walk(path: str, flags: int, make_mode: int | None, require: Callable[[int, 
             if target is None and not remaining:
                 return os.open(name, flags, dir_fd=current), step
             if target is None:
-                # O_DIRECTORY mounts an automount now
+                # O_DIRECTORY triggers an automount now
                 next_folder, next_path = os.open(name, _FOLDER, dir_fd=current), step
             else:
                 links += 1
@@ -189,7 +190,7 @@ def _link_target(
         descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
     except FileNotFoundError:
         if make_mode is not None:
-            with suppress(FileExistsError):  # created by another process; it is verified like any other
+            with suppress(FileExistsError):  # another process created the folder, which is verified like any other
                 os.mkdir(name, make_mode, dir_fd=current)
         return None
     try:
@@ -223,10 +224,10 @@ def untrusted_reason(
     has_acl: Callable[[], bool] = lambda: False,
     allow_sticky: bool = True,
 ) -> str:
-    """Return who else could change a file, folder or link, or "" if no other user can.
+    """Return the other users who could change a file, folder or link, or "" if no other user can.
 
-    `mounted_by` is the user who mounted its FUSE mount, or None. If `allow_sticky`, a sticky folder on the path is
-    accepted.
+    `mounted_by` is the user who mounted the file's FUSE file system, or None. If `allow_sticky`, a sticky folder on the
+    path is accepted.
     """
     if status.st_uid not in trusted:
         return f"belongs to user {status.st_uid}; it must belong to root"
@@ -263,7 +264,7 @@ def _fuse_users() -> dict[int, int]:
 
 
 def parse_fuse_user(line: str) -> Iterator[tuple[int, int]]:
-    """Yield the device number and the user_id= from a mountinfo line if it is a FUSE mount."""
+    """Yield the device number and the user_id= from a mountinfo line for a FUSE mount."""
     if " - fuse" not in line:
         return
     mount = mountinfo.parse(line)

@@ -1,6 +1,6 @@
 """Text for a terminal: paragraphs, tables, colours and times. The functions are pure.
 
-Control characters in external text never reach the terminal.
+Control characters in external text are never passed to the terminal.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Page(NamedTuple):
     def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         """Format a table. Words that have a colour are painted.
 
-        Columns are as wide as their widest cell, but a very wide cell only shifts its own row.
+        Columns are as wide as their widest cell, except that a very wide cell only shifts its own row.
         """
         rows = [[plain(cell) for cell in row] for row in rows]
         fitting = [

@@ -1,9 +1,9 @@
 """Safe reader for pickles that contain plain data: dicts, lists, tuples, text, numbers. No class is loaded or called.
 
-The opcodes are validated first. The only opcodes that are allowed are those with which PyTorch
-(torch/csrc/jit/serialization/pickler.cpp) and Python write plain data. Python's pickletools describes each opcode. Any
-other opcode is rejected before Python's unpickler sees the file, so no class or function is ever looked up. The sizes
-of the memo and of the containers are limited, because a small file could make them large.
+The opcodes are validated first. Only those that PyTorch (torch/csrc/jit/serialization/pickler.cpp) and Python use to
+write plain data are allowed. Python's pickletools describes each opcode. Any other opcode is rejected before Python's
+unpickler reads the file, so no class or function is ever looked up. The sizes of the memo and the containers are
+limited, because a small file could make them large.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from healthd.common.errors import HealthdError
 
-MAX_CONTAINERS = 8_000_000  # of lists, dicts, tuples and memo entries, because one byte can make 40 bytes or more
+MAX_CONTAINERS = 8_000_000  # lists, dicts, tuples and memo entries; one byte can create 40 bytes or more
 _CONTAINER_OPCODES = b"]}tl\x85\x86\x87\x94"
 
 # Opcodes with arguments of fixed length. The memo is an array in memory; at most 2^20 entries are allowed.
@@ -40,8 +40,9 @@ _STOP = ord(".")
 
 
 class UnsafePickle(HealthdError):
-    """Raised if a pickle is damaged or contains more than plain data. The message is meant to follow the file's
-    name."""
+    """Raised if a pickle is damaged or contains more than plain data. The message completes a sentence that begins with
+    the file's name.
+    """
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -1,7 +1,7 @@
 r"""External text: a kernel line, a program's output, a file.
 
-Text that a user may have written is matched as ASCII. In Python's default mode, "\d" and int() accept the digits of
-every script, "\s" and "\w" accept blanks and letters in every script, and "(?i)k" accepts the kelvin sign.
+Text that a user may have written is matched as ASCII. In Python's default mode, "\d" and int() accept digits of every
+script, "\s" and "\w" accept blanks and letters of every script, and "(?i)k" accepts the kelvin sign.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _compile_eagerly = False
 class LazyPattern:
     """A re.Pattern[str] that is compiled at its first use.
 
-    A command uses few of the patterns that it imports. Compiling all of them would take a quarter of its import time.
+    A command uses few of the patterns that it imports. Compiling all patterns would take a quarter of the import time.
     """
 
     def __init__(self, pattern: str, flags: int) -> None:
@@ -35,7 +35,7 @@ class LazyPattern:
 
     def __getattr__(self, name: str) -> object:
         found = getattr(self.compiled, name)
-        setattr(self, name, found)  # later accesses are as fast as with a compiled pattern
+        setattr(self, name, found)  # later accesses are as fast as for a compiled pattern
         return found
 
 
@@ -50,9 +50,9 @@ def regex(pattern: str, flags: int = 0) -> re.Pattern[str]:
 
 
 def compile_patterns() -> int:
-    """Compile all pending patterns and return their number. From now on, patterns are compiled when they are created.
+    """Compile all pending patterns and return their number. Later patterns are compiled when they are created.
 
-    The daemon does this when it starts, so that no kernel line has to wait for it. Raises re.error.
+    The daemon calls this at startup, so that no kernel line has to wait for compilation. Raises re.error.
     """
     global _compile_eagerly
     _compile_eagerly = True
@@ -86,7 +86,8 @@ _CLASS = regex(
 
 
 def strip_error_class(error: str) -> str:
-    """Return "TimeoutError: /bin/sh: did not end" without the name of Python's class, if the rest is sufficient.
+    """Return a text such as "TimeoutError: /bin/sh: did not end" without the name of Python's class, if the rest is
+    sufficient.
 
     A name without text, and classes that hint at a bug in a program (KeyError), are kept.
     """
@@ -94,14 +95,14 @@ def strip_error_class(error: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return the text at the same length, with characters that end a line or control a terminal replaced."""
+    """Return the text at the same length, with line breaks and terminal control characters replaced."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def redacted(text: str) -> str:
     """Return an external field for logs and mails.
 
-    This is the field's text if it has only digits and date punctuation, otherwise its length.
+    The result is the field's text if it has only digits and date punctuation, otherwise the text's length.
 
     The field may be a secret in the wrong column.
     """

@@ -9,7 +9,7 @@ from typing import Any
 from healthd.common.codec import ConvertError
 from healthd.common.text import regex
 
-MAX_DEPTH = 50  # of nested tables; dotted keys could nest thousands, and the settings code is recursive
+MAX_DEPTH = 50  # maximum depth of nested tables; dotted keys could nest thousands, and the settings code is recursive
 
 
 _DUPLICATE_TABLE = regex(r"Cannot declare \((.{1,400}?),?\) twice(.*)", 16)  # re.DOTALL

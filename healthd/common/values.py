@@ -49,7 +49,7 @@ _encode = msgspec.json.Encoder(enc_hook=_plain).encode
 def encode(value: Any) -> bytes:
     """Return a value as JSON. Raises ValueError or TypeError if that is impossible.
 
-    Text such as a path or a Reason in Slurm may contain bytes that are not UTF-8, as lone surrogates (os.fsdecode).
+    Text such as a path or a Reason in Slurm may contain non-UTF-8 bytes, as lone surrogates (os.fsdecode).
     """
     try:
         return _encode(value)
@@ -90,8 +90,8 @@ def type_hints(cls: type) -> dict[str, Any]:
 def _own_hints(cls: type) -> dict[str, Any]:
     """Return the annotations of one class.
 
-    The result is cached, because evaluating the common settings for each check takes half of the time to read the
-    settings.
+    The result is cached. Without the cache, evaluating the common settings for each check takes half of the time to
+    read the settings.
     """
     own = types.SimpleNamespace(__annotations__=getattr(cls, "__annotations__", {}))
     module = sys.modules.get(cls.__module__)

@@ -1,4 +1,4 @@
-"""The event stream's state, which determines the next events. It is a field in the ledger."""
+"""The event stream's state, which determines the next events. The state is a field of the ledger."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class EmittedCondition(Value, frozen=True):
 class EmittedCheck(Value, frozen=True):
     """A configured run.
 
-    since: start of the period in which it has been configured without interruption. settings: checksum of its settings.
+    `since` is the start of the period in which the run has been configured without interruption. `settings` is the
+    checksum of its settings.
     """
 
     check: str
@@ -49,7 +50,7 @@ class Emitted(Value, frozen=True):
     stopped     True if the newest event about the daemon was `stopped`
     alive_at    time of the last `alive`
     job_ended   time of the job end that the next flush covers, as reported by the job's epilog (epoch seconds, or 0)
-    ended_again time of the newest later job end, which the flush after the next one covers
+    ended_again time of the newest later job end, which the second flush from now covers
     """
 
     conditions: dict[str, EmittedCondition] = field(default_factory=dict)

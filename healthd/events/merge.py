@@ -1,4 +1,4 @@
-"""Merges streams from any number of nodes by time, with a bounded number of open files."""
+"""Merge streams from any number of nodes by time, with a bounded number of open files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def merged(
 ) -> Iterator[StreamEvent]:
     """Yield the new events that `is_wanted` selects from several streams, sorted by time.
 
-    If there are more streams than files may be open, merge groups of streams into unnamed temporary files (in TMPDIR)
-    first, and then merge these files. Raises OSError if a file cannot be written.
+    If the streams have more files than may be open, first merge groups of streams into unnamed temporary files (in
+    TMPDIR), and then merge these files. Raises OSError if a file cannot be written.
     """
     at_once = max(MAX_OPEN_FILES + 1, min(_MAX_OPEN, _available_files() // 2))
 
@@ -83,7 +83,7 @@ def _read(file: IO[bytes]) -> Iterator[StreamEvent]:
     with file:
         for line in file:
             event = parse(line[:-1])
-            if isinstance(event, StreamEvent):  # always true: only events were written
+            if isinstance(event, StreamEvent):  # always true, because only events were written
                 yield event
 
 
@@ -96,7 +96,7 @@ def follow(
 ) -> Iterator[StreamEvent]:
     """Yield the new events at these paths that `is_wanted` selects, then later ones until `wait` returns False.
 
-    A stream that cannot be read is tried again when it has changed, or after RETRY_ROUNDS.
+    An unreadable stream is tried again when it has changed, or after RETRY_ROUNDS.
     """
     previous: dict[str, object] = {}
     rounds = 0

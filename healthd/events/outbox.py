@@ -1,8 +1,8 @@
-"""Event lines that are not yet confirmed to be on disk. Pure functions.
+"""Event lines that are not yet confirmed to be on disk. All functions are pure.
 
-The outbox is a field in the ledger. Each rendered line stays in the outbox until its write is acknowledged, so a kill
--9 loses no lines. The outbox is bounded. Lines that do not fit are counted, and a `dropped` event reports them as soon
-as there is room again.
+The outbox is a field in the ledger. Each rendered line stays in the outbox until its write is acknowledged, so no lines
+are lost after a kill -9. The outbox is bounded. Lines that do not fit are counted, and a `dropped` event reports the
+count as soon as there is room again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def put(outbox: Outbox, events: Iterable[Event], source: Source, time: float, mo
         return True
 
     def append_dropped() -> bool:
-        """Append the event about dropped lines if there are any. Return False if it does not fit."""
+        """Append the event about dropped lines if there are any. Return False if the event does not fit."""
         nonlocal dropped, first, last
         if dropped and not append(_dropped(dropped, first, last)):
             return False
@@ -115,7 +115,7 @@ def truncate(outbox: Outbox, durable: Iterable[str]) -> Outbox:
 def _dropped(count: int, first: int, last: int) -> Event:
     """Return the `dropped` event.
 
-    `count` includes earlier streams, whose line numbers would mean nothing in this stream.
+    `count` includes earlier streams, whose line numbers are meaningless in this stream.
     """
     own_count = last - first + 1 if first else 0
     earlier = {"earlier": count - own_count} if count > own_count else {}

@@ -1,4 +1,4 @@
-"""Parser for one line in an event stream. Pure functions.
+"""Parser for one line in an event stream. All functions are pure.
 
 docs/events.md defines a line. Lines from a newer healthd (another schema, an unknown event) are kept unchanged. A
 damaged line is reported with a reason, and no data is taken from it.
@@ -18,7 +18,7 @@ _TIME = regex(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]{
 
 
 class Key(NamedTuple):
-    """Identifies a stream. Lines are numbered from the beginning of the stream."""
+    """Key of a stream. Lines are numbered from the beginning of the stream."""
 
     cluster: str
     node: str
@@ -28,9 +28,9 @@ class Key(NamedTuple):
 class StreamEvent(NamedTuple):
     """An event.
 
-    line: as read, without newline. fields: the line's data. key, seq: None if another schema lacks them. at: epoch
-    seconds, or None if a line of another schema has no time. unknown: the part that this version does not know ("schema
-    2", "event melted"), or "" for an event defined in docs/events.md.
+    `line` is the text as read, without the newline, and `fields` is its data. `key` and `seq` are None if another
+    schema lacks them. `at` is in epoch seconds, or None if a line of another schema has no time. `unknown` is the part
+    that this version does not know ("schema 2", "event melted"), or "" for an event defined in docs/events.md.
     """
 
     line: bytes
@@ -42,7 +42,7 @@ class StreamEvent(NamedTuple):
 
 
 class InvalidLine(NamedTuple):
-    """A line that is not an event. `why` ends a sentence about the line, such as "is not UTF-8"."""
+    """A line that is not an event. `why` is the reason, worded as a predicate ("is not UTF-8")."""
 
     why: str
 

@@ -4,9 +4,9 @@ Each event appears once, even if lines are repeated or files are rotated.
 
 A stream's files are `events.jsonl` and rotated files (events.jsonl.1, events.jsonl-20261122.gz) in one folder. A folder
 of such folders has many streams. All files in a folder are opened before the first is read, so a file that is rotated
-meanwhile is still read completely. If there are more than MAX_OPEN_FILES, only the newest are opened in advance,
-because the others are archives. Memory grows with the number of streams (each boot starts a new one) and of gaps
-(events/sequence.py), but not with the number of lines.
+in the meantime is still read completely. If there are more than MAX_OPEN_FILES files, only the newest are opened in
+advance, because the others are archives. Memory grows with the number of streams (each boot starts a new one) and of
+gaps (events/sequence.py), but not with the number of lines.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TRIES = 5  # maximum number of times a folder is listed while its files are bei
 
 
 class LineProblem(NamedTuple):
-    """A line that cannot be used. `why`: ends a sentence about the line."""
+    """A line that cannot be used. `why` is the reason, worded as a predicate ("is not UTF-8")."""
 
     path: str
     number: int
@@ -83,7 +83,7 @@ class Tally:
     def count_unknown(self, kind: str) -> None:
         """Count an event that this version does not know.
 
-        Once MAX_UNKNOWN names are known, all other names share one count.
+        After MAX_UNKNOWN names, all further names share one count.
         """
         name = kind[:60]
         self.unknown[name if name in self.unknown or len(self.unknown) < MAX_UNKNOWN else "others"] += 1
@@ -99,7 +99,7 @@ class Tally:
 class _InvalidLines:
     """A stream's unread lines.
 
-    The lines are kept until the next event shows their time. `before`: time of the previous event.
+    The lines are kept until the next event shows their time. `before` is the time of the previous event.
     """
 
     before: float = -math.inf
@@ -133,8 +133,9 @@ class _InvalidLines:
 class Mark(NamedTuple):
     """Position up to which a file was read, which is the end of a line.
 
-    number: the next line's number, counted from 1. before: the number and the hash of the bytes before the position.
-    They show if another file has taken the name. The bytes themselves are not kept, because they name people.
+    `number` is the next line's number, counted from 1. `before` is the number and the hash of the bytes before the
+    position, which show whether another file has taken the name. The bytes themselves are not kept, because they
+    contain users' names.
     """
 
     position: int
@@ -144,11 +145,11 @@ class Mark(NamedTuple):
 
 @dataclass
 class Cursor:
-    """Records the lines that were read before.
+    """Record of the lines that were read before.
 
-    sequences: ensures that each event appears once. marks: maps the hash of a file's beginning to a position, so that
-    the file is not read again. A renamed or copied file keeps its mark, and a missing mark loses no events. key: key
-    for the hashes in the marks, at most 64 bytes. Without the key, nobody can test a guess against a mark.
+    `sequences` ensures that each event appears once. `marks` maps the hash of a file's beginning to a position, so that
+    the file is not read again. A renamed or copied file keeps its mark, and a missing mark loses no events. `key` is
+    the key for the hashes in the marks, at most 64 bytes. Without the key, a guess cannot be tested against a mark.
     """
 
     sequences: ReadSequences = field(default_factory=ReadSequences)
@@ -162,8 +163,8 @@ _BEGIN = Mark(0, 1, b"")
 class Line(NamedTuple):
     """A line in a file.
 
-    number: counted from 1. end: offset of the next line. why: reason why the line is not kept, as the end of a
-    sentence. ended: True if the line ends with a newline, so that nothing will be appended to it.
+    `number` is counted from 1. `end` is the offset of the next line. `why` is the reason why the line is not kept,
+    worded as a predicate. `ended` is True if the line ends with a newline, so that nothing will be appended to it.
     """
 
     number: int
@@ -236,11 +237,11 @@ def read(stream: str, cursor: Cursor, tally: Tally) -> Iterator[StreamEvent]:
 
 
 def _opened(stream: str, stack: ExitStack, tally: Tally) -> list[tuple[str, io.BufferedReader | None]]:
-    """Open a stream's files, the newest MAX_OPEN_FILES of them at the same time.
+    """Open a stream's files, with the newest MAX_OPEN_FILES files open at the same time.
 
-    Try again if the folder changed meanwhile.
+    Try again if the folder changes in the meantime.
 
-    If files are rotated too fast, use the last ones opened. The rest are read next time.
+    If files are rotated too fast, use the last files opened, and read the rest next time.
     """
     tries = _TRIES
     while True:
@@ -314,7 +315,7 @@ def _open(path: str, stack: ExitStack, named: bool = False) -> io.BufferedReader
     """Open a file for reading decompressed data. `stack` closes it. Raises OSError.
 
     A file found in a folder must be a regular file, because a user with write access to the folder could create a link
-    to an endless device. `named`: the user named the file, so it may be a FIFO.
+    to an endless device. With `named`, the user named the file, which may therefore be a FIFO.
     """
     # Non-blocking, because a FIFO may never get a writer.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (0 if named else os.O_NOFOLLOW)
@@ -380,7 +381,7 @@ def _hash_tail(text: bytes, key: bytes) -> bytes:
 
 
 def _matches_mark(file: io.BufferedReader, mark: Mark, key: bytes) -> bool:
-    """Return True if this is still the marked file, and leave it positioned at the mark."""
+    """Return True if this is still the marked file. The file is then positioned at the mark."""
     size = mark.before[0] if mark.before else 0
     if 0 < size <= mark.position:
         file.seek(mark.position - size)

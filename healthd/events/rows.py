@@ -1,4 +1,4 @@
-"""Formats a stream's events (docs/events.md) as rows for people, in the order of the stream. Pure functions.
+"""Rows for people from a stream's events (docs/events.md), in the order of the stream. All functions are pure.
 
 A field that is missing or has an unexpected type is omitted without an error.
 """
@@ -25,8 +25,8 @@ _MAX_NODE_WIDTH = 24
 def rows(events: Iterable[StreamEvent], page: Page, nodes: bool = False, at_once: bool = False) -> Iterator[str]:
     """Yield lines with newlines: a heading for each day in local time, and a row for each event.
 
-    `nodes`: include the node's name. `at_once`: yield each row immediately instead of waiting for events to combine
-    with.
+    With `nodes`, rows include the node's name. With `at_once`, each row is yielded immediately, without waiting for
+    events that could share the row.
     """
     day, width = "", 8
     for group in ((event,) for event in events) if at_once else _group_checks(events):
@@ -123,7 +123,9 @@ def _since(f: Fields) -> str:
 
 
 def _condition(f: Fields) -> str:
-    """Return a condition as text. Show the message and jobs when it opens, not when it is cleared or acknowledged."""
+    """Return a condition as text. The message and jobs are included when the condition opens, not when it is cleared or
+    acknowledged.
+    """
     is_over = f.get("event") in ("acknowledged", "cleared")
     jobs = [] if is_over else [str(job) for job in _list(f, "jobs")]
     count = _number(f, "count")

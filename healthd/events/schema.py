@@ -1,4 +1,4 @@
-"""Schema of the stream: its events, their fields, and how an event becomes a line of JSON. Pure functions.
+"""Schema of the stream: its events, their fields, and their rendering as lines of JSON. All functions are pure.
 
 docs/events.md is the contract with readers, and docs/events.schema.json is the same contract for programs. A test
 compares all three. A new field must be optional. Any other change needs a new SCHEMA.
@@ -30,7 +30,7 @@ class Event(Value, frozen=True):
 
 
 class Source(Value, frozen=True):
-    """Origin of the stream. `stream_id`: 16 random hexadecimal digits, chosen when the stream begins."""
+    """Origin of the stream. `stream_id` consists of 16 random hexadecimal digits, chosen when the stream begins."""
 
     cluster: str
     node: str
@@ -111,7 +111,7 @@ ALLOWED_VALUES = {
 
 
 class EventFields(Value, frozen=True):
-    """The fields that an event has in addition to HEAD. `stages`: allowed values for `stage`."""
+    """The fields that an event has in addition to HEAD. `stages` are the allowed values for `stage`."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -152,10 +152,10 @@ ALIVE_CONDITION_FIELDS = ("condition", "check", "instance", "code", "subject", "
 
 
 def render(source: Source, seq: int, time: float, mono: float, event: Event) -> str:
-    """Return the event as one line of printable ASCII without a newline, at most MAX_BYTES including a newline.
+    """Return the event as one line of printable ASCII without a newline. With a newline, it has at most MAX_BYTES.
 
-    `time`: seconds since the epoch. `mono`: seconds since boot. If the line would be longer, texts and lists are
-    truncated, but names are not, because a check that is not listed did not run.
+    `time` is in seconds since the epoch, and `mono` in seconds since boot. In a line that would be longer, texts and
+    lists are truncated. Names are not, because a check that is not listed did not run.
     """
     fields = {
         "schema": SCHEMA,

@@ -1,4 +1,4 @@
-"""Records which lines of each stream were read, to detect repeats and gaps. Pure functions.
+"""Record of the lines read from each stream, to detect repeats and gaps. All functions are pure.
 
 A writer that was killed may write some lines twice, and so may any lossless transport. A line is identified by
 (cluster, node, stream_id, seq). Memory grows with the number of streams and gaps, not with the number of lines.
@@ -34,8 +34,8 @@ class Runs:
 
     def add(self, first: int, last: int) -> None:
         """Add all numbers from `first` to `last`, inclusive."""
-        begin = bisect_left(self._last, first - 1)  # the first range that touches the new one ...
-        end = bisect_right(self._first, last + 1)  # ... and the range after the last one that does
+        begin = bisect_left(self._last, first - 1)  # the first range that touches the new range ...
+        end = bisect_right(self._first, last + 1)  # ... and the range after the last such range
         if begin < end:
             first, last = min(first, self._first[begin]), max(last, self._last[end - 1])
         self._first[begin:end] = [first]
@@ -66,7 +66,7 @@ class StreamGap(NamedTuple):
 class ReadSequences:
     """Line numbers that were read.
 
-    `runs`: the numbers for each stream. `dropped`: the numbers that the node reports as dropped.
+    `runs` are the numbers for each stream. `dropped` are the numbers that the node reports as dropped.
 
     Both can be saved and continued later.
     """
@@ -76,7 +76,7 @@ class ReadSequences:
         self.dropped: dict[Key, Runs] = {}
 
     def is_new(self, key: Key, seq: int) -> bool:
-        """Record this line. Return True if it was not read before."""
+        """Record this line. Return True if the line was not read before."""
         runs = self.runs.setdefault(key, Runs())
         if seq in runs:
             return False
@@ -90,7 +90,7 @@ class ReadSequences:
     def gaps(self) -> Iterator[StreamGap]:
         """Yield lines that are lost or not yet delivered.
 
-        They are missing inside a stream, and the node did not drop them.
+        These lines are missing within a stream, and the node did not drop them.
 
         Missing lines before the first one are not a gap, because their file was rotated away. A stream_id belongs to
         one node, so a new cluster name does not cause a gap either.

@@ -1,10 +1,11 @@
-"""Writes the event stream in the worker: files and, for sites that collect it there, journal entries.
+"""Writer for the event stream, used in the worker: files and, for sites that collect events from the journal, journal
+entries.
 
 The newest file is STATE_DIR/events.jsonl, and older files are events.jsonl.1 to .3. Only the worker writes, because a
 disk or journald may hang.
 
-A line is acknowledged when it is on disk. A partial line, left by a kill or a full disk, is ended with a newline so
-that it does not damage another line.
+A line is acknowledged when it is on disk. A partial line that a kill or a full disk left behind is ended with a
+newline, so that it does not damage another line.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ ENABLED = "check_enabled"
 def append(state_dir: str, lines: Sequence[str], may_repeat: bool) -> None:
     """Append either all or none of these lines durably.
 
-    `may_repeat`: the lines may have been written before, so skip lines that are already at the end of the stream.
-    Raises ownership.Untrusted, and OSError with the name of the file.
+    With `may_repeat`, the lines may have been written before, so lines that are already at the end of the stream are
+    skipped. Raises ownership.Untrusted, and OSError with the name of the file.
     """
     with ownership.open_folder(state_dir, make_mode=0o700) as folder, _naming(state_dir):
         descriptor = _open(folder)
@@ -73,7 +74,7 @@ def _naming(state_dir: str) -> Iterator[None]:
 
 
 def name(number: int) -> str:
-    """Return the name of a stream file. 0 is the newest."""
+    """Return the name of a stream file. File 0 is the newest."""
     return f"{NAME}.{number}" if number else NAME
 
 
@@ -99,7 +100,7 @@ def _recent_lines(folder: int, descriptor: int) -> frozenset[bytes]:
             try:
                 if stat.S_ISREG(
                     os.fstat(previous).st_mode
-                ):  # anything else has no lines from healthd, and _rotate reports it
+                ):  # any other file type has no lines from healthd, and _rotate reports it
                     text = _end(previous, TAIL_BYTES - len(text)) + b"\n" + text
             finally:
                 os.close(previous)
@@ -116,7 +117,9 @@ def _end(descriptor: int, limit: int) -> bytes:
 
 
 def _rotate(folder: int) -> None:
-    """Rename each file to the next number, up to the first unused number. A kill in between loses no file."""
+    """Rename each file to the next number, up to the first unused number. No file is lost if the process is killed in
+    between.
+    """
     free = next((n for n in range(1, FILES) if not _exists(folder, name(n))), FILES - 1)
     for number in reversed(range(free)):
         with suppress(FileNotFoundError):
@@ -124,7 +127,7 @@ def _rotate(folder: int) -> None:
 
 
 def _exists(folder: int, path: str) -> bool:
-    """Return True if the file exists. Raises OSError if it is a folder, which a file cannot replace."""
+    """Return True if the file exists. Raises OSError for a folder, which a file cannot replace."""
     try:
         mode = os.lstat(path, dir_fd=folder).st_mode
     except FileNotFoundError:
@@ -135,7 +138,7 @@ def _exists(folder: int, path: str) -> bool:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write either all data or nothing to disk."""
+    """Write either all of the data or nothing to disk."""
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         data = b"\n" + data
@@ -154,7 +157,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def send_to_journal(lines: Iterable[str], path: str = journald.SOCKET) -> int:
-    """Send each line as a journal entry. Return how many lines journald did not accept.
+    """Send each line as a journal entry. Return the number of lines that journald did not accept.
 
     Successive check_enabled lines, of which there are dozens when healthd starts, become one entry.
     """
@@ -182,7 +185,7 @@ def _enabled(group: list[dict[str, Any]]) -> dict[str, object]:
 def _entry(line: Mapping[str, Any]) -> dict[str, object]:
     """Return the journal entry for a line.
 
-    Its fields are named HEALTHD_NAME; texts are unchanged, ids are separated by blanks.
+    The fields are named HEALTHD_NAME. Texts are unchanged, and ids are separated by blanks.
     """
     fields = {f"HEALTHD_{name.upper()}": _text(value) for name, value in line.items()}
     return {"MESSAGE": _summary(line), "PRIORITY": INFO, "SYSLOG_IDENTIFIER": IDENTIFIER, **fields}

@@ -1,4 +1,4 @@
-"""Find the Slurm job that a process belongs to, by the cgroup that slurmd put it into.
+"""Find a process's Slurm job, by the cgroup in which slurmd placed the process.
 
 v2: 0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0
 v1: 9:devices:/slurm/uid_1000/job_123/step_0/task_0
@@ -15,10 +15,10 @@ import re
 
 from healthd.common.text import regex
 
-# Users may only choose names below a cgroup that systemd gave to them: user.slice, or a service with User= and
+# Users may choose names only below a cgroup that systemd delegated to them: user.slice, or a service with User= and
 # Delegate=. Nothing below one of these belongs to a job. (systemd-nspawn is a service, and root's container.)
 _NO_USERS = r"(?!user[-/.@]|(?!systemd-nspawn@)[^/\n]*\.service/)"
-# A job may give any names to cgroups below its own, so the outermost counts.
+# A job may choose any names for cgroups below its own, so the outermost match is used.
 _JOB = regex(
     r"^[0-9]{1,10}:[^:/\n]*:"
     rf"(?:/{_NO_USERS}[^/\n]*){{0,8}}?"

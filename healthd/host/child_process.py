@@ -1,6 +1,6 @@
-"""A command that runs concurrently. It is watched through its pipes, has limits, and is never waited for.
+"""A command that runs concurrently, with limits. It is watched through its pipes, and nothing waits for its exit.
 
-`subprocess.run(timeout=)` waits forever for a child in D state; this class leaves it behind.
+`subprocess.run(timeout=)` waits forever for a child in D state; this class abandons the child.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from healthd.host.oom import trampoline_argv
 
 MAX_OUTPUT_BYTES = 4 << 20
 TRAMPOLINE = trampoline_argv()
-READS_PER_STEP = 32  # reads of 64 KiB each; a child that floods its pipes must not delay everything else
+READS_PER_STEP = 32  # number of reads of 64 KiB each; a child that floods its pipes must not delay everything else
 
 _abandoned: set[int] = set()  # pids of killed children that had not exited at the last check: future zombies
 
@@ -51,8 +51,8 @@ class Child:
         self.started = monotonic()
         self.status: int | None = None
         self._monotonic = monotonic
-        # Start it through a program on the local disk. Popen waits until the first exec is over, and the exec of a
-        # program on a lost file server (a PATH that begins with it is enough) could take forever.
+        # Start the command through a program on the local disk. Popen waits for the first exec, and the exec of a
+        # program on a lost file server (one such directory in PATH is enough) could take forever.
         try:
             self._process = subprocess.Popen(
                 (*TRAMPOLINE, *(word.encode("utf-8", "surrogateescape") for word in argv)),
@@ -81,8 +81,9 @@ class Child:
             yield descriptor, False
 
     def step(self) -> bool:
-        """Read the pipes. Return True if the command has exited, or if it was overdue and has been killed and left
-        behind."""
+        """Read the pipes. Return True if the command has exited, or if it was overdue and has been killed and
+        abandoned.
+        """
         self._read()
         self.status = self._process.poll()
         if self.status is not None:
@@ -96,13 +97,13 @@ class Child:
         return True
 
     def terminate(self) -> None:
-        """Ask the command to exit. Only valid while `step` has not returned True."""
+        """Request that the command exit. Only valid until `step` returns True."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
 
     def abandon(self) -> None:
         """Stop watching the command. It exits on its own."""
-        self._process.returncode = -signal.SIGTERM  # Popen then considers it ended and does not wait for it
+        self._process.returncode = -signal.SIGTERM  # Popen then considers the child ended and does not wait
         _abandoned.add(self._process.pid)
         self._close()
 

@@ -1,4 +1,5 @@
-"""GPUs that NVML has lost or does not show, but that may only be in a reset. They count as missing only after a while.
+"""GPUs that NVML has lost or does not show, but that may be in a reset. Such GPUs are reported as missing only after a
+delay.
 
 An epilog may reset its job's GPUs (nvidia-smi --gpu-reset), and NVML reports them as lost in the meantime. The duration
 has not been measured for healthd, which was developed without a GPU that could be reset. The checks wait 60 s
@@ -13,7 +14,7 @@ from __future__ import annotations
 from healthd.common.text import is_decimal
 from healthd.host.host import PCI_DEVICES, Host
 
-# Codes for kernel log lines about a GPU that is gone for good. A reset does not print these lines.
+# Codes for kernel log lines about a GPU that is permanently gone. A reset does not print these lines.
 PERMANENT_LOSS_CODES = (
     "gpu_xid/79",
     "gpu_xid/fallen_off_bus",
@@ -25,8 +26,9 @@ PERMANENT_LOSS_CODES = (
 
 
 def may_reset(host: Host) -> bool:
-    """Return True if slurmd runs here, because its epilogs may reset GPUs. Another process with this name only delays a
-    drain."""
+    """Return True if slurmd runs here, because its epilogs may reset GPUs. Any other process with this name can only
+    delay a drain.
+    """
     try:
         return any(
             is_decimal(pid) and host.read_or_empty(f"/proc/{pid}/comm") == "slurmd" for pid in host.names("/proc")

@@ -1,4 +1,4 @@
-"""Host: the checks' access to the node. The class is the same for this machine, a captured tree and a fake NVML."""
+"""Host: the checks' access to the node. The same class serves this machine, a captured tree and a fake NVML."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PCI_ADDRESS = regex(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PciFunction(NamedTuple):
-    """Facts about a PCI function that never change while it is present. `upstream` is the port above it, or "" on a
-    root bus. `virtual` is True for an SR-IOV function, which has no link of its own."""
+    """Facts about a PCI function that never change while the function is present. `upstream` is the port above it, or
+    "" on a root bus. `virtual` is True for an SR-IOV function, which has no link of its own."""
 
     pci: str
     vendor: str
@@ -44,7 +44,7 @@ class PciFunction(NamedTuple):
 
 
 def fake_nvml_opener(profile_or_file: str) -> Callable[[], Nvml]:
-    """Return a function that opens a fake NVML. The fake is imported when it is opened."""
+    """Return a function that opens a fake NVML, which is imported at that time."""
 
     def opened() -> Nvml:
         from healthd.nvidia.fake_nvml import open_fake
@@ -107,7 +107,7 @@ class Host:
         return None if data is None else (data.strip() if strip else data).decode("utf-8", "replace")
 
     def read_shared(self, path: str) -> str | None:
-        """Read a file that several checks need. It is only read once in a round."""
+        """Read a file that several checks need. The file is read only once in a round."""
         return self.shared(path, lambda: self.read(path))
 
     def shared(self, name: str, fetch: Callable[[], T]) -> T:
@@ -161,7 +161,8 @@ class Host:
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, anywhere: bool = False
     ) -> ProgramResult | None:
         """Run a program that reads this machine. Return None if it is not installed, or if a tree or recording replaces
-        the machine. With `anywhere`, it runs even then. Raises TimeoutError or OSError."""
+        the machine. With `anywhere`, the program runs even in those cases. Raises TimeoutError or OSError.
+        """
         return self._system.run(argv, seconds, environment or {}, anywhere)
 
     def clock(self) -> KernelClock | None:
@@ -171,8 +172,9 @@ class Host:
     # PCI
 
     def pci_functions(self) -> tuple[PciFunction, ...]:
-        """Return all PCI functions, by address. The tuple stays the same until one is added or removed. A function is
-        read once while it is present. If it comes back, its inode number in sysfs has changed."""
+        """Return all PCI functions, by address. The tuple stays the same until a function is added or removed. A
+        function is read once while it is present. A function that comes back has a new inode number in sysfs.
+        """
         now = time.monotonic()
         if now - self._pci_at >= self._shared_seconds:
             entries = _none_if_missing(self._system.scan, PCI_DEVICES) or []
@@ -231,8 +233,9 @@ class Host:
         return 0 if self._nvml is None else self._nvml.lost_since_open
 
     def is_driver_in_use(self) -> bool | None:
-        """Return True if a process uses the nvidia module. References from dependent modules (nvidia_uvm) do not
-        count."""
+        """Return True if a process uses the nvidia module. References from dependent modules (nvidia_uvm) are
+        ignored.
+        """
         if self._is_nvml_substituted and not self.root:
             return None  # the substitute NVML is not this machine's
         references = self.read("/sys/module/nvidia/refcnt") or ""
@@ -241,7 +244,7 @@ class Host:
         return int(references) > len(self.list("/sys/module/nvidia/holders"))
 
     def gpus(self) -> tuple[NvmlGpu, ...]:
-        """Return the GPUs that answer NVML, or () if there is no NVIDIA hardware or driver. Raises NvmlError."""
+        """Return the GPUs that answer NVML, or () without NVIDIA hardware or driver. Raises NvmlError."""
         from healthd.nvidia.nvml import NO_DRIVER, NvmlError
 
         try:
@@ -254,10 +257,10 @@ class Host:
     def each_gpu(
         self, check_gpu: Callable[[NvmlGpu], Iterable[T]], unsupported: NothingToCheck | None = None
     ) -> Iterator[T | NothingToCheck]:
-        """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. If a GPU failed, raise its error
+        """Yield the results of `check_gpu` for each GPU that answers, or NO_GPU. If a GPU failed, its error is raised
         afterwards.
 
-        If `check_gpu` yields nothing for any GPU, yield `unsupported`. Use this if `check_gpu` always yields something
+        If `check_gpu` yields nothing for all GPUs, yield `unsupported`. Use this if `check_gpu` always yields something
         for a GPU with the feature.
         """
         from healthd.nvidia.nvml import NvmlError
@@ -282,8 +285,9 @@ class Host:
     def inforom_valid(self, gpu: NvmlGpu) -> bool | None:
         """Return `gpu.inforom_valid()`. While a GPU's InfoROM is valid, query it at most once an hour per Host.
 
-        The driver reads the whole InfoROM, which takes 67 ms of a core for each GPU (H100, driver 580), nine tenths of
-        a round. DCGM also checks it at most once an hour (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp, SetInforom).
+        The driver reads the whole InfoROM, which takes 67 ms of CPU time for each GPU (H100, driver 580), nine tenths
+        of a round. DCGM also checks it at most once an hour (NVIDIA/DCGM, modules/health/DcgmHealthWatch.cpp,
+        SetInforom).
         """
         now = time.monotonic()
         if gpu.uuid and now - self._inforom_valid_at.get(gpu.uuid, -math.inf) < INFOROM_SECONDS:
@@ -304,9 +308,9 @@ class Host:
     def pci_gpus(self) -> Iterator[str]:
         """Yield the PCI addresses of the GPUs that NVML should show, in sysfs format.
 
-        GPUs that use vfio-pci or nouveau are left out. A GPU without any driver is included, because its driver is
-        missing or refused it. The exception is a VGA card (class 0300) on a machine without other signs of NVIDIA's
-        driver.
+        GPUs that use vfio-pci or nouveau are left out. A GPU without any driver is included, because the driver is
+        missing or refused the GPU. The exception is a VGA card (class 0300) on a machine without other signs of
+        NVIDIA's driver.
         """
         found = list(self._nvidia_devices())
         has_nvidia_driver = self.exists("/proc/driver/nvidia") or any(

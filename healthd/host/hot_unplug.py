@@ -25,7 +25,7 @@ KERNEL_GROUP = 1  # the multicast group for the kernel's messages; udevd has a d
 KERNEL_ADDRESS = 0  # the kernel's netlink address, which a program cannot have
 SO_RCVBUFFORCE = 33  # asm-generic/socket.h; root may exceed net.core.rmem_max
 RECEIVE_BUFFER_BYTES = 8 << 20  # the receive buffer: `udevadm trigger` causes thousands of messages at once
-MAX_MESSAGE_BYTES = 16 << 10  # of a message; the kernel's messages have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
+MAX_MESSAGE_BYTES = 16 << 10  # per message; the kernel's have at most 4 KiB (UEVENT_BUFFER_SIZE and a path)
 RETRY_SECONDS = (0.0, 1.0, 5.0, 30.0, 300.0)
 SUBSYSTEMS = ("pci", "net", "infiniband", "nvme")
 
@@ -41,7 +41,9 @@ class Uevent(NamedTuple):
 
 
 class Uevents:
-    """Receives the kernel's messages from now on. The constructor raises OSError if netlink is not allowed."""
+    """Receiver for the kernel's messages, from its creation on. The constructor raises OSError if netlink is not
+    allowed.
+    """
 
     def __init__(self, receive_buffer_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK, KOBJECT_UEVENT)
@@ -60,7 +62,7 @@ class Uevents:
     def read(self) -> Uevent | None:
         """Return the next message, or None if none is waiting.
 
-        Raises OSError. With ENOBUFS, messages were lost. After any other error, no more will arrive.
+        Raises OSError. ENOBUFS means that messages were lost. After any other error, no more messages arrive.
         """
         with suppress(BlockingIOError):
             while True:
@@ -88,7 +90,8 @@ def parse_uevent(message: bytes) -> Uevent | None:
 class HotUnplug:
     """Devices that the kernel reports as removed, over netlink. This works without udevd.
 
-    If the socket loses messages (ENOBUFS) or dies, it is replaced at once, and later with growing delays.
+    If the socket loses messages (ENOBUFS) or fails, it is replaced at once, and after repeated failures with growing
+    delays.
     """
 
     def __init__(
@@ -119,8 +122,9 @@ class HotUnplug:
         return self._retry_at if waits else float("inf")
 
     def read(self) -> list[str]:
-        """Return the PCI addresses of devices removed since the last call. For a port or disk, this is its card's
-        address. An address of "" means that removals may have been missed."""
+        """Return the PCI addresses of devices removed since the last call. For a port or disk, this is the card's
+        address. An address of "" means that removals may have been missed.
+        """
         if self.deadline <= self._monotonic():
             self._open()
         removed = set()

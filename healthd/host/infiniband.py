@@ -37,7 +37,7 @@ def path(port: str, name: str) -> str:
 
 
 def port_name_problem(setting: str, names: Iterable[str]) -> str | None:
-    """Return an error message if a setting contains a name that is not a port, or else None."""
+    """Return an error message if a setting contains a name that is not a port, otherwise None."""
     for name in names:
         if not _PORT.fullmatch(name):
             return f'{setting}: "{name}" is not a port: write device/number, as in "mlx5_0/1"'
@@ -64,8 +64,9 @@ def count(host: Host, file: str) -> int | None:
 
 
 def settled_seconds(host: Host, boot_seconds: float) -> float:
-    """Return the seconds since the links were trained. This is assumed to be `boot_seconds` after the boot. Errors that
-    ports counted before that are not a fault. Raises OSError or ValueError."""
+    """Return the seconds since the links were trained, which is assumed to be `boot_seconds` after the boot. Errors
+    that ports counted earlier are not a fault. Raises OSError or ValueError.
+    """
     text = host.read_shared("/proc/uptime")
     if text is None:
         return math.inf  # a captured tree

@@ -1,9 +1,9 @@
 """Inventory of this node: PCI devices, disks and their mounts from sysfs, GPUs from NVML, names from udev if it is
 running.
 
-Faults are keyed by PCI address; the other data is for display and for rules that need a port or a model.
-PCI classes: 0300 and 0302 GPU, 0680 (NVIDIA's) NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe
-(PCI Code and ID Assignment Specification).
+Faults are keyed by PCI address. The other data is for display and for rules that need a port or a model. PCI classes:
+0300 and 0302 GPU, 0680 (NVIDIA's) NVSwitch, 02xx network (0207 InfiniBand), 0108 NVMe (PCI Code and ID Assignment
+Specification).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
 MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
 LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # an LVM raid0 has no rmeta
-LAYERS = 8  # device mapper and RAID devices on top of each other; no machine has this many
+LAYERS = 8  # maximum depth of stacked device mapper and RAID devices, which no machine reaches
 
 
 def collect(host: Host, gpus: bool) -> Inventory:
-    """Return the current inventory. Call this in the worker, because NVML may hang. If `gpus`, NVML is also queried. If
-    that fails, the inventory has no GPUs.
+    """Return the current inventory. Call this in the worker, because NVML may hang. With `gpus`, NVML is also queried.
+    If the query fails, the inventory has no GPUs.
 
     Devices that no check needs (bridges, USB, ...) are left out.
     """
@@ -54,7 +54,7 @@ def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
         gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
-    except HealthdError:  # an NvmlError; importing it would load nvml, with ctypes, whenever a profile is chosen
+    except HealthdError:  # an NvmlError, whose import would load nvml, with ctypes, whenever a profile is chosen
         return (), ""  # gpu_access reports the error
 
 
@@ -73,7 +73,9 @@ def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
 
 
 def complete_gpus(previous: tuple[Gpu, ...], current: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """Return the complete node's GPUs: `previous` as long as `current` lacks some of them, otherwise `current`."""
+    """Return the complete node's GPUs: `previous` while some of these GPUs are missing from `current`, otherwise
+    `current`.
+    """
     previous_pcis, current_pcis = {gpu.pci for gpu in previous}, {gpu.pci for gpu in current}
     return previous if current_pcis < previous_pcis else current
 
@@ -112,8 +114,7 @@ def _ids(host: Host, path: str, files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _mounts(host: Host) -> Iterator[LocalMount]:
-    """Yield each file system on the node's own disks once. The root comes as "/", and others at their first mount
-    point."""
+    """Yield each file system on the node's own disks once: the root as "/", and others with their first mount point."""
     mounts, _ = mountinfo.parse_all(host.read_or_empty(mountinfo.MOUNTINFO) or None)
     found: dict[str, mountinfo.Mount] = {}
     for mount in mounts:
@@ -152,8 +153,8 @@ def _disks_below(host: Host, device: str, layers: int = LAYERS) -> dict[str, boo
 def _has_copies(host: Host, device: str, below: list[str]) -> bool:
     """Return True if the device survives the failure of one of its parts.
 
-    This is the case for md, multipath, LVM RAID and LVM mirrors (recognised by LVM's names). A degraded array counts
-    too, because md and the file system report when it loses one part too many.
+    This is the case for md, multipath, LVM RAID and LVM mirrors (recognised by LVM's names). This includes degraded
+    arrays, because md and the file system report the loss of one part too many.
     """
     if host.read_or_empty(f"{BLOCK_NAMES}/{device}/md/level") in MD_WITH_COPIES:
         return True

@@ -1,9 +1,9 @@
-"""Processes of Slurm jobs: which job a process belongs to, and which jobs use a GPU.
+"""Processes of Slurm jobs: the job of a process, and the jobs that use a GPU.
 
-The daemon reads them when a kernel line arrives, because the process may be gone a second later. It only reads files
-that cannot hang. It never reads /proc/PID/environ or cmdline, which wait for the lock on the process's memory. In
-/proc/PID/fd it reads only the links' text, because a file behind a link may be on any file system. If a job opens a
-file of its own named ".../dev/nvidia3", that counts too, but affects no other job.
+The daemon reads this data when a kernel line arrives, because the process may be gone a second later. It reads only
+files that cannot hang. It never reads /proc/PID/environ or cmdline, which wait for the lock on the process's memory. In
+/proc/PID/fd it reads only the links' text, because a file behind a link may be on any file system. A job's own file
+named ".../dev/nvidia3" is mistaken for the device, which affects no other job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from healthd.common.text import is_decimal
 from healthd.host.cgroup import job_in
 
-SCAN_SECONDS = 0.1  # a node may have 100,000 processes; only those found within this time count
+SCAN_SECONDS = 0.1  # a node may have 100,000 processes; only those found within this time are used
 MAX_DESCRIPTORS = 1 << 14  # descriptors to read per process, lowest first; reading a million of them takes seconds
 DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"
@@ -26,7 +26,9 @@ HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpu
 
 
 def job_of_process(pid: int, root: str) -> str | None:
-    """Return a process's job according to its cgroup, "" if it is not in a job, or None if there is no such process."""
+    """Return a process's job according to its cgroup, "" for a process outside jobs, or None if there is no such
+    process.
+    """
     try:
         with open(f"{root.rstrip('/')}/proc/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
             return job_in(file.read(65536))
@@ -35,8 +37,9 @@ def job_of_process(pid: int, root: str) -> str | None:
 
 
 def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[int, str]:
-    """Return a dict that maps pids to jobs, for all processes in jobs' cgroups. It is empty if Slurm does not use
-    cgroups."""
+    """Return a dict that maps pids to jobs, for all processes in jobs' cgroups. The dict is empty if Slurm does not use
+    cgroups.
+    """
     top = os.path.join(root, CGROUP)
     until = now() + SCAN_SECONDS
     for hierarchy in HIERARCHIES:
@@ -52,8 +55,9 @@ def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[
 
 
 def local_jobs(root: str) -> frozenset[str]:
-    """Return the jobs that have a process here. One process of each job is enough, so the result does not depend on the
-    number of processes and the load. An empty cgroup that a job left behind does not count."""
+    """Return the jobs that have a process here. One process of each job is enough, so the cost does not depend on the
+    number of processes. Empty cgroups of ended jobs are ignored.
+    """
     top = os.path.join(root, CGROUP)
     return frozenset(
         job
@@ -138,8 +142,8 @@ def gpus_open_by_job(
     processes: Mapping[int, str], root: str, now: Callable[[], float] = time.monotonic
 ) -> tuple[dict[str, frozenset[int]], bool]:
     """Return a dict that maps each job to the N of each /dev/nvidiaN that it has open, and whether all processes were
-    inspected. `processes` maps pids to jobs. There may be too little time, or no permission, to inspect some of
-    them."""
+    inspected. `processes` maps pids to jobs. Some processes may be skipped for lack of time or permission.
+    """
     found: dict[str, set[int]] = {}
     until, is_complete = now() + SCAN_SECONDS, True
     for pid, job in processes.items():
@@ -158,7 +162,7 @@ def gpus_open_by_job(
 
 
 def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
-    """Return the `names` N for which a process has /dev/nvidiaN open."""
+    """Return those of `names` for which a process has /dev/nvidiaNAME open."""
     found: set[str] = set()
     try:
         for number in _gpu_numbers(pid, root):

@@ -17,7 +17,7 @@ _FIELD_NAME = regex("[A-Z][A-Z0-9_]{0,63}")
 
 
 def stderr_is_the_journal() -> bool:
-    """Return True if stderr is the stream in JOURNAL_STREAM, by device and inode. A redirected stderr is different."""
+    """Return True if stderr is the stream in JOURNAL_STREAM, by device and inode, and has not been redirected."""
     device_inode = os.environ.get("JOURNAL_STREAM")
     if not device_inode:
         return False

@@ -33,7 +33,7 @@ def lock_file(runtime_dir: str, name: str) -> int:
         try:
             return os.open(name, flags, 0o600, dir_fd=folder)
         except OSError as error:
-            error.filename = os.path.join(runtime_dir, name)  # the call only knows the end of the path
+            error.filename = os.path.join(runtime_dir, name)  # the error contains only the end of the path
             raise
 
 
@@ -46,7 +46,7 @@ def is_current(descriptor: int, runtime_dir: str) -> bool:
 
 
 def is_locked(path: str) -> bool:
-    """Return True if a process holds this lock. False if the file is missing or unreadable."""
+    """Return True if a process holds this lock. Return False if the file is missing or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

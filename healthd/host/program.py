@@ -1,4 +1,4 @@
-"""Programs that checks run (ipmitool, a site's own script). The worker waits until a program exits, up to a deadline.
+"""Programs that checks run (ipmitool, a site's own script). The worker waits for a program's exit, up to a deadline.
 
 The daemon runs its own commands with child_process.py, which never waits.
 """
@@ -21,7 +21,7 @@ from healthd.common import ownership
 # The program's whole environment, except for the caller's additions. stdin is empty, and the directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT_BYTES = 64 << 10
-ENDING_SECONDS = 1.0  # how long to wait for a killed program, twice
+ENDING_SECONDS = 1.0  # how long to wait for a killed program; used twice
 
 
 class ProgramResult(NamedTuple):
@@ -34,7 +34,7 @@ class ProgramResult(NamedTuple):
 
 
 def find_program(name: str) -> str:
-    """Return the path of a program that only root, or this user, could have written.
+    """Return the path of a program that only root or this user could have written.
 
     The result is the given path, or the first program with that name in the directories of ENVIRONMENT. Directories
     that other users may write to are skipped. Raises FileNotFoundError if there is no such program, or
@@ -63,7 +63,7 @@ def run_program(
     """Run a program. `executable` is the file to run, or None for argv[0].
 
     Raises OSError, or TimeoutError if the program is too slow. In that case, the program and its child processes are
-    killed, and left behind if even that does not stop them.
+    killed, and abandoned if even that does not stop them.
     """
     process = subprocess.Popen(
         argv,
@@ -121,10 +121,10 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program and its process group. Wait for it for a short time only."""
+    """Kill the program and its process group. Wait for the exit only for a short time."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # the program hangs in the kernel, so leave it behind
+    with contextlib.suppress(subprocess.TimeoutExpired):  # the program hangs in the kernel, so abandon it
         process.wait(ENDING_SECONDS / 2)
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:

@@ -1,4 +1,4 @@
-"""Shortages: this process could not get a thread, a child process or a file descriptor.
+"""Shortages of threads, child processes or file descriptors in this process.
 
 Each shortage is counted (healthd_resource_shortages_total) and reported in `healthd status` for REPORT_SECONDS. A
 shortage is never a fault of the node: a fork bomb in another user's job can cause it, as can a leak in healthd.
@@ -16,7 +16,7 @@ from contextlib import suppress
 
 THREADS, PROCESSES, DESCRIPTORS = "threads", "processes", "file_descriptors"
 REPORT_SECONDS = 600.0
-ACCEPT_PAUSE_SECONDS = 1.0  # how long a listener without a descriptor leaves new connections in its queue
+ACCEPT_PAUSE_SECONDS = 1.0  # how long a listener without a free descriptor leaves new connections in its queue
 MAX_SHED = 128  # maximum number of connections to close at once
 
 # Errors from accept(2) that leave the connection in the queue, so that poll(2) reports the listener again at once.
@@ -35,7 +35,7 @@ def record(resource: str) -> None:
 
 
 def record_failed_start(error: OSError) -> None:
-    """If a shortage is the reason why a process could not be started, count it."""
+    """Count a shortage if it is the reason why a process could not be started."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         record(DESCRIPTORS)
     elif error.errno in _NO_PROCESS:
@@ -69,7 +69,7 @@ def problems(now: float) -> Iterator[str]:
 
 
 class SpareDescriptor:
-    """A descriptor that is kept open so that connections can be closed when no other descriptor is left.
+    """A reserve descriptor, so that connections can be closed when no other descriptor is left.
 
     Without it, a listener whose accept(2) fails with EMFILE stays readable, and its loop uses a whole core.
     """
@@ -93,7 +93,7 @@ class SpareDescriptor:
             with stream, suppress(OSError):
                 stream.setblocking(False)
                 stream.send(farewell)
-        with suppress(OSError):  # will be retried at the next shortage
+        with suppress(OSError):  # retried at the next shortage
             if self._descriptor < 0:
                 self._descriptor = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -49,8 +49,9 @@ class KernelClock(NamedTuple):
 
 
 class Tree:
-    """Files below `root`, or on this machine if `root` is "". A tree has no programs and no clock, so both return None.
-    With `anywhere`, one of this machine's programs is run regardless of the root."""
+    """Files below `root`, or on this machine if `root` is "". A tree has no programs and no clock, so `run` and `clock`
+    return None. With `anywhere`, one of this machine's programs is run regardless of the root.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -62,7 +63,7 @@ class Tree:
             # Read in pieces, because /proc/sys answers a single read of 4 MiB or more with ENOMEM.
             data = piece = os.read(file, READ_BYTES)
             if path.startswith("/sys/") and len(piece) < READ_BYTES:
-                return data  # sysfs returns an attribute as a whole, and a round reads a thousand of them
+                return data  # sysfs returns an attribute as a whole, and a round reads a thousand attributes
             while piece and len(data) < MAX_FILE_BYTES:
                 piece = os.read(file, READ_BYTES)
                 data += piece
@@ -95,7 +96,7 @@ class Tree:
     def run(
         self, argv: Sequence[str], seconds: float, environment: Mapping[str, str], anywhere: bool
     ) -> ProgramResult | None:
-        """Run a program. Return None if it is missing, or if it would describe this machine instead of the tree."""
+        """Run a program. Return None if the program is missing or would describe this machine instead of the tree."""
         if self._root and not anywhere:
             return None
         try:
@@ -118,7 +119,8 @@ class Tree:
 
     def _clock_from_systemd(self) -> KernelClock | None:
         """Query systemd-timedated, which calls adjtimex(2). NTPSynchronized means that the maximum error is below 16 s,
-        regardless of STA_UNSYNC (systemd, src/basic/time-util.c, ntp_synced). Return None if it does not answer."""
+        regardless of STA_UNSYNC (systemd, src/basic/time-util.c, ntp_synced). Return None without an answer.
+        """
         result = self.run(TIMEDATECTL_COMMAND, TIMEDATECTL_SECONDS, {}, False)
         answer = result.stdout.strip() if result is not None and result.status == 0 else ""
         return KernelClock(answer == "yes", None, None) if answer in ("yes", "no") else None

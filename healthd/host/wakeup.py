@@ -21,8 +21,9 @@ def wake_on_signals() -> int:
 
 
 def stop_waking_on_signals(descriptor: int) -> None:
-    """Close the descriptors that `wake_on_signals` opened. After that, the signals have no effect and do not end this
-    process."""
+    """Close the descriptors that `wake_on_signals` opened. Afterwards, the signals have no effect and do not end this
+    process.
+    """
     writing = signal.set_wakeup_fd(-1)
     for end in (writing, descriptor):
         if end >= 0:

@@ -73,7 +73,7 @@ def sxid(code: int) -> SxidFact | None:
 
 
 class Nvlink4Bits(NamedTuple):
-    """Some of the bits in one of an Xid 74's registers, and their meaning. `word` 0 is the first register."""
+    """Some bits in one of an Xid 74's registers, and their meaning. `word` 0 is the first register."""
 
     word: int
     bits: frozenset[int]
@@ -121,7 +121,7 @@ def nvlink5(code: int, unit: str, intr_info: int, error_status: int) -> Nvlink5F
     """Return the row for an Xid 144-150 line, by its unit ("RLW_REMAP") and its first and second register words.
 
     Driver 575 changed the bits of the first word that identify the unit. Both patterns are tried, and the unit's name
-    in the line distinguishes them. A status with several bits set counts as its worst bit.
+    in the line distinguishes them. If a status has several bits set, the worst bit is used.
     """
     bits = f"{intr_info:032b}"
     rows = [
@@ -147,7 +147,7 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def load() -> None:
-    """Read the tables now. A process may outlive their files."""
+    """Read the tables now, because a process may outlive their files."""
     for read in (_xids, _sxids, _nvlink5s):
         read()
 

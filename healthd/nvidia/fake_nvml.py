@@ -84,8 +84,9 @@ def library(profile_or_file: str, now: Callable[[], float] = time.time) -> FakeL
 
 
 class Handle(Value, frozen=True):
-    """A fake of NVML's pointer to a device. `index` is the GPU's position on the machine. `mig` is one of its MIG
-    devices, if set."""
+    """A fake of NVML's pointer to a device. `index` is the GPU's position on the machine. `mig`, if set, is one of the
+    GPU's MIG devices.
+    """
 
     index: int
     mig: int | None = None
@@ -93,7 +94,8 @@ class Handle(Value, frozen=True):
 
 class FakeLibrary:
     """The pynvml functions that healthd calls, for one machine. The machine's state does not change while NVML is
-    open."""
+    open.
+    """
 
     NVMLError: type[Exception] = pynvml.NVMLError
     NVML_NVLINK_MAX_LINKS: int = pynvml.NVML_NVLINK_MAX_LINKS
@@ -363,7 +365,7 @@ class FakeLibrary:
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[int | tuple[int, int]]) -> Any:
         gpu = self._gpu_for_call("nvmlDeviceGetFieldValues", handle)
-        key = (id(gpu), tuple(fieldIds))  # equal GPUs are one object and give the same answers
+        key = (id(gpu), tuple(fieldIds))  # identical GPUs are one object and give the same answers
         if key not in self._values or gpu.iteration_seconds:
             self._values[key] = _values(gpu, fieldIds)
         values = self._values[key]
@@ -386,7 +388,7 @@ class FakeLibrary:
 
 
 def _has_no_fault(machine: Machine, gpu: Gpu) -> bool:
-    """Return True if all calls after nvmlInit return this GPU's data and no query must be counted."""
+    """Return True if all calls after nvmlInit return this GPU's data and no query needs to be counted."""
     is_away = gpu.gone or gpu.unreachable or gpu.lost or gpu.lost_after is not None or gpu.requires_reset
     problem = machine.hang or machine.crash or gpu.hang or gpu.crash or machine.random_failures
     return not (is_away or problem or machine.missing_functions or gpu.errors or gpu.unsupported)
@@ -404,7 +406,7 @@ def _supported(value: T | None) -> T:
 
 
 def _apply_fault(part: Machine | Gpu, call: str) -> None:
-    """Sleep or die if the scenario requires that for this call."""
+    """Sleep or die if the scenario requires this for the call."""
     if part.hang == call:
         time.sleep(part.hang_seconds)
     if part.crash == call:
@@ -455,7 +457,7 @@ def _values(gpu: Gpu, fields: Sequence[int | tuple[int, int]]) -> Any:
 
 
 def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
-    """Fill in one field value. Like in the real call, it has its own return code and type."""
+    """Fill in one field value, with its own return code and type as in the real call."""
     number: int | None = None
     if field in gpu.unsupported_fields:
         pass

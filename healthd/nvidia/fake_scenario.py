@@ -19,9 +19,9 @@
     gpu = 5
     ecc_volatile_uncorrected_sram = 2
 
-Seconds count from `start` (seconds since the epoch) or, if that is not set, from the file's last modification. A
+Seconds are counted from `start` (seconds since the epoch) or, if it is not set, from the file's last modification. A
 timeline therefore continues when the worker is replaced, and restarts when the file is rewritten. The file is read each
-time NVML is opened, once per round. Errors in it raise ConvertError with a sentence that names the file and the
+time NVML is opened, once per round. Errors in the file raise ConvertError with a sentence that names the file and the
 setting.
 """
 
@@ -94,7 +94,7 @@ LINK_SETTINGS = (
 
 
 class Library(enum.Enum):
-    """What nvmlInit does on the machine."""
+    """Result of nvmlInit on the machine."""
 
     FINE = "fine"
     LIBRARY_NOT_FOUND = "LibraryNotFound"
@@ -103,7 +103,7 @@ class Library(enum.Enum):
 
 
 class LinkCounters(enum.Enum):
-    """Which calls or fields count a GPU's NVLink errors."""
+    """The calls or fields that count a GPU's NVLink errors."""
 
     NONE = "none"
     CALLS = "calls"  # before Hopper: nvmlDeviceGetNvLinkErrorCounter
@@ -122,8 +122,8 @@ class Gpu(Value, frozen=True):
     virtualization   1 in a virtual machine, 3 on a vGPU host
     ecc_default   whether the factory default of ECC is on (false: RTX A6000, RTX 4090)
     ecc_*       counters. They are not supported without ECC (`ecc = false`); with `mig`, the volatile counters and
-                those for rows are not supported either. `ecc_sram = false` for Volta and before, where SRAM errors
-                count only in the total
+                those for rows are not supported either. `ecc_sram = false` for Volta and before, where SRAM errors are
+                included only in the total
     remap_histogram   number of banks with all, many, some, few and no spare rows left
     unrepairable_memory   the flag of drivers 590 and later
     retired_single_bit, retired_double_bit   number of retired pages, before Ampere
@@ -305,7 +305,7 @@ def parse(text: str) -> Scenario:
 
 
 def check(data: object) -> Scenario:
-    """Check a scenario that was already read as plain data, as `parse` does."""
+    """Check a scenario that was already read as plain data, like `parse`."""
     scenario = load(Scenario, data)
     if not scenario.profile:
         raise ConvertError(f'missing profile; write profile = "{profiles()[0]}"')
@@ -349,7 +349,7 @@ def _timeline(scenario: Scenario) -> Iterator[tuple[When, dict[str, Any], str]]:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """Yield problems that are not found by checking types. Raises ConvertError for wrong types."""
+    """Yield problems that a check of the types does not find. Raises ConvertError for wrong types."""
     for number, address in enumerate(scenario.pci):
         if not ADDRESS.fullmatch(address) or address in scenario.pci[:number]:
             yield f'pci[{number}]: must be a unique address like "0000:1b:00.0", got "{address}"'

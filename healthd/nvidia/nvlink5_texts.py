@@ -84,8 +84,9 @@ def all_names() -> list[str]:
 
 
 def todo_text(xid: int) -> str:
-    """Return text about what to do for an Xid whose table row is unknown. It has one line for each immediate action,
-    with the rows that the action applies to."""
+    """Return text about what to do for an Xid whose table row is unknown. The text has one line for each immediate
+    action, with the rows to which it applies.
+    """
     lines = []
     for action, text in _IMMEDIATE_ACTIONS.items():
         if rows := _rows_with_action(xid, action):

@@ -1,10 +1,10 @@
-"""NVML for the checks. "Not supported" is returned as None, and all other errors are raised as a classified NvmlError.
+"""NVML for the checks. "Not supported" is returned as None, and all other errors are raised as NvmlError with a kind.
 
 `Nvml` works with any object that has pynvml's functions: pynvml itself (`open_real`) or `fake_nvml.FakeLibrary`. NVML
 is opened for one round and then closed, because `nvidia-smi --gpu-reset` fails while an agent keeps the driver open
 ("In use by another client"). Any call can block in the kernel for minutes, so NVML is used only in the worker.
 
-The numbers of errors, fields and structures are from nvml.h. A function also counts as "not supported" if the driver
+The numbers of errors, fields and structures are from nvml.h. A function is also "not supported" if the driver
 (FunctionNotFound) or the installed binding (no such attribute) is too old for it.
 """
 
@@ -119,8 +119,8 @@ raw = object.__getattribute__
 class NvmlError(HealthdError):
     """A failed NVML call. `number` is NVML's error number.
 
-    `pci` is the GPU's address, or "" unless the error is about one GPU with a known address. `index` is NVML's index of
-    that GPU, or None if the error is not about one GPU.
+    `pci` is the GPU's address, or "" if the error is not about one GPU or the address is unknown. `index` is NVML's
+    index of that GPU, or None if the error is not about one GPU.
     """
 
     def __init__(
@@ -209,8 +209,7 @@ class TemperatureLimits(Value, frozen=True):
 
 
 class Nvlink(Value, frozen=True):
-    """A link with its counters since the driver was loaded. A counter is None if the GPU does not have it or the link
-    is down.
+    """A link with its counters since the driver was loaded. A counter is None if the GPU lacks it or the link is down.
 
     replay, recovery, crc         before Blackwell
     recovered, recovery_failed    Blackwell: successful and failed recoveries
@@ -257,7 +256,7 @@ def _nothing() -> None:
 
 
 # Called before each NVML call. The worker sets it to a function that ends the process once the daemon has given up on
-# it. Otherwise a driver that takes seconds for each call would keep NVML blocked for the whole check.
+# it. Without this, a driver that takes seconds for each call would keep NVML blocked for the whole check.
 before_call: Callable[[], None] = _nothing
 
 
@@ -287,8 +286,9 @@ def call_nvml(
 
 
 class NvmlGpu:
-    """A GPU that responds. Its methods query the driver each time, and return None if this GPU or driver does not
-    support the query. `on_lost` is called for an error that reports the GPU as lost or as requiring a reset."""
+    """A GPU that responds. Each method call queries the driver, and returns None if this GPU or driver does not support
+    the query. `on_lost` is called for an error that reports the GPU as lost or as requiring a reset.
+    """
 
     def __init__(
         self,
@@ -474,7 +474,7 @@ class NvmlGpu:
         return None if default is None else bool(default[0])
 
     def ecc_mode(self) -> bool | None:
-        """Return True if ECC is on now. A change that waits for a reset does not count."""
+        """Return True if ECC is on now. A change that waits for a reset is ignored."""
         mode = self._call("nvmlDeviceGetEccMode")
         return None if mode is None else bool(mode[0])
 
@@ -491,7 +491,7 @@ class NvmlGpu:
     def sram_threshold_exceeded(self) -> bool | None:
         """Return True if uncorrected SRAM errors exceeded NVIDIA's threshold for a replacement; None also without root.
 
-        Only this call needs root (nvml.h), and an unprivileged `healthd check` must still do the rest.
+        Only this call needs root (nvml.h), and an unprivileged `healthd check` must still run the rest.
         """
         make = getattr(self._library, "c_nvmlEccSramErrorStatus_v1_t", None)
         if make is None:
@@ -514,8 +514,9 @@ class NvmlGpu:
         return Histogram(banks.max, banks.high, banks.partial, banks.low, banks.none)
 
     def unrepairable_memory(self) -> bool | None:
-        """Return True if there is memory that no spare row can replace. This is reported by Hopper and later with
-        driver >= 590, even with MIG."""
+        """Return True if there is memory that no spare row can replace. Hopper and later report this with driver >=
+        590, even with MIG.
+        """
         flag = self._call("nvmlDeviceGetUnrepairableMemoryFlag_v1", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
         return None if flag is None else bool(flag)
 
@@ -550,11 +551,11 @@ class NvmlGpu:
         """Return this GPU's links in the order of their numbers, or None if it has none.
 
         Hopper and later need three queries: the number of links, all fields of the first link, and for the other links
-        the fields that the first link supports. Everything else is queried link by link; before Hopper, all data is.
+        the fields that the first link supports. Everything else, and before Hopper all data, is queried link by link.
         Before Hopper, or if the driver does not report the number of links, links are queried until one is missing. The
         binding's NVML_NVLINK_MAX_LINKS does not help, because it is not the number of any GPU's links. If the driver
-        reports the number of links, and a link without an answer comes before a link with answers, the link without an
-        answer counts as not active.
+        reports the number of links, a link without an answer that comes before a link with answers is treated as
+        inactive.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         maximum = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
@@ -598,7 +599,7 @@ class NvmlGpu:
     def _nvlink(self, link: int, values: dict[int, float | NvmlError | None]) -> Nvlink | None:
         """Return a link, made from its field values. Older calls replace missing fields.
 
-        A link that is down counts nothing, and errors from its counters must not hide that it is down.
+        A link that is down has no counts, and errors from its counters must not hide that it is down.
         """
         state = _value_or_raise(values.get(FIELD_LINK_STATE))
         if state is None:
@@ -623,7 +624,7 @@ class NvmlGpu:
             return total, total
         recovered, failed = self._fields([(field, link) for field in FIELDS_LINK_RECOVERY_KINDS])
         if recovered is None or failed is None:
-            return total, 0  # this driver has only the sum; a failed recovery also takes the link down
+            return total, 0  # this driver reports only the sum; a failed recovery also takes the link down
         return int(recovered), int(failed)
 
     def _link_counter(self, link: int, counter: int) -> int | None:
@@ -782,7 +783,7 @@ class Nvml:
                 gpus.append(_reach(self._library, index, self._move_to_unreachable))
             except NvmlError as error:
                 if error.number == FUNCTION_NOT_FOUND:
-                    raise  # the driver is too old for this binding, which is not a problem with this GPU
+                    raise  # the driver is too old for this binding, which is not a fault of this GPU
                 unreachable.append(error)
         return tuple(gpus), tuple(unreachable)
 
@@ -791,8 +792,8 @@ def _reach(library: NvmlLibrary, index: int, on_lost: Callable[[NvmlError], None
     """Identify a GPU and check that it responds. Raises NvmlError with all available details.
 
     NVML returns a GPU's identity from memory even if the GPU is gone from the bus. Its temperature must be read from
-    the GPU itself. Only "lost" and "reset required" count as errors of that read, because a broken sensor does not mean
-    a lost GPU.
+    the GPU itself. Only "lost" and "reset required" are treated as errors of that read, because a broken sensor does
+    not mean a lost GPU.
     """
     pci = ""
     try:
@@ -824,7 +825,7 @@ def open_real() -> Nvml:
     """Open this node's NVML, which is the libnvidia-ml.so.1 that the loader finds. Raises NvmlError."""
     try:
         CDLL(LIBRARY)
-    except OSError:  # pynvml would raise the same, but importing its 250 classes costs 10 ms
+    except OSError:  # pynvml would raise the same error, but importing its 250 classes takes 10 ms
         kind = NvmlErrorKind.LIBRARY_NOT_FOUND
         raise NvmlError(kind, "nvmlInit", "NVML Shared Library Not Found", number=kind.value) from None
     from healthd.nvidia.nvml_binding import pynvml

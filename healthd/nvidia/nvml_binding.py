@@ -1,4 +1,4 @@
-"""Import of pynvml without ctypes.util, which would load shutil, tempfile, bz2 and lzma and keep 0.6 MiB for months.
+"""Import of pynvml without ctypes.util, which would load shutil, tempfile, bz2 and lzma and occupy 0.6 MiB for months.
 
 pynvml imports find_library() from ctypes.util but does not call it, because it passes the name libnvidia-ml.so.1 to the
 loader.
@@ -14,7 +14,7 @@ UTIL = "ctypes.util"
 
 
 def pynvml() -> Any:
-    """Return the pynvml module. If its version needs more of ctypes.util, it gets the real one."""
+    """Return the pynvml module. A version that needs more of ctypes.util gets the real module."""
     if "pynvml" not in sys.modules and UTIL not in sys.modules:
         _import_without_util()
     import pynvml
@@ -38,7 +38,7 @@ def _import_without_util() -> None:
 
 
 def _find_library(name: str) -> str | None:
-    """Call ctypes.util.find_library. The module is not imported before that."""
+    """Call ctypes.util.find_library, and import the module only then."""
     from ctypes.util import find_library
 
     if find_library is _find_library:

@@ -17,7 +17,7 @@ class Action(NamedTuple):
     text: str
 
 
-# 0 requests nothing. An action that concerns other nodes or other GPUs as well only warns. NVIDIA recommends drain and
+# 0 requests nothing. An action that also concerns other nodes or GPUs is only a warning. NVIDIA recommends drain and
 # reset (4) if the GPU contained the error and running work continues. Its catalogue recommends RESET_GPU for Xid 48, or
 # DRAIN_AND_RESET if a row remap (63, 64) waits for the reset. If the GPU cannot be used any more without a reset, the
 # driver requests 1, which is another condition and CRITICAL. Sources: docs.nvidia.com/deploy/xid-errors
@@ -32,4 +32,4 @@ ACTIONS: Mapping[int, Action] = {
     7: Action("system_reboot", Severity.CRITICAL, Clears.REBOOT, "reboot the system"),
 }
 UNKNOWN = Action("unknown", Severity.WARNING, Clears.GPU_RESET, "an action that this version does not know")
-RESETS = frozenset({1, 2, 4, 6, 7})  # if the driver no longer requests one of these actions, the action was done
+RESETS = frozenset({1, 2, 4, 6, 7})  # if the driver no longer requests one of these actions, the action was carried out

@@ -2,7 +2,7 @@
 
 Rules: NVIDIA's Xid catalogue (facts/xid.csv) assigns each code an immediate action, which determines the severity. A
 code that requires a GPU reset or means that the GPU is lost is CRITICAL. Codes that an application can cause never
-drain a node. Unknown codes warn.
+drain a node. Unknown codes are warnings.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORD = regex(r"(?:0x)?[0-9a-f]{1,8}", re.I)  # a register, as the driver prints
 
 
 class XidMeaning(NamedTuple):
-    """An Xid's effect. If an application caused it (`caused_by_application`), its condition clears sooner."""
+    """An Xid's effect. The condition for an Xid that an application caused (`caused_by_application`) clears sooner."""
 
     severity: Severity
     clears: Clears
@@ -47,8 +47,9 @@ class XidMeaning(NamedTuple):
 
 
 def meaning(event: KernelEvent) -> XidMeaning:
-    """Return the meaning of a single line. Xid 74, which needs several lines, and the recovery action (154) only warn
-    here."""
+    """Return the meaning of a single line. Xid 74, which needs several lines, and the recovery action (154) are only
+    warnings here.
+    """
     code = number(event.code)
     if code is None:
         return XidMeaning(Severity.WARNING, Clears.WINDOW)
@@ -81,7 +82,7 @@ def number(text: str) -> int | None:
 
 
 def register_value(text: str) -> int | None:
-    """Return a 32-bit register's value, or None if the text is not one."""
+    """Return a 32-bit register's value, or None if the text is not a register."""
     return int(text, 16) if _WORD.fullmatch(text) else None
 
 
@@ -105,8 +106,9 @@ def nvlink5_row(event: KernelEvent) -> codes.Nvlink5Fact | None:
 
 
 def title(code: int) -> str:
-    """Return a title such as "Xid 79: GPU has fallen off the bus". Without a description, it has the driver's
-    mnemonic."""
+    """Return a title such as "Xid 79: GPU has fallen off the bus". An Xid without a description has the driver's
+    mnemonic.
+    """
     fact = codes.xid(code)
     if fact is None:
         return f"Xid {code}: unknown to this version"

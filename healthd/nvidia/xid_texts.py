@@ -250,7 +250,7 @@ _WORST = {
     "probe_failed": (Severity.WARNING, Ends(Clears.REBOOT, _WARNING_WINDOW)),
     "peermem": (Severity.WARNING, Ends(Clears.WINDOW, _APPLICATION_WINDOW)),
 }
-# Milder severities that some lines with these codes have. The texts or the NVLink 5 table say which lines.
+# Milder severities that some lines with these codes have. The texts or the NVLink 5 table identify these lines.
 _MILDER_SEVERITIES: dict[str, tuple[Severity, ...]] = {
     "74": (Severity.WARNING,),
     "154": (Severity.DEGRADED, Severity.WARNING),

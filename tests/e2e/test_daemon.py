@@ -431,7 +431,7 @@ def test_conditions_of_one_fault_are_one_incident(directory: Path) -> None:
         daemon.kernel_line(xid_line(48, text="DBE (double bit error)"), xid_line(79), xid_line(79, "0000:9d:00"))
         status = daemon.wait_until(lambda s: condition(s, "gpu_xid/79", "0000:9d:00.0"), "all conditions are open")
         assert status["incidents"] == [{"first": "gpu_xid/48 0000:61:00.0", "then": ["gpu_xid/79 0000:61:00.0"]}]
-        message = "incident: gpu_xid/79 0000:61:00.0 belongs to the incident of gpu_xid/48 0000:61:00.0"
+        message = "incident: gpu_xid/79 0000:61:00.0 belongs to the same incident as gpu_xid/48 0000:61:00.0"
         assert daemon.log.read_text().count(message) == 1
         daemon.request(command="repaired", code="gpu_xid/48", part="0000:61:00.0")
         daemon.wait_until(lambda s: s["incidents"] == [], "a single condition is not an incident")

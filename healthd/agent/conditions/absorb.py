@@ -1,5 +1,6 @@
-"""Turn findings into conditions: confirmation, latching and escalation. The functions are pure and take `now` as an
-argument."""
+"""Turn findings into conditions: confirmation, latching and escalation. All functions are pure and take `now` as an
+argument.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +50,9 @@ CONFIRMATION_WINDOW_SECONDS = (
 def as_configured(finding: Finding, config: CheckConfig) -> Finding:
     """Return the finding with the severity that the settings require.
 
-    Overrides apply first. Then the severity is capped at WARNING if `enforce = false`, or if the finding compares with
-    a value that comes from a profile. The part is made printable, because the kernel may print a name that a user
-    chose.
+    Overrides apply first. Then the severity is capped at WARNING if `enforce = false`, or if the finding is a
+    comparison with a value from a profile. Unprintable characters in the part are replaced, because a user may have
+    chosen the name that the kernel prints.
     """
     if not finding.subject.isprintable():
         finding = replace(finding, subject=printable(finding.subject))
@@ -74,19 +75,19 @@ def absorb_result(
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after one run of a check. `result.findings` must be configured (`as_configured`).
 
-    If a run did not complete, a missing finding is not evidence that the problem is gone. The findings that the run did
-    report (a hang) count. A run is absorbed when it ends, so a problem that it found may already be over.
+    If a run did not complete, a missing finding is not evidence that the problem is gone. Findings that the run did
+    report (a hang) are used. A run is absorbed when it ends, so a problem that it found may already be over.
     """
     now = result.started + result.duration_seconds
     new = dict(conditions)
     reported_keys = set()
-    for finding in sorted(result.findings, key=lambda f: f.severity):  # of two equal keys, the worse counts
+    for finding in sorted(result.findings, key=lambda f: f.severity):  # for equal keys, the worse is used
         finding, key = _confirm_by_kernel_log(finding, conditions, now), finding.key
         reported_keys.add(key)
         old = new.get(key)
         if old is None or old.observed:
             old = _new_condition(result.check, result.instance, finding, now, boot_id, cleared)
-        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # it was adopted, and now the check reports it
+        elif old.state is ConditionState.ACKNOWLEDGED and not old.count:  # adopted earlier, now reported by the check
             old = replace(old, check=result.check, instance=result.instance, clears=finding.clears)
         if key == overflow_key(result.run):
             old = replace(old, clears=later_ending(old.clears, finding.clears))
@@ -108,8 +109,8 @@ def absorb_result(
 def _confirm_by_kernel_log(finding: Finding, conditions: Conditions, now: float) -> Finding:
     """Return the finding without its confirm time if the kernel log has just reported a fault that confirms it.
 
-    A report does not count if it is older than CONFIRMATION_WINDOW_SECONDS. Nor does it count if an operator resumed
-    the node, or ran `healthd ack`, after the report.
+    Reports older than CONFIRMATION_WINDOW_SECONDS are ignored. So are reports from before an operator resumed the node
+    or ran `healthd ack`.
     """
     is_confirmed = any(
         c.code in finding.confirmed_by
@@ -210,8 +211,9 @@ def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float
 
 
 def _is_relapsed(old: Condition, finding: Finding) -> bool:
-    """Return True if the condition came back and now waits for an operator. Clean time does not clear such a
-    condition."""
+    """Return True if the condition recurred and now requires an operator. Clean time does not clear such a
+    condition.
+    """
     return old.clears is Clears.OPERATOR and finding.relapse_seconds > 0
 
 
@@ -238,7 +240,8 @@ def absorb_events(
     boot_id: str,
     cleared: Sequence[Condition],
 ) -> dict[ConditionKey, Condition]:
-    """Return the conditions after correlate() evaluated a window of events. `touched` events are new or grew.
+    """Return the conditions after correlate() has evaluated a window of events. `touched` contains events that are new
+    or grew.
 
     A finding that is not based on a touched event has already been absorbed. Lines from before healthd first read the
     log are history and have severity INFO. A line that reports the end of a fault clears the condition if the condition
@@ -266,7 +269,7 @@ def absorb_events(
             first_time = min(event.time for event in source_events)
             restarted = _new_condition(
                 check, "", finding, first_time, boot_id, cleared if is_live else ()
-            )  # history does not count as a relapse
+            )  # history is not a relapse
             restarted = replace(restarted, last_sequence=_last_counted_event(new, restarted))
             old = restarted if old is None or old.observed else replace(old, clears=restarted.clears)
         finding = _as_latched(finding, old)
@@ -299,7 +302,7 @@ def absorb_events(
 
 
 def _last_counted_event(conditions: Conditions, condition: Condition) -> int:
-    """Return the sequence number of the newest event in the run's overflow condition, where the part may be counted."""
+    """Return the sequence number of the newest event in the run's overflow condition, which may include the part."""
     overflow = conditions.get(overflow_key(condition.run))
     return overflow.last_sequence if overflow else 0
 
@@ -342,10 +345,10 @@ def with_jobs(
 
 
 def _as_latched(finding: Finding, old: Condition) -> Finding:
-    """Return the finding, or the latched state of its condition if there is one.
+    """Return the finding, or its condition's latched state if the condition is latched.
 
-    A latched fault stays as it is until the event that clears it. If a harmless line with the same code comes a day
-    later, or a run reads a count that no longer grows, neither the fault nor its ending changes.
+    A latched fault does not change until an event clears it. Neither a harmless line with the same code a day later nor
+    a count that no longer grows changes the fault or its ending.
     """
     if (
         old.clears not in LATCHED
@@ -365,7 +368,7 @@ def _as_latched(finding: Finding, old: Condition) -> Finding:
 
 
 def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig]) -> dict[ConditionKey, Condition]:
-    """Return the conditions at the severities that the current settings determine.
+    """Return the conditions with the severities that the current settings require.
 
     `enforce = false` withdraws a false alarm. Without a setting, a condition keeps its original severity.
     """
@@ -381,7 +384,7 @@ def reconfigured(conditions: Conditions, configs: Mapping[RunName, CheckConfig])
 
 
 def adopted(conditions: Conditions, code: str, subject: str, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions, with a fault added for a drain that has healthd's format but is not in this ledger.
+    """Return the conditions plus a fault for a drain that has healthd's format but is not in this ledger.
 
     Such a drain is found on a stateless node, or after a disk loss. The condition is only informational: it never
     drains, and healthd never resumes the node.

@@ -1,16 +1,17 @@
-"""Bound on the number of conditions. The worst ones keep their names; the others are counted. The functions are pure.
+"""Bound on the number of conditions. The worst conditions keep their names; the others are only counted. All functions
+are pure.
 
 A burst of kernel lines or a broken check can report thousands of parts. Each condition costs time in each turn of the
 daemon's loop, a row in `healthd status` and a series in Prometheus.
 
 At most MAX_CONDITIONS conditions are open, over all runs. `Rank` determines which ones. All others are counted in
 overflow conditions (`CHECK/others others`). Each run has its own overflow condition, because only a run's own result
-can clear its findings. If a run has a single condition, the condition keeps its name, because counting it would save
-nothing. If many runs have one condition each, there can therefore be more than MAX_CONDITIONS conditions.
+can clear its findings. A run's only condition keeps its name, because counting it would save nothing. If many runs have
+one condition each, there can therefore be more than MAX_CONDITIONS conditions.
 
-The overflow condition is as severe as its worst member, and clears as late as its last member. No drain is therefore
-lost or ends too early. A reset of one part does not clear it. A reboot clears it if it clears all members. `healthd
-repaired CHECK/others others` always clears it.
+The overflow condition is as severe as its worst member and clears when its last member clears. Drains are therefore
+neither lost nor ended too early. The reset of one part does not clear the overflow condition. A reboot does if it
+clears all members. `healthd repaired CHECK/others others` always clears it.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def overflow_key(run: RunName) -> ConditionKey:
 
 
 def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
-    """Return the conditions, with those beyond the bound merged. Pending conditions are not merged (see
-    `limit_findings`)."""
+    """Return the conditions, merging those beyond the bound. Pending conditions are not merged (see
+    `limit_findings`).
+    """
     new = dict(conditions)
     active = {key: condition for key, condition in conditions.items() if condition.state in ACTIVE_STATES}
     assigned = _assign_overflow({key: Ranked(condition.run, _rank(condition)) for key, condition in active.items()})
@@ -78,7 +80,7 @@ def limit_conditions(conditions: Conditions) -> dict[ConditionKey, Condition]:
 
 
 def limit_findings(result: CheckResult, conditions: Conditions) -> CheckResult:
-    """Return the result with the findings beyond the bound merged into one finding.
+    """Return the result, with all findings beyond the bound merged into one.
 
     The condition for these findings is open while the check reports at least one finding beyond the bound.
     """
@@ -124,7 +126,7 @@ def _assign_overflow(ranked: Mapping[ConditionKey, Ranked]) -> dict[ConditionKey
             break
         overflow = overflow_key(ranked[key].run)
         if key != overflow:
-            excess -= overflow in members  # the first one only gets another name: nothing saved
+            excess -= overflow in members  # the first condition would only get another name, which saves nothing
             members.setdefault(overflow, []).append(key)
     return {key: overflow for overflow, keys in members.items() if len(keys) > 1 for key in keys}
 
@@ -137,7 +139,7 @@ def _rank(c: Condition) -> Rank:
 def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condition | None) -> Rank:
     """Return the rank of a finding.
 
-    A finding without its own condition may be counted in `overflow`, and is then acknowledged together with `overflow`.
+    A finding without its own condition may be counted in `overflow`. An ack of `overflow` then covers the finding.
     """
     if condition is not None and condition.state in ACTIVE_STATES:
         return _rank(replace(condition, severity=max(finding.severity, condition.severity), observed=False))
@@ -152,7 +154,7 @@ def _rank_finding(finding: Finding, condition: Condition | None, overflow: Condi
 def _merge_conditions(key: ConditionKey, members: Sequence[Condition]) -> Condition:
     """Return one condition for all members.
 
-    It takes effect as soon as the first member would, and stays open as long as the last member would.
+    The condition takes effect when the first member would, and stays open as long as the last member would.
 
     If there are proven members, the observed members and history are only counted.
     """
@@ -221,7 +223,7 @@ def later_ending(first: Clears, second: Clears) -> Clears:
 
 
 def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, float]:
-    """Return the latest ending and its window. The window is 0 if any member does not clear by time alone."""
+    """Return the latest ending and its window. The window is 0 if any member needs more than time to clear."""
     pairs = list(endings)
     last = max((clears for clears, _ in pairs), key=_ENDING_ORDER.index)
     windows = [seconds for clears, seconds in pairs if clears in LATCHED or last not in LATCHED]
@@ -231,7 +233,7 @@ def _latest_ending(endings: Iterable[tuple[Clears, float]]) -> tuple[Clears, flo
 def _message(count_text: str, subject: str, message: str) -> str:
     """Return text such as "seen 901 times, on unlisted parts; the worst: 0000:1b:00.0: Xid 31: ...".
 
-    `message` may already be such a text. Kernel lines are counted, not parts, because a part may occur in several
+    `message` may already have this form. The count is of kernel lines, not parts, because a part may occur in several
     lines.
     """
     _, separator, worst = message.partition(WORST_SEPARATOR)

@@ -1,4 +1,4 @@
-"""A condition and its life cycle. The functions are pure and take `now` as an argument.
+"""A condition and its life cycle. All functions are pure and take `now` as an argument.
 
 States:
 
@@ -27,7 +27,7 @@ LATCHED = (Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR)
 class EvidenceLevel(enum.IntEnum):
     """Strength of the evidence for a condition.
 
-    Stronger evidence restarts a condition. Weaker evidence does not change it.
+    Stronger evidence restarts a condition. Weaker evidence does not change the condition.
     """
 
     HISTORY = 0
@@ -42,7 +42,7 @@ def evidence_level(source: Condition | KernelEvent) -> EvidenceLevel:
 
 
 def with_open_times(condition: Condition, now: float) -> Condition:
-    """Return the condition with the times at which it was first open, and first open and CRITICAL."""
+    """Return the condition with two times set: when it first opened, and when it was first CRITICAL while open."""
     if condition.state is not ConditionState.OPEN:
         return condition
     return replace(
@@ -79,15 +79,16 @@ def acknowledged(condition: Condition, now: float) -> Condition:
 
 
 def may_drain(condition: Condition, trusted_since: float) -> bool:
-    """Return True if a condition may drain the node: it is open, severe enough, proven, and was reported after
-    `trusted_since`."""
+    """Return True if a condition may drain the node. It must be open, severe enough, proven and reported after
+    `trusted_since`.
+    """
     since = max(trusted_since, condition.acknowledged_at)
     is_serious = condition.state is ConditionState.OPEN and condition.severity >= Severity.DEGRADED
     return is_serious and not condition.observed and last_evidence_time(condition) > since
 
 
 def fault_time(cause: Condition) -> float:
-    """Return when a CRITICAL fault was last reported. Jobs that started later were not affected."""
+    """Return the time of a CRITICAL fault's last report. Jobs that started later were not affected."""
     return max(cause.critical_at, cause.last_event)
 
 

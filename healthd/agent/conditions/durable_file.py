@@ -1,7 +1,7 @@
-"""A file that is rewritten often. Each write takes effect completely or not at all, even on a full file system.
+"""Atomic writes to a file that is rewritten often, even on a full file system.
 
-PATH and PATH.spare alternate. The new text is written to the spare file, whose space is already allocated, and then the
-two files swap names atomically. Blanks fill the unused part of the allocated space.
+The new text is written to PATH.spare, whose space is already allocated. Then PATH and PATH.spare swap names atomically.
+Blanks fill the unused part of the allocated space.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def rewrite_file(path: str, text: bytes) -> None:
 
 
 def read_whole(path: str) -> str:
-    """Return the text of a file written by `rewrite_file`, without trailing blanks. It is always one complete text,
-    even if the file is rewritten meanwhile.
+    """Return the text of a file written by `rewrite_file`, without trailing blanks. The text is always complete, even
+    if the file is rewritten in the meantime.
 
     Raises ownership.Untrusted or OSError.
     """
@@ -59,8 +59,7 @@ def read_whole(path: str) -> str:
 
 
 def _open_spare(folder: int, spare: str) -> BinaryIO:
-    """Open the spare file for writing. A process that still reads it under its other name keeps the file that it
-    opened."""
+    """Open the spare file for writing. A process that is still reading it under its other name is not affected."""
     file = _open(folder, spare)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,5 +99,5 @@ def _exchange(folder: int, first: str, second: str) -> None:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return libc. It is cached, because each lookup takes as long as a save."""
+    """Return libc. The result is cached, because each lookup takes as long as a save."""
     return ctypes.CDLL(None, use_errno=True)

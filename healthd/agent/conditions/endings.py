@@ -1,5 +1,6 @@
-"""Events that clear or acknowledge conditions: boot, reset, quiet time, operator. The functions are pure and take `now`
-as an argument."""
+"""Events that clear or acknowledge conditions: boot, reset, quiet time, operator. All functions are pure and take `now`
+as an argument.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from healthd.common.model import Ack, Clears, Condition, ConditionKey, Condition
 def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after a boot. Conditions that wait for a reboot or reset are cleared, and windows restart.
 
-    Checks that read the state themselves run again. Pending conditions are dropped, and conditions that worsen with
-    time start over, because downtime confirms nothing.
+    Checks that read the state themselves run again. Pending conditions are dropped, and conditions that worsen over
+    time start over, because downtime is not evidence.
     """
 
     def after_reboot(condition: Condition) -> Condition:
@@ -42,8 +43,7 @@ def after_boot(conditions: Conditions, boot_id: str, now: float) -> dict[Conditi
 def after_repairs(conditions: Conditions, repairs: Iterable[Repair], now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after evidence of a reset.
 
-    The conditions of the reset part that wait for a reset are cleared, unless they were reported after the earlier
-    reading.
+    The reset part's conditions that wait for a reset are cleared, unless they were reported after the earlier reading.
     """
     new = dict(conditions)
     for repair in repairs:
@@ -62,10 +62,10 @@ def after_quiet_time(
 ) -> dict[ConditionKey, Condition]:
     """Return the conditions after `seconds` have passed.
 
-    Only time in which the fault could have appeared counts for a window: time under load, or after a repair. For a
-    shared cause all time counts, because an operator cannot run "healthd repaired" on a thousand nodes. If such a fault
-    returns with the load, agent/slurm/flapping.py limits how often the node is drained and resumed. The window for a
-    check's finding starts when the check completes without the finding, not between two runs.
+    Only time in which the fault could have appeared counts towards a window: time under load, or after a repair. For a
+    shared cause all time counts, because an operator cannot run "healthd repaired" on a thousand nodes. If the fault
+    returns under load, agent/slurm/flapping.py limits the number of drains and resumes. The window for a check's
+    finding starts when the check completes without the finding, not between two runs.
     """
 
     def add_quiet_time(condition: Condition) -> Condition:
@@ -118,7 +118,7 @@ def acknowledge(conditions: Conditions, code: str, subject: str | None, ack: Ack
 
 
 def end_expired_acks(conditions: Conditions, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions without acks that have expired or whose condition has become worse."""
+    """Return the conditions, without acks that have expired or whose condition has worsened."""
     return update_matching(
         conditions,
         lambda c: c.ack is not None and (now >= c.ack.until or c.severity > c.ack.severity),
@@ -127,8 +127,9 @@ def end_expired_acks(conditions: Conditions, now: float) -> dict[ConditionKey, C
 
 
 def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: float) -> dict[ConditionKey, Condition]:
-    """Return the conditions without a code's acks, after `healthd unack`. If `subject` is None, every part is
-    included."""
+    """Return the conditions after `healthd unack`, which removes a code's acks. If `subject` is None, every part is
+    included.
+    """
     return update_matching(
         conditions,
         lambda c: c.ack is not None and c.code == code and subject in (None, c.subject),
@@ -137,7 +138,7 @@ def withdraw_acks(conditions: Conditions, code: str, subject: str | None, now: f
 
 
 def next_ack_expiry(conditions: Iterable[Condition]) -> float:
-    """Return when the next ack ends, in epoch seconds, or infinity if there are no acks. 0 means now."""
+    """Return the time at which the next ack ends, in epoch seconds, or infinity if there are no acks. 0 means now."""
     ends = (0.0 if c.severity > c.ack.severity else c.ack.until for c in conditions if c.ack is not None)
     return min(ends, default=float("inf"))
 
@@ -157,8 +158,8 @@ def _state_without_ack(c: Condition) -> ConditionState:
 def acknowledge_resumed(conditions: Conditions, before: float, now: float) -> dict[ConditionKey, Condition]:
     """Return the conditions after an operator resumed the node. Conditions that were open at `before` are acknowledged.
 
-    `before` is when the drain was last read. Conditions that opened later, or that are reported after `now`, take
-    effect again.
+    `before` is the time at which the drain was last read. Conditions that opened later, or that are reported after
+    `now`, can drain again.
     """
     return update_matching(
         conditions,

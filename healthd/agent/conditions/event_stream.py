@@ -1,4 +1,4 @@
-"""The event stream. Events become lines in the ledger's outbox and are saved together with the ledger."""
+"""The event stream. Events are added as lines to the ledger's outbox and saved with the ledger."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from healthd.events.schema import Event, Source
 
 
 class LedgerStore(Protocol):
-    """An object that holds the ledger (store.py)."""
+    """Interface of the object that contains the ledger (store.py)."""
 
     ledger: Ledger
     boot_id: str
@@ -80,7 +80,7 @@ class EventStream:
             self.emit(*events.flush_events(self._store.ledger, self._now()))
 
     def emit_alive(self, checks: Iterable[str], force: bool) -> None:
-        """Emit "alive" once a day, or immediately with `force`. `checks` contains the checks whose runs completed."""
+        """Emit "alive" once a day, or immediately with `force`. `checks` lists the checks whose runs completed."""
         if force or events.is_alive_due(self._store.ledger.emitted, self._now()):
             self.emit(*events.alive(self._store.ledger, checks, self._now()))
 
@@ -94,8 +94,8 @@ class EventStream:
     def mark_written(self, lines: Collection[str]) -> None:
         """Remove lines that are on disk.
 
-        The ledger is not saved for this. A daemon that starts from an older ledger writes the same lines again, but the
-        writer finds them in the file.
+        This does not save the ledger. A daemon that starts from an older ledger writes the same lines again, but the
+        writer finds these lines in the file.
         """
         remaining = outbox.acknowledge(self._store.ledger.outbox, lines)
         self._store.ledger = replace(self._store.ledger, outbox=remaining)

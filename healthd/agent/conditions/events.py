@@ -1,8 +1,8 @@
-"""Stream events, computed from the ledger before and after a change. The functions are pure.
+"""Stream events, computed from the ledger before and after a change. All functions are pure.
 
-Changes to the ledger become events here: conditions, healthd's drain as Slurm shows it, a pause. store.py calls
-`change_events` at the only place where a ledger is replaced. Events that are not in the ledger (a decision, a command,
-the daemon's start and stop) are emitted where they happen, with the fields of events/schema.py.
+Three kinds of changes to the ledger produce events here: conditions, healthd's drain as Slurm shows it, and a pause.
+store.py calls `change_events` in the only place where it replaces a ledger. Events that are not in the ledger (a
+decision, a command, the daemon's start and stop) are emitted where they happen, with the fields of events/schema.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPEAT_SECONDS = 3600.0  # a repeated sighting gets another line if the last lin
 ALIVE_SECONDS = 24 * 3600.0
 FLUSH_SECONDS = 300.0  # from a job's end until the sightings around it are written
 BEFORE_JOB_END_SECONDS = 600.0  # sightings within this time before a job's end may explain it
-OPERATOR = "an operator"  # who resumed the node, or ran `healthd repaired` for a flag that is still set
+OPERATOR = "an operator"  # user who resumed the node, or ran `healthd repaired` for a flag that is still set
 OVERFLOW = "others"  # the condition is counted in the overflow condition from now on (bounds.py)
 UNCONFIRMED = "unconfirmed"  # the ack has ended for a condition that had not lasted for its confirm time
 
@@ -116,7 +116,7 @@ def _active_events(
 
 
 def _is_repeat_due(entry: EmittedCondition, c: Condition, now: float) -> bool:
-    """Return True if a repeat gets a line: the 10th, 100th, ... sighting, or a sighting an hour after the last line."""
+    """Return True if a repeat gets a line: at the 10th, 100th, ... sighting, or an hour after the last line."""
     return len(str(c.count)) > len(str(entry.count)) or (
         _is_unwritten(entry, c) and not 0.0 <= now - entry.at < REPEAT_SECONDS
     )
@@ -127,8 +127,9 @@ def _is_unwritten(entry: EmittedCondition, c: Condition) -> bool:
 
 
 def _condition_name(c: Condition) -> str:
-    """Return the condition's name in the stream. It is made from the key and the first sighting, so it survives a lost
-    ledger."""
+    """Return the condition's name in the stream. The name is derived from the key and the first sighting, so it stays
+    the same even if the ledger is lost.
+    """
     return f"{zlib.crc32(str(c.key).encode('utf-8', 'replace')):08x}-{int(c.first_seen * 1000)}"
 
 
@@ -171,21 +172,21 @@ def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list
 def after_job_end(emitted: Emitted, now: float) -> Emitted:
     """Return the state of the stream after a job ended.
 
-    Sightings within five minutes after the end may explain it. If another job ends before they are written, one more
-    flush follows, which covers all such jobs.
+    Sightings in the five minutes after the job's end may explain the end. If another job ends before these sightings
+    are written, one more flush follows and covers all such jobs.
     """
     return replace(emitted, ended_again=now) if emitted.job_ended else replace(emitted, job_ended=now)
 
 
 def flush_time(emitted: Emitted) -> float:
-    """Return when the sightings around a job's end are written (epoch seconds), or infinity if no job has ended."""
+    """Return the time to write the sightings around a job's end (epoch seconds), or infinity if no job has ended."""
     return emitted.job_ended + FLUSH_SECONDS if emitted.job_ended else float("inf")
 
 
 def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return the sightings since ten minutes before a job's end that do not have a line yet.
+    """Return the sightings near a job's end that do not have a line yet, from ten minutes before the end on.
 
-    The sightings are written five minutes after the job's end.
+    They are written five minutes after the job's end.
     """
     emitted = ledger.emitted
     if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:
@@ -240,8 +241,9 @@ def is_alive_due(emitted: Emitted, now: float) -> bool:
 
 
 def checks(emitted: Emitted, configured: Mapping[RunName, tuple[str, str]], now: float) -> tuple[list[Event], Emitted]:
-    """Return the checks that a start or a reload changed. `configured` maps each run to its version and the checksum of
-    its settings."""
+    """Return the checks that a start or a reload changed. `configured` maps each run to its version and its settings'
+    checksum.
+    """
     before = {RunName(previous.check, previous.instance): previous for previous in emitted.checks}
     after = []
     events = [_check_event("check_disabled", previous) for name, previous in before.items() if name not in configured]

@@ -1,8 +1,7 @@
-"""Requirements that a node must meet. If one is not met, healthd does not report the node as healthy. The functions are
-pure.
+"""Requirements that a node must meet before healthd reports it as healthy. All functions are pure.
 
-status, check and doctor use this. The verdict that the prolog and Slurm use is not affected, because a problem with
-healthd itself never drains a node.
+status, check and doctor use these functions. They do not affect the verdict that the prolog and Slurm use, because a
+problem with healthd itself never drains a node.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def needs_slurm(mode: Mode) -> bool:
 
 
 def needs_kernel_log(source: str) -> bool:
-    """Return True unless the site has turned the kernel log off."""
+    """Return True unless the site has turned off the kernel log."""
     return source != "off"
 
 

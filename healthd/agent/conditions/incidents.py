@@ -1,4 +1,4 @@
-"""Incidents: kernel events that name the same part, or a part above it, within a minute. The functions are pure.
+"""Incidents: kernel events within a minute that name the same part or a part above it. All functions are pure.
 
 If a GPU falls off the bus, the log shows a PCIe error at the port above it, an Xid 79, "fallen off the bus" and a slot
 without a link. If an NVMe disk fails, it shows a controller failure, I/O errors, and a read-only file system.
@@ -25,7 +25,7 @@ _GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink", "rc_watchdog")
 
 
 class Span(NamedTuple):
-    """An incident's parts, and the time of its last line in seconds (on any clock)."""
+    """An incident's parts, and its last line's time in seconds (on any clock)."""
 
     parts: frozenset[str]
     last: float
@@ -48,20 +48,22 @@ def parts(event: KernelEvent, node: Inventory | None = None) -> frozenset[str]:
 
 
 def _device(address: str) -> str:
-    """Return the address without its function: "0000:1b:00.0" -> "0000:1b:00". A device's functions are all lost
-    together."""
+    """Return the address without its function: "0000:1b:00.0" -> "0000:1b:00". All functions of a device are lost at
+    once.
+    """
     return address.partition(".")[0]
 
 
 def disk(name: str) -> str:
-    """Return the disk that a partition is on ("nvme0n1p2" -> "nvme0", "sda3" -> "sda"). Other names are unchanged."""
+    """Return the disk that contains a partition ("nvme0n1p2" -> "nvme0", "sda3" -> "sda"). Other names are
+    unchanged.
+    """
     match = _DISK.fullmatch(name)
     return next((word for word in match.groups() if word), name) if match else name
 
 
 def matching_spans(spans: Sequence[Span], event: KernelEvent, event_parts: frozenset[str], time: float) -> list[int]:
-    """Return the indices of the incidents that a new event belongs to. If there are several, the event joins them into
-    one."""
+    """Return the indices of the incidents that a new event belongs to. The event merges several incidents into one."""
     found = [
         index for index, span in enumerate(spans) if span.parts & event_parts and abs(time - span.last) <= GAP_SECONDS
     ]

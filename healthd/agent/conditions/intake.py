@@ -1,4 +1,4 @@
-"""Intake: turn kernel events and check results into conditions. All functions are pure and return a new ledger.
+"""Turn kernel events and check results into conditions. All functions are pure and return a new ledger.
 
     kernel events -> coalesced -> evaluated by each event check -> configured -> absorbed -> repairs
     the result of a check's run                                 -> configured -> absorbed -> repairs
@@ -50,7 +50,7 @@ class EventCheck(Protocol):
     def correlate(
         self, events: Sequence[KernelEvent], node: Inventory, config: CheckConfig
     ) -> tuple[list[Finding], Failures]:
-        """Return the findings for these events, and the events on which the check fails."""
+        """Return the findings for these events, and any events that make the check fail."""
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]: ...
 
@@ -78,7 +78,7 @@ class EventIntake(NamedTuple):
     events      all evaluated events, old and new; the ledger keeps fewer
     new_events  events that are new or grew, without history
     findings    each check's findings for all events, at the configured severity
-    failures    events on which a check failed, with the errors; they count as unreadable lines from now on
+    failures    events on which a check failed, with the errors; from now on they are unreadable lines
     """
 
     ledger: Ledger
@@ -130,7 +130,7 @@ def _apply_repairs(
 ) -> dict[ConditionKey, Condition]:
     """Apply the repairs that new events prove.
 
-    If users can forge a repair's source, the repair only clears conditions from such sources.
+    A repair whose source users can forge clears only conditions from such sources.
     """
     new = dict(conditions)
     for observed in (False, True):
@@ -159,11 +159,11 @@ def _evaluate(
 def evaluate_events(
     events: Sequence[KernelEvent], event_checks: EventChecks, node: Inventory, recorded: Sequence[Condition] = ()
 ) -> dict[str, list[Finding]]:
-    """Return each event check's findings for the events that still count, at the configured severity.
+    """Return each event check's findings for the events that are still relevant, at the configured severity.
 
     `recorded` contains active and cleared conditions. A fault that was repaired, reset or acknowledged does not make
-    later events worse. For example, a harmless line is harmless even if it comes an hour after the repair of a fatal
-    fault with the same code.
+    later events more severe. For example, a harmless line is harmless even if it comes an hour after the repair of a
+    fatal fault with the same code.
     """
     return _evaluate_events(events, event_checks, node, recorded)[0]
 
@@ -213,7 +213,7 @@ def _evaluate_by_level(
 ) -> tuple[list[Finding], Failures]:
     """Evaluate each evidence level separately, so that weak evidence does not change the result of strong evidence.
 
-    If two findings have the same key, the one with stronger evidence counts.
+    If two findings have the same key, the one with stronger evidence is used.
     """
     by_level: dict[EvidenceLevel, list[KernelEvent]] = {level: [] for level in reversed(EvidenceLevel)}
     for event in events:
@@ -282,9 +282,9 @@ def take_jobs(ledger: Ledger, jobs: Mapping[int, str], event_checks: EventChecks
 
 
 def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChecks) -> Ledger:
-    """Add an inventory, and make the findings for kept events that needed it. A line then names its GPU or part.
+    """Add an inventory, and produce the findings for kept events that needed it. Lines then name their GPU or part.
 
-    Only unknown values are filled in. If a GPU was replaced, its predecessor's fault does not get the new GPU's name.
+    Only unknown values are filled in. A new GPU's name is not given to the fault of the GPU that it replaced.
     """
     before = ledger.inventory
     filled = {name: getattr(before, name) or getattr(inventory, name) for name in Inventory.__struct_fields__}
@@ -321,7 +321,7 @@ def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChec
 class ResultIntake(NamedTuple):
     """The result of adding one run's result to the ledger.
 
-    The findings in `result` have the configured severity, and those beyond the bound are merged.
+    The findings in `result` have the configured severity. Findings beyond the bound are merged.
     """
 
     ledger: Ledger
@@ -329,7 +329,7 @@ class ResultIntake(NamedTuple):
 
 
 def take_result(ledger: Ledger, result: CheckResult, config: CheckConfig, now: float) -> ResultIntake:
-    """Add one run's result to the ledger. The run's repairs count even if the check failed for some device."""
+    """Add one run's result to the ledger. The run's repairs are used even if the check failed for some device."""
     if not (ledger.conditions or result.findings or result.repairs):
         return ResultIntake(ledger, result)
     before = ledger.by_key()

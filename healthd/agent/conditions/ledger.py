@@ -1,7 +1,7 @@
 """The ledger: conditions, events, kernel log cursors, and healthd's writes to Slurm.
 
-An event's count and the cursor after it are in one value, so that no event is counted twice after a restart. The
-functions are pure.
+An event's count and the cursor after the event are stored in one value, so that no event is counted twice after a
+restart. All functions are pure.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
     move.
 
     For example, a machine's clock may start in the year 2000 and stay there until NTP answers. Only the times that were
-    written meanwhile are wrong, and they are in that range.
+    written in the meantime are wrong, and they are in that range.
     """
 
     def move(moment: float) -> float:
@@ -129,8 +129,7 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 
     def move_suppression(suppression: Suppression) -> Suppression:
         # A suppression lasts as long as requested. If it ends later than a suppression that starts now could end, it
-        # was recorded while the clock was right. It counts as begun now if it was recorded while the clock was further
-        # ahead.
+        # was recorded while the clock was right. If it was recorded while the clock was further ahead, it starts now.
         is_old = suppression.until <= until + MAX_SUPPRESSION_SECONDS
         end = suppression.until + seconds if is_old else suppression.until
         return replace(suppression, until=end, requested_at=min(move(suppression.requested_at), until + seconds))
@@ -148,9 +147,9 @@ def after_clock_step(ledger: Ledger, seconds: float, since: float = 0.0, until: 
 def without_future_times(ledger: Ledger, now: float) -> Ledger:
     """Return the ledger without times in the future, which were recorded while the clock was ahead.
 
-    A pause, an ack or a hold lasts as long as requested, starting now. A `PastMoment` becomes now at the latest;
+    A pause, an ack or a hold lasts as long as requested, starting now. A `PastMoment` in the future becomes now;
     otherwise nothing would drain before that time. Resumed drains in the future are dropped, because their real times
-    are unknown. Otherwise flapping.py would forever count them as directly before the next drain.
+    are unknown. Otherwise flapping.py would always count them as just before the next drain.
     """
 
     def end(began: float, until: float) -> float:
@@ -164,7 +163,7 @@ def without_future_times(ledger: Ledger, now: float) -> Ledger:
         )
 
     def limit_hold(hold: FleetHold) -> FleetHold:
-        until = min(end(hold.since, hold.until), now + 2 * MAX_HOLD_SECONDS)  # a later try may be from a wrong clock
+        until = min(end(hold.since, hold.until), now + 2 * MAX_HOLD_SECONDS)  # a later time may be from a wrong clock
         return replace(hold, since=min(hold.since, now), until=until)
 
     whole: Changes = {Ack: limit_suppression, Pause: limit_suppression, FleetHold: limit_hold}

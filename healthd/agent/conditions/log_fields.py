@@ -1,4 +1,4 @@
-"""Fields for log lines about a condition or about an action on the node. The functions are pure.
+"""Fields for log lines about a condition or about an action on the node. All functions are pure.
 
     journalctl -u healthd CODE=gpu_xid/79
     journalctl -u healthd NODE_ACTION=drain
@@ -32,7 +32,7 @@ def condition_fields(c: Condition) -> Fields:
 def decision_fields(decision: Decision, causes: tuple[Condition, ...]) -> Fields:
     """Return the fields for a withheld drain, or no fields for other decisions.
 
-    Actions are only logged once they are done.
+    Actions are logged only after they are done.
     """
     if not (isinstance(decision, Leave) and decision.would.startswith(DRAIN)):
         return {}

@@ -1,5 +1,6 @@
-"""Log lines about a change to the ledger, as values. The events for the same change are in events.py. The functions are
-pure."""
+"""Log lines about a change to the ledger, as values. events.py has the events for the same change. All functions are
+pure.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def change_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
 
 
 def _condition_lines(before: Condition | None, after: Condition) -> Iterator[Line]:
-    """Yield a condition's lines. If it opened and was cleared in one change, there are two."""
+    """Yield a condition's lines. There are two if the condition opened and was cleared in one change."""
     if before is None and after.state is ConditionState.CLEARED:
         opened = replace(after, state=ConditionState.OPEN)
         yield from _condition_lines(None, opened)
@@ -67,7 +68,7 @@ def ended_ack_lines(
 
 
 def renamed_part_lines(before: Ledger, after: Ledger) -> Iterator[Line]:
-    """Yield messages that now name the part. The part was unknown when the condition opened."""
+    """Yield messages that now name a part that was unknown when the condition opened."""
     messages = {c.key: c.message for c in before.conditions}
     for c in after.conditions:
         if messages.get(c.key, c.message) != c.message:

@@ -1,8 +1,8 @@
-"""The files that contain the ledger and the counters' past. store.py encodes and decodes them. The worker copies them
+"""Files for the ledger and the counters' history. store.py encodes and decodes the files. The worker copies them
 without parsing.
 
 The live ledger is a file on tmpfs (RUNTIME_DIR/ledger.json), where a commit cannot block. Each save replaces the whole
-file (agent/conditions/durable_file.py), so a kill -9 leaves the old or the new one. The worker writes a copy to
+file (agent/conditions/durable_file.py), so a kill -9 leaves either the old or the new file. The worker writes a copy to
 STATE_DIR, because a commit to a failing disk can hang.
 """
 
@@ -29,7 +29,7 @@ def read_text(path: str) -> str | None:
 
 
 def set_aside(path: str) -> str:
-    """Move an unreadable file out of the way, for later inspection. Return its new name."""
+    """Move an unreadable file out of the way, for later inspection. Return the new name."""
     aside = f"{path}.unreadable"
     os.replace(path, aside)
     return aside

@@ -1,4 +1,4 @@
-"""The daemon's store for the ledger, which is loaded at startup, replaced at each change, saved and copied."""
+"""The daemon's store for the ledger: load it at startup, replace it at each change, save and copy it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUIET_STEP_SECONDS = 1.0  # windows last from minutes to days
 
 
 class ConditionStore:
-    """Holds the ledger and `past`, which maps each check to its counters as text. Only the worker decodes that text.
+    """Contains the ledger and `past`, which maps each check to its counters as text. Only the worker decodes that text.
 
     unsaved              True if a kill would lose something that the next round does not report again
     uncopied             True if a reboot would lose something
@@ -73,7 +73,7 @@ class ConditionStore:
         self.slurm_uncopied = False  # True if an action in Slurm is not in any copy yet
         self._past_unsaved = False
         self._past_is_urgent = False  # a command or a clock step changed the counters; save them at once
-        self._quiet_seconds = 0.0  # time that passed, but was not yet added to any window
+        self._quiet_seconds = 0.0  # time that has passed but is not yet added to any window
         self._saved_ledger: Ledger | None = None  # the ledger that the file contains
         self.save_failed = False
         self.copy_unreadable = False  # if an existing copy may be unreadable, the next copy does not replace it
@@ -91,8 +91,9 @@ class ConditionStore:
 
     @property
     def next_ack_expiry(self) -> float:
-        """When `end_expired_acks` is due (epoch seconds). It is only computed again when the conditions have
-        changed."""
+        """Time at which `end_expired_acks` is due (epoch seconds). It is computed again only when the conditions have
+        changed.
+        """
         if self._ack_conditions is not self.ledger.conditions:
             self._ack_conditions, self._next_ack_expiry = (
                 self.ledger.conditions,
@@ -105,10 +106,10 @@ class ConditionStore:
     def load(
         self, read_copy: Callable[[], dict[str, str | None]], boot_id: str, mode: Mode, last_alive: float = 0.0
     ) -> None:
-        """Load the live ledger or else the copy, or start a new ledger. Then apply a boot and a mode change, if any.
+        """Load the live ledger or its copy, or start a new ledger. Then apply a boot and a mode change, if any.
 
         read_copy   returns the texts of the copy in the state directory, or {} if it cannot be read (which it logs)
-        last_alive  when the live ledger's daemon last ran, as far as known (epoch seconds); 0 if unknown
+        last_alive  last time at which the live ledger's daemon is known to have run (epoch seconds); 0 if unknown
         """
         self.boot_id = boot_id
         self._load(read_copy, boot_id, mode, last_alive)
@@ -148,7 +149,7 @@ class ConditionStore:
         self.change(boot_id=boot_id)
 
     def change_mode(self, mode: Mode) -> None:
-        """Change the mode. Conditions that were found in mode observe never drain until a check reports them again."""
+        """Change the mode. Conditions that were found in mode observe do not drain until a check reports them again."""
         if self.ledger.mode in ("", Mode.OBSERVE.value) and mode is not Mode.OBSERVE:
             self.change(trusted_since=self._now())
         self.change(mode=mode.value)
@@ -175,8 +176,9 @@ class ConditionStore:
             return None
 
     def _load_past(self, text: str | None) -> bool:
-        """Load the counters' past. If it cannot be read, rules about growth wait for new readings, but nothing else is
-        lost."""
+        """Load the counters' history. If it cannot be read, rules about growth wait for new readings, but nothing else
+        is lost.
+        """
         try:
             self.past = decode_past(text, self._path(PAST_FILE)) if text else {}
         except LedgerError as error:
@@ -229,8 +231,8 @@ class ConditionStore:
     def count_quiet_time(self, seconds: float, under_load: bool) -> None:
         """Add quiet time to the windows, in steps of at least QUIET_STEP_SECONDS.
 
-        The steps prevent a burst of events from changing every condition that has a window. The ledger only counts as
-        unsaved if a condition was cleared.
+        The steps prevent a burst of events from changing every condition that has a window. The ledger is marked
+        unsaved only if a condition was cleared.
         """
         self._quiet_seconds += seconds
         if self._quiet_seconds < QUIET_STEP_SECONDS:
@@ -250,8 +252,8 @@ class ConditionStore:
         self.set_conditions(ended)
 
     def apply_clock_step(self, step: float, since: float = 0.0, until: float = float("inf")) -> None:
-        """Adjust to a clock that was set by `step` seconds. Times between `since` and `until` (now, on the old clock)
-        move with it.
+        """Adjust the ledger after the clock was set by `step` seconds. Times between `since` and `until` (now, on the
+        old clock) move with the clock.
 
         Times that an earlier daemon wrote do not move. If the clock was ahead then, they are limited to the present, as
         at a start.
@@ -267,13 +269,14 @@ class ConditionStore:
             self.past[check] = history.encode(history.shift_times(history.decode(store), move))
 
     def set_past(self, label: str, store: str) -> None:
-        """Store the counters' past after a check has run."""
+        """Store the counters' history after a check has run."""
         self.past[label] = store
         self._past_unsaved = self.uncopied = True
 
     def reset_growth(self, conditions: Iterable[Condition]) -> None:
         """Reset the growth of these parts' counters after `healthd repaired`, so that earlier growth does not reopen
-        the conditions."""
+        conditions.
+        """
         for condition in conditions:
             label = f"{condition.check} {condition.instance}".strip()
             if label in self.past:
@@ -302,9 +305,9 @@ class ConditionStore:
         The files keep their space if the tmpfs becomes full. If there is no space, the error is logged once, and the
         next change tries again. A node that cannot save can still drain.
 
-        The counters' past is saved with a changed ledger and at the end of a round. The saved past is never newer than
-        the saved ledger, so after a kill, growth may be reported twice but is never missed. The saved past is not older
-        either, so that the repair of a condition in the ledger (a counter that fell) is still detected.
+        The counters' history is saved with a changed ledger and at the end of a round. The saved history is never newer
+        than the saved ledger, so after a kill, growth may be reported twice but is never missed. Nor is it older, so
+        that the repair of a condition in the ledger (a counter that fell) is still detected.
         """
         if not self.is_loaded:
             return
@@ -338,13 +341,13 @@ class ConditionStore:
             rewrite_file(path, values.encode(self.ledger))
 
     def save_all(self) -> None:
-        """Save everything to a new runtime directory that has no files yet."""
+        """Save everything to a new, empty runtime directory."""
         self._saved_ledger, self._past_unsaved = None, True
         self.save(round_ended=True)
 
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
-    """Start a new stream. The ledger may be older than the last line, so the old stream would use a number twice."""
+    """Start a new stream. The ledger may be older than the last line, so the old stream would reuse a number."""
     return replace(ledger, outbox=outbox.new_stream(ledger.outbox, os.urandom(8).hex()))
 
 
@@ -354,7 +357,7 @@ def log_change(before: Ledger, after: Ledger) -> None:
 
 
 def write_log_lines(lines: Iterable[Line]) -> None:
-    """Write lines to the log. An error in a text must not affect the change that it describes."""
+    """Write lines to the log. An error in a line's text must not affect the change that the line describes."""
     with guard.dropping_errors(LOG):
         for line in lines:
             log.log(LOG_LEVELS.get(line.severity, logging.ERROR), "%s", line.text, extra=line.fields)

@@ -1,4 +1,4 @@
-"""The verdict: the node's health and the conditions that may drain it. The functions are pure."""
+"""The verdict: the node's health and the conditions that may drain it. All functions are pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def judge(
     trusted_since: float,
     optional: Container[RunName] = (),
 ) -> Verdict:
-    """Return the node's health and the conditions that may drain it.
+    """Return the node's health and the conditions that may drain the node.
 
         results        each run's last result since the start
         expected       the runs that should have a result
@@ -76,7 +76,7 @@ def _blocks_resume(c: Condition) -> bool:
 def _is_unacknowledged_drain(finding: Finding, conditions: Conditions) -> bool:
     """Return True if a finding from a check's last run drains the node and is not acknowledged.
 
-    The finding counts even if its condition is gone, as between `healthd repaired` and the check's next run.
+    This includes findings whose condition is gone, as between `healthd repaired` and the check's next run.
     """
     condition = conditions.get(finding.key)
     is_acknowledged = condition is not None and condition.state is ConditionState.ACKNOWLEDGED
@@ -95,9 +95,10 @@ def _unknown_reason(name: RunName, result: CheckResult | None) -> str:
 
 
 def early_run_times(conditions: Conditions) -> dict[RunName, float]:
-    """Return when checks must run before the next round, to confirm or escalate a condition (epoch seconds).
+    """Return the times at which checks must run before the next round to confirm or escalate a condition (epoch
+    seconds).
 
-    Only conditions that a run of a check reported count, not those from the kernel log.
+    This applies only to conditions that a check's run reported, not to those from the kernel log.
     """
     times: dict[RunName, float] = {}
     for c in conditions.values():

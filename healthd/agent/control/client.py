@@ -27,7 +27,7 @@ class RefusedByDaemon(HealthdError):
 
 
 class Answer(NamedTuple):
-    """The daemon's answer. `uid` is the user that the daemon ran as when it began to listen (SO_PEERCRED, unix(7))."""
+    """The daemon's answer. `uid` is the daemon's user when it began to listen (SO_PEERCRED, unix(7))."""
 
     document: dict[str, Any]
     uid: int
@@ -89,7 +89,7 @@ def _send_once(path: str, request: dict[str, Any], deadline: float, timeout_seco
 
 
 def _exchange(path: str, request: bytes, deadline: float) -> tuple[bytes, int]:
-    """Send `request` and read to the end of the stream. Return the answer and the uid of the listening process.
+    """Send `request` and read to the end of the stream. Return the answer and the listening process's uid.
 
     Raises BlockingIOError if the daemon's listen queue stays full until the deadline, TimeoutError at the deadline even
     if parts of the answer are still arriving, or another OSError.
@@ -131,7 +131,7 @@ def _connect(stream: socket.socket, path: str, deadline: float) -> None:
 
 
 def _timeval(seconds: float) -> bytes:
-    """Return the struct timeval for setsockopt(2). It is never 0, which would mean no timeout."""
+    """Return the struct timeval for setsockopt(2). The value is never 0, because 0 means no timeout."""
     return struct.pack("ll", int(seconds), max(1, int(seconds % 1 * 1_000_000)))
 
 

@@ -1,6 +1,6 @@
 """Operators' commands and their changes to the ledger. protocol.py defines the requests.
 
-The functions raise CommandRefused if they change nothing.
+Functions that change nothing raise CommandRefused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CommandRefused(HealthdError):
 def repaired(store: ConditionStore, request: Mapping[str, Any], user: str, now: float) -> str:
     """Clear conditions after a repair.
 
-    The command also works if an intermittent fault has gone away by itself but the node is still drained for it
+    The command also works if an intermittent fault has cleared by itself but still keeps the node drained
     (agent/slurm/flapping.py).
     """
     ledger, slurm = store.ledger, store.ledger.slurm
@@ -101,8 +101,7 @@ def _names(conditions: Iterable[Condition]) -> str:
 
 
 def _reason(request: Mapping[str, Any]) -> str:
-    """Return the reason as one printable line, because it will be stored, logged and displayed. Raises
-    CommandRefused."""
+    """Return the reason as one printable line for storage, logs and display. Raises CommandRefused."""
     why = printable(" ".join(str(request.get("why") or "").split()))
     if len(why) > MAX_REASON_LENGTH:
         raise CommandRefused(f"a reason must have at most {MAX_REASON_LENGTH} characters, got {len(why)}")
@@ -143,8 +142,9 @@ def unpause(store: ConditionStore, _request: Mapping[str, Any], _user: str, now:
 
 
 def end_pause(store: ConditionStore, now: float) -> None:
-    """End the pause. Conditions that opened during the pause only take effect if a check still reports them
-    afterwards."""
+    """End the pause. Conditions that opened during the pause take effect only if a check still reports them
+    afterwards.
+    """
     store.change(pause=None, trusted_since=now)
 
 

@@ -1,4 +1,4 @@
-"""Protocol for RUNTIME_DIR/healthd.sock, used by the client and the server.
+"""Protocol for RUNTIME_DIR/healthd.sock, shared by the client and the server.
 
 Each side sends one line with a JSON object. Then the daemon closes the connection.
 
@@ -17,8 +17,8 @@ Each side sends one line with a JSON object. Then the daemon closes the connecti
     a refused request                                            -> {"error": "one sentence"}
     this user has too many connections                           -> {"error": "one sentence", "again": true}
 
-Every user may query; only root and the daemon's own user may send commands. This module does not import anything large,
-because each job's epilog imports it.
+Every user may query; only root and the daemon's own user may send commands. This module has no large imports, because
+each job's epilog imports it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def job_ended(job: str) -> Request:
 
 
 def repaired(code: str, part: str | None, why: str | None) -> Request:
-    """Return a `repaired` request. If `part` is None, it covers every part with that code."""
+    """Return a `repaired` request. If `part` is None, the request covers every part with that code."""
     return {"command": REPAIRED, "code": code, "part": part, "why": why}
 
 
@@ -72,7 +72,7 @@ def ack(code: str, part: str | None, seconds: float, why: str) -> Request:
 
 
 def unack(code: str, part: str | None) -> Request:
-    """Return an `unack` request. If `part` is None, it covers every part with that code."""
+    """Return an `unack` request. If `part` is None, the request covers every part with that code."""
     return {"command": UNACK, "code": code, "part": part}
 
 
@@ -85,7 +85,9 @@ def pause(seconds: float, why: str, command: str = PAUSE) -> Request:
 
 
 def parse_command(request: Mapping[str, Any], user: str, may_command: bool) -> str:
-    """Return the command's name. Raises RequestRefused if it is unknown, or not allowed for `user` ("root (uid 0)")."""
+    """Return the command's name. Raises RequestRefused if the command is unknown or `user` ("root (uid 0)") may not
+    send it.
+    """
     name = request.get("command")
     if not isinstance(name, str):
         raise RequestRefused("command: must be text")
@@ -99,7 +101,7 @@ def parse_command(request: Mapping[str, Any], user: str, may_command: bool) -> s
 
 
 def parse_requested_at(request: Mapping[str, Any]) -> float:
-    """Return the time in a PENDING_RUNS request, in epoch seconds. Raises RequestRefused if it is invalid."""
+    """Return the time in a PENDING_RUNS request, in epoch seconds. Raises RequestRefused if the time is invalid."""
     requested_at = request.get("requested_at")
     if (
         not isinstance(requested_at, int | float) or not 0 <= requested_at < MAX_TIME

@@ -1,9 +1,9 @@
-"""Server for RUNTIME_DIR/healthd.sock. It never waits for a client. agent/control/protocol.py defines the protocol.
+"""Server for RUNTIME_DIR/healthd.sock, which never waits for a client. agent/control/protocol.py defines the protocol.
 
 Every user may connect, and may stay silent after connecting. The kernel reports which user made a connection
-(SO_PEERCRED, unix(7)). Each user may have a few connections. Some connections are reserved for root and cannot be used
-up by other users. Further connections are rejected at once. Each step accepts all waiting connections, so that the
-listen queue is never full for long.
+(SO_PEERCRED, unix(7)). Each user may have a few connections. Some connections are reserved for root. Connections beyond
+these limits are rejected at once. Each step accepts all waiting connections, so that the listen queue is never full for
+long.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class ControlServer:
             self._serve_all()
 
     def close(self, owns_socket: bool = True) -> None:
-        """Close the socket. Pass `owns_socket=False` if the path may belong to another daemon by now."""
+        """Close the socket. Pass `owns_socket=False` if the path may now belong to another daemon."""
         with self._brief():
             for client in self._clients:
                 client.stream.close()
@@ -146,7 +146,7 @@ class ControlServer:
         return len(unprivileged_uids) < MAX_UNPRIVILEGED_CLIENTS and unprivileged_uids.count(uid) < MAX_CLIENTS_PER_USER
 
     def _serve(self, client: _Client) -> bool:
-        """Serve a client. Return True once it has received its whole answer or has disconnected."""
+        """Serve a client. Return True once the client has received its whole answer or has disconnected."""
         if not client.outgoing:
             try:
                 chunk = client.stream.recv(1 << 16)
@@ -191,7 +191,7 @@ def may_command(uid: int) -> bool:
 
 
 def _reject(stream: socket.socket) -> None:
-    """Reject a client. Its request is read first, because closing a stream with unread data resets the connection."""
+    """Reject a client, after reading its request. Closing a stream with unread data would reset the connection."""
     with stream, suppress(OSError):
         stream.send(TOO_MANY_CONNECTIONS)
         stream.shutdown(socket.SHUT_WR)

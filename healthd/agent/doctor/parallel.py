@@ -1,7 +1,7 @@
 """Run tests in parallel, each in its own process.
 
 A test that hangs (on a dead file server or a broken driver) does not delay the other tests or the doctor. A process
-that does not answer in time is left behind, because a process in D state cannot be killed.
+that does not answer in time is abandoned, because a process in D state cannot be killed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Area = tuple[str, float, Callable[[], Sequence[Line]]]  # name, time limit in se
 
 
 class Unanswered(Value, frozen=True):
-    """A missing answer. `why` is a sentence without its full stop. `pid` is the hung process, or None if the process
-    exited."""
+    """A missing answer. `why` is a sentence without its full stop. `pid` is that of the hung process, or None if the
+    process exited.
+    """
 
     why: str
     pid: int | None = None
@@ -35,7 +36,7 @@ class Unanswered(Value, frozen=True):
 
 
 def run_areas(areas: Sequence[Area]) -> list[Line]:
-    """Return the lines for all areas, in order. If an area times out or dies, it gets a line that says so."""
+    """Return the lines for all areas, in order. An area that times out or dies gets a line that reports this."""
     lines: list[Line] = []
     answers = call_all([(seconds, lambda test=test: tuple(test())) for _, seconds, test in areas])  # type: ignore[misc]
     for (name, _, _), answer in zip(areas, answers, strict=True):
@@ -46,7 +47,7 @@ def run_areas(areas: Sequence[Area]) -> list[Line]:
 def call_all(calls: Sequence[tuple[float, Callable[[], Any]]]) -> list[Any]:
     """Return the calls' results, in order. If a call hangs, raises or dies, its result is Unanswered.
 
-    Each call runs in a fork of this process. Only its pickled result is passed back. Its changes and output are lost.
+    Each call runs in a fork of this process. Only the pickled result is passed back; changes and output are lost.
     """
     sys.stdout.flush()
     sys.stderr.flush()

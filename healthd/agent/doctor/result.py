@@ -13,7 +13,7 @@ from healthd.common.values import Value
 class State(enum.Enum):
     """State of a line.
 
-    LIMITED: healthd works without the tested item. ABSENT: the node neither has nor needs the tested item.
+    LIMITED means that healthd works without the tested item. ABSENT means that the node neither has nor needs it.
     """
 
     FAILED = "failed"

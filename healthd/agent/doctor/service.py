@@ -135,7 +135,7 @@ def _socket_owner(runtime_dir: str) -> int | None:
 
 
 def _cost_and_other_daemons(pid: int | None, processes: Sequence[psutil.Process]) -> str:
-    """Return text about the memory use of the daemon `pid` and about any other running daemons."""
+    """Return text about the daemon `pid`'s memory use and any other running daemons."""
     own = next((process for process in processes if process.pid == pid), None)
     if own is None:
         return ""
@@ -213,7 +213,7 @@ def baseline(settings: Settings, now: float) -> Iterator[Line]:
 
 
 def page(settings: Settings, is_running: bool, processes: Sequence[psutil.Process]) -> Iterator[Line]:
-    """Test that each metrics address answers, and that the answer comes from the daemon (one of `processes`)."""
+    """Test that each metrics address answers, and that the daemon (one of `processes`) sends the answer."""
     own_pids = {process.pid for process in processes}
     addresses = listen_addresses(settings.metrics.listen, "metrics.listen")
     if not addresses and not settings.metrics.textfile:
@@ -268,7 +268,7 @@ def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
 
 
 def _untrusted_paths(loaded: Loaded | None, settings_file: str) -> Iterator[tuple[str, str]]:
-    """Yield the parts of each path that other users can write to, with a sentence that explains the problem."""
+    """Yield the parts of each path that other users can write to, each with a sentence about the problem."""
     file_labels: dict[str, str] = {settings_file: "the settings", sys.executable: "the interpreter"}
     folder_labels = {os.path.dirname(healthd.__file__): "the program"}
     if loaded is not None:

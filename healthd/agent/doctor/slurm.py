@@ -1,4 +1,4 @@
-"""Test that healthd can read and change its node in Slurm. Nothing is changed.
+"""Test that healthd can read and change its node in Slurm, without changing anything.
 
 The right to drain is tested on a node that does not exist. slurmctld checks the user's rights before it looks up the
 node (src/slurmctld/proc_req.c: _slurm_rpc_update_node() calls validate_super_user() first).
@@ -40,7 +40,7 @@ def run(argv: tuple[str, ...]) -> CommandResult:
 def lines(
     settings: Settings, run: Run = run, find_program: Callable[[str], str | None] = shutil.which
 ) -> Iterator[Line]:
-    """Yield the test results. If the mode changes nothing in Slurm, failures only count as limits."""
+    """Yield the test results. If the mode changes nothing in Slurm, failures are only limits."""
     failure_state = State.FAILED if needs_slurm(settings.mode) else State.LIMITED
     missing = missing_programs(find_program)
     if len(missing) == len(PROGRAMS) and not needs_slurm(settings.mode):
@@ -69,7 +69,7 @@ def lines(
 
 
 def _run_command(run: Run, argv: tuple[str, ...]) -> CommandResult | str:
-    """Return a command's result, or a sentence if the command does not end."""
+    """Return a command's result, or an error message if the command does not end."""
     try:
         return run(argv)
     except TimeoutError as error:
@@ -147,7 +147,7 @@ def _rights(run: Run, failure_state: State) -> Line:
 
 
 def _hooks(config: str, settings: Settings) -> Line:
-    """Test that Slurm calls healthd, judging only by the names of the hook programs."""
+    """Test that Slurm calls healthd. Only the names of the hook programs are checked."""
     names = ("Prolog", "Epilog", "HealthCheckProgram")
     set_up = {name: value for name in names if (value := setting(config, name)) not in ("", "(null)")}
     if not set_up:

@@ -99,8 +99,7 @@ def _clock(result: CheckResult) -> Line:
 
 
 def _other_checks(results: Sequence[CheckResult], all_results: Sequence[CheckResult], environment: Environment) -> Line:
-    """Return one line for all checks that have no line of their own. `all_results` are counted in the same way as in
-    status."""
+    """Return one line for all checks that have no line of their own. `all_results` are counted as in status."""
     failed = [result for result in results if result.outcome is not Outcome.COMPLETED]
     if not failed:
         nothing = sum(result.nothing_to_check is not None for result in all_results)

@@ -1,4 +1,6 @@
-"""Join the lines about one fault into one event. The cost is bounded in a storm (one Xid 95 produced 800,000 lines)."""
+"""Join the lines about one fault into one event, at a bounded cost even in a storm (one Xid 95 produced 800,000
+lines).
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
     added_fields = tuple(item for item in other.fields if item[0] in varying and item[0] not in field_names)
     processors = _merged_processors(event, new)
     if fault is new and fault.kind == "oops":
-        added_fields = ()  # a location before the oops belongs to a WARNING; an oops prints its own after it
+        added_fields = ()  # a location before the oops belongs to a WARNING; an oops prints its own location afterwards
     return replace(
         fault,
         time=event.time,
@@ -80,7 +82,7 @@ def is_detail(event: KernelEvent) -> bool:
 
 
 def part_key(event: KernelEvent) -> Key:
-    """Return the properties that a detail shares with its fault. The details of an SXid also share its code."""
+    """Return the properties that a detail shares with its fault. For SXids, this includes the code."""
     named = tuple(item for item in event.fields if item[0] in PARTS)
     return (event.boot_id, event.kind, event.pci, event.code if event.kind == "sxid" else "", named)
 
@@ -135,7 +137,7 @@ def limit_events(
 ) -> tuple[KernelEvent, ...]:
     """Return at most `limit` of the events, all of which must have been evaluated.
 
-    The most frequent fault loses its oldest events first. A storm therefore never drops another fault, unless there
+    The most frequent fault loses its oldest events first. A storm therefore never displaces another fault, unless there
     are more faults than `limit`. In that case, events in `protected` (sequence numbers of events that caused a drain)
     have priority.
     """
@@ -153,7 +155,9 @@ def limit_events(
 
 
 def _fair_share(counts: Counter[Key], limit: int) -> int:
-    """Return how many events each fault may keep (at least one) so that all faults together keep at most `limit`."""
+    """Return the number of events that each fault may keep (at least one) if all faults may keep at most `limit` in
+    total.
+    """
     room, largest = limit, 0
     sizes = sorted(counts.values())
     for index, size in enumerate(sizes):

@@ -40,12 +40,12 @@ class _Cursor(Value, frozen=True):
 
 
 class FollowedFile(Source):
-    """A log file that is followed by its path, even after rotation or truncation. The file need not exist yet.
+    """A log file, followed by its path even after rotation or truncation. The file need not exist yet.
 
     The first start reads the file from its beginning, as history. Unread lines from an earlier boot are history too,
     because the reboot ended their faults. The earlier boot's lines end at the first line that must be from this boot. A
-    rotated file is read for a while longer, because its writer notices the rotation only later. inotify signals new
-    data. On file systems without it (NFS), new data is read in the caller's rounds.
+    rotated file is still read for a while, because its writer may not have noticed the rotation. inotify signals new
+    data. On file systems without inotify (NFS), new data is read in the caller's rounds.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class FollowedFile(Source):
         try:
             previous = convert(cursor, _Cursor)
             self._is_first_start = False
-        except ValidationError:  # no cursor, or one from another source
+        except ValidationError:  # no cursor, or a cursor from another source
             previous, self._is_first_start = _Cursor(boot_id, ()), True
         self._boot_id = boot_id
-        self._lines_boot_id = previous.boot_id  # boot that the next lines are from, until the first line from this boot
+        self._lines_boot_id = previous.boot_id  # boot of the next lines, until the first line from this boot
         try:
             for file in previous.files[:MAX_FILES]:
                 self._resume(*file)
@@ -115,7 +115,7 @@ class FollowedFile(Source):
         return lines
 
     def _read_tail(self, tail: Tail, lines: list[RawLine], limit: int) -> bool:
-        """Read one file. Return True if it has more data than one call may read."""
+        """Read one file. Return True if the file has more data than one call may read."""
         if tail.is_truncated():
             self._notes += (f"{self._path} was truncated; reading it again from its beginning",)
             self.rotations += 1
@@ -164,7 +164,7 @@ class FollowedFile(Source):
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")  # if the path is a FIFO by now, it is reopened as one
+            raise OSError(errno.EINVAL, "not a regular file")  # if the path is now a FIFO, it is reopened as a FIFO
         if any(tail.inode == status.st_ino for tail in self._tails):
             os.close(fd)
             return
@@ -179,7 +179,7 @@ class FollowedFile(Source):
         self._inotify.watch(tail.fd)
 
     def _resume(self, inode: int, offset: int, fingerprint: int, skipping: bool) -> None:
-        """Reopen the file that the cursor points into, even if rotation has renamed it."""
+        """Reopen the cursor's file, even if rotation has renamed it."""
         for path in _siblings(self._path, inode):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             size = os.fstat(fd).st_size
@@ -195,7 +195,7 @@ class FollowedFile(Source):
         self._notes += (f"{self._path} is not the file that was last read; lines may be missing",)
 
     def _close_rotated(self) -> Iterator[RawLine]:
-        """Close files that were rotated long ago. If a last line has no newline, yield it."""
+        """Close files that were rotated long ago. Yield a last line even if it has no newline."""
         now = self._now()
         while len(self._tails) > 1 and (
             len(self._tails) > MAX_FILES or now - self._tails[0].rotated_at > ROTATED_SECONDS
@@ -207,11 +207,10 @@ class FollowedFile(Source):
 
 
 class Fifo(Source):
-    """A FIFO. The FIFO is opened for writing too, so that the reader gets no end of file when writers come and go.
+    """A FIFO. It is opened for writing too, so that the reader does not get an end of file when writers come and go.
 
     A line's time is the time at which it was read, and no line is history. A FIFO cannot be read again, so it has no
-    cursor. If the FIFO was replaced, no writer uses the old one. A replaced FIFO is treated as an error, so that the
-    new file is opened.
+    cursor. A replaced FIFO, which no writer uses any more, is treated as an error, so that the new file is opened.
     """
 
     def __init__(self, path: str, accept_injected: bool = False, now: Callable[[], float] = time.time) -> None:
@@ -286,7 +285,7 @@ class Tail:
     def read(self, limit: int) -> tuple[list[tuple[bytes, int]], bool, bool]:
         """Return (complete lines with their counts, whether they are old, whether more can be read immediately).
 
-        A count is the number of equal lines. Lines are old if they were in the file when it was opened.
+        A count is the number of identical lines. Lines are old if they were in the file when it was opened.
         """
         if limit <= 0:
             return [], False, True
@@ -336,7 +335,7 @@ class Tail:
 def counted_lines(data: bytes, limit: int, skipping: bool) -> tuple[list[tuple[bytes, int]], int, bool]:
     """Split lines as split_lines() does, and count the repeats of each line.
 
-    Repeats are only counted if `data` is large. In that case, `data` is used completely or not at all.
+    Repeats are counted only if `data` is large. In that case, either all of `data` is used or none.
     """
     end = data.rfind(b"\n") + 1
     if end >= BULK_BYTES and not skipping:
@@ -383,7 +382,7 @@ def _usec(found: Stripped) -> int | None:
 def line_time(found: Stripped, now: float, modified: float) -> float:
     """Return an old line's time (epoch seconds) from its prefix.
 
-    If the prefix has no time, or an impossible one, return the file's modification time.
+    If the prefix has no time or an impossible time, return the file's modification time.
     """
     uptime = time.clock_gettime(time.CLOCK_MONOTONIC)
     if found.epoch is not None:
@@ -427,8 +426,7 @@ class Inotify:
             self._add(f"/proc/self/fd/{fd}", IN_MODIFY)
 
     def drain(self) -> None:
-        """Discard pending events. Raises OSError if the folder is gone or was replaced, because a new file would be
-        missed."""
+        """Discard pending events. Raises OSError if the folder is gone or was replaced: a new file would be missed."""
         if self.fd is None:
             return
         try:

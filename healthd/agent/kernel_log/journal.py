@@ -1,7 +1,7 @@
-"""Kernel lines from the systemd journal. The journal's lines fill gaps in the ring buffer, or serve as the live source.
+"""Kernel lines from the systemd journal, which fill gaps in the ring buffer or serve as the live source.
 
-journald writes a line 400 to 500 ms after the kernel, and its reader wakes up for every service's lines, so the live
-source is /dev/kmsg. read_journal() may block on a dying disk and is called in the worker.
+The usual live source is /dev/kmsg, because journald writes a line 400 to 500 ms after the kernel, and every service's
+lines wake up its reader. read_journal() may block on a dying disk and is therefore called in the worker.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ def _open(boot_id: str) -> Any:
 
 
 def journal_invalidated() -> int:
-    """Return the value with which process() reports that journal files were added or removed
-    (sd_journal_process(3))."""
+    """Return the value by which process() reports that journal files were added or removed (sd_journal_process(3))."""
     from systemd import journal
 
     return int(journal.INVALIDATE)
@@ -77,8 +76,8 @@ def parse_entry(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine 
     """Return a journal entry as a line, or None if the kernel did not write it.
 
     journald itself records an entry's transport, which no client can forge (systemd.journal-fields(7), Trusted
-    Journal Fields). A line that a program wrote to /dev/kmsg has another facility. journald splits such a line, "NVRM:
-    Xid ...", into an identifier and the rest. This function joins the two parts again.
+    Journal Fields). A line that a program wrote to /dev/kmsg has another facility. journald splits a line such as
+    "NVRM: Xid ..." into an identifier and the rest. This function joins the two parts again.
     """
     message, identifier = entry.get("MESSAGE"), entry.get("SYSLOG_IDENTIFIER", "kernel")
     facility = entry.get("SYSLOG_FACILITY", KERNEL)
@@ -97,7 +96,7 @@ def parse_entry(entry: Mapping[str, Any], accept_injected: bool) -> JournalLine 
 
 
 class JournalSource(Source):
-    """The journal as the live source. It is read from the start of this boot, or from the cursor."""
+    """The journal as the live source, read from the start of this boot or from the cursor."""
 
     def __init__(self, boot_id: str, cursor: Cursor, accept_injected: bool = False) -> None:
         self.pending = True

@@ -34,9 +34,9 @@ class Kmsg(Source):
     """/dev/kmsg, which returns one record per read.
 
     The log clock counts like CLOCK_MONOTONIC, but without NTP's corrections, so the two drift apart by minutes over
-    months of uptime. Each time the ring buffer has been read completely, the next record is read right after it is
-    written. Its time resets the offset between the log clock and the wall clock. Records from before the start are
-    dated by CLOCK_MONOTONIC.
+    months of uptime. The first record after the ring buffer has been read completely is read as soon as it is written.
+    Its time resets the offset between the log clock and the wall clock. Records from before the start are dated by
+    CLOCK_MONOTONIC.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Kmsg(Source):
         self._drained = False
         position = _Cursor(boot_id, -1, 0)
         self._is_history = self._is_first_record = True  # since healthd's installation, not only in this boot
-        with suppress(ValidationError):  # no cursor, or one from another source
+        with suppress(ValidationError):  # no cursor, or a cursor from another source
             previous = convert(cursor, _Cursor)
             self._is_history = self._is_first_record = False
             position = previous if previous.boot_id == boot_id else position
@@ -73,7 +73,7 @@ class Kmsg(Source):
         return self._gaps
 
     def fill_gap(self, gap: Gap, remaining: Gap | None = None) -> None:
-        """Remove a gap after the journal has returned its lines, if any. The ranges in `remaining` stay."""
+        """Remove a gap after the journal has returned its lines, if any. The ranges in `remaining` are kept."""
         self._gaps = tuple(g for g in (remaining if g == gap else g for g in self._gaps) if g is not None)
 
     def read(self, limit: int = LINES_PER_READ) -> list[RawLine]:
@@ -128,8 +128,8 @@ class Kmsg(Source):
             self._gaps = (*self._gaps, Gap(self._usec, usec, history))
 
     def check_delivery(self) -> None:
-        """Check once per round that the reader still receives records. Otherwise a broken reader looks like a quiet
-        machine.
+        """Check once per round that the reader still receives records. Without this check, a broken reader would look
+        like a quiet machine.
 
         The first record that a second descriptor has received since the last call must reach the reader by its next
         read. Later records are not compared, so the check costs only one record even in a storm.

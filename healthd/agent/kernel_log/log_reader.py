@@ -1,4 +1,4 @@
-"""Reader for the kernel log. It keeps a source open, reads it, and reopens it with backoff after an error."""
+"""Reader for the kernel log. It keeps a source open, and reopens the source with backoff after an error."""
 
 from __future__ import annotations
 
@@ -69,8 +69,9 @@ class KernelLogReader:
 
     @property
     def deadline(self) -> float:
-        """When to read even without a wakeup, either to reopen the source or because the last read left lines
-        unread."""
+        """Time of the next read without a wakeup, either to reopen the source or because the last read left lines
+        unread.
+        """
         if self._source is None:
             return float("inf") if self._spec == "off" else self._retry_at
         return 0.0 if self._source.pending else float("inf")
@@ -81,7 +82,7 @@ class KernelLogReader:
 
     @property
     def sources(self) -> Iterator[SourceStatus]:
-        """Status of the open sources, for the metrics. Nothing is yielded if the kernel log is off."""
+        """Status of the open sources, for the metrics. There are none if the kernel log is off."""
         status = self.status
         if self._spec == "off":
             return
@@ -138,8 +139,9 @@ class KernelLogReader:
         return gaps[0] if gaps and not self._gap_waits else None
 
     def fill_gap(self, gap: Gap, lines: Sequence[RawLine], limit: int) -> list[KernelEvent]:
-        """Return the events from the journal's lines in a gap. If there are `limit` lines, the rest of the gap
-        remains."""
+        """Return the events from the journal's lines in a gap. If there are `limit` lines, the rest of the gap is
+        kept.
+        """
         self._gap_failures = 0
         last = lines[-1].usec if len(lines) >= limit else None
         if isinstance(self._source, Kmsg):
@@ -148,7 +150,7 @@ class KernelLogReader:
         return self._events(merge_repeats(line._replace(history=gap.history) for line in lines))
 
     def gap_failed(self, gap: Gap, why: str) -> None:
-        """Handle a failed read of the journal. The next round retries it, at most GAP_TRIES times."""
+        """Handle a failed read of the journal. The next rounds retry, at most GAP_TRIES times."""
         self._gap_failures += 1
         self._gap_waits = self._gap_failures < GAP_TRIES
         restarts = self.journal.restarts_total + 1
@@ -239,7 +241,7 @@ class KernelLogReader:
 
 
 def _describe(error: Exception) -> str:
-    """Return text for a source's error. Log an exception that no source should raise, with its location."""
+    """Return text for a source's error. An unexpected exception is also logged, with its location."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     if isinstance(error, ImportError):

@@ -1,11 +1,10 @@
 """Parser for kernel messages: parse(text) -> KernelEvent. The formats are in rules/, one file per family.
 
 Every rule is anchored at the start of the kernel's message. Process names and cgroup paths inside a message are user
-text, and a program that quotes an Xid in its own log line is not the driver. For a new format, add a row to its
-family's RULES. Among rows that share a literal, the first match counts.
+text, and a program may quote an Xid in its own log line. For a new format, add a row to its family's RULES. Among rows
+that share a literal, the first match is used.
 
-However, some of the kernel's own lines begin with user text, because they begin with a process name ("NAME[PID]:
-segfault at").
+However, some of the kernel's own lines begin with a process name, which is user text ("NAME[PID]: segfault at").
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _by_literal(rules: Sequence[Rule]) -> dict[str, tuple[Rule, ...]]:
     }
 
 
-LITERALS = _by_literal(RULES)  # and the site's own (use_patterns)
+LITERALS = _by_literal(RULES)  # includes the site's patterns (use_patterns)
 # A process may be called "Xid (0): 79, a" (any 15 characters). Lines that begin with a process name report at most a
 # memory fault, or an access beyond the end of a device.
 # arch/x86/mm/fault.c and pat/memtype.c, arch/x86/entry/vsyscall, arch/*/kernel/signal*.c and traps.c, mm/page_alloc.c,
@@ -67,14 +66,14 @@ _USER_TEXT_FIRST = regex(
 )
 
 
-UNREAD = "unread"  # kind for a line for which a rule raised; it may report any fault, so it is displayed
+UNREAD = "unread"  # kind for a line that made a rule raise; the line may report any fault, so it is displayed
 
 
 def use_patterns(patterns: Mapping[str, KernelPattern]) -> None:
-    """Use the site's patterns from now on, in place of earlier ones.
+    """Use the site's patterns from now on, replacing any earlier ones.
 
-    Call it once, before any line is read, because lines are not parsed again. A pattern only applies to a line
-    that no built-in rule matches. If several patterns match, the most severe one counts.
+    Call this once, before any line is read, because lines are not parsed again. A pattern applies only to lines that no
+    built-in rule matches. If several patterns match, the most severe one is used.
     """
     by_literal = _by_literal((*RULES, *site.rules(patterns)))
     LITERALS.clear()
@@ -96,12 +95,12 @@ def parse(text: str, literals: Iterable[str] = LITERALS) -> KernelEvent | None:
 
 
 def unread(text: str) -> KernelEvent:
-    """Return the event for a line that parse() failed on."""
+    """Return the event for a line that made parse() fail."""
     return KernelEvent(UNREAD, text=text[:MAX_TEXT])
 
 
 def as_unread(event: KernelEvent) -> KernelEvent:
-    """Return an event's lines as an unread event, for use when a later step fails on their content."""
+    """Return an event's lines as an unread event, for a later step that fails on their content."""
     return replace(event, kind=UNREAD, code="", pci="", fields=())
 
 

@@ -1,4 +1,4 @@
-"""Prefixes of kernel messages: records from /dev/kmsg, and the prefixes in log files. The functions are pure.
+"""Prefixes of kernel messages, in records from /dev/kmsg and in log files. The functions are pure.
 
 /dev/kmsg can be trusted, because its facility identifies a line's writer. In a file, any user who may write to syslog
 can pretend to be the kernel (`logger -t kernel`). Only lines that name another program can be excluded.
@@ -32,7 +32,7 @@ class Stripped(NamedTuple):
     """A kernel message in a file.
 
     The line's time is `uptime`, in seconds since boot, or `epoch`. Both are None if the line has no time. `host` is the
-    machine in the prefix, or "" if there is none. `lines` is the number of lines that this one represents. `unread` is
+    machine in the prefix, or "" if there is none. `lines` is the number of lines that this line represents. `unread` is
     True if healthd failed to parse the prefix; `text` is then the whole line.
     """
 
@@ -85,8 +85,8 @@ _DATES = (_SYSLOG, _ISO, _UNIX, _FULL, _DAY)  # the line's writer follows these
 # "host kernel: text" also occurs where the date was cut off. metalog writes "[kernel] text", and syslog-ng the hosts
 # that a line passed through: "local@node17", "node17/relay".
 _HOST_TAG = regex(r"(?:(?!kern\.)([\w.:@/-]{1,255}) +)?(?:kern\.\w{1,8} +)?(?:kernel: ?|\[kernel\] )")
-# "Sep 18 20:07:01 NVRM: Xid ...": people remove host and "kernel:" from quoted logs. No user's line has this form:
-# without a host (journalctl --no-hostname) it has a pid, "NVRM[4711]: ", and without a pid it has a host.
+# "Sep 18 20:07:01 NVRM: Xid ...": people remove host and "kernel:" from quoted logs. No user's line has this form: a
+# line without a host (journalctl --no-hostname) has a pid, "NVRM[4711]: ", and a line without a pid has a host.
 _WITHOUT_TAG = regex(_SYSLOG.pattern + "NVRM: ")
 _RFC5424 = regex(r"<(\d{1,3})>1 (?=\d{4}-)")
 _RFC5424_TAG = regex(r"(\S{1,255}) kernel \S{1,128} \S{1,32} (?:-|\[[^\]]{0,512}\]) ?")

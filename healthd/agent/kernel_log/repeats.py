@@ -1,9 +1,9 @@
-"""Count repeated lines before they are parsed, which makes a storm of a million lines cheap.
+"""Count repeated lines before they are parsed, so that a storm of a million lines costs little.
 
 Two Xids with the same head (GPU and code) report one fault, regardless of pid, channel or registers. Some codes are
 followed by text that distinguishes faults (a link, a unit, a recovery action). Lines with these codes have no head
-here. Such Xids, and all SXids and PCI Express errors, therefore report one fault only if their lines are equal. Every
-other line is read individually, because the order of lines matters if they report a state (a link is down, or up
+here. These Xids, and all SXids and PCI Express errors, therefore report one fault only if their lines are identical.
+Every other line is read individually, because the order of lines matters if they report a state (a link is down, or up
 again).
 """
 
@@ -41,8 +41,8 @@ _LINE = re.compile(
 class Repeats(NamedTuple):
     """Repeated lines, and the rest.
 
-    `first` contains (line, count) for each head, or for each group of equal lines. The line is the first complete one.
-    `others` contains all other lines, in order.
+    `first` contains (line, count) for each head, or for each group of identical lines. The line is the group's first
+    complete line. `others` contains all other lines, in order.
     """
 
     first: list[tuple[bytes, int]]
@@ -59,7 +59,7 @@ def fault_head(text: str) -> str:
 
 
 def count_repeats(lines: bytes) -> Repeats:
-    """Count the repeats in complete log lines, in one pass of the regular expression engine (1 us per line)."""
+    """Count the repeats in complete log lines, in one pass of a regular expression (1 us per line)."""
     parts = _LINE.split(lines)  # text between repeats, a repeat's head or whole text, text between, ...
     counts = Counter(head or text for head, text in zip(parts[1::3], parts[2::3], strict=True))
     if not counts:

@@ -58,9 +58,9 @@ class Gap(NamedTuple):
 class Source(ABC):
     """An open source of kernel lines.
 
-    `pending` is True if read() stopped at its limit and must be called again without waiting. `overruns` counts how
-    often lines were lost, and `lost` how many lines, if known. `rotations` counts how often the file was replaced or
-    truncated. `malformed` counts data that was not a record, and lines that were too long.
+    `pending` is True if read() stopped at its limit and must be called again without waiting. `overruns` is the number
+    of times that lines were lost, and `lost` the number of lost lines, if known. `rotations` is the number of times
+    that the file was replaced or truncated. `malformed` is the number of records that were invalid or too long.
     """
 
     pending = False
@@ -87,11 +87,11 @@ class Source(ABC):
 
     @property
     def missing(self) -> str:
-        """Why there is nothing to read yet, or "" if there is something."""
+        """The reason why there is nothing to read yet, or "" if there is something."""
         return ""
 
     def take_notes(self) -> list[str]:
-        """Return the notes for the log and forget them."""
+        """Return the notes for the log, and clear them."""
         notes, self._notes = self._notes, ()
         return list(notes)
 
@@ -114,10 +114,10 @@ def make_event(line: RawLine, boot_id: str, observed: bool = False) -> KernelEve
 
 
 def merge_repeats(lines: Iterable[RawLine]) -> list[RawLine]:
-    """Merge repeated lines of one read into the first one, so that each is parsed once.
+    """Merge the repeated lines in one read into their first line, so that each is parsed once.
 
-    An Xid may repeat any earlier Xid with the same head. Any other line may only repeat the line just before it. An
-    "OK" may come between two "not responding", and the order determines the current state.
+    An Xid may repeat any earlier Xid with the same head. Any other line can repeat only the line just before it: an
+    "OK" may come between two "not responding" lines, and their order determines the current state.
     """
     merged: list[RawLine] = []
     indexes: dict[tuple[str, bool], int] = {}

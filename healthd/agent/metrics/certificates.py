@@ -2,7 +2,7 @@
 
 A renewed certificate does not require a restart. If a changed file is invalid, the previous configuration stays in
 force and `healthd status` reports the problem. All files must belong to root (common/ownership.py), and the key must
-not be readable by everybody.
+not be world-readable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from healthd.agent.metrics.web_config import (
 from healthd.common import ownership
 
 HUNG_SECONDS = 1.0  # how long a client waits for another client's thread that checks the files
-EXPIRY_WARNING_SECONDS = 7 * 86400.0  # a certificate that expires sooner is reported; ACME clients renew a month before
+EXPIRY_WARNING_SECONDS = 7 * 86400.0  # report certificates that expire sooner; ACME clients renew a month before expiry
 NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME in openssl/x509_vfy.h; the ssl module has no name for it
 HANDSHAKE_ROUNDS = 3  # until the client has finished, client and server take two turns in TLS 1.2 and one in TLS 1.3
 
@@ -37,11 +37,11 @@ Stamp = tuple[int, int, int, int]
 
 
 class Web(NamedTuple):
-    """The configuration in force.
+    """The current configuration.
 
-    `context` is the TLS context, or None without TLS. `expires` is when the certificate expires, in epoch seconds, or 0
-    without TLS or if `rejected`. `rejected` says why clients always reject the certificate, such as "unsuitable
-    certificate purpose", or is "".
+    `context` is the TLS context, or None without TLS. `expires` is the certificate's expiry time in epoch seconds, or 0
+    without TLS or if `rejected`. `rejected` is the reason why clients always reject the certificate, such as
+    "unsuitable certificate purpose", or "".
     """
 
     config: WebConfig
@@ -54,7 +54,7 @@ class WebFiles:
     """The web configuration file at `path`, and the files that it names."""
 
     def __init__(self, path: str, now: Callable[[], float] = time.time) -> None:
-        """Raises WebConfigError if a file is invalid. No page is then served, rather than a page without TLS."""
+        """Raises WebConfigError if a file is invalid. In that case, no page is served, because it would lack TLS."""
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._problem = ""
@@ -63,9 +63,9 @@ class WebFiles:
         self._stamps = self._read_stamps(self._files(self._web))
 
     def web(self) -> Web:
-        """Return the configuration in force, after reloading it if a file has changed. Called for each connection.
+        """Return the current configuration, reloaded if a file has changed. Called for each connection.
 
-        If a file is on a hung mount, one thread waits for it. All others get the previous configuration.
+        If a file is on a hung mount, one thread waits for the file. All other threads get the previous configuration.
         """
         if not self._lock.acquire(timeout=HUNG_SECONDS):
             return self._web
@@ -87,7 +87,9 @@ class WebFiles:
             self._lock.release()
 
     def problem(self) -> str:
-        """Return why the files are not in force, or why clients reject the certificate now or soon, or ""."""
+        """Return the reason why the files are not in force, or why clients reject the certificate now or soon, or
+        "".
+        """
         with self._lock:  # a client's thread may hang in the files; the caller then reports that this call hangs
             pass
         web, now = self.web(), self._now()
@@ -154,7 +156,7 @@ def _with_tls(config: WebConfig, tls: Tls) -> Web:
         context.set_ciphers(":".join(suites))
     for curve in tls.curve_preferences:
         context.set_ecdh_curve(CURVES[curve])
-    # OpenSSL opens the checked descriptors, because the paths may name other files by then.
+    # OpenSSL opens the checked descriptors, because the paths may refer to other files by then.
     with _opened(tls.cert_file) as certificate, _opened(tls.key_file) as key:
         if os.fstat(key).st_mode & 0o007:
             raise WebConfigError(f"{tls.key_file}: every user may read the key: chmod 0640 {tls.key_file}")
@@ -183,8 +185,8 @@ def _error_text(error: Exception) -> str:
 
 
 def _validity(server: ssl.SSLContext, certificate: str) -> tuple[float, str]:
-    """Return when the certificate expires (epoch seconds), and "". If clients reject the certificate even though they
-    trust it, return 0 and the reason.
+    """Return the certificate's expiry time (epoch seconds) and "". If clients reject a certificate that they trust,
+    return 0 and the reason.
 
     The ssl module only decodes the certificate of a verified peer. Therefore an in-memory client, which trusts exactly
     this certificate at any time, connects to `server`. `server` must not verify clients yet.

@@ -1,4 +1,4 @@
-"""Write metric families as text, in the two formats that Prometheus reads:
+"""Metric families as text, in the two formats that Prometheus reads:
 
     the text format 0.0.4   prometheus.io/docs/instrumenting/exposition_formats
     OpenMetrics 1.0         prometheus.io/docs/specs/om/open_metrics_spec
@@ -23,7 +23,7 @@ MAX_CACHED_SERIES = 2048  # how many names and labels of observations to cache; 
 OPENMETRICS = "application/openmetrics-text"
 END = "# EOF\n"
 GZIP_HEAD = b"\x1f\x8b\x08\0\0\0\0\0\0\xff"  # deflate, no time, unknown operating system (RFC 1952, 2.3)
-COMPRESSION = 4  # 69 KiB compress to 3 % more than with level 6, in half the time
+COMPRESSION = 4  # for 69 KiB, the result is 3 % larger than with level 6, in half the time
 
 
 class Metric(NamedTuple):
@@ -74,9 +74,9 @@ def _text(metric: Metric, openmetrics: bool) -> str:
 
 
 def _update_text(previous: Metric, previous_text: str, metric: Metric) -> str | None:
-    """Return a family's previous text with the new values, or None if more than the values changed.
+    """Return a family's previous text with the new values, or None if anything else has changed.
 
-    Labels take the most time to write but hardly ever change. A sample is one line that ends with its value.
+    Labels take the most time to write but rarely change. A sample is one line that ends with its value.
     """
     if previous == metric:
         return previous_text
@@ -132,7 +132,7 @@ def deflated(first: bytes) -> Deflated:
 def gzipped(first: Deflated, second: bytes) -> bytes:
     """Return both parts as one gzip member (RFC 1952).
 
-    The second part is short, so its compression uses 8 KiB of memory instead of 256.
+    The second part is short, so 8 KiB of memory are enough to compress it, instead of 256.
     """
     stream = zlib.compressobj(COMPRESSION, zlib.DEFLATED, wbits=-9, memLevel=1)
     end = struct.pack("<LL", zlib.crc32(second, first.checksum), (first.size + len(second)) & 0xFFFFFFFF)

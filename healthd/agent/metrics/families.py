@@ -51,8 +51,8 @@ Rows: TypeAlias = "tuple[str, Iterable[Row]]"  # (name in FAMILIES, rows)
 def families(snapshot: Snapshot) -> list[Metric]:
     """Return healthd's own metrics, followed by the checks' observations sorted by name.
 
-    Families without a series are left out. All values come from the snapshot, except those that change without a new
-    snapshot; `processes` returns these.
+    Families without a series are left out. All values come from the snapshot. `processes` returns the values that
+    change without a new snapshot.
     """
     observed, refused = _observed(snapshot)
     own = dict(_own(snapshot))
@@ -174,7 +174,7 @@ def _slurm(s: Snapshot) -> Iterator[Rows]:
 
 
 def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
-    """Yield the metrics for a drain that waits for the fleet limit, or no samples if none waits."""
+    """Yield the metrics for a drain that waits for the fleet limit. There are no samples if no drain waits."""
     if hold is None:
         return
     if hold.times:
@@ -255,7 +255,7 @@ def _process(pid: int) -> _Cost:
 
 
 def _observed(s: Snapshot) -> tuple[list[Metric], list[tuple[str, int]]]:
-    """Return the families sorted by name, and how many observations were rejected for each check."""
+    """Return the families sorted by name, and each check's number of rejected observations."""
     rows: dict[str, dict[Labels, float]] = {}
     checks: dict[str, set[str]] = {}
     refused: Counter[str] = Counter()
@@ -315,12 +315,12 @@ def _series(labels: Iterable[tuple[str, str]]) -> Labels:
 
 
 def _moment(moment: float) -> list[Row]:
-    """Return a row for a time, or no row if it is 0, which means "not yet"."""
+    """Return a row for a time. A time of 0 means "not yet" and has no row."""
     return [({}, moment)] if moment else []
 
 
 def _clean(raw_text: str) -> str:
-    """Return the text as valid UTF-8 without NUL, because Prometheus stops reading at a NUL."""
+    """Return the text as valid UTF-8 without NUL, at which Prometheus would stop reading."""
     if raw_text.isascii() and "\0" not in raw_text:
         return raw_text
     return raw_text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")

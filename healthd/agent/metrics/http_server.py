@@ -1,8 +1,8 @@
 """The metrics page over HTTP, or HTTPS (certificates.py). This module is imported only if a page is configured.
 
 Any client that can reach the port may connect and stay silent, send its request byte by byte, send garbage, or leave a
-TLS handshake unfinished. None of this delays the page for other clients. For each address that healthd listens on, it
-takes at most CLIENTS threads, and at most MAX_HEAD_BYTES of memory per client.
+TLS handshake unfinished. None of this delays the page for other clients. For each address, healthd uses at most CLIENTS
+threads, and at most MAX_HEAD_BYTES of memory per client.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("healthd")
 
 CLIENT_SECONDS = 10.0  # maximum time until the last byte of the answer; Prometheus' default timeout for a scrape
-CLIENTS = 16  # maximum number of clients at the same time
+CLIENTS = 16  # maximum number of concurrent clients
 MAX_HEAD_BYTES = 16 << 10  # maximum size of the request line and the headers
-CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering one delays the daemon
+CACHE_SECONDS = 1.0  # how long a page is reused for all clients, because rendering a page delays the daemon
 MAX_CONDITIONS = 20  # maximum number of conditions on the landing page
 METHODS = ("GET", "HEAD")
 ARENA_MAX = -8  # M_ARENA_MAX in malloc.h: mallopt(3)
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
 
 
 class Pages:
-    """Pages that are rendered at most once a second, for all clients on all addresses. The clients' threads call it.
+    """Pages for all clients on all addresses, rendered at most once a second. The clients' threads call the methods.
 
     `files` is the web configuration, or None if all clients are served over plain HTTP.
     """
@@ -88,7 +88,7 @@ class Pages:
         self._making = threading.Lock()
         self._bad_accept_logged = False
         self.files: WebFiles | None = None
-        if web_config:  # otherwise PyYAML is not needed
+        if web_config:  # PyYAML is needed only here
             from healthd.agent.metrics.certificates import WebFiles
 
             self.files = WebFiles(web_config)
@@ -226,8 +226,9 @@ class _Server(socketserver.ThreadingTCPServer):
             self._spare.close()
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """Accept a connection. If there is no free descriptor, close the waiting connections and pause, because poll(2)
-        would return at once."""
+        """Accept a connection. If no descriptor is free, close the waiting connections and pause; otherwise poll(2)
+        would return at once.
+        """
         try:
             return super().get_request()
         except OSError as error:
@@ -241,8 +242,9 @@ class _Server(socketserver.ThreadingTCPServer):
             raise
 
     def end_overdue(self) -> float | None:
-        """Disconnect clients whose time is up. Return the seconds until the next one is due, or None if there are no
-        clients."""
+        """Disconnect clients whose time is up. Return the seconds until the next client is due, or None if there are no
+        clients.
+        """
         now = time.monotonic()
         with self._lock:
             for client in self._clients.values():
@@ -299,7 +301,7 @@ class _Server(socketserver.ThreadingTCPServer):
         return tls_stream
 
     def mark_requested(self, stream: object) -> None:
-        """Record that this client has sent a whole request. Clients that have not done so are disconnected first."""
+        """Record that this client has sent a whole request. Clients without a whole request are disconnected first."""
         with self._lock:
             if stream in self._clients:
                 self._clients[stream].has_requested = True
@@ -318,12 +320,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Do not log requests."""
 
     def version_string(self) -> str:
-        """Return no version, because it would help an attacker more than a user."""
+        """Return no version, because a version would help attackers more than users."""
         return "healthd"
 
     def setup(self) -> None:
-        """Do the handshake and read the head, within limits. http.server itself would keep a hundred headers of 64
-        KiB."""
+        """Do the handshake and read the head, within limits. http.server itself would keep up to a hundred headers of
+        64 KiB.
+        """
         stream, files = self.request, self.server.pages.files
         self.web = files.web() if files else None
         if self.web and self.web.context:
@@ -377,17 +380,18 @@ def _require_allowed_name(stream: ssl.SSLSocket, web: Web) -> None:
 
 
 def _disconnect(client: _Client) -> None:
-    with suppress(OSError):  # its thread has already closed it
-        # Use the connection below TLS, because the client's thread may be reading. It must see an end of file.
+    with suppress(OSError):  # the client's thread has already closed the connection
+        # Use the connection below TLS, because the client's thread may be reading. The thread must then read an end of
+        # file.
         socket.socket.shutdown(client.stream, socket.SHUT_RDWR)
 
 
 def use_single_heap() -> None:
-    """Make malloc use a single heap. Call this before there is a second thread.
+    """Make malloc use a single heap. Call this before a second thread is started.
 
-    glibc gives threads that run at the same time their own heaps, up to eight per core, and keeps them: 3 MiB after
-    many clients of the metrics page. Python's threads take turns, so they do not need them. Other C libraries have no
-    such function.
+    glibc gives concurrent threads their own heaps, up to eight per core, and never frees them: 3 MiB after many clients
+    of the metrics page. Python's threads take turns, so they need only one heap. Other C libraries have no such
+    function.
     """
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(ARENA_MAX, 1)

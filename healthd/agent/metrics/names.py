@@ -14,8 +14,9 @@ PREFIX = "healthd_"
 
 
 class Family(NamedTuple):
-    """A metric family. `labels` are all labels that a series may have. `text` is the value's meaning and unit, used as
-    HELP."""
+    """A metric family. `labels` are all labels that a series may have. `text` is the HELP text: the value's meaning and
+    unit.
+    """
 
     labels: tuple[str, ...]
     text: str

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("healthd")
 
-FILES_TIMEOUT_SECONDS = 10.0  # how long the daemon waits once for certificates, which may be on a hung mount
+FILES_TIMEOUT_SECONDS = 10.0  # how long the daemon waits, once, for certificates, which may be on a hung mount
 
 
 class _Served(NamedTuple):
@@ -65,7 +65,8 @@ class Publisher:
     def publish(self, snapshot: Snapshot, drain: bool, until: float, round_ended: bool) -> bool:
         """Publish a snapshot. Return True if the verdict file was written.
 
-        The file is written after each round, once per interval in a long round, and whenever its word changes.
+        The file is written after each round, once per interval in a long round, and whenever the verdict's word
+        changes.
 
             drain  the prolog must keep jobs out
             until  when the verdict expires (epoch seconds)
@@ -116,9 +117,9 @@ class Publisher:
                 os.unlink(name, dir_fd=folder)
 
     def serve_metrics(self) -> None:
-        """Serve the metrics page on each configured address. Its library is not imported before that.
+        """Serve the metrics page on each configured address. The page's library is imported only here.
 
-        A failure (the port is in use, the certificate is missing) is reported, and each round tries again. The node is
+        A failure (the port is in use, the certificate is missing) is reported, and each round retries. The node is
         still monitored without metrics.
 
         A thread does the work. The daemon waits for it once, for FILES_TIMEOUT_SECONDS, so a file on a hung mount

@@ -1,7 +1,7 @@
 """Parser for the web configuration file of Prometheus and its exporters: TLS, client certificates and headers.
 
 The format is defined by prometheus/exporter-toolkit (docs/web-configuration.md). PyYAML (the extra healthd[web]) parses
-it. Unknown and unsupported keys are refused, because without them the page would be less protected than the file
+it. Unknown and unsupported keys are refused, because ignoring them would leave the page less protected than the file
 requires. Relative paths are relative to the file's folder.
 """
 
@@ -145,7 +145,7 @@ def _yaml(text: str) -> dict[str, Any]:
 
 
 def _problem(config: WebConfig) -> str:
-    """Return the first problem with the values as one sentence, or "" if all are valid."""
+    """Return the first problem with the values as one sentence, or "" if all values are valid."""
     for name, value in config.http_server_config.headers.items():
         if name not in HEADERS:
             return f"http_server_config.headers: {name[:40]} cannot be set: only {', '.join(HEADERS)}"

@@ -1,9 +1,9 @@
-"""A Host that records the checks' questions and their answers, and a Host that answers from a recording.
+"""Hosts for recordings: one records the checks' questions and the answers, the other answers from a recording.
 
-NVML is recorded call by call, below nvml.py, which runs on a recording as it does on pynvml. This module does not know
-any NVML function. A call is identified by its text: "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", where a device
-is represented by the call that returned it. Structures are stored field by field. Structures that a call fills (passed
-by reference) are part of its answer. An error is stored as NVML's number and message.
+NVML is recorded call by call, below nvml.py, which runs on a recording as it does on pynvml. This module contains no
+NVML functions. A call is identified by its text: "nvmlDeviceGetName(nvmlDeviceGetHandleByIndex(0))", where a device is
+represented by the call that returned it. Structures are stored field by field. Structures that a call fills (passed by
+reference) are part of its answer. An error is stored as NVML's number and message.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Handle:
 
 
 class RecordedLibrary:
-    """pynvml or a compatible library, with each call recorded."""
+    """Wrapper for pynvml or a compatible library that records each call."""
 
     def __init__(self, recorder: Recorder, library: Any) -> None:
         self._recorder = recorder
@@ -189,7 +189,7 @@ class ReplayedLibrary:
 
     def __getattr__(self, name: str) -> Any:
         if name == "nvmlShutdown":
-            return lambda: None  # it does not read anything
+            return lambda: None  # this function does not read anything
         if self._player.has(f"pynvml {name}"):
             found = self._player.answer(f"pynvml {name}")
             if found is None:
@@ -245,8 +245,9 @@ def describe_call(name: str, arguments: Sequence[Any], describe_handle: Callable
 
 
 def _describe(value: Any, describe_handle: Callable[[Any], str]) -> str:
-    """Return an argument as text. For a structure, the text contains its non-zero fields: its version and the
-    request."""
+    """Return an argument as text. For a structure, the text contains the non-zero fields: the version and the
+    request.
+    """
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, list | tuple):
@@ -279,7 +280,7 @@ def _layout(kind: Any) -> list[tuple[str, Any]]:
 
 
 def _field(structure: Any, name: str) -> Any:
-    """Return the field as ctypes reads it. pynvml's classes decode bytes, and fail if they are not text."""
+    """Return the field as ctypes reads it. pynvml's classes decode bytes, and fail if the bytes are not text."""
     return getattr(type(structure), name).__get__(structure)
 
 

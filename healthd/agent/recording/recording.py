@@ -41,7 +41,7 @@ Pack = Callable[[Any], Any]
 
 
 class NotRecorded(HealthdError, ValueError):
-    """Raised if the question is not in the recording."""
+    """Raised if a question is not in the recording."""
 
 
 class RecordingError(HealthdError):
@@ -106,7 +106,7 @@ class Recording(Value, frozen=True):
     def find_run(self, name: RunName, turn: int = 0) -> RecordedRun | None:
         """Return the run with this name and index `turn`, or the last one if there are fewer runs.
 
-        If a run was repeated in the same round, the first run contains all its questions.
+        If a run was repeated in the same round, the first run contains the questions from all repeats.
         """
         runs = [run for run in self.runs if run.name == name]
         return runs[min(turn, len(runs) - 1)] if runs else None
@@ -140,8 +140,9 @@ def pack(value: Any, pack_other: Pack | None = None) -> Any:
 
 
 def unpack(data: Any, unpackers: Mapping[str, Pack] | None = None) -> Any:
-    """Return the value that was passed to `pack`. If it is an error, it is returned, not raised. Raises ValueError if
-    the data is invalid."""
+    """Return the value that was passed to `pack`. An error is returned, not raised. Raises ValueError if the data is
+    invalid.
+    """
     if isinstance(data, list):
         return [unpack(item, unpackers) for item in data]
     if not isinstance(data, dict):
@@ -186,10 +187,10 @@ def _exception(name: str, *arguments: Any) -> Exception:
 
 
 class Recorder:
-    """Writes questions and answers line by line. A question is written before it is asked, so that it is not lost if
-    the worker then hangs or dies.
+    """Writes questions and answers line by line. A question is written before it is asked, in case the worker hangs or
+    dies.
 
-    Each process has its own file in `directory`, because a worker that hung and was abandoned may write more later.
+    Each process has its own file in `directory`, because an abandoned worker may still write to its file later.
     """
 
     def __init__(self, directory: str) -> None:
@@ -202,7 +203,7 @@ class Recorder:
         self._write({"check": check, "instance": instance})
 
     def record(self, question: str, query: Callable[[], T], pack_other: Pack | None = None) -> T:
-        """Call `query` and record its result or error. Then return or raise it."""
+        """Call `query`, record its result or error, and then return or raise it."""
         self._write([question])
         try:
             answer = query()
@@ -226,7 +227,7 @@ class Recorder:
         self._remaining_bytes -= len(line)
         try:
             os.write(self._file, line)
-        except OSError as error:  # do not raise OSError, which would be mistaken for the answer
+        except OSError as error:  # an OSError would be mistaken for the answer
             raise RuntimeError(f"cannot write the recording: {error.strerror}") from None
 
 
@@ -278,8 +279,8 @@ def _lines(path: str) -> Iterator[Any]:
 class Player:
     """Returns the answers that the same run received.
 
-    If another check had asked a question and the worker cached its answer, this run did not ask it. The run then gets
-    the last answer from any run.
+    If the worker had cached the answer to another check's question, this run did not ask the question. The run then
+    gets the last answer from any run.
     """
 
     def __init__(self, recording: Recording) -> None:

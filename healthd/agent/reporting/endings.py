@@ -1,4 +1,4 @@
-"""How conditions end and how to repair them. Status, check, explain, list, runbooks and docs all use this module.
+"""Endings and remedies of conditions. Status, check, explain, list, runbooks and docs all use this module.
 
 The functions are pure. Values are spelt as in the JSON documents (docs/json.md): `clears` "reboot", `severity`
 "critical".
@@ -45,8 +45,8 @@ def ending_text(clears: str, window_seconds: float = 0.0, clear_after: int = 0, 
 def condition_remedy(clears: str, severity: str, declared: str = "") -> str:
     """Return the remedy for a condition (`model.Remedy`).
 
-    The remedy that a code declares applies only while the condition drains and does not wait for an operator. A part
-    that failed again must be repaired, and a warning leaves the node in service.
+    A code's declared remedy applies only while the condition drains and does not wait for an operator. A part that
+    failed again must be repaired, and a warning leaves the node in service.
     """
     if clears == "operator":
         return "repaired"

@@ -76,8 +76,9 @@ class NodeContext(NamedTuple):
         return Policy(mode=self.mode[0], paused_until=math.inf if paused else 0.0, requeue=requeue)
 
     def runs(self, check: Check) -> dict[RunName, tuple[CheckConfig, bool]]:
-        """Return a check's runs, each with its settings and whether it is enabled. If there are no runs, return one
-        with defaults."""
+        """Return a check's runs, each with its settings and whether it is enabled. If there are no runs, return a run
+        with defaults.
+        """
         loaded = self.loaded
         found = {name: (config, True) for name, config in loaded.checks.items()} if loaded else {}
         found |= {name: (config, False) for name, config in loaded.disabled.items()} if loaded else {}
@@ -146,13 +147,13 @@ _PLACEHOLDER = regex(r"((?: -[is]|mstdump|repaired [a-z0-9_]{1,60}/[A-Za-z0-9_.:
 
 
 def _fill_in(todo: str, code: str, part: str) -> str:
-    """Return the text with this code and part filled into its commands, as far as they are known."""
+    """Return the text with the code and part, if known, filled into its commands."""
     todo = todo.replace("healthd repaired CODE ", f"healthd repaired {code} ")
     return _PLACEHOLDER.sub(lambda found: f"{found[1]}{shlex.quote(printable(part))}", todo) if part else todo
 
 
 def _ending_sentences(findings: Sequence[Finding], code: str, part: str, config: CheckConfig) -> Iterator[str]:
-    """Yield sentences about how a code's worst finding clears, then about milder findings that clear differently.
+    """Yield sentences about how a code's worst finding clears, and then about milder findings that clear differently.
 
     A sentence that ends with a command has no full stop, because a reader would copy it with the command. `code` is ""
     for a name that is not a condition, which `healthd repaired` does not accept.
@@ -175,12 +176,12 @@ def _as_sentence(sentence: str, command: str) -> str:
 
 
 def finding_ending(finding: Finding, clear_after: int = 0, repaired: str = "") -> str:
-    """Return text about how a finding ends, worded as in `healthd status`."""
+    """Return text on how a finding ends, worded as in `healthd status`."""
     return ending_text(finding.clears.name.lower(), finding.window_seconds, clear_after, repaired)
 
 
 def _configs(check: Check | None, part: str, context: NodeContext) -> list[tuple[CheckConfig, bool]]:
-    """Return the settings of the instance that the part names, or else of all instances."""
+    """Return the settings of the instance that the part names, or of all instances."""
     runs = context.runs(check) if check else {}
     named = [run for name, run in runs.items() if part and name.instance == part]
     return named or list(runs.values())
@@ -189,8 +190,7 @@ def _configs(check: Check | None, part: str, context: NodeContext) -> list[tuple
 def _run_documents(
     code: str, part: str, explain: Explain, check: Check, context: NodeContext, line: Finding | None
 ) -> list[dict[str, Any]]:
-    """Return documents about healthd's reaction on this node, one for each group of instances with the same
-    behaviour."""
+    """Return a document about healthd's reaction on this node for each group of instances with the same behaviour."""
     found: list[dict[str, Any]] = []
     for config, enabled in _configs(check, part, context):
         document = _run_document(code, explain, check, config, enabled, context, line)
@@ -356,7 +356,7 @@ def step_text(step: Document, victims: str) -> str:
 
 
 def sentences(run: Document) -> Iterator[str]:
-    """Yield sentences about healthd's reaction to one code in one run of its check."""
+    """Yield sentences about healthd's reaction to a code in one run of its check."""
     values = {row["setting"]: row["value"] for row in run["settings"]}
     victims = _VICTIMS[values.get("slurm.requeue", Requeue.PART.value)]
     for number, entry in enumerate(run["timelines"]):

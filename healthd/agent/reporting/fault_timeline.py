@@ -1,7 +1,7 @@
 """Timeline of healthd's reaction to a fault on this node, for `healthd explain` and the runbooks.
 
-This module is pure and has no rules of its own. Like the daemon, it passes a finding through the functions for
-configure, absorb, judge and decide. It does so for each point in time when the result can change.
+This module is pure and has no rules of its own. For each point in time at which the result can change, it passes a
+finding through the daemon's functions for configure, absorb, judge and decide.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from healthd.common.model import (
     Worsens,
 )
 
-FIRST_SEEN = 1_000_000_000.0  # time at which the fault is first seen; any time will do
+FIRST_SEEN = 1_000_000_000.0  # time at which the fault is first seen; any value works
 _BOOT = "this boot"
 _IN_SERVICE = NodeState("", frozenset({"IDLE"}))
 

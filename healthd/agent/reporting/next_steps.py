@@ -1,7 +1,7 @@
 """Next commands for each condition in `healthd status`, ready to paste into a shell.
 
 A condition's remedy (endings.py) determines the commands. `healthd record` comes before commands that destroy evidence.
-Parts and codes may contain text chosen by users (a mount point, a name in a kernel line), so they are quoted and a
+Parts and codes may contain text chosen by users (a mount point, a name in a kernel line). They are quoted so that a
 shell never runs them.
 """
 
@@ -25,7 +25,7 @@ Step: TypeAlias = "tuple[str, str]"  # label, command
 def next_steps(
     c: Document, open_conditions: Sequence[Document], slurm: Sequence[str], flags: str = ""
 ) -> Iterator[Step]:
-    """Yield (label, command) for an open condition, in the order to run them: save evidence, repair, read the
+    """Yield (label, command) for an open condition, in the order to run the commands: save evidence, repair, read the
     explanation.
 
     open_conditions  all open conditions, to determine whether the code alone identifies this one

@@ -1,7 +1,7 @@
 """Text output of `check` and `status`, and of the lists of settings, checks and codes. The functions are pure.
 
-`document` is the document that `--json` prints (docs/json.md), so text and JSON agree. Control characters in a document
-never reach the terminal.
+`document` is the document that `--json` prints (docs/json.md), so text and JSON agree. Control characters are never
+passed to the terminal.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _split_quiet(results: Sequence[Document]) -> tuple[list[Document], list[Docu
 
 
 def _quiet(quiet: Sequence[Document], when: str, page: Page, indent: str = "") -> Iterator[str]:
-    """Yield a paragraph with the checks that passed, then one for each reason why other checks had nothing to check."""
+    """Yield a paragraph with the checks that passed, and one for each reason why other checks had nothing to check."""
     passed = sorted(_run_name(r) for r in quiet if not r["nothing_to_check"])
     if passed:
         yield from page.wrap(f"{_counted(len(passed), 'check')} passed{when}: {', '.join(passed)}", indent)
@@ -151,8 +151,9 @@ def _run_name(result: Document) -> str:
 
 
 def _worst(result: Document) -> tuple[str, str]:
-    """Return a severity and a text. The text names the worst finding and counts the others, or says why nothing was
-    checked."""
+    """Return a severity and a text. The text names the worst finding and counts the others, or gives the reason why
+    nothing was checked.
+    """
     findings = result["findings"]
     if not findings:
         nothing = result["nothing_to_check"]
@@ -204,7 +205,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     problems = dict(zip(d["problems"], d["problem_commands"], strict=True))
     for limit in d["limits"]:
         lines += page.wrap(limit, "  ")
-        # The command for this problem is among healthd's problems. Print both here, and only once.
+        # The command for this problem is listed with healthd's problems. Print both here, and only once.
         for sentence in [sentence for sentence in problems if _reason(sentence) and _reason(sentence) in limit]:
             if command := problems.pop(sentence):
                 lines.append(_step("next", command))
@@ -238,10 +239,10 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
 
 
 def _drain_text(slurm: Document) -> str:
-    """Return text about the drain for the first line, such as ", drained (by healthd), 1 job requeued", or "" if there
-    is none.
+    """Return text about the drain for the first line, such as ", drained (by healthd), 1 job requeued", or "" without a
+    drain.
 
-    In Slurm, jobs on a DOWN node have ended, and a COMPLETING node still runs an epilog.
+    In Slurm, a DOWN node has no running jobs, and a COMPLETING node still runs an epilog.
     """
     state = set(slurm["state"] or ())
     if "DRAIN" not in state:
@@ -285,13 +286,14 @@ def _reason(problem: str) -> str:
 
 
 def _step(when: str, command: str, indent: str = "    ") -> str:
-    """Return a line that ends with a command to paste. It is never wrapped."""
+    """Return an unwrapped line that ends with a command to paste."""
     return f"{indent}{when}: {printable(command)}"
 
 
 def _urgent_first(conditions: Sequence[Document]) -> list[Document]:
-    """Return all conditions that drain, then others up to MAX_SHOWN in total. Both groups keep their order, worst
-    first."""
+    """Return all conditions that drain, and others up to MAX_SHOWN in total. Both groups keep their order, worst
+    first.
+    """
 
     def drains(c: Document) -> bool:
         return c["state"] == "open" and SEVERITIES.index(c["severity"]) >= 2 and not c.get("observed")
@@ -353,7 +355,7 @@ def _condition_text(c: Document, now: float) -> str:
 def _slurm(d: Document, now: float, page: Page) -> Iterator[str]:
     """Yield the node's state in Slurm, the decision, and a drain that waits for the fleet limit.
 
-    The decision omits the Reason. The state line already contains it, or it consists of the conditions above.
+    The decision omits the Reason, which the state line already contains or which consists of the conditions above.
     """
     s, hold = d["slurm"], d["slurm"].get("fleet_hold")
     if s["state"] is None:

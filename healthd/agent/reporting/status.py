@@ -1,4 +1,4 @@
-"""State of the running daemon. `healthd status`, the metrics and the verdict file are made from it."""
+"""State of the running daemon, used for `healthd status`, the metrics and the verdict file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from healthd.common.model import (
 )
 from healthd.common.values import Value
 
-MAX_NAMED_JOBS = 5  # jobs that a decision's text names as not requeued
+MAX_NAMED_JOBS = 5  # maximum number of jobs that a decision's text names as not requeued
 
 
 class Problem(NamedTuple):
@@ -53,7 +53,7 @@ def labelled(label: str, problem: str) -> str:
 def command_for_kernel_log(log: KernelLogStatus) -> str:
     """Return the command that shows why the kernel log is not read.
 
-    If the log is disabled, or read but only observed, the command shows the settings responsible for that.
+    If the log is disabled, or read but only observed, the command shows the responsible settings.
     """
     if log.source == "off" or (log.alive and log.observed):
         return "healthd config show | grep kernel_log"
@@ -182,7 +182,7 @@ def result_json(r: CheckResult) -> dict[str, Any]:
 
 
 def snapshot_limits(s: Snapshot) -> tuple[str, ...]:
-    """Return sentences about anything that healthd needs on this node but does not have."""
+    """Return sentences about everything that healthd needs but does not have on this node."""
     log = s.kernel_log
     return limits(Mode(s.mode), log.source, log.alive, log.problem, s.slurm.problem)
 

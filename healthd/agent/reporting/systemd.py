@@ -49,8 +49,8 @@ def is_managed() -> bool:
 
 
 def watchdog_seconds() -> float | None:
-    """Return the seconds without a call to `watchdog` after which systemd aborts this process. Return None if there is
-    no watchdog.
+    """Return the time in seconds without a call to `watchdog` after which systemd aborts this process, or None without
+    a watchdog.
 
     Raises ValueError if the service manager's value is invalid.
     """
@@ -65,8 +65,8 @@ def watchdog_seconds() -> float | None:
 def _notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
     """Notify the service manager, if there is one.
 
-    If the manager does not read its socket, this neither fails nor waits. libsystemd's sd_notify() would wait forever
-    if the manager's queue is full.
+    If the manager does not read its socket, this function neither fails nor waits. libsystemd's sd_notify() would wait
+    forever if the manager's queue is full.
     """
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
@@ -82,13 +82,14 @@ def _notify(*assignments: str, timeout_seconds: float = 0.0) -> None:
 
 
 def set_up_logging(level: int = logging.INFO) -> None:
-    """Send everything that the program logs from now on to one destination."""
+    """Send all further log messages to one destination."""
     logging.basicConfig(level=level, handlers=[log_handler()], force=True)
 
 
 def log_handler() -> logging.Handler:
-    """Return a handler for the journal (with priority and fields) if stderr is connected to it, or else for the current
-    stderr."""
+    """Return a handler for the journal (with priority and fields) if stderr is connected to it, otherwise for the
+    current stderr.
+    """
     if stderr_is_the_journal():
         from systemd import journal
 
@@ -103,8 +104,8 @@ def log_handler() -> logging.Handler:
 class OneLine(logging.Formatter):
     """Formatter that prints each message as one line, without control characters.
 
-    Messages may contain process names with such characters. Every log line therefore begins with healthd's own text. A
-    traceback keeps its lines.
+    Messages may contain process names with line breaks or control characters. Without this formatter, a log line could
+    begin with a user's text. A traceback keeps its lines.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -118,8 +119,8 @@ class OneLine(logging.Formatter):
 class JournalSender:
     """Sends journal entries without ever waiting.
 
-    libsystemd's own sender waits while journald does not read, for example because of a failing disk. Entries that
-    journald does not accept are counted, and the next accepted entry reports the count.
+    libsystemd's own sender waits while journald does not read, for example because of a failing disk. Rejected entries
+    are counted, and the next accepted entry reports the count.
     """
 
     def __init__(self, path: str = journald.SOCKET) -> None:

@@ -1,8 +1,8 @@
 """Programs that must run on this node before a resume: `healthd validate`, once for each drain by healthd.
 
-A program runs as a child process of the daemon, while kernel events and checks continue. The resume waits until the
-program has ended and its check has evaluated the result. The resume waits at most `Program.seconds` plus the time until
-the check has run. If a program was terminated or could not be started, this is reported but does not block the resume.
+A program runs as a child process of the daemon. Meanwhile, kernel events and checks are handled as usual. The resume
+waits until the program has ended and its check has evaluated the result, at most `Program.seconds` plus the time until
+the check has run. A program that was terminated or could not be started is reported but does not block the resume.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from healthd.host.wakeup import FOREVER
 log = logging.getLogger("healthd")
 
 TERMINATE_SECONDS = 10.0  # a program is terminated this long before its time limit, and killed at the limit
-CHECK_WAIT_SECONDS = 900.0  # the longest wait for its check, which is due within a minute
+CHECK_WAIT_SECONDS = 900.0  # the longest wait for the program's check, which is due within a minute
 BUSY_RETRY_SECONDS = 5.0  # polling interval while an operator is running such a program
 Results = Mapping[RunName, CheckResult]
 
 
 class Stage(enum.Enum):
-    """Progress during a drain: nothing has run yet, a program is running, its check is pending, or all is done."""
+    """Progress during a drain: nothing has run yet, a program is running, its check is pending, or everything is
+    done.
+    """
 
     BEFORE = "before"
     RUNNING = "running"
@@ -34,10 +36,10 @@ class Stage(enum.Enum):
 
 
 class NodeView(NamedTuple):
-    """State of the node. "These checks" are the checks whose programs run before a resume.
+    """State of the node. "These checks" are the checks with programs that run before a resume.
 
     is_drained        healthd's drain is in force in Slurm, and healthd may change it
-    is_idle           as for is_drained, and Slurm shows no job on the node
+    is_idle           like is_drained, and Slurm shows no job on the node
     has_other_causes  a fault other than these checks' findings drains the node
     is_clean          nothing other than these checks' findings blocks the resume
     has_failed        these checks' findings block the resume
@@ -51,10 +53,10 @@ class NodeView(NamedTuple):
 
 
 def next_stage(stage: Stage, node: NodeView) -> Stage:
-    """Return the stage of a drain before `step` starts a program or records that one ended.
+    """Return the stage of a drain before `step` starts a program or records a program's end.
 
-    If a new fault opens or the drain ends, start over and terminate a running program. A failed program is not retried
-    automatically, because an intermittent fault would then pass.
+    If a new fault opens or the drain ends, start over and terminate any running program. A failed program is not
+    retried automatically, because a retry could miss an intermittent fault.
     """
     if not node.is_drained or node.has_other_causes:
         return Stage.BEFORE
@@ -71,8 +73,8 @@ def delays_resume(stage: Stage, node: NodeView) -> bool:
 def has_drain_cause(conditions: Collection[Condition], runs: Collection[RunName], before: float) -> bool:
     """Return True if one of these checks' findings keeps the node drained.
 
-    Findings from an earlier boot do not count, because the node may have been repaired since. `before` is when this
-    boot was first observed, or 0 if it was observed earlier.
+    Findings from an earlier boot are ignored, because the node may have been repaired since. `before` is the time at
+    which this boot was first observed, or 0 if it was observed earlier.
     """
     return any(
         c.run in runs and c.severity >= Severity.DEGRADED and c.state is ConditionState.OPEN and c.opened_at >= before
@@ -110,22 +112,23 @@ class BeforeResume:
         self._was_terminated = False
         self._retry_at, self._busy_until = FOREVER, FOREVER
         self._check_deadline = FOREVER
-        self._ended_at: dict[RunName, float] = {}  # end of each program whose check has not run since
+        self._ended_at: dict[RunName, float] = {}  # end time of each program whose check has not run since
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._child.waits() if self._child else iter(())
 
     @property
     def deadline(self) -> float:
-        """When `step` is due, monotonic."""
+        """Monotonic time at which `step` is due."""
         if self._child is None:
             return min(self._retry_at, self._check_deadline)
         return self._child.deadline - (0.0 if self._was_terminated else TERMINATE_SECONDS)
 
     def step(self, programs: Mapping[RunName, Program], node: NodeView, results: Results) -> RunName | None:
-        """Advance: terminate a program, record that one ended, or start one. A reload may have changed `programs`.
+        """Advance: terminate a program, record a program's end, or start a program. A reload may have changed
+        `programs`.
 
-        Return the check whose program has just ended. It must run at once.
+        Return the check whose program has just ended, and which must run at once.
         """
         if not programs:
             self.cancel()
@@ -154,7 +157,7 @@ class BeforeResume:
         return f"the validation has ended ({seconds:.0f} s at most)"
 
     def _advance(self) -> RunName | None:
-        """Terminate the running program when its time is nearly up, and record when it ends."""
+        """Terminate the running program when its time is nearly up, and record its end."""
         child, running = self._child, self._running
         if child is None or running is None:
             return None
@@ -183,9 +186,9 @@ class BeforeResume:
         self._ended_at[name] = self._now()
 
     def _start_next(self) -> None:
-        """Start the next program once no other such program runs on this node.
+        """Start the next program once no such program is running on this node.
 
-        A program that an operator started has its own time limit. healthd waits for it at most as long as healthd's own
+        A program that an operator started has its own time limit. healthd waits for that program no longer than its own
         programs may run.
         """
         self._retry_at = FOREVER

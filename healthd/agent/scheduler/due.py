@@ -1,8 +1,8 @@
-"""Selection of due runs. The functions are pure. Times are in seconds on CLOCK_MONOTONIC, so that a clock step has no
+"""Selection of due runs. The functions are pure. Times are in seconds on CLOCK_MONOTONIC, so that clock steps have no
 effect.
 
 Checks with the same interval run in one round, at the same phase of the interval. Each node has its own phase, so that
-a cluster's nodes do not query a file server or slurmctld in the same second.
+a cluster's nodes do not all query a file server or slurmctld in the same second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from healthd.common.values import Value
 
 
 class ScheduledRun(Value, frozen=True):
-    """A recurring run of a check. `resource` is the resource that it may hang in."""
+    """A recurring run of a check. `resource` is the resource in which the run may hang."""
 
     name: RunName
     resource: str
@@ -39,7 +39,7 @@ def phase(node_name: str, interval_seconds: float) -> float:
 
 
 def due_at(run: ScheduledRun, last_run: float | None, node_name: str) -> float:
-    """Return when a run is due.
+    """Return the time at which a run is due.
 
     A run that never ran is due at once. Otherwise the run is due at the node's phase, but at least a tenth of the
     interval after the last run.
@@ -79,7 +79,7 @@ def gpus_first(runs: Iterable[ScheduledRun]) -> list[ScheduledRun]:
 def with_repeats(
     waiting: Iterable[ScheduledRun], runs: Iterable[ScheduledRun], repeated: Collection[RunName]
 ) -> list[ScheduledRun]:
-    """Return a round's waiting runs, with `repeated` added from `runs` unless they are already waiting."""
+    """Return a round's waiting runs plus those of `repeated` that are in `runs` and not already waiting."""
     queue = list(waiting)
     queued_names = {run.name for run in queue}
     return gpus_first([*queue, *(run for run in runs if run.name in repeated and run.name not in queued_names)])
@@ -91,7 +91,7 @@ def next_due(
     early: Mapping[RunName, float],
     node_name: str,
 ) -> float:
-    """Return when the next run is due, or infinity if there are no runs."""
+    """Return the time at which the next run is due, or infinity if there are no runs."""
     return min(
         (min(due_at(run, last_runs.get(run.name), node_name), early.get(run.name, float("inf"))) for run in runs),
         default=float("inf"),

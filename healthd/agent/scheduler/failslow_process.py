@@ -1,7 +1,7 @@
 """The daemon's side of the live process (`python -m healthd.failslow.live`), which monitors jobs for fail-slow.
 
-The process only runs while the check `failslow` has a source. The daemon never waits for it, and only reads single
-bytes from it (healthd/failslow/live/process.py defines them). If the process hangs, exits or uses too much memory, it
+The process runs only while the check `failslow` has a source. The daemon never waits for the process, and reads only
+single bytes from it (defined in healthd/failslow/live/process.py). A process that hangs, exits or uses too much memory
 is ended and restarted, with increasing delays. The check reads the results from a file.
 """
 
@@ -34,7 +34,7 @@ CHANGED = b"c"
 
 
 class FailslowProcess:
-    """Starts and monitors the live process. `problem` says why it is not running although it should be, or is ""."""
+    """Starts and monitors the live process. `problem` is the reason why a required process is not running, or ""."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class FailslowProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._unkillable: subprocess.Popen[bytes] | None = (
-            None  # a process that SIGKILL does not end; no other is started then
+            None  # a process that SIGKILL does not end; while it exists, no other is started
         )
         self._started_at = self._last_message_at = self._start_at = 0.0
         self._retry_seconds = MIN_RETRY_SECONDS
@@ -66,7 +66,7 @@ class FailslowProcess:
         elif self._channel is not None:
             try:
                 self._channel.send(json.dumps({"settings": self._check_settings}).encode() + b"\n")
-            except OSError:  # the process hangs or has just exited; the next one gets the settings when it starts
+            except OSError:  # the process hangs or has just exited; the next process gets the settings when it starts
                 self._end()
 
     @property
@@ -97,7 +97,7 @@ class FailslowProcess:
         return CHANGED in received
 
     def close(self) -> None:
-        """Close the channel, which makes the process exit. Kill it if it does not."""
+        """Close the channel, which makes the process exit. Kill the process if it does not."""
         self._check_settings = {}
         self._end()
         if self._unkillable is not None:

@@ -1,4 +1,4 @@
-"""Whether jobs are on this node. Some checks only run on an idle node."""
+"""Whether jobs are on this node. Some checks run only on an idle node."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class JobPresence:
         self.is_without_jobs = has_no_jobs(self._root)
 
     def step(self) -> None:
-        """Read the cgroups again if they showed no job, because another job may start at any time."""
+        """Read the cgroups again if they showed no job, because a new job may start at any time."""
         if self.is_without_jobs and self._monotonic() >= self._read_at + CGROUP_INTERVAL_SECONDS:
             self.read()

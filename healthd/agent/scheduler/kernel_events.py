@@ -1,6 +1,6 @@
 """The daemon's handling of kernel events. Events become conditions, are assigned to jobs, and are logged.
 
-A pure function evaluates the events (agent/conditions/intake.py). If one event causes an error, others are unaffected.
+A pure function evaluates the events (agent/conditions/intake.py). An error in one event does not affect the others.
 """
 
 from __future__ import annotations
@@ -73,18 +73,18 @@ class KernelEventIntake:
         return min(self.listener.deadline, self.job_finder.deadline)
 
     def read_log(self) -> Kinds:
-        """Read and handle the lines that the kernel has logged since the last call."""
+        """Read and handle the kernel's log lines since the last call."""
         new_kinds = self.take_events(self.listener.read())
         self._log_unlogged_counts()
         self.take_jobs()
         if self.listener.status.source not in self._store.ledger.cursors:
-            self.note_cursor()  # from now on every line counts as new, even those logged while healthd is stopped
+            self.note_cursor()  # from now on, every line is new, even lines logged while healthd is stopped
         return new_kinds
 
     # --- events
 
     def take_events(self, events: Sequence[KernelEvent]) -> Kinds:
-        """Add events to the ledger and save them together with the log's cursor, so that each event counts once."""
+        """Add events to the ledger and save them with the log's cursor, so that each event is counted once."""
         if not events:
             return ()
         new_kinds = self._apply_valid_events(events)
@@ -95,8 +95,7 @@ class KernelEventIntake:
     def _apply_valid_events(self, events: Sequence[KernelEvent]) -> Kinds:
         """Add all events that do not cause an exception.
 
-        If an event causes an exception, it is found by bisection and counted as an unreadable line. The others are
-        added.
+        An event that causes an exception is found by bisection and counted as an unreadable line. The others are added.
         """
         before = self._store.ledger, self.events_forgotten
         try:
@@ -127,7 +126,7 @@ class KernelEventIntake:
         return tuple(event.kind for event in result.new_events)
 
     def take_inventory(self, inventory: Inventory) -> None:
-        """Add the inventory that the worker read. Earlier events now get the names of their parts."""
+        """Add the inventory that the worker read. Earlier events then get the names of their parts."""
         store, before = self._store, self._store.ledger
         after = replace(before, inventory=inventory)
         with guard.dropping_errors(KERNEL_LOG):  # an error in the names must not affect the intake
@@ -168,7 +167,7 @@ class KernelEventIntake:
         return may_log
 
     def _log_unlogged_counts(self) -> None:
-        """Log once a minute how many events did not get their own line."""
+        """Log once a minute the number of events without their own line."""
         if self._unlogged and not 0.0 <= self._now() - self._unlogged_since < LOG_PERIOD_SECONDS:
             kinds = ", ".join(f"{count} of kind {kind}" for kind, count in sorted(self._unlogged.items()))
             log.info("kernel: further events that were not logged individually: %s", kinds)
@@ -192,7 +191,7 @@ class KernelEventIntake:
         found = incidents.causes(ledger.conditions, events, ledger.inventory)
         for later, first in found.items():
             if self.incidents.get(later) != first:
-                log.warning("incident: %s belongs to the incident of %s", later, first)
+                log.warning("incident: %s belongs to the same incident as %s", later, first)
         active = self._store.conditions
         self.incidents = {later: first for later, first in self.incidents.items() if later in active} | found
 
@@ -215,7 +214,7 @@ class KernelEventIntake:
     # --- log cursor and lost lines
 
     def note_cursor(self) -> None:
-        """Record the position in the log, to be saved together with the events up to it."""
+        """Record the position in the log, to be saved with the events before it."""
         if self.listener.cursor is not None:
             cursors = {**self._store.ledger.cursors, self.listener.status.source: self.listener.cursor}
             self._store.change(cursors=cursors)
@@ -225,8 +224,9 @@ class KernelEventIntake:
         self.note_cursor()
 
     def journal_request(self) -> Request | None:
-        """Return a request for lines that the ring buffer lost. The worker reads the journal, because its files are on
-        a disk."""
+        """Return a request for lines that the ring buffer lost. The worker reads them from the journal, whose files are
+        on a disk.
+        """
         gap = self.listener.gap()
         if gap is None:
             return None

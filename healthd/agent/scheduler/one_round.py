@@ -1,5 +1,4 @@
-"""A single round of checks, for `healthd check`, without ledger, past or daemon. Findings count without
-confirmation."""
+"""A single round of checks, for `healthd check`, without a ledger, history or daemon. Findings need no confirmation."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ from healthd.common.model import (
 )
 from healthd.host.host import Host
 
-MAX_READS = 1000  # reads of 1000 kernel lines each, for a log that grows faster than it is read
+MAX_READS = 1000  # number of reads of 1000 kernel lines each, for a log that grows faster than it is read
 
 KernelLogReader = Callable[[], list[RawLine]]  # returns the lines that are relevant to healthd; raises OSError
 
@@ -67,7 +66,7 @@ class RoundResult(NamedTuple):
 
 
 def names_to_run(loaded: Loaded, checks: Mapping[str, Check], kernel_log: KernelLogReader | None) -> list[RunName]:
-    """Return the runs for a round. Checks that only read the kernel log are included only if there is a log."""
+    """Return the runs for a round. Checks that read only the kernel log are included only if there is a log."""
     return [name for name in loaded.checks if checks[name.check].has_run or kernel_log]
 
 
@@ -81,8 +80,8 @@ def run_round(
 ) -> RoundResult:
     """Run all checks in `loaded` once. The round ends within the checks' deadlines even if something hangs.
 
-    replayed       the recording of a round to repeat, which the workers have too. The recording's times apply. A check
-                   that did not answer in the recording does not run
+    replayed       the recording of a round to repeat, which the workers have too. The recording's times are used. A
+                   check that did not answer in the recording does not run
     extra_results  results that already exist
     """
     settings = loaded.settings
@@ -130,7 +129,7 @@ def run_round(
 def _last_results(results: Sequence[CheckResult]) -> list[CheckResult]:
     """Return each run's last result, in the order of the first results.
 
-    If the last run did not complete, the findings from earlier runs count.
+    If the last run did not complete, the findings from earlier runs are used.
     """
     last: dict[RunName, CheckResult] = {}
     for result in results:
@@ -142,7 +141,7 @@ def _last_results(results: Sequence[CheckResult]) -> list[CheckResult]:
 
 
 def _merge_findings(run_result: CheckResult, log_result: CheckResult) -> CheckResult:
-    """Merge the results of a check that both runs and reads the kernel log. The result has the findings from both.
+    """Merge the results of a check that both runs and reads the kernel log. The result has all findings.
 
     An unreadable log does not affect the run's result.
     """
@@ -166,14 +165,14 @@ def _at_face_value(condition: Condition) -> Condition:
 def _run_all(
     loaded: Loaded, checks: Mapping[str, Check], client: WorkerClient, boot_id: str, recording: Recording | None
 ) -> tuple[list[CheckResult], list[RecordedRun]]:
-    """Run all checks. GPU checks run first, and the driver is closed right after them."""
+    """Run all checks. GPU checks run first, and then the driver is closed."""
     scheduled = [
         ScheduledRun(name, checks[name.check].resource(name.instance), 1.0, config.timeout_seconds)
         for name, config in loaded.checks.items()
         if checks[name.check].has_run
     ]
     began = time.monotonic()
-    silent_since: dict[str, float] = {}  # for each resource, when the run that hangs in it began
+    silent_since: dict[str, float] = {}  # for each resource, the start time of the run that hangs in it
     results: list[CheckResult] = []
     runs: list[RecordedRun] = []
     queue = due.due_runs(scheduled, {}, {}, "", 0.0)
@@ -246,7 +245,7 @@ def _evaluate_log(
 ) -> tuple[list[CheckResult], Ledger]:
     """Return a result for each check that reads the kernel log.
 
-    Lines from this boot are history and count as INFO, as when a daemon starts. All checks are evaluated together, so
+    Lines from this boot are history with severity INFO, as when a daemon starts. All checks are evaluated together, so
     each result has the total duration.
     """
     began, now, seconds = time.monotonic(), time.time(), 0.0
@@ -290,7 +289,9 @@ def _as_absorbed(findings: Iterable[Finding], ledger: Ledger) -> tuple[Finding, 
 
 
 def kernel_log_reader(settings: Settings) -> KernelLogReader | None:
-    """Return a reader for this machine's kernel log, or None for another root or if the settings disable the log."""
+    """Return a reader for this machine's kernel log. Return None for another root, or if the settings disable the
+    log.
+    """
     if settings.root != "/" or settings.kernel_log.source not in ("kmsg", "journal"):
         return None
     return lambda: read_kernel_log(settings.kernel_log.accept_injected)

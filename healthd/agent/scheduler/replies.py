@@ -93,7 +93,7 @@ class ReplyHandler:
         self._client = client
         self._now = now
         self._monotonic = monotonic
-        self._overdue_since: dict[str, float] = {}  # for each resource, when the run that hangs in it began
+        self._overdue_since: dict[str, float] = {}  # for each resource, the start time of the run that hangs in it
         self._queue.add_task(INVENTORY)
         if not settings.cluster:
             self._queue.add_task(CLUSTER_NAME)
@@ -105,8 +105,8 @@ class ReplyHandler:
     def step(self) -> Received:
         """Handle the available replies.
 
-        Most checks take less than a millisecond. In a burst, waiting for them is cheaper than a turn of the loop after
-        each.
+        Most checks take less than a millisecond. In a burst, waiting for the checks is cheaper than a turn of the loop
+        after each.
         """
         until = self._monotonic() + BURST_SECONDS
         received = self._handle_step(self._queue.step())
@@ -123,13 +123,13 @@ class ReplyHandler:
         return received
 
     def handle(self, reply: Reply, received: Received) -> Received:
-        """Handle one reply. Return `received` with the reply's input for the daemon added."""
+        """Handle one reply. Return `received` plus the reply's input for the daemon."""
         try:
             return self._handle(reply, received)
         except Exception as error:
             guard.drop(WORKER, error, operation_name(reply.request.kind))
             why = f"internal error in healthd while processing the answer: {describe_error(error)}"
-            with guard.dropping_errors(WORKER):  # a failed run is no evidence about health
+            with guard.dropping_errors(WORKER):  # a failed run is not evidence of health
                 return self._handle(replace(reply, outcome=Outcome.FAILED, answer=None, error=why), received)
         return received
 
@@ -174,7 +174,7 @@ class ReplyHandler:
             return  # a reload removed the run in the meantime
         check, config, store = self._configured.check(name), self._configured.runs[name], self._store
         if check.when and not self._jobs.is_idle:
-            return  # jobs arrived while it ran
+            return  # jobs started during the run
         silent = self._silent_seconds(reply)
         if abs(reply.clock_step) > CLOCK_STEP_SECONDS:  # the run's readings have times from two clocks
             why = "the clock was set while it ran"
@@ -191,7 +191,9 @@ class ReplyHandler:
             self._queue.run_early(name, self._monotonic() + max(early_at - self._now(), 0.1))
 
     def _silent_seconds(self, reply: Reply) -> float:
-        """Return how long a run's resource has not answered, in this run and earlier ones; 0 if it has answered."""
+        """Return the seconds for which a run's resource has not answered, in this run and earlier ones; 0 if it has
+        answered.
+        """
         resource, now = reply.request.resource, self._monotonic()
         if reply.outcome is Outcome.STUCK or (reply.outcome is Outcome.TIMED_OUT and reply.seconds):
             self._overdue_since.setdefault(resource, now - reply.seconds)
@@ -200,7 +202,7 @@ class ReplyHandler:
         return now - self._overdue_since.get(resource, now)
 
     def _record_result(self, result: CheckResult) -> None:
-        """Store the last result of a run. Log a new outcome other than "completed"."""
+        """Store the last result of a run. Log the outcome if it is new and not "completed"."""
         name, outcome = result.run, result.outcome
         before = self.results.get(name)
         if outcome is not Outcome.COMPLETED and (before is None or before.outcome is not outcome):
@@ -217,7 +219,9 @@ class ReplyHandler:
         return {name.check for name in self.results} - failed
 
     def not_run_since(self, names: list[RunName], moment: float) -> list[str]:
-        """Return the runs that have not run since `moment` (epoch seconds). A run shortly before that also counts."""
+        """Return the runs that have not run since `moment` (epoch seconds). A run shortly before `moment` is also
+        accepted.
+        """
         before = moment - MIN_REPEAT_SECONDS
         return [str(name) for name in names if name not in self.results or self.results[name].started < before]
 

@@ -1,4 +1,4 @@
-"""Scheduler. It decides which checks run, how often, and which of them run at once after an event."""
+"""Scheduler: decides which checks run, how often, and which run at once after an event."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Scheduler:
     def scheduled(self) -> list[ScheduledRun]:
         """Return the recurring runs.
 
-        While no other process keeps the driver open, GPU checks run rarely, because opening it takes seconds per GPU
+        While no other process keeps the driver open, GPU checks run rarely. Opening the driver takes seconds per GPU,
         and closing it resets the volatile ECC counts.
         """
         key = self._is_driver_idle, self._jobs.is_idle
@@ -86,8 +86,9 @@ class Scheduler:
                 yield ScheduledRun(name, check.resource(name.instance), interval, timeout)
 
     def expected(self) -> list[RunName]:
-        """Return the runs whose results the verdict requires. Checks for an idle node are only included if it is
-        drained."""
+        """Return the runs whose results the verdict requires. Checks for an idle node are included only on a drained
+        node.
+        """
         drained = self._jobs.is_drained
         return [run.name for run in self.scheduled() if drained or not self.configured.checks[run.check].when]
 
@@ -104,7 +105,7 @@ class Scheduler:
         return [n for n in self.runs_after(JOB_END) if not (driver_idle and self.configured.check(n).uses == "nvml")]
 
     def run_after(self, kinds: Iterable[str]) -> None:
-        """Run the checks that follow events of these kinds now."""
+        """Run now the checks that follow events of these kinds."""
         for kind in kinds:
             with guard.dropping_errors(WORKER, kind):  # an error here must not affect the event
                 self.queue.run_after_event(self.runs_after(kind))

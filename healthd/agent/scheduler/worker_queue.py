@@ -1,7 +1,7 @@
-"""The worker's queue: due checks one after another, and tasks between them.
+"""The worker's queue of due checks, with tasks between them.
 
-A round consists of all runs that are due together. GPU checks come first and NVML is closed right after them, so that
-the driver is kept open as briefly as possible. If a round takes too long, it ends without its last checks.
+A round consists of all runs that are due together. GPU checks come first, and NVML is closed right after them to keep
+the driver open as briefly as possible. A round that takes too long ends without its last checks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WorkerQueue:
         self._tasks: deque[Request] = deque()
         self._last_runs: dict[RunName, float] = {}
         self._early: dict[RunName, float] = {}
-        self._commanded_at = -FOREVER  # start of the last round that a command requested, or of the next one
+        self._commanded_at = -FOREVER  # start of the last round that a command requested, or of the next such round
         self._quarantined: set[str] = set()
         self._is_running = False
         self._began = 0.0
@@ -83,7 +83,7 @@ class WorkerQueue:
 
     @property
     def deadline(self) -> float:
-        """When the next step is due without other input (monotonic)."""
+        """Monotonic time at which the next step is due without other input."""
         if self._client.is_busy:
             return self._client.deadline
         if self._queue or self._next_task() or self._client.nvml_open:
@@ -91,8 +91,9 @@ class WorkerQueue:
         return self._next_due()
 
     def _next_due(self) -> float:
-        """Return when a run is due (monotonic). The time is cached until its inputs change, because this is called
-        after every check in a round."""
+        """Return the monotonic time at which a run is due. The time is cached until its inputs change, because this
+        method is called after every check in a round.
+        """
         scheduled = self._scheduled()
         if scheduled is not self._due_at_runs:
             self._due_at_runs = scheduled
@@ -113,8 +114,8 @@ class WorkerQueue:
     def run_after_command(self) -> None:
         """Run all checks now.
 
-        If commands repeat within MIN_REPEAT_SECONDS, they share one more round at the end of that time. A script that
-        acknowledges in a loop therefore does not cause a round for each call.
+        Further commands within MIN_REPEAT_SECONDS share one more round at the end of that time. A script that runs
+        `healthd ack` in a loop therefore does not cause a round for each call.
         """
         now = self._monotonic()
         if now < self._commanded_at:
@@ -129,9 +130,9 @@ class WorkerQueue:
             self.run_early(name, max(self._monotonic(), self._last_runs.get(name, -FOREVER) + MIN_REPEAT_SECONDS))
 
     def add_task(self, request: Request) -> None:
-        """Add other work for the worker. The work is done when no checks are due.
+        """Add a task for the worker, to be done when no checks are due.
 
-        A task waits while a worker hangs in its resource. Only the newest task of each kind is kept.
+        A task waits while a worker hangs in the task's resource. Only the newest task of each kind is kept.
         """
         kind = (request.resource, request.kind)
         self._tasks = deque(e for e in self._tasks if (e.resource, e.kind) != kind)
@@ -151,7 +152,7 @@ class WorkerQueue:
         return self.advance()
 
     def advance(self) -> Step:
-        """Advance without looking for due runs, because nothing else has changed in a burst of answers."""
+        """Advance without selecting due runs, because nothing else changes during a burst of answers."""
         ended = []
         reply = self._client.step()
         if self._quarantined != (quarantined := self._client.quarantined.keys()):
@@ -211,15 +212,15 @@ class WorkerQueue:
             self._queue = deque(schedule.with_repeats(self._queue, self._scheduled(), repeats))
 
     def _is_done_in_round(self, run: ScheduledRun, now: float) -> bool:
-        """Return True if the current round already includes this run and no early run was requested since.
+        """Return True if the current round includes this run and no early run has been requested since.
 
-        Even if a round takes longer than the interval, it must end before the next one starts.
+        Even a round that takes longer than the interval must end before the next round starts.
         """
         run_count = self._run_counts[run.name] if self._is_running else 0
         return run_count >= MAX_RUNS_PER_ROUND or (run_count > 0 and self._early.get(run.name, FOREVER) > now)
 
     def _next(self) -> Request | Reply | None:
-        """Return the next work. NVML is closed first, then come checks, then tasks."""
+        """Return the next work item: first closing NVML, then checks, then tasks."""
         if self._client.nvml_open and not (self._queue and self._queue[0].resource == "nvml"):
             return self._pop_task(self._next_task("nvml")) or CLOSE_NVML
         if self._queue:

@@ -1,4 +1,4 @@
-"""Worker tasks other than checks. Each class makes one task's requests and handles the replies."""
+"""Worker tasks other than checks. Each class creates a task's requests and handles the replies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ INVENTORY_SECONDS = 24 * 3600.0
 
 
 class LedgerCopy:
-    """Copies the ledger to the state directory, whose disk may hang. `problem` says why the last copy failed."""
+    """Copies the ledger to the state directory, whose disk may hang. `problem` is the reason why the last copy
+    failed.
+    """
 
     def __init__(self, store: ConditionStore, runtime_dir: str, state_dir: str) -> None:
         self.failures, self.problem = 0, ""
@@ -57,15 +59,18 @@ class LedgerCopy:
 
 
 class InstalledFiles:
-    """Watches healthd's own files, which may be removed or replaced while it runs. `problem` is a sentence if they
-    were."""
+    """Watches healthd's own files, which may be removed or replaced while the daemon runs. `problem` is a sentence
+    about such a change.
+    """
 
     def __init__(self) -> None:
         self.problem = ""
         self._at_start = installed_files.identities()
 
     def changed(self) -> str:
-        """Return a sentence if the files were removed or replaced, otherwise "". This may hang if their disk hangs."""
+        """Return a sentence if the files were removed or replaced, otherwise "". The call may hang if their disk
+        hangs.
+        """
         return installed_files.problem(self._at_start, installed_files.identities(list(self._at_start)))
 
     def request(self) -> Request:
@@ -78,14 +83,14 @@ class InstalledFiles:
         elif reply.outcome is Outcome.FAILED:  # no worker could be started, or it exited at once
             found = self.changed() or f"no worker answers: {reply.error}"
         else:
-            return  # a hang is not evidence about the files
+            return  # a hang says nothing about the files
         if found and found != self.problem:
             log.error("%s", found)
         self.problem = found
 
 
 class Textfile:
-    """Writes the file `metrics.textfile`, whose disk may hang. `problem` says why it could not be written."""
+    """Writes the file `metrics.textfile`, whose disk may hang. `problem` is the reason why the last write failed."""
 
     def __init__(self) -> None:
         self.problem = ""
@@ -104,7 +109,7 @@ class Textfile:
 
 
 class InventoryTask:
-    """Reads this node's inventory again once a day, and when it may have changed."""
+    """Reads this node's inventory once a day, and when it may have changed."""
 
     def __init__(self, store: ConditionStore, monotonic: Callable[[], float]) -> None:
         self._store = store
@@ -135,7 +140,7 @@ class InventoryTask:
 
 
 def failure(reply: Reply) -> str:
-    """Return why the worker did not complete the task, or "" if it did."""
+    """Return the reason why the worker did not complete the task, or "" if it did."""
     if reply.outcome is Outcome.COMPLETED:
         return ""
     return reply.error or reply.outcome.value.replace("_", " ")
@@ -171,7 +176,7 @@ class StreamDelivery:
     def is_due(self) -> bool:
         """True if lines are waiting and the ledger that contains them is saved.
 
-        If the ledger were not saved and the daemon was killed, the next daemon could give the written lines' numbers to
+        If the daemon were killed before the ledger is saved, the next daemon could give the written lines' numbers to
         other lines.
         """
         return bool(self._store.ledger.outbox.lines) and not self._is_pending and not self._store.unsaved

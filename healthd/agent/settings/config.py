@@ -66,9 +66,9 @@ class CheckConfig(Value, frozen=True):
 
 
 def is_capped(config: CheckConfig, expects: str) -> bool:
-    """Return True if, under these settings, findings that compare with the setting `expects` are at most a WARNING.
+    """Return True if these settings cap findings that are based on the setting `expects` at WARNING.
 
-    `expects` is "" for findings that do not compare with a setting.
+    `expects` is "" for findings that are not based on a setting.
     """
     return not config.enforce or expects in config.guessed or "name" in config.guessed
 
@@ -103,8 +103,9 @@ class KernelPattern(Value, frozen=True):
 
 
 def _too_severe(pattern: KernelPattern) -> str:
-    """Return why this severity is not allowed for a pattern without a fixed beginning, or "". Such a pattern also
-    matches user text inside a message (audit lines)."""
+    """Return the reason why this severity is not allowed for a pattern without a fixed beginning, or "". Such a pattern
+    also matches user text inside a message (audit lines).
+    """
     if pattern.severity < Severity.DEGRADED or not pattern.pattern.startswith("*"):
         return ""
     return (
@@ -132,12 +133,11 @@ class KernelLogConfig(Value, frozen=True):
 class SlurmConfig(Value, frozen=True):
     """Settings for Slurm.
 
-    `command_timeout_seconds` is the deadline for a Slurm command. `requeue_retry_seconds` is how long an unconfirmed
-    requeue may still be in flight. A job that was restarted `max_restarts` times is requeued held. With
-    `admin_comment`, the fault is written into the AdminComment of jobs that a CRITICAL fault hit. `requeue` says which
-    jobs such a fault requeues: those on the broken part, or all on the node. `own_faults_per_hour`,
-    `shared_wait_seconds` and `shared_max_wait_seconds` are limits for faults that come and go
-    (agent/slurm/flapping.py).
+    `command_timeout_seconds` is the deadline for a Slurm command. `requeue_retry_seconds` is the time for which an
+    unconfirmed requeue may still be in flight. A job that was restarted `max_restarts` times is requeued in the held
+    state. With `admin_comment`, a CRITICAL fault is written into the AdminComment of the jobs that it hit. `requeue`
+    selects the jobs that such a fault requeues: those on the broken part, or all on the node. `own_faults_per_hour`,
+    `shared_wait_seconds` and `shared_max_wait_seconds` are limits for intermittent faults (agent/slurm/flapping.py).
     """
 
     command_timeout_seconds: Period = 30.0
@@ -151,11 +151,11 @@ class SlurmConfig(Value, frozen=True):
 
 
 class FleetLimits(Value, frozen=True):
-    """How many of a partition's nodes healthd may keep drained: a percentage, but at least a given number.
+    """Limits on the nodes of a partition that healthd may keep drained: a percentage, but at least a given number.
 
     limit_*         for causes that several nodes share
     own_hardware_*  for a fault of the node itself
-    jitter_seconds  longest first wait for a shared cause; it is shorter in a small partition (fleet_limit.py)
+    jitter_seconds  longest first wait for a shared cause, which is shorter in a small partition (fleet_limit.py)
     uncounted_drain_after_seconds  how long the drained nodes must be uncountable before a CRITICAL fault of the node's
                                    own hardware drains without a count and without a requeue. A random time of at most
                                    the same length is added
@@ -184,8 +184,8 @@ class MetricsConfig(Value, frozen=True):
 class Settings(Value, frozen=True):
     """All settings outside [checks].
 
-    `cluster` is "" for ClusterName in slurm.conf. `profile` is "auto", "none", a name in conf/profiles or a path.
-    `baseline_file` is "" for none.
+    If `cluster` is "", ClusterName in slurm.conf is used. `profile` is "auto", "none", a name in conf/profiles or a
+    path. `baseline_file` is "" for no baseline.
     """
 
     mode: Mode = Mode.OBSERVE
@@ -234,10 +234,10 @@ class Loaded(Value, frozen=True):
 
 
 def is_kernel_log_forgeable(loaded: Loaded) -> bool:
-    """Return True if kernel log lines are displayed without any effect, because users can forge them.
+    """Return True if kernel log lines are displayed but have no effect, because users can forge them.
 
-    This applies to a followed file, where a line break in a user's text begins a new line. A path that was given as a
-    flag belongs to a drill or a test and is trusted.
+    This applies to a followed file, where a line break in a user's text begins a new line. A path given as a flag
+    belongs to a drill or a test and is trusted.
     """
     kernel_log = loaded.settings.kernel_log
     is_trusted = kernel_log.source in KERNEL_LOGS or kernel_log.trust_file
@@ -261,7 +261,7 @@ def kernel_log_config(table: Mapping[str, Any], source: str) -> KernelLogConfig:
 
 
 def checks_dir(table: Mapping[str, Any]) -> str:
-    """Return the directory with the site's checks, which is needed to validate the table.
+    """Return the directory of the site's checks, which is needed to validate the table.
 
     Return "" if that setting is invalid.
     """

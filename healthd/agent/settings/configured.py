@@ -72,5 +72,5 @@ class Configured(Struct, frozen=True, dict=True):
 
     @property
     def idle_runs(self) -> set[RunName]:
-        """Runs that only take place on a node without jobs."""
+        """Runs that take place only on a node without jobs."""
         return {name for name in self.runs if self.checks[name.check].when}

@@ -1,4 +1,4 @@
-"""Contract for a check module: the names that it may declare, with types and defaults.
+"""Contract for a check module: the names that the module may declare, with types and defaults.
 
 healthd reads nothing else from a module, and reads these names once, when it finds the check. A module needs `run` or
 `correlate` (a site's file: `run`). tests/agent/settings/test_contract.py verifies each module of checks/ against the

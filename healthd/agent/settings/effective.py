@@ -1,8 +1,8 @@
 """Effective settings and their sources. An invalid key, type or check name stops the start with a one-sentence error.
 
-The priority of a setting's sources, lowest first: defaults, profile for the machine's type, this node's baseline,
-healthd.toml, its [[node]] sections for this node, flags. layers.py has the layers below the file, node_sections.py the
-sections. config.py defines the allowed values, and the checks define those for their own settings.
+Sources in order of priority, lowest first: defaults, the profile for the machine's type, this node's baseline,
+healthd.toml, its [[node]] sections for this node, flags. layers.py handles the layers below the file, and
+node_sections.py the sections. config.py and, for their own settings, the checks define the allowed values.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def resolve_settings(
     first_section = len(layers) - len(section_layers)
     for height, layer in enumerate(layers):  # validate each layer separately, so that the error names the right layer
         with _naming_source(layer.source, {}):
-            if height >= first_section:  # a section is only complete together with the layers below it
+            if height >= first_section:  # a section is complete only with the layers below it
                 _check_section(layers[:height], layer, available)
             else:
                 _require_existing(layer.checks, available)
@@ -102,7 +102,7 @@ def _top_level(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections_for(node: str, table: Mapping[str, Any], source: str) -> list[tuple[str, Section]]:
-    """Return the [[node]] sections for a node, each with its name, such as "healthd.toml [[node]] 2". Raises
+    """Return the [[node]] sections for a node, each with a name such as "healthd.toml [[node]] 2". Raises
     ConfigError."""
     from healthd.agent.settings import node_sections  # few files have sections
 
@@ -119,7 +119,7 @@ def find_mistakes(table: Mapping[str, Any], source: str, available: Mapping[str,
     """Return all mistakes in one settings file, one sentence each, for `healthd config check`.
 
     Each table is validated separately; the checks in a [[node]] section are validated together with those of the file.
-    Mistakes that only appear in all layers together (a baseline that contradicts the file) are left to
+    Mistakes that appear only when all layers are combined (a baseline that contradicts the file) are left to
     resolve_settings().
     """
     names = {f.name for f in fields_of(Settings)}
@@ -166,7 +166,7 @@ def find_mistakes(table: Mapping[str, Any], source: str, available: Mapping[str,
 
 
 def _split_tables(name: str, table: Any, available: Mapping[str, Check]) -> list[Any]:
-    """Return a copy of the check's table for each of its named tables, so that mistakes in all of them are found."""
+    """Return a copy of the check's table for each of its named tables, so that mistakes in all tables are found."""
     if name not in available or not available[name].per or not isinstance(table, Mapping):
         return [table]
     own = {f.name for f in fields_of(available[name].config)}
@@ -235,7 +235,7 @@ def setting_path(check: str, instance: str, setting: str) -> str:
 
 
 def _guessed(check: Check, instance: str, layer_by_path: Mapping[str, Layer]) -> tuple[str, ...]:
-    """Return the settings of a run whose values a profile guessed.
+    """Return the names of a run's settings whose values come from a profile.
 
     An instance's own table takes precedence over the check's.
     """
@@ -270,7 +270,7 @@ def _require_top_level(plain: dict[str, Any], available: Mapping[str, Check]) ->
             from difflib import get_close_matches
 
             near = get_close_matches(key, [*names, *available], n=1)
-            is_check = bool(near) and near[0] not in names  # its table belongs below "checks"
+            is_check = bool(near) and near[0] not in names  # the check's table belongs below "checks"
             hint = f'; did you mean "checks.{near[0]}"?' if is_check else spelling_hint(key, names)
             raise ConvertError(f'unknown setting "{key}"{hint}')
     return plain
@@ -350,15 +350,14 @@ def _require_tables(name: str, table: Mapping[str, Any], check: Check) -> None:
 
 
 def _overlay(lower: dict[str, Any], upper: Mapping[str, Any]) -> None:
-    """Merge `upper` into `lower`, setting by setting. Tables such as [slurm] and [fleet] are joined."""
+    """Merge `upper` into `lower`, setting by setting. Tables such as [slurm] and [fleet] are merged."""
     for key, value in upper.items():
         current = lower.get(key)
         lower[key] = {**current, **value} if isinstance(current, Mapping) and isinstance(value, Mapping) else value
 
 
 def _put(table: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set one setting in nested tables. If a value is in the place of a table, leave it, so that it is refused
-    later."""
+    """Set one setting in nested tables. A value in the place of a table is left there, so that it is refused later."""
     *path, last = dotted.split(".")
     for name in path:
         subtable = table.get(name, {})
@@ -406,7 +405,9 @@ def _all_fields(config: Any) -> dict[str, Any]:
 
 
 def _contradiction(limits: FleetLimits) -> str:
-    """Return a sentence if the limit for shared causes contradicts the other one by being higher, or ""."""
+    """Return a sentence if the limit for shared causes is higher than the other limit, which is a contradiction, or
+    "".
+    """
     for name, own, shared in (
         ("limit_percent", limits.own_hardware_limit_percent, limits.limit_percent),
         ("limit_min_nodes", limits.own_hardware_limit_min_nodes, limits.limit_min_nodes),

@@ -1,11 +1,11 @@
 """Layers below healthd.toml: the profile for this machine's type, and this node's baseline.
 
-A profile (conf/profiles) describes a machine type's hardware. A profile is a guess, so deviations from it warn and
-never drain. A baseline (`healthd baseline`) describes this node's hardware. Both contain only [checks.*]; a profile
+A profile (conf/profiles) describes a machine type's hardware. A profile is a guess, so deviations from it are warnings
+and never drain. A baseline (`healthd baseline`) describes this node's hardware. Both contain only [checks.*]; a profile
 also has [match], which selects it.
 
-GPUs are identified by their PCI ids in sysfs, never by name, because names require NVIDIA's driver, which may hang
-(docs/adr/0013).
+GPUs are identified by their PCI ids in sysfs, never by name, because reading names requires NVIDIA's driver, which may
+hang (docs/adr/0013).
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def lower_layers(settings: Settings) -> list[Layer]:
 
 
 def layers_without_baseline(settings: Settings) -> list[Layer]:
-    """Return the layers for creating a new baseline. The old baseline is not among them."""
+    """Return the layers for creating a new baseline, without the old baseline."""
     return lower_layers(replace(settings, baseline_file=""))
 
 
 def _applies_to_root(settings: Settings) -> bool:
-    """Return True if the baseline applies to the configured root. The default baseline is only valid for "/"."""
+    """Return True if the baseline applies to the configured root. The default baseline is valid only for "/"."""
     return settings.root == "/" or settings.baseline_file != Settings().baseline_file
 
 
@@ -98,7 +98,7 @@ def _chosen_profile(settings: Settings) -> str:
 
 
 def _find_profile(host: Host) -> str:
-    """Return the profile that fits this machine. Profiles with a product name come first."""
+    """Return the profile that fits this machine. Profiles with a product name have priority."""
     try:
         product = host.read(PRODUCT_NAME) or ""
         gpus: dict[str, int] = {}
@@ -107,7 +107,7 @@ def _find_profile(host: Host) -> str:
                 pci_id = f"10de:{function.device[2:]}"
                 gpus[pci_id] = gpus.get(pci_id, 0) + 1
     except (OSError, ValueError):
-        return ""  # pcie_devices and gpu_count report the error; a guess without this data is worse than none
+        return ""  # pcie_devices and gpu_count report the error; a guess without this data is worse than no guess
     if not product and not gpus:
         return ""  # the machine has no such data, so do not read the profiles
     matches = {name: _match(name) for name in profile_names()}

@@ -1,4 +1,4 @@
-"""Types with limits. A settings class uses them to declare its fields.
+"""Types with limits, for the field declarations in settings classes.
 
 `codec.load` refuses an invalid value and names the setting. A limit belongs to the class that declares the field, not
 to the field's name, so a site's check may choose any names.
@@ -34,7 +34,7 @@ def _file_or_name(value: str) -> str:
 
 
 def absolute_path_problem(value: str) -> str:
-    """Return why `value` is not an absolute path, or "" if it is one."""
+    """Return the reason why `value` is not an absolute path, or "" if it is."""
     return "" if value.startswith("/") and "\0" not in value else f"must be an absolute path, got {show(value)}"
 
 
@@ -43,14 +43,17 @@ def _absolute_path_or_none(value: str) -> str:
 
 
 def _kernel_log(value: str) -> str:
-    """Return why the name is refused, or "". If a mistyped name were taken as a file, healthd would wait for it and
-    miss all events."""
+    """Return the reason why the name is refused, or "". If healthd took a mistyped name for a file, it would wait for
+    the file and miss all events.
+    """
     fits = value in KERNEL_LOGS or not absolute_path_problem(value)
     return "" if fits else f'must be "kmsg", "journal", "off" or an absolute path, got {show(value)}'
 
 
 def is_node_name(value: str) -> bool:
-    """Return True if Slurm accepts this as the name of one node. "ALL" and "n[1-9]" also stand for other nodes."""
+    """Return True if Slurm accepts this as the name of a single node. "ALL" and "n[1-9]" refer to other nodes as
+    well.
+    """
     return _NODE_NAME.fullmatch(value) is not None and value.upper() != "ALL"
 
 
@@ -79,7 +82,7 @@ def addresses_problem(value: tuple[str, ...]) -> str:
 
 
 def address_problem(value: str) -> str:
-    """Return why `value` is neither ADDRESS:PORT nor "off", or "" if it is valid."""
+    """Return the reason why `value` is neither ADDRESS:PORT nor "off", or "" if it is valid."""
     address, _, port = value.rpartition(":")
     if address == "*":
         suggestion = f'to listen on every address, write "0.0.0.0:{port}" or "[::]:{port}"'
@@ -98,7 +101,7 @@ MAX_WILDCARDS = 10
 def longest_literal(pattern: str) -> str:
     """Return a pattern's longest literal text, which every matching line contains in any log format.
 
-    Lines are searched for it, so a short literal would be found in most lines.
+    Lines are searched for this text, so a short text would be found in most lines.
     """
     return max(_NOT_PLAIN.split(pattern), key=len)
 
@@ -122,7 +125,7 @@ def _pattern_names(value: dict[str, object]) -> str:
     return "" if len(value) <= 100 else f"must have at most 100 patterns, got {len(value)}"
 
 
-# Wide enough for every existing or announced machine, narrow enough to catch a wrong unit or digit.
+# Wide enough for every existing or announced machine, and narrow enough to catch a wrong unit or an extra digit.
 Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # an interval or a maximum duration
 Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait or remember
 Percent = Annotated[float, between(0, 100)]
@@ -139,7 +142,7 @@ Lanes = Annotated[int, between(0, 32, " lanes")]  # PCI Express has at most 32
 Cpus = Annotated[int, between(0, 8192, " CPUs")]  # maximum NR_CPUS of Linux on x86
 Processes = Annotated[int, between(1, 2**22, " processes")]  # PID_MAX_LIMIT of Linux
 ExitStatus = Annotated[int, between(0, 255)]  # waitpid(2): the low 8 bits
-Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52 bits of physical address
+Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52-bit physical addresses
 Gib = Annotated[float, between(0, 2**20, " GiB (1 PiB)")]
 Celsius = Annotated[float, between(0, 150, " degrees")]
 WholeCelsius = Annotated[int, between(0, 150, " degrees")]

@@ -1,4 +1,4 @@
-"""[[node]] sections in the settings. With them, one file can be used for several kinds of nodes.
+"""[[node]] sections, which allow one settings file for several kinds of nodes.
 
     [[node]]
     match = ["gpu-[001-128]", "!gpu-042"]
@@ -6,8 +6,8 @@
     [node.checks.gpu_count]
     expected = 8
 
-A section applies to a node if one of its host lists contains the node's name and no list that begins with "!" contains
-it. Host lists have Slurm's format: "rack[1-2]n[01-16]". If all lists begin with "!", the section applies to all other
+A section applies to a node if one of its host lists contains the node's name and no list that begins with "!" does.
+Host lists have Slurm's format: "rack[1-2]n[01-16]". If all lists begin with "!", the section applies to all other
 nodes. Each setting in a section takes precedence over the same setting outside the sections, and over the same setting
 in an earlier section.
 """

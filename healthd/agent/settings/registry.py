@@ -1,10 +1,9 @@
 """Registry of checks: the built-in ones (healthd/checks/NAME.py) and the site's (Python files in `checks_dir`).
 
 A site's Python file is code that healthd runs as root. The file, every directory above it and every symbolic link on
-the path must belong to root, and no other user may write to them (ownership.py). The verified file is the one that is
-imported. The daemon imports the file when it starts, for its Config. Its run() is only called in the worker. Its other
-functions (validate, overdue, explain) may raise an exception, which is logged in one sentence and never stops the
-daemon.
+the path must belong to root, and no other user may write to them (ownership.py). healthd imports exactly the file that
+it verified. The daemon imports the file at startup, for its Config. The file's run() is called only in the worker.
+Exceptions in its other functions (validate, overdue, explain) are logged in one sentence and never stop the daemon.
 """
 
 from __future__ import annotations
@@ -117,9 +116,9 @@ class Check(Value, frozen=True):
     def may_block_resume(self, config: CheckConfig) -> bool:
         """Return True if a drained node waits for this check when it fails to run.
 
-        The node does not wait if the check declares HOLDS_RESUME = False. Nor does it wait if the check can only warn,
-        because of the site's settings or because none of its codes drains. A check that explains none of its codes may
-        drain for any of them.
+        The node does not wait if the check declares HOLDS_RESUME = False, or if the check can only warn, because of the
+        site's settings or because none of its codes drains. A check that explains none of its codes may drain for any
+        code.
         """
         if is_capped(config, "") or not self.declares.HOLDS_RESUME:
             return False
@@ -130,7 +129,7 @@ class Check(Value, frozen=True):
         return not explained or any(severity >= Severity.DEGRADED for severity in (*other_severities, *worst))
 
     def resource(self, instance: str) -> str:
-        """Return the resource that a hung run blocks for others: NVML as a whole, otherwise this run's own resource."""
+        """Return the resource that a hung run blocks for other runs: NVML as a whole, or this run's own resource."""
         return self.uses if self.uses == "nvml" else f"{self.name} {instance}".strip()
 
     def run(
@@ -149,9 +148,9 @@ class Check(Value, frozen=True):
     ) -> tuple[list[Finding], Failures]:
         """Return (the findings for a window of kernel events, the events for which the check raises an exception).
 
-        Both are empty for site checks, and for checks that do not evaluate kernel events. This runs in the daemon, for
-        each line. If the check raises, each event is evaluated separately. The other checks and the daemon continue;
-        otherwise the daemon would fail on the same line at each start.
+        Both are empty for site checks, and for checks that do not evaluate kernel events. The daemon calls this method
+        for each line. If the check raises an exception, each event is evaluated separately. The other checks and the
+        daemon continue; otherwise the daemon would fail on the same line at each start.
         """
         correlate = None if self.path else self.declares.correlate
         if correlate is None:
@@ -178,7 +177,7 @@ class Check(Value, frozen=True):
         return read_baseline(host, config) if read_baseline else ()
 
     def repairs(self, events: Sequence[KernelEvent]) -> list[Repair]:
-        """Return the repairs that kernel events prove. Only built-in checks have any."""
+        """Return the repairs that kernel events prove. Only built-in checks return any."""
         find_repairs = None if self.path else self.declares.repairs
         if find_repairs is None:
             return []
@@ -260,7 +259,7 @@ class Check(Value, frozen=True):
         raise_mistakes(found)
 
     def _code_hint(self, written: str) -> str:
-        """Return a hint for an unknown code. It names the most similar code, or all codes if there are few."""
+        """Return a hint for an unknown code: the most similar code, or all codes if there are few."""
         import difflib
 
         codes = [code.partition("/")[2] for code in self.codes()]
@@ -308,7 +307,7 @@ def _worst(code: str, explain: Explain, config: CheckConfig) -> Severity:
 def require_common(config: CheckConfig, where: str) -> None:
     """Raise ConvertError unless the common settings have CheckConfig's types.
 
-    A site's Config may redeclare them, and the daemon reads them.
+    A site's Config may redeclare these settings, and the daemon reads them.
     """
     load(CheckConfig, {f.name: dump(getattr(config, f.name)) for f in fields_of(CheckConfig)}, where)
 
@@ -327,7 +326,7 @@ def built_in_checks(only: Collection[str] | None = None) -> dict[str, Check]:
 
 
 def site_files(directory: str) -> list[str]:
-    """Return the site's check files. Raises ConfigError if users other than root could have written any of them."""
+    """Return the site's check files. Raises ConfigError if a user other than root could have written a file."""
     if not directory:
         return []
     try:
@@ -375,7 +374,7 @@ def load_site(path: str) -> Check:
     """Import a site file through the verified descriptor. Raises ConfigError; the message is a sentence that names the
     file.
 
-    If it were imported by name, the file could be swapped, or a compiled file in the same folder could be forged.
+    An import by name would allow another user to swap the file, or to forge a compiled file in the same folder.
     """
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -464,8 +463,8 @@ def _redeclared(config: type[CheckConfig]) -> str:
 def find_checks(directory: str, bounded: bool = True) -> dict[str, Check]:
     """Return all checks by name, both built-in and the site's. Raises ConfigError; the message is one sentence.
 
-    If `bounded`, each site file is first imported in another process, because it may hang. The worker does not need
-    this, because it has a deadline.
+    If `bounded`, each site file is first imported in another process, because the import may hang. The worker does not
+    need this, because it has a deadline.
     """
     checks = built_in_checks()
     paths = site_files(directory)

@@ -1,4 +1,4 @@
-"""Check that a round can end before the next one begins, as far as the settings show this."""
+"""Check from the settings that each round can end before the next round begins."""
 
 from __future__ import annotations
 

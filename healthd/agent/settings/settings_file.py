@@ -13,8 +13,8 @@ def read_file(path: str, required: bool, setting: str = "") -> dict[str, Any]:
     """Return the table of a TOML file, or {} if the file is absent and not required.
 
     `setting` is the setting that names the file, for the error message. Raises ConfigError if the file is not TOML or
-    cannot be read. The file determines what runs as root. It is therefore also an error if a user other than root, or
-    than the user that healthd runs as, could have written it.
+    cannot be read. The file determines what runs as root, so it is also an error if a user other than root and
+    healthd's own user could have written the file.
     """
     try:
         return parse_toml(ownership.read(path), path)

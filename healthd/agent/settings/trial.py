@@ -39,7 +39,7 @@ _passed: set[tuple[str, int, int]] = set()  # (argument, inode, change time in n
 
 
 class _Trial(NamedTuple):
-    """A trial. It consists of its argument, the file, and the label that the process prints before the trial begins."""
+    """A trial: its argument, the file, and the label that the process prints before the trial begins."""
 
     argument: str
     path: str
@@ -65,7 +65,7 @@ def _label(path: str, where: str) -> str:
 
 
 def _require(trials: Sequence[_Trial], flags: Sequence[str], phrases: tuple[str, str], seconds: float) -> None:
-    """Run the trials. `phrases` are used in messages, for a timeout ("imported") and for a crash ("its import")."""
+    """Run the trials. `phrases` are for messages about a timeout ("imported") and about a crash ("its import")."""
     identities = {}
     for trial in trials:
         status = os.stat(trial.path)

@@ -48,7 +48,7 @@ def report_events(reason: str, resumed: bool, acknowledged: bool, requeued: tupl
 
 
 class LineContext(NamedTuple):
-    """Data for naming a line's cause. `causes` are the conditions that the reconciliation was started for."""
+    """Data for naming a line's cause. `causes` are the conditions for which the reconciliation was started."""
 
     causes: Sequence[Condition]
     ledger: Ledger
@@ -60,8 +60,9 @@ def operator_resume_line(context: LineContext) -> Iterator[Line]:
 
 
 def hold_lines(previous: FleetHold | None, current: FleetHold | None, now: float) -> Iterator[Line]:
-    """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is logged as INFO, because it
-    is not a fault."""
+    """Yield a line when the fleet limit delays a drain, and at each retry. The first wait is no fault and is logged as
+    INFO.
+    """
     if current is not None and current != previous:
         severity = Severity.CRITICAL if current.times else Severity.INFO
         yield Line(severity, f"{fleet_limit.describe(current)}; next try in {current.until - now:.0f} s", {})

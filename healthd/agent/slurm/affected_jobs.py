@@ -8,7 +8,7 @@ inventory does not list
 the host (memory, disks, mounts, network, PCIe ports)      all jobs
 
 A job is on the GPUs that Slurm allocated to it, and on those that its processes have open. A job whose GPUs are unknown
-counts as hit. On a node without gres/gpu in Slurm every job is hit, because Slurm allocates no GPUs there. If the
+is considered hit. On a node without gres/gpu in Slurm every job is hit, because Slurm allocates no GPUs there. If the
 number of the node's GPUs in Slurm could not be read, a job is hit only if it is proven to be on the GPU. An unreadable
 table therefore never causes a requeue of an unaffected job.
 """
@@ -39,7 +39,7 @@ class JobGpus(Value, frozen=True):
 
     has_allocation  whether Slurm allocated GPUs to the job, or None if unknown
     allocated       the GPUs that Slurm allocated to the job, or None if unknown
-    opened          GPUs that its processes have open; if a GPU is missing here, that proves nothing
+    opened          GPUs that its processes have open; may be incomplete
     is_complete     whether all its processes were inspected
     """
 
@@ -50,9 +50,9 @@ class JobGpus(Value, frozen=True):
 
 
 def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> FaultReach:
-    """Return which jobs a fault can hit. `gpus` contains all GPUs that NVML has reported, including lost ones.
+    """Return the jobs that a fault can hit. `gpus` contains all GPUs that NVML has reported, including lost ones.
 
-    The part is decisive: a GPU's PCIe error belongs to that GPU, a port's PCIe error to the host.
+    The part determines the jobs: a GPU's PCIe error affects that GPU, and a port's PCIe error the host.
     """
     kind = next((device.kind for device in devices if device.pci == cause.subject), "")
     if cause.check in SHARED_BY_GPUS or kind == "nvswitch":
@@ -63,8 +63,9 @@ def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDe
 
 
 def is_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
-    """Return True if the fault hits the job. `node_gpus` is the number of gres/gpu that the node has in Slurm (not 0),
-    or None if it is unknown."""
+    """Return True if the fault hits the job. `node_gpus` is the node's number of gres/gpu in Slurm (not 0), or None if
+    unknown.
+    """
     if node_gpus is None:
         return is_proven_hit(fault, job)
     if fault.all_jobs or job.has_allocation is None:
@@ -78,7 +79,7 @@ def is_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bool:
 
 
 def is_proven_hit(fault: FaultReach, job: JobGpus) -> bool:
-    """Return True if the GPUs that the job is known to use prove that the fault hits it."""
+    """Return True if the GPUs that the job is known to use prove that the fault hits the job."""
     if fault.all_jobs:
         return True
     if not fault.pci:
@@ -92,7 +93,7 @@ def is_certain_hit(fault: FaultReach, job: JobGpus, node_gpus: int | None) -> bo
 
 
 def describe_gpus(job: JobGpus) -> str:
-    """Return text that says why a GPU fault does not hit the job."""
+    """Return text on why a GPU fault does not hit the job."""
     if not job.has_allocation:
         return "has no GPU"
     gpus = sorted(job.allocated or ())

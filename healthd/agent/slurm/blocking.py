@@ -27,7 +27,9 @@ def run(command: Command) -> CommandResult:
 
 
 def node_problem(node_name: str, seconds: float) -> str:
-    """Return why this node cannot be read from Slurm, worded as the daemon's `problem`, or "" if it can be read."""
+    """Return the reason why this node cannot be read from Slurm, worded as the daemon's `problem`, or "" if it can be
+    read.
+    """
     argv = commands.node(node_name)
     result = run(Command(argv, seconds))
     if result.status != 0:

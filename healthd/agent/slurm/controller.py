@@ -1,7 +1,7 @@
-"""The daemon's Slurm controller. It decides when to reconcile the node, and applies changes that operators made in
-Slurm.
+"""The daemon's Slurm controller, which decides when to reconcile the node and applies operators' changes in Slurm.
 
-A pure function decides (agent/slurm/policy.py), and a generator of commands acts (agent/slurm/reconcile.py).
+A pure function makes the decision (agent/slurm/policy.py), and a generator of commands carries it out
+(agent/slurm/reconcile.py).
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class SlurmController:
         return min(self._driver.deadline, self._slurmd.deadline, self._retry_at)
 
     def close(self) -> None:
-        """Stop, but leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
+        """Stop, but do not interrupt a running scontrol. It finishes on its own, and the next start reads its
+        result.
+        """
         self._driver.abandon()
 
     # --- state
@@ -101,13 +103,13 @@ class SlurmController:
 
     @property
     def jobs_blocked_since(self) -> float:
-        """When Slurm itself began to keep jobs from this node (epoch seconds), or infinity if it does not."""
+        """Time since which Slurm itself has kept jobs from this node (epoch seconds), or infinity if it does not."""
         return jobs_blocked_since(self.status.node, self._store.ledger.slurm, self._boot_id)
 
     def must_refuse_jobs(self, verdict: Verdict) -> bool:
         """Return True if the prolog must refuse jobs.
 
-        The prolog must do so if a drain is desired and Slurm does not yet keep jobs from the node.
+        This is the case if a drain is desired and Slurm does not yet keep jobs from the node.
         """
         if not verdict.causes or not self.may_change() or self._now() >= self.jobs_blocked_since:
             return False
@@ -137,7 +139,7 @@ class SlurmController:
     def reconcile_if_due(self, verdict: Verdict, round_ended: bool) -> ReconcileReport | None:
         """Start a reconciliation if one is due. Return the report if it needed no command.
 
-        Also call this right after a reconciliation, because no later event signals a change that happened during it.
+        Also call this right after a reconciliation, because no later event reports a change during the reconciliation.
         """
         if self.settings.mode is Mode.OBSERVE:
             self._decide_without_slurm(verdict)
@@ -152,7 +154,7 @@ class SlurmController:
         return self._apply_report(self._driver.start(verdict, ledger.slurm, self._policy(), gpus))
 
     def _decide_without_slurm(self, verdict: Verdict) -> None:
-        """Decide what healthd would do to an undrained node. Runs no Slurm command."""
+        """Decide what healthd would do with an undrained node, without running a Slurm command."""
         self._driver.abandon()
         self._driver.step()
         self._retry_at, self._goal = FOREVER, None
@@ -180,8 +182,8 @@ class SlurmController:
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:
         """Return True if a reconciliation is due.
 
-        A reconciliation is due at the start, after a change of the goal, and for a retry. While a drain is desired or
-        set, it is also due in each round.
+        A reconciliation is due at startup, when the goal changes, and for a retry. While a drain is desired or set, it
+        is also due in each round.
         """
         ledger = self._store.ledger
         is_involved = not needs_no_query(verdict, ledger.slurm)
@@ -245,8 +247,8 @@ class SlurmController:
             self._store.save()
 
     def _save_record(self, slurm: DrainRecord) -> None:
-        """Save the record before the next command is sent. If the daemon is killed here, it can then recognise its
-        drain later.
+        """Save the record before the next command is sent, so that a daemon that is killed here can recognise its drain
+        later.
 
         If an operator reported a repair during the reconciliation, the count of repeated drains stays reset.
         """

@@ -1,9 +1,9 @@
-"""Drain a lemon from the head node (`healthd fleet lemons --apply`). This is a generator of commands, like
+"""Drain lemons by commands on the head node (`healthd fleet lemons --apply`). Generators yield the commands, as in
 reconcile.py.
 
-It only drains, and never resumes. It skips nodes that are already drained or down, or whose drain would exceed a limit.
-The fleet limit counts the daemons' drains and this command's together (output.parse_fleet). The lower limit of
-fleet_limit.py applies, because a lemon can wait. All drained lemons count, regardless of the run that drained them
+The command only drains and never resumes nodes. It skips nodes that are already drained or down, or whose drain would
+exceed a limit. The fleet limit counts the drains by daemons and by this command (output.parse_fleet). The lower limit
+of fleet_limit.py applies, because a lemon can wait. Lemons drained by earlier runs are counted too
 (output.parse_lemons). The command stops if Slurm does not answer.
 """
 
@@ -47,7 +47,7 @@ class LemonResult(Value, frozen=True):
 def drain(
     name: str, evidence: str, max_lemons: int, limits: FleetLimits, command_timeout_seconds: float
 ) -> Steps[LemonResult]:
-    """Drain one lemon. `max_lemons` is how many of the cluster's nodes may be drained as lemons.
+    """Drain one lemon. `max_lemons` is the number of the cluster's nodes that may be drained as lemons.
 
     Raises SlurmError if Slurm does not answer or refuses.
     """
@@ -85,7 +85,7 @@ def drain(
 
 
 def skip_reason(node: NodeState) -> str:
-    """Return why a node must not be drained, or "" if it may be.
+    """Return the reason why a node must not be drained, or "" if it may be.
 
     The Reason alone is not evidence, because from 24.11 on it outlives its drain.
     """

@@ -1,8 +1,9 @@
-"""Driver for reconcile.reconcile. It runs each Command as a child process with its own deadline, and never blocks the
+"""Driver for reconcile.reconcile. Each Command runs as a child process with its own deadline, and never blocks the
 daemon.
 
-If Slurm hangs, is unreachable or refuses a command, that is never the node's fault. The generator gets a CommandResult
-and the daemon retries later. Backoff and jitter keep ten thousand nodes from retrying in the same second.
+A Slurm that hangs, is unreachable or refuses a command is never a fault of the node. The generator gets a
+CommandResult, and the daemon retries later. Backoff and jitter keep ten thousand nodes from retrying in the same
+second.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class SlurmDriver:
     """Runs one reconciliation at a time.
 
     `save_record` stores the record before the generator continues. `may_change` is called before each command that
-    changes something, because a pause or another mode may have begun. `log_command` is called right before each change
-    (with None as the result) and after it.
+    changes something, because the daemon may have been paused or its mode changed. `log_command` is called right before
+    each change (with None as the result) and after it.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SlurmDriver:
         self._boot_id = boot_id
         self._save_record = save_record
         self._may_change = may_change
-        self._record = DrainRecord()  # as last saved
+        self._record = DrainRecord()  # the record as last saved
         self._now = now
         self._monotonic = monotonic
         self._steps: Generator[Command | SaveRecord, CommandResult | None, ReconcileReport] | None = None
@@ -92,7 +93,7 @@ class SlurmDriver:
         return self._advance(None)
 
     def step(self) -> ReconcileReport | None:
-        """Continue if a command has finished. Return the report if the reconciliation has ended."""
+        """Continue if a command has finished. Return the report once the reconciliation has ended."""
         if self._child is None or not self._child.step():
             return None
         child, self._child = self._child, None
@@ -107,7 +108,7 @@ class SlurmDriver:
 
         The delay doubles each time, with jitter.
 
-        A drain that waits for the fleet limit, or that has ended, has its own schedule.
+        Drains that wait for the fleet limit or have ended have their own schedule.
         """
         if report.next_read_at:
             self._failures = 0
@@ -138,7 +139,9 @@ class SlurmDriver:
             self._steps = None
 
     def close(self) -> None:
-        """Stop, but leave a running scontrol alone: it finishes on its own, and the next start reads its result."""
+        """Stop, but do not interrupt a running scontrol. It finishes on its own, and the next start reads its
+        result.
+        """
         self.abandon()
 
     def _advance(self, result: CommandResult | None) -> ReconcileReport | None:
@@ -203,7 +206,7 @@ class SlurmDriver:
 class SlurmdStartDetector:
     """Detects a new slurmd on this node. A new slurmd registers within seconds, and slurmctld may then remove a drain.
 
-    While enabled, it inspects the processes that are new since the last call.
+    While enabled, each call inspects the processes that are new since the last call.
     """
 
     def __init__(self, root: str, monotonic: Callable[[], float]) -> None:

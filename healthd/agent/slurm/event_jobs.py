@@ -1,8 +1,8 @@
 """Slurm jobs that caused a kernel event, stored in the event's field "job" ("4711", or "12,13" if jobs share a GPU).
 
-Normally that is the job of the process in the line. If the process is gone or the line names none (Xid 79), it is every
-job that has the GPU open. Slurm's cgroups show the job at once. Without cgroups, `scontrol listpids` shows it a moment
-later. `scontrol` runs as a child process with a deadline, and queries only this node's slurmstepds.
+Normally this is the job of the process in the line. If the process is gone or the line names no process (Xid 79), all
+jobs that have the GPU open are stored. Slurm's cgroups show the job at once. Without cgroups, `scontrol listpids` shows
+it a moment later. `scontrol` runs as a child process with a deadline, and queries only this node's slurmstepds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EventJobFinder:
     ) -> tuple[KernelEvent, ...]:
         """Return `events` with jobs added to those in `touched` if the cgroups show them.
 
-        For the others, Slurm is queried.
+        Slurm is queried for the other events.
         """
         nodes = gpu_minors(gpus)
         jobs, unresolved = {}, []
@@ -125,7 +125,8 @@ class EventJobFinder:
 def may_find_job(event: KernelEvent, now: float) -> bool:
     """Return True if the event's job is unknown but may still be found.
 
-    Lines from before healthd's start have no job. Forged lines are excluded, because they could name any process.
+    Lines from before healthd's start have no job. Lines that users can forge are excluded, because they could name any
+    process.
     """
     has_job = any(name == "job" for name, _ in event.fields)
     return not has_job and not event.history and not event.observed and now - event.time <= PID_VALID_SECONDS
@@ -143,8 +144,9 @@ def find_jobs(
     jobs_by_gpu: Mapping[int, tuple[str, ...]],
     find_job: Callable[[int], str | None],
 ) -> str:
-    """Return the jobs that caused an event, such as "4711" or "12,13", or "". If a live process does not belong to a
-    job, no job is blamed."""
+    """Return the jobs that caused an event, such as "4711" or "12,13", or "". A live process outside jobs means that no
+    job caused the event.
+    """
     if event.pid:
         job = find_job(event.pid)
         if job is not None:

@@ -1,4 +1,4 @@
-"""Limit for faults that come and go, so that they do not drain and resume a node repeatedly. The functions are pure.
+"""Limits for intermittent faults, which would otherwise drain and resume a node repeatedly. The functions are pure.
 
 drain                                                     resume, once every check is clean
 --------------------------------------------------------  -----------------------------------------------------------
@@ -8,9 +8,9 @@ the second in a row for a cause that nodes share          after 10 minutes, the 
                                                           1,000 nodes
 any other                                                 at once
 
-Drains are in a row if each began within an hour after the resume from the previous one. Only drains that healthd lifted
-itself count. An operator who resumes the node, or runs `healthd repaired` for the cause, resets the count. `healthd
-repaired` also works once the fault is over and only the count keeps the node drained.
+Drains are in a row if each began within an hour after the resume from the previous drain. Only drains that healthd
+lifted itself are counted. An operator who resumes the node, or runs `healthd repaired` for the cause, resets the count.
+`healthd repaired` also works once the fault is over and only the count keeps the node drained.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ MAX_RESUMED = 20  # the maximum wait is reached long before that
 
 
 class Flapping(Value, frozen=True):
-    """Limits for faults that come and go.
+    """Limits for intermittent faults.
 
     own_faults_per_hour      after this many drains in an hour for the node's own hardware, an operator must resume the
                              node; 0 = no limit
-    shared_wait_seconds      wait after the second drain in a row for a shared cause. Each further drain doubles it
+    shared_wait_seconds      wait after the second drain in a row for a shared cause; each further drain doubles it
     shared_max_wait_seconds  maximum of this wait
     """
 
@@ -43,10 +43,10 @@ class Flapping(Value, frozen=True):
 
 
 def after_reading(record: DrainRecord, verdict: Verdict, now: float) -> DrainRecord:
-    """Return the record after a reading of the node: the drain's start and cause, and how long the node has been clean.
+    """Return the record, updated after a reading of the node: the drain's start and cause, and the clean time.
 
-    Only an open fault resets the clean time. Unknown states (a check that timed out, a pending finding, a restart) do
-    not count as clean time either.
+    Only an open fault resets the clean time. Time in an unknown state (a check that timed out, a pending finding, a
+    restart) is not clean time either.
     """
     if not record.reason and not verdict.causes:
         return replace(record, drained_at=0.0, own_hardware=False, clean_seconds=0.0, clean_since=0.0)
@@ -69,7 +69,7 @@ def _has_open_fault(verdict: Verdict) -> bool:
 
 
 def after_resume(record: DrainRecord, previous: DrainRecord, now: float) -> DrainRecord:
-    """Return the record after a resume by healthd. `previous` is the record during the drain."""
+    """Return the record, updated after a resume by healthd. `previous` is the record during the drain."""
     if record.reason or not previous.reason:
         return record
     ended = ResumedDrain(previous.drained_at, now, previous.own_hardware)
@@ -77,14 +77,14 @@ def after_resume(record: DrainRecord, previous: DrainRecord, now: float) -> Drai
 
 
 def reset_count(record: DrainRecord) -> DrainRecord:
-    """Return the record with the count reset, after an operator repaired or resumed the node."""
+    """Return the record with the count reset after an operator repaired or resumed the node."""
     return replace(record, resumed_drains=())
 
 
 def ended_causes(record: DrainRecord, cleared: Iterable[Condition]) -> list[Condition]:
     """Return the faults that drained this node and have ended, while the drain remains because of flapping.
 
-    `healthd repaired` is still possible for them.
+    `healthd repaired` still accepts these faults.
     """
     if not record.reason or not record.resumed_drains:
         return []
@@ -102,8 +102,7 @@ def _may_have_drained(record: DrainRecord, c: Condition) -> bool:
 
 
 def count_own_faults(record: DrainRecord) -> int:
-    """Count the drains because of the node's own hardware that began within an hour before this one, including this
-    one."""
+    """Count the drains for the node's own hardware in the hour before this drain began, including this drain."""
     since = record.drained_at - IN_A_ROW_SECONDS
     return 1 + sum(
         1 for old in record.resumed_drains if old.own_hardware and since < old.drained_at <= record.drained_at
@@ -111,7 +110,7 @@ def count_own_faults(record: DrainRecord) -> int:
 
 
 def count_in_a_row(record: DrainRecord) -> int:
-    """Count the drains that happened in a row, including this one."""
+    """Count the drains in a row, including this one."""
     drained_at, count = record.drained_at, 1
     for old in reversed(record.resumed_drains):
         if drained_at - old.resumed_at > IN_A_ROW_SECONDS:
@@ -121,8 +120,9 @@ def count_in_a_row(record: DrainRecord) -> int:
 
 
 def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
-    """Return how long everything must be clean before the drain is lifted. Infinity means that an operator must resume
-    the node."""
+    """Return the clean time in seconds that is required before the drain is lifted. Infinity means that an operator
+    must resume the node.
+    """
     if record.own_hardware:
         is_too_often = 0 < limits.own_faults_per_hour <= count_own_faults(record)
         return float("inf") if is_too_often else 0.0
@@ -132,7 +132,7 @@ def wait_seconds(record: DrainRecord, limits: Flapping) -> float:
 
 
 def waits_until(record: DrainRecord, limits: Flapping, now: float) -> float:
-    """Return when the drain may be lifted if everything stays clean (epoch seconds).
+    """Return the time at which the drain may be lifted if everything stays clean (epoch seconds).
 
     Return 0 if the drain may be lifted now, or only by an operator.
     """
@@ -145,7 +145,7 @@ def _resume_at(record: DrainRecord, limits: Flapping, now: float) -> float:
 
 
 def wait_reason(record: DrainRecord, limits: Flapping, now: float) -> str:
-    """Return why the drain is not lifted even though all checks are clean, or "" if it may be lifted."""
+    """Return the reason why the drain is not lifted even though all checks are clean, or "" if it may be lifted."""
     seconds = wait_seconds(record, limits)
     if seconds == float("inf"):
         cause = parse_reason(record.reason)
@@ -159,8 +159,7 @@ def wait_reason(record: DrainRecord, limits: Flapping, now: float) -> str:
 
 
 def drain_note(record: DrainRecord, limits: Flapping) -> str:
-    """Return the note for the Reason (`sinfo -R`) that only an operator lifts the drain, or "" if that is not the
-    case."""
+    """Return a note for the Reason (`sinfo -R`) if only an operator can lift the drain, otherwise ""."""
     if wait_seconds(record, limits) < float("inf"):
         return ""
     return f"{count_own_faults(record)} times in an hour: an operator must resume it"

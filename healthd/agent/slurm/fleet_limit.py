@@ -1,14 +1,14 @@
-"""Fleet limit: how many nodes healthd may keep drained at the same time. The functions are pure. reconcile.py does the
-counting.
+"""Fleet limit: the number of nodes that healthd may keep drained at the same time. The functions are pure. reconcile.py
+does the counting.
 
 A fault of the node's own hardware (a GPU off the bus) drains at once while healthd keeps fewer nodes drained than the
 higher limit. A fault that other nodes may share (file server, service, fabric, driver) first waits for a random time,
 so that thousands of nodes do not query slurmctld in the same second. It then drains if there is room under the lower
 limit. Otherwise the drain is held and retried with exponential backoff.
 
-Nodes that count at the same moment may all see room for one more. Each node therefore counts again after its drain, and
-lifts its drain if the limit is exceeded. The second count includes only drains that, by slurmctld's clock, are at least
-as old as the node's own drain. The last node that stays has counted all others that stay, so the limit is never
+Nodes that count at the same moment may all find room for one more. Each node therefore counts again after its drain,
+and lifts the drain if the limit is exceeded. The second count includes only drains that, by slurmctld's clock, are at
+least as old as the node's own drain. The last node that stays has counted all others that stay, so the limit is never
 exceeded for long.
 
 If the fleet cannot be counted (sinfo fails, its table cannot be read, slurmctld is unreachable), the limit must still
@@ -50,10 +50,10 @@ from healthd.common.model import (
 # A node that drains counts twice.
 SECONDS_PER_NODE = 0.2
 MIN_HOLD_SECONDS = 60.0
-# If a node counts later than planned by more than this, other nodes probably do too (slurmctld was unreachable, daemons
-# were stopped). All of them then spread out again.
+# If a node counts later than planned by more than this, other nodes probably do so too (slurmctld was unreachable,
+# daemons were stopped). All of them then spread out again.
 LATE_SECONDS = 60.0
-# How long a stored count replaces a failed one. A slurmctld that restarts or is busy is back by then.
+# How long a stored count can replace a failed count. By then, a slurmctld that was restarting or busy responds again.
 RECENT_SECONDS = 600.0
 
 
@@ -63,7 +63,7 @@ def is_own_hardware(causes: Iterable[Condition]) -> bool:
 
 
 def limit_for(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
-    """Return how many of `nodes` nodes healthd may keep drained."""
+    """Return the number of nodes, out of `nodes`, that healthd may keep drained."""
     if own_hardware:
         percent, min_nodes = limits.own_hardware_limit_percent, limits.own_hardware_limit_min_nodes
     else:
@@ -89,12 +89,12 @@ def is_exceeded(count: PartitionCount, limits: FleetLimits, own_hardware: bool) 
 
 
 def spread_seconds(nodes: int, limits: FleetLimits) -> float:
-    """Return the seconds over which `nodes` nodes spread their first counts."""
+    """Return the time in seconds over which `nodes` nodes spread their first counts."""
     return min(limits.jitter_seconds, nodes * SECONDS_PER_NODE)
 
 
 def pseudo_random(node_name: str, now: float) -> float:
-    """Return a number from 0 to 1 that varies between nodes and over time as if it were random."""
+    """Return a pseudo-random number from 0 to 1 that varies between nodes and over time."""
     return zlib.crc32(f"{now:.3f} {node_name}".encode()) / 2**32
 
 
@@ -104,7 +104,7 @@ def first_wait(node_name: str, nodes: int, limits: FleetLimits, now: float) -> F
 
 
 def no_wait(now: float) -> FleetHold:
-    """Return the hold for a lost drain. It has already waited, so it is counted as soon as it is set again."""
+    """Return the hold for a lost drain. The drain has already waited, so it is counted as soon as it is set again."""
     return FleetHold(since=now, until=now)
 
 
@@ -139,7 +139,7 @@ def backoff(
 def must_wait(hold: FleetHold | None, own_hardware: bool, now: float) -> bool:
     """Return True if a drain must still wait.
 
-    A fault of the node's own hardware does not wait for a shared cause's hold.
+    The hold for a shared cause does not delay a drain for the node's own hardware.
     """
     return hold is not None and now < hold.until and (hold.own_hardware or not own_hardware)
 
@@ -149,9 +149,9 @@ def fleet_count(count: Sequence[PartitionCount], now: float) -> FleetCount:
 
 
 def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -> tuple[PartitionCount, ...]:
-    """Return the stored count if it is recent and covers these partitions, or () if not.
+    """Return the stored count if it is recent and covers these partitions, otherwise ().
 
-    The count includes this node's own earlier drain, so it never shows more room than there was.
+    The count includes this node's own earlier drain, so it never overstates the room.
     """
     count = record.stored_count
     if count is None or not 0 <= now - count.time <= RECENT_SECONDS:
@@ -160,10 +160,10 @@ def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -
 
 
 def after_failed_count(record: DrainRecord, now: float) -> DrainRecord:
-    """Return the record after a failed count.
+    """Return the record, updated to reflect a failed count.
 
-    Two failures that are more than RECENT_SECONDS apart do not count as one outage, because the state in between is
-    unknown. The wait for an uncounted drain then begins again.
+    Two failures that are more than RECENT_SECONDS apart are not one outage, because the state in between is unknown.
+    The wait for an uncounted drain then starts over.
     """
     is_same_outage = record.count_failing_since > 0 and now - record.count_failed_at <= RECENT_SECONDS
     return replace(
@@ -176,10 +176,10 @@ def after_count(record: DrainRecord) -> DrainRecord:
 
 
 def uncounted_drain_at(record: DrainRecord, node_name: str, limits: FleetLimits) -> float:
-    """Return when a drain may be set without a count (epoch seconds), if counts have failed since
+    """Return the time at which a drain may be set without a count (epoch seconds), if counts have failed since
     `count_failing_since`.
 
-    The random part keeps nodes that fail together from draining in the same minute.
+    The random part keeps nodes that fail at the same time from draining in the same minute.
     """
     wait = limits.uncounted_drain_after_seconds
     return record.count_failing_since + wait * (1.0 + pseudo_random(node_name, record.count_failing_since))
@@ -196,8 +196,8 @@ def is_withheld(
     """Return True if the prolog must let jobs start even though a drain is desired for these causes.
 
     If a prolog refuses a job, slurmctld drains the node. The prolog must therefore not refuse jobs while the limit
-    delays the drain. Nor must it refuse jobs while the fleet cannot be counted and a drain without a count is not due.
-    For a shared cause, jobs are kept away only once the drain is set and counted.
+    delays the drain. The same applies while the fleet cannot be counted and a drain without a count is not due. For a
+    shared cause, jobs are refused only once the drain is set and counted.
     """
     if not is_own_hardware(causes):
         return record.awaits_count or not _is_drained(record)
@@ -215,7 +215,8 @@ def is_uncounted_drain_due(
 
 
 def needs_count(causes: Sequence[Condition], record: DrainRecord) -> bool:
-    """Return True if a new drain is desired for a fault of the node's own hardware, and no count has allowed it yet.
+    """Return True if a new drain is desired for a fault of the node's own hardware, and no count has allowed the drain
+    yet.
 
     A drain for a shared cause is withheld until it is set, so a missing count does not have to be recorded.
     """
@@ -241,7 +242,7 @@ def describe(hold: FleetHold) -> str:
 
 
 def describe_uncounted(record: DrainRecord, causes: Sequence[Condition], node_name: str, limits: FleetLimits) -> str:
-    """Return why a drain is delayed while the fleet cannot be counted."""
+    """Return the reason why a drain is delayed while the fleet cannot be counted."""
     text = "delayed by the fleet limit: the nodes that healthd keeps drained cannot be counted"
     if not may_drain_uncounted(causes):
         return text

@@ -1,4 +1,4 @@
-"""Origin and meaning of Reasons that healthd did not set, and how such drains end. The functions are pure.
+"""Origin and meaning of Reasons that healthd did not set, and how these drains end. The functions are pure.
 
 Slurm's own Reasons are in builtin_reasons.py. Reasons from NHC begin with "NHC: " (LBNL's Node Health Check, nhc:
 "MARK_OFFLINE", helpers/node-mark-offline).
@@ -14,8 +14,9 @@ from healthd.common.text import regex
 
 
 class ForeignReason(NamedTuple):
-    """Explanation of a Reason. `origin` says what set it. `todo` says what to check and how to return the node to
-    service."""
+    """Explanation of a Reason. `origin` is the program that set the Reason. `todo` says what to check and how to return
+    the node to service.
+    """
 
     origin: str
     meaning: str
@@ -157,7 +158,7 @@ NO_REASON = ForeignReason(
 
 
 def unknown_code(more: str) -> ForeignReason:
-    """Return the meaning of a Reason that has healthd's prefix but an unknown code. `more` is a hint, or ""."""
+    """Return the meaning of a Reason with healthd's prefix and an unknown code. `more` is a hint, or ""."""
     return ForeignReason(
         f"healthd, but with a code that this version does not have (a site check, or another version){more}",
         "healthd drained the node for a condition that this version does not have. The node has a site check or runs "

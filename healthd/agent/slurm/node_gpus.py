@@ -1,5 +1,6 @@
-"""GPUs of this node and its jobs, from data on the node itself. Apart from two injected readers, the functions are
-pure."""
+"""GPUs of this node and its jobs, from data on the node itself. Except for two injected readers, the functions are
+pure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class NodeGpus(Value, frozen=True):
 
     inventory    the current inventory
     complete     the GPUs at a time when none was missing
-    read_prolog  returns what the prolog wrote about a job, and when
+    read_prolog  returns the prolog's text about a job, and the time at which it was written
     find_open    takes a dict of pids and jobs, and returns the N of each /dev/nvidiaN that a job has open, and whether
                  all processes were inspected
     """

@@ -1,4 +1,4 @@
-"""The decision about this node in Slurm. The functions are pure. reconcile.py carries the decision out.
+"""The decision about this node in Slurm. The functions are pure. reconcile.py carries out the decision.
 
 goal                 owner of the current drain  decision in mode "act"
 -------------------  --------------------------  ------------------------------------------------------------
@@ -21,7 +21,8 @@ none, not yet        healthd                     Leave: a check that can drain h
 none                 none, another               Leave
 
 In mode "drain", nothing is requeued. In mode "observe" or when paused, the decision is Leave, and `would` contains the
-action. If an operator set a node DOWN or FAIL, it counts as drained by the operator: a drain would replace that Reason.
+action. If an operator set a node DOWN or FAIL, the node is treated as drained by the operator, because a drain would
+replace that Reason.
 
 our drain is gone    the machine rebooted, a reboot was pending, Slurm powers the node off, slurmctld restarted
                      since, another slurmctld answered before the drain was saved, or our own resume was in flight:
@@ -68,7 +69,7 @@ from healthd.common.values import Value
 # Munge credentials expire after 300 s. slurmctld then refuses a command that it has not processed yet.
 IN_FLIGHT_SECONDS = 600.0
 SETTLED_SECONDS = 60.0  # slurmctld saves a drain after a few seconds; until then it can lose the drain
-CLOCK_SKEW_SECONDS = 2.0  # between this node and slurmctld, whose own time stamps have whole seconds
+CLOCK_SKEW_SECONDS = 2.0  # clock skew between this node and slurmctld, whose own time stamps are whole seconds
 # Time from our prolog's refusal to Slurm's time stamp for "Prolog error": one message's delay, which is retried for up
 # to MessageTimeout (10 s by default). The skew covers the clocks, and files with only the last of several refusals.
 REFUSAL_DELAY_SECONDS, REFUSAL_SKEW_SECONDS = 15.0, 5.0
@@ -108,7 +109,7 @@ class Policy(Value, frozen=True):
 
 
 class Owner(enum.Enum):
-    """Who owns the node's drain."""
+    """Owner of the node's drain."""
 
     NONE = "none"
     HEALTHD = "healthd"
@@ -129,15 +130,15 @@ def own_reason(node: NodeState, record: DrainRecord) -> str:
 
 
 def is_stale_reason(node: NodeState, record: DrainRecord) -> bool:
-    """Return True if the Reason is left over from a drain by healthd that has ended.
+    """Return True if the Reason is left over from an ended drain by healthd.
 
-    24.11 keeps the Reason, even under Slurm's next drain.
+    Slurm 24.11 keeps the Reason, even for Slurm's next drain.
     """
     return record.ended_drain is not None and _matches(node, record.ended_drain)
 
 
 def restored_drain(node: NodeState, record: DrainRecord) -> EndedDrain | None:
-    """Return healthd's ended drain if slurmctld restored it with an older state."""
+    """Return healthd's ended drain if slurmctld restored it from an older state."""
     if node.flags.isdisjoint(DRAINED_STATES) or own_reason(node, record):
         return None
     last = (record.ended_drain,) if record.ended_drain and not record.ended_drain.is_saved else ()
@@ -149,11 +150,11 @@ def _matches(node: NodeState, old: EndedDrain) -> bool:
 
 
 def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainRecord) -> NodeState:
-    """Return the node, marked if Slurm drained it because our prolog refused a job. `refusals` are times in epoch
+    """Return the node, with a mark if Slurm drained it because our prolog refused a job. `refusals` are in epoch
     seconds.
 
-    Slurm receives each refusal within seconds, and keeps the time of the first. A refusal from before the end of our
-    last drain belongs to that drain, so a later "Prolog error" comes from another prolog.
+    Slurm receives each refusal within seconds, and keeps the time of the first refusal. A refusal from before the end
+    of our last drain belongs to that drain, so a later "Prolog error" comes from another prolog.
     """
     ended_at = record.ended_drain.ended_at if record.ended_drain else 0.0
     is_match = node.reason_time == record.prolog_drain_time or any(
@@ -166,7 +167,7 @@ def mark_prolog_drain(node: NodeState, refusals: Sequence[float], record: DrainR
 
 
 def after_refusal(record: DrainRecord, node: NodeState) -> DrainRecord:
-    """Return the record after a reading. It notes whether a drain is in force that only our prolog's refusal caused."""
+    """Return the record, updated after a reading: whether a drain is in force that only our prolog's refusal caused."""
     return replace(record, prolog_drain_time=node.reason_time if node.drained_by_own_prolog else 0.0)
 
 
@@ -190,7 +191,7 @@ def drain_owner(node: NodeState, record: DrainRecord) -> Owner:
 
 
 def is_idle(node: NodeState) -> bool:
-    """Return True if no job is on this node and none will start: drained, and the last epilog has ended."""
+    """Return True if no job is on this node and none will start: the node is drained, and the last epilog has ended."""
     return {"IDLE", "DRAIN"} <= node.flags and node.flags.isdisjoint({"COMPLETING"} | UNSETTLED)
 
 
@@ -267,8 +268,9 @@ def describe(decision: Decision) -> str:
 
 
 def needs_no_query(verdict: Verdict, record: DrainRecord) -> bool:
-    """Return True if there is no need to query Slurm, because no drain is desired and none that concerns healthd is in
-    force."""
+    """Return True if Slurm need not be queried, because no drain is desired and no drain that concerns healthd is in
+    force.
+    """
     return not (verdict.causes or record.pending_reason or record.prolog_drain_time or last_drain_reason(record))
 
 
@@ -281,11 +283,12 @@ def last_drain_reason(record: DrainRecord) -> str:
 
 
 def jobs_blocked_since(node: NodeState | None, record: DrainRecord, boot_id: str) -> float:
-    """Return when Slurm itself began to keep jobs from the node (epoch seconds), or infinity if it does not yet.
+    """Return the time since which Slurm itself has kept jobs from the node (epoch seconds), or infinity if it does not
+    yet.
 
-    Slurm does so only if a drain has existed for a while in this boot and slurmd has registered. After an operator
-    resumes the node, Slurm admits jobs again. If the prolog refused one of them, the job would be held, and the node
-    would be drained with "Prolog error", which nothing resumes.
+    Slurm keeps jobs away only if a drain has existed for a while in this boot and slurmd has registered. After an
+    operator resumes the node, Slurm admits jobs again. If the prolog refused one of these jobs, the job would be held,
+    and the node would be drained with "Prolog error" and never resumed automatically.
     """
     if node is None or not node.reason_time or not last_drain_reason(record) or record.boot_id != boot_id:
         return float("inf")
@@ -294,13 +297,14 @@ def jobs_blocked_since(node: NodeState | None, record: DrainRecord, boot_id: str
 
 
 def is_drain_gone(node: NodeState, record: DrainRecord) -> bool:
-    """Return True if a drain for our fault was in force at the last reading, but is gone now."""
+    """Return True if a drain for our fault was in force at the last reading but is now gone."""
     return bool(last_drain_reason(record)) and drain_owner(node, record) is Owner.NONE
 
 
 def is_certainly_lost(node: NodeState, record: DrainRecord, boot_id: str, policy: Policy, now: float) -> bool:
-    """Return True if an operator certainly did not lift the missing drain. If other evidence is unclear, slurmctld's
-    start time decides."""
+    """Return True if the missing drain was certainly not lifted by an operator. If other evidence is unclear,
+    slurmctld's start time decides.
+    """
     is_power_change = record.reboot_pending or not node.flags.isdisjoint(POWER)
     return boot_id != record.boot_id or is_power_change or is_resume_in_flight(record, policy, now)
 
@@ -317,9 +321,9 @@ def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller:
     slurmctld answers first and saves a few seconds later. If slurmctld `started` after the change, the previous process
     may have been killed in between, so that the new process read an older state. A backup that took over may also have
     an older state, even if it started days ago. The current `controller` then differs from `previous_controller`, which
-    was read right before the change ("" = the change is saved). UNKNOWN_CONTROLLER counts as a different one. If in
-    doubt, the change counts as lost. A broken node may then stay drained, or be drained again after an operator resumed
-    it within seconds. Both are less harmful than a broken node that returns to work.
+    was read right before the change ("" = the change is saved). UNKNOWN_CONTROLLER is treated as a different
+    controller. If in doubt, the change is treated as lost. A broken node may then stay drained, or be drained again
+    after an operator resumed it within seconds. Both are less harmful than a broken node that returns to service.
     """
     return started >= changed_at - CLOCK_SKEW_SECONDS or (
         previous_controller != "" and previous_controller != controller
@@ -329,8 +333,8 @@ def is_lost_by_slurmctld(changed_at: float, started: float, previous_controller:
 def after_drain_ended(record: DrainRecord, node: NodeState, now: float) -> DrainRecord:
     """Return the record without healthd's drain. A drain in flight and the sent requeues are kept.
 
-    A resume by healthd has taken effect by now, and cannot end a later drain. `node` is the last reading with healthd's
-    Reason, if there is one.
+    A resume by healthd has already taken effect, and cannot end a later drain. `node` is the last reading with
+    healthd's Reason, if there is one.
     """
     ended, earlier = record.ended_drain, record.earlier_drains
     if record.reason:
@@ -355,7 +359,7 @@ def unsaved_controller(record: DrainRecord) -> str:
 
 
 def after_restored_drain(record: DrainRecord, old: EndedDrain, now: float) -> DrainRecord:
-    """Return the record after slurmctld restored an ended drain by healthd, but not the drain that followed."""
+    """Return the record, updated after slurmctld restored an ended drain by healthd but not the following drain."""
     earlier = tuple(e for e in _with_earlier(record, record.ended_drain, _as_ended(record, now)) if e != old)
     restored = replace(
         record,
@@ -380,21 +384,23 @@ def _as_ended(record: DrainRecord, now: float) -> EndedDrain | None:
 
 
 def _with_earlier(record: DrainRecord, *ended: EndedDrain | None) -> tuple[EndedDrain, ...]:
-    """Return the earlier drains, plus the `ended` ones with a time stamp. Without it, a Reason could be from anyone."""
+    """Return the earlier drains plus the `ended` drains that have a time stamp. Without a time stamp, a Reason could be
+    from anyone.
+    """
     return tuple(dict.fromkeys((*record.earlier_drains, *(old for old in ended if old and old.reason_time))))[
         -MAX_EARLIER:
     ]
 
 
 def mark_saved(record: DrainRecord, now: float) -> DrainRecord:
-    """Return the record after a reading. A drain that ended SAVED_SECONDS ago can no longer return."""
+    """Return the record, updated after a reading. A drain that ended SAVED_SECONDS ago can no longer return."""
     if record.ended_drain and not record.ended_drain.is_saved and now >= record.ended_drain.ended_at + SAVED_SECONDS:
         return replace(record, ended_drain=replace(record.ended_drain, is_saved=True))
     return record
 
 
 def next_read_at(record: DrainRecord) -> float:
-    """Return when to read the node once more because slurmctld may lose a change (epoch seconds), or 0.
+    """Return the time to read the node once more because slurmctld may lose a change (epoch seconds), or 0.
 
     After a drain, the node is read again once the drain is certainly saved. After a resume, it is read again after
     SAVED_SECONDS.
@@ -407,7 +413,7 @@ def next_read_at(record: DrainRecord) -> float:
 
 
 def after_reading(record: DrainRecord, node: NodeState, boot_id: str, now: float) -> DrainRecord:
-    """Return the record after this reading of the node. Call `is_drain_gone` first."""
+    """Return the record, updated after this reading of the node. Call `is_drain_gone` first."""
     owner, text = drain_owner(node, record), own_reason(node, record)
     record = after_refusal(record, node)
     if record.pending_reason and (text == record.pending_reason or now > record.pending_since + IN_FLIGHT_SECONDS):

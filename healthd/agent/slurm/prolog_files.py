@@ -1,8 +1,8 @@
-"""Files that this node's prolog writes: the GPUs of each job, and the jobs that it refused.
+"""Files that this node's prolog writes: each job's GPUs, and the refused jobs.
 
 RUNTIME_DIR/jobs/N contains the GPUs that Slurm allocated to a job, as "JOB NUMBERS [UUIDS]" (gres.parse_prolog_file()).
-N is the job's number modulo 1024, so the number of files is bounded and no cleanup is needed. If another job has
-overwritten a file, the file counts as missing. The files are on tmpfs and live as long as the jobs.
+N is the job's number modulo 1024, so the number of files is bounded and no cleanup is needed. A file that another job
+has overwritten is treated as missing. The files are on tmpfs and live as long as the jobs.
 
 RUNTIME_DIR/refused contains one line, "EPOCH_SECONDS JOB", for each job that the prolog refused because of healthd's
 verdict. The prolog keeps only the last lines.
@@ -23,7 +23,7 @@ from healthd.host.job_processes import gpus_open_by_job
 FOLDER = "jobs"
 FILES = 1024  # the same number as in the prolog
 FILE = "refused"
-LINES = 64  # the prolog keeps fewer
+LINES = 64  # the prolog keeps fewer lines
 MAX_BYTES = 16 << 10
 
 
@@ -41,7 +41,9 @@ def read_node_gpus(inventory: Inventory, complete: tuple[Gpu, ...], runtime_dir:
 
 
 def refusal_times(runtime_dir: str) -> tuple[float, ...]:
-    """Return when the prolog refused jobs, in epoch seconds, or () if the file is missing or untrusted."""
+    """Return the times at which the prolog refused jobs, in epoch seconds, or () if the file is missing or
+    untrusted.
+    """
     text, _ = _read(os.path.join(runtime_dir, FILE))
     times = [line.partition(" ")[0] for line in text.split("\n")[-LINES:]]
     return tuple(float(word) for word in times if is_decimal(word) and len(word) <= 12)

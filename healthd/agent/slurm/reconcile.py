@@ -1,20 +1,20 @@
 """Reconciliation of this node in Slurm: read the node, then drain, requeue or resume. Generators yield the commands to
 run.
 
-Commands never run through a shell. The daemon runs them in its event loop; tests pass values.
+Commands never run through a shell. The daemon runs the commands in its event loop; tests pass values.
 
 `reconcile` reads the node, decides (policy.py), acts, and reads the node again. It may be killed at any point and
-started again: data that a later run needs is saved (SaveRecord) before the command that depends on it.
+started again: data for a later run is saved (SaveRecord) before the command that depends on the data.
 
-In Slurm the last writer of a Reason wins. The node is therefore read again right before a change if another command ran
-since the last reading. If another user or tool changed the node first, the decision is made again.
+In Slurm, the last writer of a Reason wins. If another command ran since the last reading, the node is therefore read
+again right before a change. If another user or tool changed the node first, a new decision is made.
 
 Cost for slurmctld: a reconciliation takes 2 small RPCs, for this node's record and the partitions. Each job on the node
 takes 3 more, and each change (a drain, a resume, a comment on a job, a requeue) takes 1. A drain and a resume each take
 2 more, to identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's
 own slurmstepds report its jobs, without slurmctld and slurmd, and the prolog's files contain the jobs' GPUs. Without
 those files, reading the GPUs takes 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, as do
-the counts of the fleet before and after a new drain (fleet_limit.py).
+the fleet counts before and after a new drain (fleet_limit.py).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SaveRecord(Value, frozen=True):
 
 
 class AdoptedDrain(Value, frozen=True):
-    """A drain with healthd's Reason that is not in the ledger. It becomes a condition. healthd never resumes it."""
+    """A drain with healthd's Reason that is not in the ledger. It becomes a condition, and healthd never lifts it."""
 
     code: str
     subject: str
@@ -171,7 +171,7 @@ def reconcile(
 ) -> Steps[ReconcileReport]:
     """Reconcile the node once. The caller sends a CommandResult for a Command, and None for a SaveRecord.
 
-    `refusals` returns when this node's prolog refused jobs because of healthd's verdict (epoch seconds).
+    `refusals` returns the times at which this node's prolog refused jobs because of healthd's verdict (epoch seconds).
     """
     reconciliation = _Reconciliation(policy, node_name, boot_id, now, record, gpus, refusals)
     reconciliation.decision = decide(verdict, None, record, policy, now())
@@ -190,7 +190,9 @@ def reconcile(
 
 
 class Overtaken(HealthdError):
-    """Raised if another user or tool changed the node in the meantime. The node was read again, so decide again."""
+    """Raised if another user or tool changed the node in the meantime. The node was read again and needs a new
+    decision.
+    """
 
 
 class _Reconciliation:
@@ -290,7 +292,7 @@ class _Reconciliation:
         return None
 
     def act(self, verdict: Verdict) -> Steps[None]:
-        """Decide and act. Raises Overtaken."""
+        """Make the decision and carry it out. Raises Overtaken."""
         unchanged = self.record = flapping.after_reading(self.record, verdict, self.now())
         desired = decide(verdict, self.node, unchanged, self.policy, self.now())
         self.decision = yield from self.within_limit(desired, verdict)
@@ -313,7 +315,7 @@ class _Reconciliation:
             unreachable(self.decision)
 
     def next_read_at(self) -> float:
-        """Return when to reconcile again even though nothing is left to do (epoch seconds), or 0."""
+        """Return the time to reconcile again even though nothing is left to do (epoch seconds), or 0."""
         waits_until = flapping.waits_until(self.record, self.policy.flapping, self.now())
         return min((moment for moment in (next_read_at(self.record), waits_until) if moment), default=0.0)
 
@@ -343,8 +345,9 @@ class _Reconciliation:
         return is_lost_by_slurmctld(since, parse_slurmctld_start(text), controller, self.controller)
 
     def read_controller(self) -> Steps[str]:
-        """Return which slurmctld answers, or UNKNOWN_CONTROLLER if that cannot be determined. Slurm is queried at most
-        once."""
+        """Return the identity of the slurmctld that answers, or UNKNOWN_CONTROLLER if it cannot be determined. Slurm is
+        queried at most once.
+        """
         if self.controller is None:
             self.controller = UNKNOWN_CONTROLLER
             with suppress(SlurmError):
@@ -370,7 +373,7 @@ class _Reconciliation:
             hold = fleet_limit.spread_again(hold, self.node_name, limits, now)
         if hold is not None and fleet_limit.must_wait(hold, own_hardware, now):
             return self.delay(hold, desired)
-        self.record = replace(self.record, hold=hold)  # even if the count fails now: the wait is over
+        self.record = replace(self.record, hold=hold)  # even if the count fails now, because the wait is over
         counts: Sequence[PartitionCount] | None = yield from self.count(own_hardware)
         if counts is None:
             counts = fleet_limit.recent_count(self.record, self.node.partitions, self.now())
@@ -395,8 +398,9 @@ class _Reconciliation:
             self.record = replace(self.record, stored_count=fleet_limit.fleet_count(self.full_count, self.now()))
 
     def recount(self, decision: Drain, verdict: Verdict) -> Steps[Decision]:
-        """Count again, now that other nodes see our drain. Lift it if other nodes used up the limit at the same
-        moment."""
+        """Count again, now that other nodes see our drain. Lift the drain if other nodes used up the limit at the same
+        moment.
+        """
         assert self.node is not None
         is_healthds = drain_owner(self.node, self.record) is Owner.HEALTHD
         if not self.record.awaits_count or not (is_healthds or self.record.count_failing_since):
@@ -405,7 +409,7 @@ class _Reconciliation:
         own_hardware, limits = fleet_limit.is_own_hardware(verdict.causes), self.policy.fleet
         counts = yield from self.count(own_hardware, until=self.node.reason_time)
         if counts is None:
-            return decision  # the next reconciliation counts
+            return decision  # the next reconciliation will count
         self.store_count()
         count = fleet_limit.tightest(counts, limits, own_hardware)
         if not is_healthds:  # an operator took over a drain that was set without a count: requeue only within the limit
@@ -453,13 +457,14 @@ class _Reconciliation:
             self.record = fleet_limit.after_failed_count(self.record, self.now())
 
     def cluster_size(self) -> Steps[int]:
-        """Return the number of nodes in the largest partition. No node's record is read."""
+        """Return the number of nodes in the largest partition, without reading any node's record."""
         return parse_cluster_size((yield from self.read(commands.all_partitions())).text)
 
     # drain and resume
 
     def drain(self, desired: Drain, unchanged: DrainRecord) -> Steps[None]:
-        """Drain the node and confirm the drain by reading the node again. If it already has our Reason, send nothing.
+        """Drain the node, and confirm the drain by reading the node again. If the node already has our Reason, send
+        nothing.
 
         `unchanged` is the record to keep if nothing was sent.
         """
@@ -516,8 +521,9 @@ class _Reconciliation:
             raise Overtaken
 
     def exact_reason(self, displayed: str) -> Steps[str]:
-        """Return the node's Reason byte for byte, so that it can be written back. If it cannot be read, return
-        `displayed`."""
+        """Return the node's exact Reason in bytes, so that it can be written back, or `displayed` if it cannot be
+        read.
+        """
         with suppress(SlurmError):
             table = yield from self.read(commands.whole_reason(self.node_name))
             return parse_whole_reason(table.stdout) or displayed
@@ -552,8 +558,8 @@ class _Reconciliation:
     def requeue(self, verdict: Verdict) -> Steps[None]:
         """Requeue the batch jobs that were already running here when a fault hit them.
 
-        Do this only after the node was seen to be drained. A job that is requeued while its node is open returns to the
-        same node.
+        Call this only after reading the node as drained. A job that is requeued before the drain may return to the same
+        node.
         """
         argv = commands.listpids(self.node_name)
         result = yield from self.run(argv)
@@ -600,7 +606,7 @@ class _Reconciliation:
     ) -> Steps[list[Condition]]:
         """Return the faults that hit a job. Slurm is queried for the job's GPUs only if the result depends on them.
 
-        `previous` is the record of a run that was not hit by earlier faults.
+        `previous` is the record of a run that earlier faults did not hit.
         """
         timely = [cause for cause in _critical(verdict) if _was_running_during(job.start, cause, verdict)]
         if certain := [cause for cause in timely if self.is_certain(cause, job.id, opened)]:
@@ -623,7 +629,7 @@ class _Reconciliation:
         return faults
 
     def faults_hitting(self, run: UnaffectedJob, opened: JobGpus, verdict: Verdict) -> list[Condition]:
-        """Return the faults that hit a job's run whose GPUs are known."""
+        """Return the faults that hit a run of a job whose GPUs are known."""
         assert self.node is not None
         job_gpus = self.with_allocation(opened, run.allocated_gpus)
         return [
@@ -665,7 +671,7 @@ class _Reconciliation:
         return parse_job_gpus(result.text, job_id, self.node_name) if result.status == 0 else None
 
     def read_gres_conf(self, allocated: AllocatedGpus) -> Steps[None]:
-        """Read gres.conf, at most once, if Slurm refers to GPUs by number. An unreadable file counts as empty."""
+        """Read gres.conf, at most once, if Slurm refers to GPUs by number. An unreadable file is treated as empty."""
         if self.gres_conf is None and any(map(is_decimal, allocated)):
             result = yield from self.run(commands.gres_conf(GRES_CONF_BYTES))
             self.gres_conf = result.text if result.status == 0 else ""
@@ -682,7 +688,7 @@ class _Reconciliation:
     def requeue_job(self, job: Job) -> Steps[None]:
         """Requeue a job's run once.
 
-        Requeue it again only if the job is still in that run when the earlier requeue has expired.
+        Repeat the requeue only if the job is still in that run when the earlier requeue has expired.
         """
         previous = next((r for r in self.record.sent_requeues if (r.job, r.restarts) == (job.name, job.restarts)), None)
         if previous and self.now() < previous.time + self.policy.requeue_retry_seconds:
@@ -742,7 +748,7 @@ def _is_running(job: Job) -> bool:
 
 
 def not_requeued_reason(job: Job) -> str:
-    """Return why a running job that the fault hit is not requeued, or "" if it can be."""
+    """Return the reason why a running job that the fault hit is not requeued, or "" if it can be."""
     if not job.batch:
         return "started by srun or salloc: only batch jobs can be requeued"
     if not job.requeue:

@@ -1,9 +1,9 @@
 """The daemon's client for the worker. It sends one request at a time, each with a deadline.
 
 A worker that hangs in the NVIDIA driver is abandoned, never killed: a SIGKILL there has frozen GPUs (Xid 119 and 120
-followed). Its stream is closed, and it exits once the call returns. Other overdue workers are killed. Until the worker
-has exited, its resource is quarantined: requests for it are STUCK at once, so that each resource has at most one lost
-worker.
+followed). Its stream is closed, and the worker exits once the call returns. Other overdue workers are killed. Until a
+lost worker has exited, its resource is quarantined: requests for the resource are STUCK at once, so that each resource
+has at most one lost worker.
 
 The client never blocks: the socket is non-blocking, and the daemon waits for children through pidfds.
 """
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 MAX_REPLY_BYTES = 8 << 20
 CHUNK_BYTES = 1 << 16
 NVML_PROBLEM = "nvml_trouble"  # name in AFTER_EVENTS: such a check runs at once after a reply with `has_nvml_problem`
-TRUSTED_SECONDS = 10.0  # if a worker loaded a library this recently, that library is still the installed one
+TRUSTED_SECONDS = 10.0  # a library that a worker loaded this recently is still the installed library
 EXIT_WAIT_SECONDS = 0.2  # how long to wait for a worker's exit before it counts as lost
 WORKERS_FILE = "workers.json"
 Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
 
 
 class Request(Value, frozen=True):
-    """A request. `resource` is the resource that it may hang in ("nvml", "mount /data")."""
+    """A request. `resource` is the resource in which the request may hang ("nvml", "mount /data")."""
 
     resource: str
     timeout_seconds: float
@@ -153,7 +153,7 @@ def start_program(setup: Setup, stream: socket.socket) -> subprocess.Popen[bytes
 
 
 class WorkerClient:
-    """Sends requests to the worker, starts a worker if there is none, and replaces one that fails.
+    """Sends requests to the worker, starts a worker if there is none, and replaces a failed worker.
 
     now            clock for the time in each request; if None, requests contain no time, and the worker uses its own
     start_process  starts a worker on its end of the stream; raises OSError
@@ -176,7 +176,7 @@ class WorkerClient:
         self._request: Request | None = None
         self._request_began = 0.0
         self._message_time: float | None = None
-        self._chunk = bytearray(CHUNK_BYTES)  # shared, because a new one for each answer would fragment the heap
+        self._chunk = bytearray(CHUNK_BYTES)  # shared, because a new buffer for each answer would fragment the heap
         self._lost: list[_Lost] = []
         self._written = b""
         self._workers_fd = -1
@@ -201,11 +201,11 @@ class WorkerClient:
 
     @property
     def deadline(self) -> float:
-        """When the request in flight becomes overdue (monotonic), or infinity if there is none."""
+        """Monotonic time at which the request in flight becomes overdue, or infinity without a request."""
         return self._request_began + self._request.timeout_seconds if self._request else float("inf")
 
     def waits(self) -> Iterator[tuple[int, bool]]:
-        """Yield (file descriptor, wait for writing) for everything that can wake the daemon."""
+        """Yield (file descriptor, whether to wait for writing) for everything that can wake the daemon."""
         if self._worker is not None:
             yield self._worker.stream.fileno(), bool(self._worker.outgoing)
         for lost in self._lost:
@@ -214,7 +214,7 @@ class WorkerClient:
 
     @property
     def quarantined(self) -> dict[str, int]:
-        """For each quarantined resource, the pid of the lost worker that hangs in it."""
+        """Quarantined resources, each with the pid of the lost worker that hangs in it."""
         return {lost.identity.resource: lost.identity.pid for lost in self._lost} if self._lost else {}
 
     @property
@@ -224,7 +224,7 @@ class WorkerClient:
         return (*worker, *(lost.identity.pid for lost in self._lost))
 
     def answers_within(self, seconds: float) -> bool:
-        """Return True if the worker sends data within this time. Returns False at once if `seconds` is not positive."""
+        """Return True if the worker sends data within this time. Return False at once if `seconds` is not positive."""
         if self._worker is None or seconds <= 0:
             return False
         return bool(self._worker.answers.poll(seconds * 1000))
@@ -245,8 +245,9 @@ class WorkerClient:
                     continue  # it has just exited
 
     def send(self, request: Request) -> Reply | None:
-        """Begin a request. Return a Reply if it cannot begin because its resource is quarantined or no worker
-        starts."""
+        """Begin a request. Return a Reply if the request cannot begin because its resource is quarantined or no worker
+        starts.
+        """
         assert self._request is None, "one request at a time"
         if self._lost:
             self._forget_ended()
@@ -432,8 +433,9 @@ class WorkerClient:
         return self._end_request(Outcome.TIMED_OUT, f"no answer within {self._request.timeout_seconds:g} s")
 
     def _discard(self) -> None:
-        """Close a worker's stream, so that it exits at its next read. Kill the worker unless it may be in the
-        driver."""
+        """Close a worker's stream, so that the worker exits at its next read. Kill it unless it may be in the
+        driver.
+        """
         worker, self._worker = self._worker, None
         assert worker is not None
         worker.stream.close()
@@ -473,8 +475,9 @@ class WorkerClient:
                 self._lost.remove(lost)
 
     def _record_workers(self, resource: str) -> None:
-        """Record the workers, and the resources that they may hang in. If this daemon is killed, the next one reads the
-        record."""
+        """Record the workers, and the resources in which they may hang. If this daemon is killed, the next daemon reads
+        the record.
+        """
         if not self._workers_file:
             return
         workers = [lost.identity for lost in self._lost]
@@ -484,8 +487,8 @@ class WorkerClient:
         if text == self._written:
             return
         with contextlib.suppress(OSError):  # a full tmpfs: ConditionStore.save reports it
-            # Written in place with one call, because it changes with every check in a round. Blanks overwrite the rest
-            # of a longer text, because JSON ignores them.
+            # Written in place with one call, because the record changes with every check in a round. Blanks overwrite
+            # the rest of a longer text, because JSON ignores them.
             if self._workers_fd < 0:
                 self._workers_fd = open_own_file(self._workers_file)
                 os.ftruncate(self._workers_fd, 0)

@@ -1,8 +1,8 @@
 """A worker for a command. It is a fork of this process, which has already imported everything that a worker needs.
 
-Use it only for a command that exits after its round. The daemon starts a separate program instead
-(`client.start_program`). Its worker must use the installed files and must not inherit state from a process that is
-weeks old.
+Use it only for a command that exits after its round. The daemon instead starts a separate program
+(`client.start_program`), because its worker must use the installed files and must not inherit state from a process that
+is weeks old.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ForkedProcess:
 def can_fork() -> bool:
     """Return True if a fork of this process can replace a new process.
 
-    A site's file that was imported here, even a rejected one, may have loaded any library (such as NVML) or started
+    A site's file that was imported here, even if it was rejected, may have loaded any library (such as NVML) or started
     threads. The threads' locks would stay locked in a fork.
     """
     return not registry.has_loaded_site_file() and len(os.listdir("/proc/self/task")) == 1
@@ -105,7 +105,7 @@ def _detach_from_parent(stream: int) -> None:
     """Drop everything that a separate program would not inherit: session, terminal, directory, signal handlers and open
     files.
 
-    If a worker hangs and is abandoned, it must not keep a pipe, lock or socket of the parent open.
+    An abandoned worker must not keep its parent's pipes, locks or sockets open.
     """
     gc.freeze()  # a garbage collection would copy each page of the parent's memory
     os.setsid()

@@ -1,7 +1,7 @@
-"""Detect whether the files that this process was started from were removed or replaced.
+"""Detect whether the files from which this process was started were removed or replaced.
 
-If the venv is removed or something is installed into it while the daemon runs, the daemon continues with the code in
-its memory, but new workers start from the new files. The worker reads the files, because their disk may hang.
+If the venv is removed or changed while the daemon runs, the daemon continues with the code in its memory, but new
+workers start from the new files. The worker reads the files, because their disk may hang.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The worker: the process that may hang, crash or be abandoned. It handles one request at a time.
+"""The worker process, which may hang, crash or be abandoned. It handles one request at a time.
 
     python -m healthd.agent.worker FD SETUP    FD: a stream socket to the daemon; SETUP: JSON, see Setup
 
-Messages and responses are JSON lines (requests.py). The end of the stream tells the worker to exit. An abandoned worker
-detects it before its next NVML call, or when it reads the next request, so that it is never killed in the driver.
-Anything that libraries and plug-ins print to standard output is discarded.
+Messages and responses are JSON lines (requests.py). The worker exits at the end of the stream. An abandoned worker
+detects the end before its next NVML call, or when it reads the next request, so that it is never killed in the driver.
+Output of libraries and plug-ins to standard output is discarded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from healthd.host.host import Host, fake_nvml_opener
 from healthd.host.oom import raise_score
 
 CHUNK_BYTES = 1 << 16
-MAX_OBSERVATIONS = 4096  # maximum per run; each is a series, and a DGX H100 has about 600 for its NVLinks
+MAX_OBSERVATIONS = 4096  # maximum number per run; each is a series, and a DGX H100 has about 600 for its NVLinks
 NO_CHECKS: Mapping[str, registry.Check] = MappingProxyType({})
 CACHE_SECONDS = 0.25  # answers are shared within a round, but not with a run after a device removal
 
@@ -96,7 +96,7 @@ def serve(setup: Setup, stream: socket.socket, checks: Mapping[str, registry.Che
     """Answer requests until the stream ends. `checks` contains the checks that are already imported."""
     raise_score()
     faulthandler.enable(2)  # by number, because sys.stderr may be the parent's object in a fork
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C in a terminal, and then stops this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # in a terminal, the daemon handles Ctrl-C and then stops this process
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -124,7 +124,7 @@ def _end_if_abandoned(stream: socket.socket) -> None:
 
 def _lines(stream: socket.socket) -> Iterator[bytes]:
     buffer = b""
-    chunk = bytearray(CHUNK_BYTES)  # shared, because a new one for each request would fragment the heap
+    chunk = bytearray(CHUNK_BYTES)  # shared, because a new buffer for each request would fragment the heap
     while True:
         try:
             size = stream.recv_into(chunk)
@@ -189,7 +189,7 @@ class Worker:
         return encode(Response(message.number, error, self.host.nvml_is_outdated)) + SEPARATOR + raw + b"\n"
 
     def answer(self, operation: Operation, now: float | None = None) -> tuple[str, Answer | None]:
-        """Execute a request. Return the error as one sentence ("" if none) and the answer."""
+        """Execute a request. Return the error as one sentence (or "") and the answer."""
         try:
             if isinstance(operation, Run):
                 return self.do_run(operation, now)
@@ -199,7 +199,7 @@ class Worker:
             return error_sentence(error), None
 
     def do_run(self, operation: Run, now: float | None = None) -> tuple[str, RunAnswer]:
-        """Run a check once. A site check is imported when it is first requested.
+        """Run a check once. A site check is imported at its first request.
 
         `now` is the time for the readings (epoch seconds), or None for this machine's clock.
         """
@@ -229,7 +229,7 @@ class Worker:
         )
 
     def _config(self, check: registry.Check, table: dict[str, Any]) -> CheckConfig:
-        """Return the check's settings. They are only decoded again when the daemon sends different ones."""
+        """Return the check's settings, which are decoded again only if the daemon sends different settings."""
         name = RunName(check.name, table.get("name", ""))
         cached = self._configs.get(name)
         if cached is None or cached[0] != table:
@@ -262,7 +262,8 @@ class Worker:
     def do_save_copy(self, operation: requests.SaveCopy) -> None:
         """Copy files from the runtime directory to the state directory, durably.
 
-        With `keep_old`, the old copy could not be read at the start, so it is moved aside instead of being replaced.
+        With `keep_old`, the old copy is moved aside instead of being replaced, because it could not be read at the
+        start.
         """
         from healthd.agent.conditions.state_files import read_text, set_aside
         from healthd.common import ownership
@@ -281,7 +282,9 @@ class Worker:
                 replace_file(os.path.join(operation.target, name), text, durable=True)
 
     def do_append_events(self, operation: requests.AppendEvents) -> int:
-        """Append lines to the stream durably, then send them to the journal. Return how many lines the journal lost."""
+        """Append lines to the stream durably, then send them to the journal. Return the number of lines that the
+        journal lost.
+        """
         from healthd.common.ownership import Untrusted
         from healthd.events import writer
         from healthd.host.journald import stderr_is_the_journal
@@ -326,7 +329,7 @@ class Worker:
 
 
 def baseline_items(host: Host, check: registry.Check, config: CheckConfig) -> list[Entry | LeftOut]:
-    """Return this node's current hardware as settings of one check. If the check raises an exception, it is left out
+    """Return this node's current hardware as settings of one check. A check that raises an exception is left out
     completely.
 
     A part that may be broken (a port that is down, a GPU that does not answer) is left out with a reason. Parts that

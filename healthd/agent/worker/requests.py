@@ -1,4 +1,4 @@
-"""Messages between the daemon and its worker. There is one type for each request and each answer.
+"""Messages between the daemon and its worker, with one type for each request and each answer.
 
 A message is a line with the JSON of a Message (common/values.py). The response is a line with the JSON of a Response
 and of the answer, separated by a tab, so that the Response can be read even if the answer is invalid.
@@ -47,7 +47,8 @@ class TakeBaseline(Value, frozen=True, tag_field="op", tag="baseline"):
 class SaveCopy(Value, frozen=True, tag_field="op", tag="save_copy"):
     """Copy the files `names` from the folder `source` to the folder `target`, durably.
 
-    If `keep_old`, the old copy in `target` could not be read at the start and is moved aside instead of being replaced.
+    With `keep_old`, the old copy in `target` is moved aside instead of being replaced, because it could not be read at
+    the start.
     """
 
     source: str
@@ -62,7 +63,9 @@ class LoadCopy(Value, frozen=True, tag_field="op", tag="load_copy"):
 
 
 class AppendEvents(Value, frozen=True, tag_field="op", tag="append_events"):
-    """Append lines to the event stream in `folder`. If `may_repeat`, the file may already contain some of them."""
+    """Append lines to the event stream in `folder`. If `may_repeat`, the file may already contain some of these
+    lines.
+    """
 
     folder: str
     lines: tuple[str, ...]
@@ -85,7 +88,7 @@ class CheckInstalledFiles(Value, frozen=True, tag_field="op", tag="check_install
 class ReadJournal(Value, frozen=True, tag_field="op", tag="read_journal"):
     """Read lines that the ring buffer lost.
 
-    The lines lie between two times on the log's clock, in microseconds, both exclusive. At most `limit` lines are read.
+    The lines are between two times on the log's clock, in microseconds, both exclusive. At most `limit` lines are read.
     If `history`, the lines are older than healthd's first start.
     """
 
@@ -149,8 +152,9 @@ class BaselineAnswer(Value, frozen=True):
 
 
 class CopyAnswer(Value, frozen=True):
-    """The files' texts, or None for a missing file. `written_at` is the newest file's modification time (epoch
-    seconds), or 0."""
+    """The files' texts, with None for a missing file. `written_at` is the newest file's modification time (epoch
+    seconds), or 0.
+    """
 
     texts: dict[str, str | None] = field(default_factory=dict)
     written_at: float = 0.0
@@ -164,7 +168,7 @@ class Response(Value, frozen=True):
     """Response to the request with this number.
 
     error     why the request failed, in one sentence, or ""
-    outdated  the NVML that the worker loaded does not match the driver; only a new worker helps
+    outdated  True if the worker's NVML does not match the driver, so that only a new worker helps
     """
 
     number: int

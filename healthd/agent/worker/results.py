@@ -1,4 +1,4 @@
-"""The result of a run, from the worker's reply. The functions are pure."""
+"""Results of runs, from the worker's replies. The functions are pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ CLOCK_STEP_SECONDS = 2.0
 
 
 def run_started_at(reply: Reply, ended: float) -> float:
-    """Return when a run that ended at `ended` (epoch seconds) began.
+    """Return the start time of a run that ended at `ended` (epoch seconds).
 
-    If the worker answered, this is exactly the time that its check received. The readings in the check's past have that
+    If the worker answered, this is exactly the time that the check received. The check's stored readings have that
     time, and a Repair refers to it.
     """
     return ended - reply.seconds if reply.message_time is None else reply.message_time
@@ -23,8 +23,8 @@ def run_started_at(reply: Reply, ended: float) -> float:
 def make_result(check: Check, config: CheckConfig, reply: Reply, started: float, silent_seconds: float) -> CheckResult:
     """Return the result of a run that began at `started` (epoch seconds).
 
-    `silent_seconds` is how long the check has not answered, in this run and earlier ones, or 0 if it has answered. A
-    check that was skipped in the round was not silent.
+    `silent_seconds` is the time for which the check has not answered, in this run and earlier ones, or 0 if it has
+    answered. A check that was skipped in the round was not silent.
     """
     run, outcome = reply.run, reply.outcome
     answer = reply.answer if isinstance(reply.answer, RunAnswer) else RunAnswer()

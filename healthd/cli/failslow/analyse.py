@@ -29,7 +29,7 @@ EXIT_STATUS = (
 def failslow_errors(command: str = "failslow") -> Iterator[None]:
     """Print a message for an error and end with exit status 3.
 
-    Internal errors, which normally exit with 1, also exit with 3. Here 1 means that something is slow.
+    Internal errors, which normally exit with 1, also exit with 3, because 1 means here that something is slow.
     """
     try:
         yield
@@ -139,7 +139,7 @@ def _evidence(series: Sequence[Series], folder: str) -> tuple[list[Evidence], st
 
 
 def _store_flags(folder: str, begin: int, end: int) -> argparse.Namespace:
-    """Return the arguments for opening a store. begin, end: seconds since 1970."""
+    """Return the arguments for opening a store. `begin` and `end` are in seconds since 1970."""
     from healthd.cli.fleet.answers import CHOICES
 
     flags = dict.fromkeys((*CHOICES, "threads", "memory"), "")

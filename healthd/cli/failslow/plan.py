@@ -1,4 +1,4 @@
-"""`healthd failslow plan|split`: which remedy to apply to a slow job and when, and how to divide micro-batches."""
+"""`healthd failslow plan|split`: when to apply which remedy to a slow job, and how to divide micro-batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_FILE_BYTES = 1 << 20  # maximum size of the file in --times FILE
 MAX_GPUS = 1_000_000
 MAX_OVERHEAD_SECONDS = 7 * 86400.0
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-MAX_SHOWN = 12  # maximum number of slow spans to print, and of groups
+MAX_SHOWN = 12  # maximum number of slow spans, and of groups, to print
 ACTION_TEXTS = {
     "s1": "ignore it",
     "s2": "move micro-batches",
@@ -193,7 +193,9 @@ def _parse_slow_links(text: str | None) -> list[tuple[int, int]]:
 
 
 def _topology(layout: str | None, links: str | None, slow: Sequence[Document]) -> Document | None:
-    """Return the swaps for remedy S3, for ranks that are still slow at the end; None without --layout. Raises Stop."""
+    """Return the swaps for remedy S3, for ranks that are still slow at the end, or None without --layout. Raises
+    Stop.
+    """
     from healthd.failslow.mitigation.stages import InvalidTopology, rearrange
 
     if layout is None:

@@ -136,7 +136,7 @@ def run_answer(
     found: FindingsPredicate,
     **options: Any,
 ) -> int:
-    """Compute an answer from the store and print it. given: values from the answer's own options."""
+    """Compute an answer from the store and print it. `given` contains the values of the answer's own options."""
     with study_or_exit(args) as study:
         document = answer(study, **options)
     return print_answer(args, document, view, found)
@@ -187,7 +187,7 @@ def _goodput(args: argparse.Namespace) -> int:
     return run_answer(args, goodput.goodput, view, goodput.has_findings, checkpoint=checkpoint, price=args.price)
 
 
-MAX_PRICE = 1e9  # maximum price of a GPU-hour; in any currency, this is more than a whole GPU costs
+MAX_PRICE = 1e9  # maximum price of a GPU-hour; in any currency, this exceeds the price of a whole GPU
 
 
 def parse_price(text: str) -> float:
@@ -353,7 +353,7 @@ def _given_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 MAX_SECONDS = 100 * 365 * 86400
-MAX_FAILURES = 1e6  # maximum failures per 1000 node-days; this is one failure every 86 s on each node
+MAX_FAILURES = 1e6  # maximum failures per 1000 node-days, which is one failure every 86 s on each node
 
 
 def _positive_duration(text: str) -> float:

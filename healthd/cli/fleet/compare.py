@@ -31,7 +31,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def compare_document(args: argparse.Namespace, a: str, b: str) -> Document:
-    """Return the document that compares side A with side B. args: the store's options.
+    """Return the document that compares side A with side B. `args` contains the store's options.
 
     Raises:
         Stop: usage error, or both sides are equal.

@@ -21,7 +21,7 @@ INSTALL_HINT = 'docs/deploy.md, "Central host", describes the installation'
 
 @contextmanager
 def fleet_errors(command: str = "healthd fleet") -> Iterator[None]:
-    """End the command with a message if the store or a source fails. command: its name, for messages."""
+    """End the command with a message if the store or a source fails. `command` is the name for messages."""
     from healthd.common.errors import HealthdError
 
     try:

@@ -80,9 +80,9 @@ def is_old(lemons: Document, current_time: float) -> bool:
 
 
 def require_current(lemons: Document, until: int | None, current_time: float) -> None:
-    """Require that the data and the period are current, because a drain acts on the nodes as they are now.
+    """Require current data and a current period, because a drain affects the nodes in their present state.
 
-    until: time in --to.
+    `until` is the time in --to.
     """
     from healthd.fleet.answers import document
 
@@ -98,9 +98,9 @@ def require_current(lemons: Document, until: int | None, current_time: float) ->
 
 
 def require_this_cluster(lemons: Document, given_cluster: str, settings: Settings) -> None:
-    """Require that the store's cluster is the local one, because many clusters use the same node names.
+    """Require that the store's cluster is the local cluster, because many clusters use the same node names.
 
-    given_cluster: value of --cluster.
+    `given_cluster` is the value of --cluster.
     """
     from healthd.common.slurm import commands
     from healthd.common.slurm.slurm_conf import parse_cluster_name
@@ -137,7 +137,7 @@ def slurm_output(argv: Argv, command_timeout_seconds: float) -> str:
 def drain_lemons(nodes: Sequence[Mapping[str, Any]], max_drained: int, settings: Settings) -> list[dict[str, Any]]:
     """Drain the nodes and return [{node, drained, words}].
 
-    max_drained: maximum number of drained lemons in the cluster.
+    `max_drained` is the maximum number of drained lemons in the cluster.
 
     The first Slurm error ends the command with a message that lists the nodes drained so far.
     """

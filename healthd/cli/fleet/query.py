@@ -67,7 +67,7 @@ def _engine(text: str) -> str:
 
 # All threads are created even if they have no work. 32,000 threads once blocked a machine.
 MAX_THREADS = 256
-MIN_MIB = 256  # less is not enough even to open an empty store
+MIN_MIB = 256  # with less memory, not even an empty store can be opened
 
 
 def thread_count(text: str) -> int:
@@ -158,9 +158,9 @@ def _parse_pair(text: str) -> tuple[str, str]:
 
 
 def requested_period(args: argparse.Namespace, folder: str, files: Files, command: str) -> tuple[int, int]:
-    """Return the period [from, to) from --from and --to, or the period that the store covers. Raises Stop.
+    """Return the period [from, to) from --from and --to, or the store's period. Raises Stop.
 
-    command: name of the command, for messages.
+    `command` is the name for messages.
     """
     from healthd.fleet.engine import NUMBER_COUNT, covered_period
 

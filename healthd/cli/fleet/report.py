@@ -88,10 +88,11 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _precomputed_comparison(args: argparse.Namespace) -> tuple[str, Callable[[], Document]] | None:
-    """Make the comparison before the store is opened for the chapters, because the memory limit applies to each reader.
+    """Compute the comparison before the store is opened for the chapters, because the memory limit applies to each
+    reader.
 
-    Return the arguments for the equivalent `healthd fleet compare`, and a function that returns its document or raises
-    its error. Return None without --compare.
+    Return the arguments for the equivalent `healthd fleet compare`, and a function that returns the document or raises
+    the error. Return None without --compare.
     """
     import shlex
 

@@ -2,8 +2,8 @@
 
     healthd: node n1: gpu_xid/79 0000:61:00.0: Xid 79: GPU has fallen off the bus at 2026-11-21T15:00:00Z
 
-Text by others is kept, before healthd's. Each of a job's nodes has its own entry. Entries from an earlier run of the
-job are replaced.
+Text by others is kept and comes before healthd's. Each of the job's nodes has its own entry. Entries from an earlier
+run of the job are replaced.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from healthd.common.text import regex
 
 SEPARATOR = "; "
-MAX_BYTES = 999  # the maximum that is read back; a longer comment is neither written nor changed
+MAX_BYTES = 999  # maximum length that is read back; a longer comment is neither written nor changed
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 

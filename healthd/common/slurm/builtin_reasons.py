@@ -5,7 +5,7 @@ set_node_reason() and stepd_drain_node(): src/slurmctld/agent.c, job_mgr.c, node
 proc_req.c, read_config.c; src/slurmd/slurmd/cred_context.c, src/slurmd/slurmstepd/mgr.c, step_terminate_monitor.c;
 src/interfaces/gres.c (src/common/gres.c in 22.05); src/plugins/select/cons_tres/job_test.c.
 
-If a reason only begins like one of these, it is the site's own: "Prolog error: 571 xid 13 errors".
+A reason that only begins like one of these is the site's own: "Prolog error: 571 xid 13 errors".
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def is_set_by_slurm(reason: str) -> bool:
 def replaces_drain_reason(reason: str) -> bool:
     """Return True if Slurm may replace a drained node's reason with this one.
 
-    slurmstepd replaces it if a task has survived SIGKILL for UnkillableStepTimeout. From 24.11 on, slurmctld replaces
-    it if a node registers with less than slurm.conf has. "Prolog error" and "Epilog error" do not replace a drained
-    node's reason.
+    slurmstepd replaces the reason if a task has survived SIGKILL for UnkillableStepTimeout. From 24.11 on, slurmctld
+    replaces it if a node registers with fewer resources than slurm.conf has. "Prolog error" and "Epilog error" do not
+    replace a drained node's reason.
     """
     return reason_group(reason) in (Group.UNKILLABLE, Group.REGISTRATION)

@@ -48,7 +48,7 @@ class Command(Value, frozen=True):
 
 
 class CommandResult(Value, frozen=True):
-    """How a command ended.
+    """Outcome of a command.
 
     status  None = the deadline passed; 127 = it could not be started (stderr has the error)
     stdout  bytes: Slurm pads and truncates columns by bytes, and a Reason may contain any byte except NUL
@@ -70,7 +70,7 @@ class CommandResult(Value, frozen=True):
 
 
 def node(name: str) -> Argv:
-    """Return the query for NODE_COLUMNS of one node."""
+    """Return the query for one node's NODE_COLUMNS."""
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(NODE_COLUMNS))
 
 
@@ -90,7 +90,7 @@ def drained_nodes() -> Argv:
 
 
 def all_partitions() -> Argv:
-    """Return the query for each partition's size. No node is read."""
+    """Return the query for each partition's size, which reads no nodes."""
     return ("scontrol", "-a", "-o", "show", "partition")
 
 
@@ -117,7 +117,7 @@ def job_gres(job_id: str) -> Argv:
     return ("scontrol", "-d", "-o", "show", "job", job_id)
 
 
-# Where Slurm finds its files. The folder depends on who built Slurm, so gres.conf is read from all usual ones. If
+# Where Slurm finds its files. The folder depends on the build of Slurm, so gres.conf is read from all usual folders. If
 # two files differ, the order of the GPUs is unknown.
 _GRES_CONF = """\
 if [ -n "$SLURM_CONF" ]; then exec head -c "$1" "$(dirname "$SLURM_CONF")/gres.conf"; fi
@@ -130,7 +130,7 @@ done | sort -u | xargs -r -d '\\n' sed -s '' | head -c "$1"
 def gres_conf(max_bytes: int) -> Argv:
     """Return a command that prints gres.conf.
 
-    A command has a deadline, which is necessary because the folder may be on a network file system.
+    A command is used because it has a deadline: the folder may be on a network file system.
     """
     return ("sh", "-c", _GRES_CONF, "sh", str(max_bytes))
 

@@ -13,7 +13,7 @@ from healthd.common.text import regex
 
 MAX_CHARACTERS = 255
 PREFIX = "healthd: "
-# For `healthd fleet lemons --apply`: a different prefix, so that no daemon takes the drain for its own and lifts it.
+# For `healthd fleet lemons --apply`: a different prefix, so that no daemon mistakes the drain for its own and lifts it.
 LEMON = "lemon: "
 _HEAD = regex(r"healthd: (?P<code>[!-~]+/[!-~]*[!-9;-~])(?: (?P<part>[!-~]+))?: ")
 

@@ -1,11 +1,11 @@
-"""GPUs in Slurm: how many a node has, and which ones a job has. The functions are pure and accept any text.
+"""GPUs in Slurm: a node's number of GPUs, and a job's GPUs. The functions are pure and accept any text.
 
 Slurm numbers a node's GPUs from 0 in the order of its own list. With AutoDetect=nvml that is NVML's order, by PCI
 address; otherwise it is the order in gres.conf (github.com/SchedMD/slurm, src/plugins/gres/gpu/gres_gpu.c:
 _sort_gpu_by_links_order(); src/interfaces/gres.c: _foreach_fill_in_gres_devices()). It is not the N of /dev/nvidiaN
 ("this isn't always the same order as the device file names": src/plugins/gres/common/gres_common.c). When slurmd
-starts, it numbers the GPUs again, and skips a GPU that is gone. A number is therefore used only if it can mean a single
-GPU (`slurm_gpu_order`), and if gres.conf lists the GPUs in that order (`lists_gpus_in_order`). MIG devices are numbered
+starts, it numbers the GPUs again and skips missing GPUs. A number is therefore used only if it is unambiguous
+(`slurm_gpu_order`), and if gres.conf lists the GPUs in that order (`lists_gpus_in_order`). MIG devices are numbered
 individually, mps and shards by their GPU (gres_c_s.c: "must match the order in which SHARINGs are defined").
 """
 
@@ -54,10 +54,10 @@ def count_gpus(gres: str) -> int | None:
 
 
 def count_single_type_gpus(gres: str) -> int | None:
-    """Return the number of GPUs if one entry covers all of them, or None.
+    """Return the number of GPUs if one entry covers all GPUs, or None.
 
-    sinfo does not show which of several types Slurm numbers first, and slurm.conf and gres.conf may list them in
-    different orders.
+    If there are several types, sinfo does not show which type Slurm numbers first, and slurm.conf and gres.conf may
+    list the types in different orders.
     """
     return count_gpus(gres) if sum(name == "gpu" for name, _, _ in _entries(gres)) == 1 else None
 
@@ -81,8 +81,8 @@ def parse_job_gpus(text: str, job_id: str, node: str) -> AllocatedGpus | None:
 
 
 def parse_prolog_file(text: str, job_id: str) -> AllocatedGpus | None:
-    """Parse the prolog's file: "JOB NUMBERS [UUIDS]", such as "4711 0,3" or "4711 0 GPU-2f3a...". Return None if it is
-    empty or about another job.
+    """Parse the prolog's file: "JOB NUMBERS [UUIDS]", such as "4711 0,3" or "4711 0 GPU-2f3a...". Return None if the
+    file is empty or about another job.
 
     Without numbers the GPUs are unknown, because Slurm passes no number for a GPU without a device file in gres.conf.
     """
@@ -141,7 +141,7 @@ def _parse_detail(detail: str) -> set[int] | None:
 
 
 def parse_numbers(text: str) -> set[int] | None:
-    """Return the numbers in "0,3-5", or None if the text is anything else or has a number that no node reaches."""
+    """Return the numbers in "0,3-5", or None if the text has another form or a number that no node reaches."""
     if not _NUMBERS.fullmatch(text):
         return None
     try:
@@ -168,8 +168,8 @@ def slurm_gpu_order(slurm_count: int | None, gpus: Sequence[Gpu]) -> tuple[str, 
     The order is known if Slurm has as many GPUs as the inventory, and if all orders that Slurm may use are the same.
     Slurm may use the order by PCI address, NVML's order, or the order by device file from /dev/nvidia0 on
     (SLURM_JOB_GPUS has the N of a file if Slurm knows it: gres_common_prep_set_env()). gres.conf must confirm that
-    Slurm uses this order. MIG must be on for all GPUs or for none. The reason is that Slurm lists whole GPUs before all
-    MIG devices from 24.11 on, and between them in 22.05 (_get_system_gpu_list_nvml()).
+    Slurm uses this order. MIG must be on for all GPUs or for none, because Slurm lists whole GPUs before all MIG
+    devices from 24.11 on, but between them in 22.05 (_get_system_gpu_list_nvml()).
     """
     by_pci = sorted(gpus, key=lambda gpu: gpu.pci)
     if [gpu.minor for gpu in by_pci] != list(range(len(gpus))):
@@ -218,14 +218,14 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
     slurmd numbers GPUs in the order of its list: the lines of gres.conf or, with AutoDetect, the detected GPUs sorted
     by the text of their device files (nvidia10 before nvidia2), then by NVLinks (github.com/SchedMD/slurm,
     src/plugins/gres/gpu/gres_gpu.c: _merge_system_gres_conf()). If lines name several types, slurmctld numbers by type
-    and in the order of slurm.conf. src/common/parse_config.c defines the grammar. If a line cannot be parsed and may
-    concern this node, it counts as a different order.
+    and in the order of slurm.conf. src/common/parse_config.c defines the grammar. A line that cannot be parsed and may
+    concern this node is treated as a different order.
 
     Args:
         text: gres.conf; empty if the file does not exist.
-        gpus: how many GPUs the node has, not counting MIG devices.
+        gpus: the node's number of GPUs, not counting MIG devices.
     """
-    if len(text) >= GRES_CONF_BYTES or "\\" in text:  # truncated, or a line that continues on the next one
+    if len(text) >= GRES_CONF_BYTES or "\\" in text:  # truncated, or a line that continues on the next line
         return False
     files: list[int] = []
     types, detect = set(), set()
@@ -249,12 +249,12 @@ def lists_gpus_in_order(text: str, node: str, gpus: int) -> bool:
     is_detected = bool(detect & DETECTED)
     if len(types) > 1 or not detect <= DETECTED | {"off"} or (is_detected and gpus > MAX_DETECTED):
         return False
-    # AutoDetect in this node's line overrides the global one. Without device files, both must detect the GPUs.
+    # AutoDetect in this node's line overrides the global setting. Without device files, both must detect the GPUs.
     return files == list(range(gpus)) or (not files and is_detected and "off" not in detect)
 
 
 def _pairs(line: str) -> Mapping[str, str] | None:
-    """Return a line's "Key=Value" words by lower-case key, or None if it has any other word."""
+    """Return a line's "Key=Value" words by lower-case key, or None if the line has any other word."""
     found = dict(_words(line))
     return None if "" in found else found
 

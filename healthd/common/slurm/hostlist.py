@@ -31,7 +31,7 @@ class HostListError(HealthdError, ValueError):
 def expand(text: str, limit: int = MAX_NODES) -> tuple[str, ...]:
     """Return the names without duplicates, in the order of their first occurrence. "" names none.
 
-    Raises HostListError, which for more than `limit` names happens before any name is made.
+    Raises HostListError. For more than `limit` names, this happens before any name is created.
     """
     return tuple(dict.fromkeys(expand_all(text, limit)))
 

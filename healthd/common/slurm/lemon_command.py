@@ -8,8 +8,8 @@ from healthd.common.slurm import commands
 from healthd.common.slurm.drain_reason import LEMON, MAX_CHARACTERS
 from healthd.common.text import regex
 
-# Matches the name of a single node that a shell reads as one word: never an option, a host list or "ALL". The name
-# comes from a store and may be anything.
+# Matches a single node's name that a shell reads as one word, and never an option, a host list or "ALL". The name comes
+# from a store and may be anything.
 _NAME = regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -18,13 +18,12 @@ def is_node_name(name: str) -> bool:
 
 
 def lemon_reason(text: str) -> str:
-    """Return a Reason as one line of printable ASCII, without quotes or shell syntax, that slurmdbd does not
-    truncate."""
+    """Return a Reason that slurmdbd does not truncate: one line of printable ASCII without quotes or shell syntax."""
     return (LEMON + regex(r"[^A-Za-z0-9 ,;:()./%_+=-]+").sub(" ", text).strip())[:MAX_CHARACTERS].rstrip()
 
 
 def shell_command(name: str, text: str) -> str | None:
-    """Return the command in a form for a shell, or None for an invalid name."""
+    """Return the command as shell text, or None for an invalid name."""
     if not is_node_name(name):
         return None
     *first, last = commands.drain(name, lemon_reason(text))

@@ -4,7 +4,7 @@ Tables come from sinfo and squeue, with columns of a fixed width in bytes (comma
 record is found by its length, and a value by its offset. No text that a person entered in Slurm (a Reason, a comment, a
 partition's name) can therefore shift another value or end a record.
 
-Displays skip rows that cannot be read, and count them. A limit is never computed from an incomplete table: a single
+Displays skip and count rows that cannot be read. A limit is never computed from an incomplete table: a single
 unreadable row raises SlurmError.
 """
 
@@ -68,9 +68,9 @@ class NoSuchNode(SlurmError):
 def readable_records(data: bytes, columns: Columns) -> tuple[list[list[bytes]], int]:
     """Split a table into records, and the records into values without padding.
 
-    Return the records, and how many are missing. The records stop before the first record that does not end where its
-    columns do. In that case the output was truncated, or has a different format. The number of missing records is the
-    length of the rest divided by a record's length, rounded up.
+    Return the records, and the number of missing records. The records stop before the first record that does not end
+    where its columns end, because the output was truncated or has a different format. The number of missing records is
+    the length of the rest divided by a record's length, rounded up.
     """
     width = sum(size for _, size in columns)
     found: list[list[bytes]] = []
@@ -94,7 +94,7 @@ def records(data: bytes, columns: Columns, command: str = "sinfo") -> list[list[
 
 
 def describe_unread(rows: int) -> str:
-    """Return a sentence for a display that lacks this many rows, or "" if it lacks none."""
+    """Return a sentence for a display that lacks this many rows, or "" if no rows are missing."""
     return f"{rows} {'row' if rows == 1 else 'rows'} from sinfo could not be read" if rows else ""
 
 
@@ -148,7 +148,7 @@ def _flags(state: bytes) -> frozenset[str] | None:
 
 
 def _untruncated(value: bytes, width: int) -> str | None:
-    """Return a value's text, or None if it fills its column and may have been truncated."""
+    """Return a value's text, or None if the value fills its column and may have been truncated."""
     return _text(value) if len(value) < width else None
 
 
@@ -173,7 +173,8 @@ def require_partitions(node: NodeState) -> frozenset[str]:
 
 
 def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[PartitionCount]:
-    """Parse FLEET_COLUMNS. Return the size of each of these partitions, and how many of its nodes healthd has drained.
+    """Parse FLEET_COLUMNS. Return the size of each of these partitions, and the number of its nodes that healthd has
+    drained.
 
     Drains by daemons and by `fleet lemons --apply` are counted up to `until` (epoch seconds). A node's state shows
     whether it is drained, because from 24.11 on a Reason outlives its drain. If Slurm replaced healthd's Reason ("Kill
@@ -202,7 +203,8 @@ def parse_fleet(data: bytes, partitions: Collection[str], until: float) -> list[
 
 def _is_healthds(reason: bytes) -> bool:
     """Return True if a healthd daemon or `fleet lemons --apply` set this Reason, which is truncated to len(PREFIX)
-    bytes."""
+    bytes.
+    """
     return reason == PREFIX.strip().encode() or reason.startswith(LEMON.strip().encode())
 
 
@@ -227,8 +229,8 @@ def parse_cluster_size(text: str) -> int:
 def parse_listpids(text: str) -> list[str]:
     """Return the job ids from `scontrol listpids`, in order and without duplicates. Raises SlurmError.
 
-    A last line without a newline is dropped, because its number may be truncated if scontrol was killed or printed too
-    much.
+    A last line without a newline is dropped, because scontrol may have been killed or printed too much, and the number
+    may be truncated.
     """
     lines = _whole_lines(text)
     if text.strip() and (not lines or lines[0].split()[:2] != ["PID", "JOBID"]):
@@ -295,16 +297,17 @@ def parse_slurmctld_start(text: str) -> float:
 def parse_controller(text: str) -> str:
     """Return an identity for the slurmctld that answered `scontrol show config`: "BOOT_TIME HOST".
 
-    BOOT_TIME is when its process started (22.05 to 26.05, src/slurmctld/controller.c: slurmctld_config.boot_time). A
-    backup keeps it when it takes over. HOST is the first controller that responds, because two may have started in the
-    same second. A standby backup responds too. Raises SlurmError.
+    BOOT_TIME is the start of slurmctld's process (22.05 to 26.05, src/slurmctld/controller.c:
+    slurmctld_config.boot_time). A backup keeps its BOOT_TIME when it takes over. HOST is the first controller that
+    responds. It is included because two controllers may have started in the same second. A standby backup responds too.
+    Raises SlurmError.
     """
     up = regex(r"^Slurmctld\([^()]*\) at (\S+) is UP", re.MULTILINE).search(text)
     return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
 
 
 def _time(text: str) -> float:
-    """Return epoch seconds, from a number or from the local time that Slurm prints by default, or else 0."""
+    """Return epoch seconds, from a number or from the local time that Slurm prints by default, or 0 for other text."""
     if is_decimal(text):
         return float(text) if len(text) <= 11 else 0.0  # up to the year 5138
     try:
@@ -326,8 +329,9 @@ def describe_failure(argv: Argv, result: CommandResult) -> str:
 
 
 def is_not_sent(result: CommandResult) -> bool:
-    """Return True if slurmctld certainly did not receive the request. After "Socket timed out" it may have received
-    it."""
+    """Return True if slurmctld certainly did not receive the request. After "Socket timed out", it may have received
+    the request.
+    """
     not_sent = regex(r"\(connect failure\)|Munge encode failed").search(result.stderr)
     return result.status == 127 or not_sent is not None
 

@@ -1,6 +1,6 @@
 """Values from slurm.conf on this node, read without a request to slurmctld. Included files are not read.
 
-The daemon leaves this to the worker, because the folder may be on a network file system.
+In the daemon, only the worker does this, because the folder may be on a network file system.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_LIMIT = float("inf")
 
 
 def cluster_name(root: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return ClusterName, or "" if it is unknown. Raises OSError if a file exists but cannot be read."""
+    """Return ClusterName, or "" if the name is unknown. Raises OSError if a file exists but cannot be read."""
     for path in _paths(root, environment):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
@@ -42,7 +42,7 @@ def parse_cluster_name(text: str) -> str:
 
 
 def epilog_timeout(root: str, environment: Mapping[str, str] = os.environ) -> float:
-    """Return how many seconds Slurm lets an epilog run, or infinity if no readable file sets a limit.
+    """Return Slurm's time limit for an epilog in seconds, or infinity if no readable file sets a limit.
 
     Slurm kills an epilog that takes longer, and drains the node (slurm.conf(5): EpilogTimeout, PrologEpilogTimeout).
     An epilog must not call scontrol, so the limit is read from the file.

@@ -129,7 +129,7 @@ def _oom_kill(kind: str, match: re.Match[str]) -> KernelEvent | None:
     if victim is None:
         return None
     before, _, name = text[: victim.start()].rpartition(",task=")
-    # A cgroup's name may contain commas. If "task_memcg=" occurs twice, the kernel's own one cannot be identified.
+    # A cgroup's name may contain commas. If "task_memcg=" occurs twice, the kernel's own field cannot be identified.
     cgroup = before.partition(",task_memcg=")[2] if before.count(",task_memcg=") == 1 else ""
     scope = "cgroup" if match[1] == "MEMCG" else "node"
     fields = (("scope", scope), ("cgroup", cgroup[:512] or None))

@@ -6,8 +6,8 @@
     stuck            the IOMMU (or the device, for AMD's IOTLB_INV_TIMEOUT) did not execute a command
     detail           a further line about one of these
 
-"dmar_fault: 655 callbacks suppressed" is a dma_fault without a device. It means that there were more faults than the
-kernel printed.
+"dmar_fault: 655 callbacks suppressed" is a dma_fault without a device. The line means that there were more faults than
+the kernel printed.
 
 Linux 6.12 prints no PCI segment for Intel, but 7.3 does. "01:00.0" is read as "0000:01:00.0", and checks/iommu.py looks
 for the device in other segments. arm-smmu-v3 in 6.12 prints only the event's number; in 7.3 it names the device.

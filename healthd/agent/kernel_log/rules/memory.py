@@ -17,9 +17,9 @@
 
 A machine check's status register shows its type: bit 61 (UC) means uncorrected, bit 57 (PCC) means that the processor's
 context is corrupt, and AMD's bit 44 means deferred. If there was no exception (MCIP, bit 2 of the global status, is not
-set), the register was polled. A polled uncorrected error was usually left in the register by the last boot (the kernel
-reads it when it starts), or is bad memory that a scrubber found before any use. A live error that corrupts the context
-raises an exception and a panic.
+set), the register was polled. A polled uncorrected error is usually left over in the register from the last boot (the
+kernel reads it when it starts), or is bad memory that a scrubber found before any use. A live error that corrupts the
+context raises an exception and a panic.
 
 A scrubber gradually reads all memory. The errors it finds are marked by EDAC's drivers for Intel ("memory scrubbing
 error"), by the code of a machine check (binary 0000 1000 1100 xxxx, where bit 12 and each x may be 0 or 1; severity.c
@@ -181,7 +181,8 @@ def _page(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "page_recovered" if result in ("Recovered", "Delayed") else "page_not_recovered")
 
 
-# Every line of a scanned log is searched for each literal. There are therefore few literals, and formats share them.
+# Every line of a scanned log is searched for each literal. There are therefore only a few literals, which several
+# formats share.
 RULES = (
     Rule("mce_edac", ("EDAC ",), _EDAC, _edac),
     Rule("mce_edac", ("EDAC ",), _EDAC_DEVICE, _edac_device),

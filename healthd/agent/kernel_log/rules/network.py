@@ -103,7 +103,7 @@ _FORMS = tuple(
 # ports have been powered down due to insufficient/unadvertised power on the PCIe slot", has 104 characters. Older
 # drivers (mlx5/core/port.c, eq.c) add a sentence, which makes it 198.
 _MODULE_CODES = (("slot", "slot_power"), ("power", "module_power"), ("temperature", "module_temperature"))
-_PROBE_LATER = "-517"  # EPROBE_DEFER: another driver must come first
+_PROBE_LATER = "-517"  # EPROBE_DEFER: another driver must be loaded first
 
 
 def _mlx5(kind: str, match: re.Match[str]) -> KernelEvent | None:
@@ -303,7 +303,7 @@ def _agents(kind: str, match: re.Match[str]) -> KernelEvent:
 def _efa(kind: str, match: re.Match[str]) -> KernelEvent | None:
     for code, form in _EFA_FORMS:
         if found := form.match(match.string, match.end()):
-            # After an unanswered command, the driver stops its command queue for good (efa_com.c).
+            # After an unanswered command, the driver stops its command queue permanently (efa_com.c).
             leaks = "true" if code == "command_timeout" else None
             fields = (("ibdev", match[1]), ("leaks", leaks), *found.groupdict().items())
             return event(kind, match, code, match[2] or "", fields)
@@ -378,7 +378,7 @@ RULES = (
         _EFA,
         _efa,
     ),
-    # Because of the drivers' names, `healthd scan` also inspects and counts lines whose format is unknown.
+    # With the drivers' names, `healthd scan` also inspects and counts lines whose format is unknown.
     Rule("ib", (*(f"{driver} 00" for driver in CARD_DRIVERS), *_CARD_LITERALS), _CARD, _card),
     Rule("ib", ("transmit timeout: latency",), _TRANSMIT, event_builder("tx_timeout", netdev=1)),
     Rule("ib", ("NETDEV WATCHDOG",), _WATCHDOG, _watchdog),

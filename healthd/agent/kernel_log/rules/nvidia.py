@@ -138,7 +138,7 @@ def _requires_reset(registers: list[str]) -> bool:
     """Return True if bit 18 of an Xid 74's fourth word is set: "a reset of the fabric is required" (NVIDIA's
     catalogue).
 
-    The bit has its own field, because two lines that differ in it report two faults.
+    The bit has its own field, because two lines with different values of the bit report two faults.
     """
     return len(registers) > 3 and bool(int(registers[3], 16) >> 18 & 1)
 
@@ -149,7 +149,8 @@ _GSP_INSTANCE = regex(r" from GPU(\d{1,3}) GSP!")
 
 # SXid: nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 22013, Non-fatal, Link 60 Minion Link DLREQ interrupt
 # Two or more further lines of an event follow, mixed with those of other switches ("Severity 0 Engine instance 60 ...",
-# "Data {0x0000003c, ...}"). The field `further` adds them to the event. On their own, they still name switch and code.
+# "Data {0x0000003c, ...}"). The field `further` adds these lines to the event. On their own, they still name the switch
+# and the code.
 _SXID = regex(
     r"(?:nvidia-nvswitch(\d{1,3}): )?SXid \((PCI:[^\s()]{3,32}|[0-9A-Fa-f:.]{7,32})\): (\d{1,6})(?!\d)"
     r"(?:(,\s*(?:Severity \d+ Engine instance|Data \{))|(?:,\s*(Fatal|Non-fatal)\b)?(?:,\s*Link (-?\d{1,3})\b)?)",
@@ -217,8 +218,8 @@ _GSP_MESSAGE = regex(
     r"NVRM: (?:GPU(\d{1,3}) )?(_?kgsp\w{1,64}|_?[gG]sp[A-Z]\w{1,64}|RmFetchGsp\w{1,40}|_?kfsp\w{1,64}"
     r"|gpuWaitForGfw\w{1,40}|_issueRpc\w{1,40}|rpcRmApi\w{1,40}|rpcSendMessage\w{0,40}): ([^\n]{0,400})"
 )
-# The first match counts: a boot line may also contain "timeout". "Failed to boot GSP." is not final: the driver
-# tries again and, when it gives up, prints "boot attempts exceeded" or that RmInitAdapter failed.
+# The first match is used, because a boot line may also contain "timeout". "Failed to boot GSP." is not final: the
+# driver tries again and, when it gives up, prints "boot attempts exceeded" or that RmInitAdapter failed.
 _GSP_CODES = (
     ("pmu_halted", regex(r"PMU has halted", re.I)),
     ("crash", regex(r"GSP-CrashCat|GSP-RM entered into ICD|trigger bugcheck|GSP \w{1,16} (?:exception|panic)")),
@@ -312,7 +313,7 @@ _DUMP = regex(
 
 
 # NVRM: GPU0 knvlinkLogAliDebugMessages_GB100: ALI Error for GPU 0::linkId 3: 0x10001
-# Printed as an error, but not one: "Fabric base addr 8000000000 is assigned to GPU 3".
+# Printed as an error, but not an error: "Fabric base addr 8000000000 is assigned to GPU 3".
 _KNVLINK = regex(r"NVRM: (?:GPU(\d{1,3}) )?_?(?:k?nvlink\w{1,64}): ([^\n]{0,400})")
 _NVLINK_FAULT = regex(
     r"fail|\berror|unable|unavailable|time(?:d ?)?-?out|lost|dropp|degraded|bad state|doesn't have|out of memory"
@@ -349,7 +350,7 @@ def _nvlink_core(kind: str, match: re.Match[str]) -> KernelEvent | None:
 def _nvlink_fault(
     kind: str, match: re.Match[str], index: str | None, text: str, address: str = ""
 ) -> KernelEvent | None:
-    """Return the event, or None if the line reports no fault. These functions also log normal actions."""
+    """Return the event, or None if the line reports no fault. The driver's functions also log normal actions."""
     if not _NVLINK_FAULT.search(text):
         return None
     code = "rx_detect" if regex("Rx ?Det", re.I).search(text) else "training" if _TRAINING.search(text) else "error"

@@ -16,8 +16,8 @@
 
 One error produces four to eight lines: the port's ("error message received from"), the device's ("PCIe Bus Error"), and
 the device's registers, bits and TLP header. The first two contain the severity and become one event, because both blame
-the device. The others are `detail`, which agent/kernel_log/coalesce.py adds to that event. A `detail` line never counts
-as a second fault, and has no effect on its own.
+the device. The others are `detail`, which agent/kernel_log/coalesce.py adds to that event. A `detail` line is never a
+second fault and has no effect of its own.
 
 If the firmware handles errors first (APEI), the kernel prints registers without "PCIe Bus Error". Only uncorrected
 errors have an "aer_uncor_severity" line. Such an error is not fatal, because the kernel panics before it prints a fatal
@@ -188,8 +188,8 @@ _EDR = regex(rf"[\w-]{{1,32}} {PCI}: EDR: EDR event received")
 def _contained(kind: str, match: re.Match[str]) -> KernelEvent:
     """Return the event for a containment.
 
-    Bits 1 and 2 of the status give the reason. With 1 or 2, a message was received, and the source is its sender. With
-    3, the reason is in bits 5 and 6, where 1 is a software trigger for tests.
+    Bits 1 and 2 of the status give the reason. The values 1 and 2 mean that a message was received; the source is its
+    sender. For 3, the reason is in bits 5 and 6, where 1 is a software trigger for tests.
     """
     port, status, bus, function, sender = match.groups()
     bits = int(status or "0", 16)
@@ -217,7 +217,8 @@ def _record(kind: str, match: re.Match[str]) -> KernelEvent:
     return event(kind, match, "record" if number else DETAIL, match[3] or "", (("record", number),))
 
 
-# Every line of a scanned log is searched for each literal. There are therefore few literals, and formats share them.
+# Every line of a scanned log is searched for each literal. There are therefore only a few literals, which several
+# formats share.
 RULES = (
     Rule("pcie_hotplug", ("lot(",), _SLOT_EVENT, _slot_event),
     Rule("pcie_hotplug", ("lot(", "ower fault on slot"), _OLD_SLOT_EVENT, _old_slot_event),

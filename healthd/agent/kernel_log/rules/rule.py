@@ -73,7 +73,7 @@ def event(
     pid: int | None = None,
     process: str | None = None,
 ) -> KernelEvent:
-    """Return the event for a line. `pci` has the line's format. Fields that are None are omitted."""
+    """Return the event for a line. `pci` has the line's format. Fields with the value None are omitted."""
     return KernelEvent(
         kind=kind,
         code=code,
@@ -86,12 +86,12 @@ def event(
 
 
 def find_code(text: str, table: Iterable[tuple[re.Pattern[str], str]]) -> str:
-    """Return the code of the first pattern that matches at the text's start, or "" if none does."""
+    """Return the code of the first pattern that matches at the start of the text, or "" if none does."""
     return next((code for pattern, code in table if pattern.match(text)), "")
 
 
 def event_builder(code: str, pci: Groups = "", **fields: Groups) -> Build:
-    """Return a function that makes an event with this code. The address and fields come from the pattern's groups.
+    """Return a function that builds an event with this code. The address and fields come from the pattern's groups.
 
     A value of type Groups is a group's number, several numbers (the first group that matched is used), or constant
     text.

@@ -27,8 +27,9 @@ def rules(patterns: Mapping[str, KernelPattern]) -> tuple[Rule, ...]:
 
 
 def more_severe(first: KernelEvent, second: KernelEvent) -> KernelEvent:
-    """Return the more severe of two events for one line. If they are equally severe, return the one whose name sorts
-    first."""
+    """Return the more severe of two events for one line. If both are equally severe, return the event whose name sorts
+    first.
+    """
     return min(first, second, key=lambda event: (-Severity[event.field(SEVERITY).upper()], event.code))
 
 

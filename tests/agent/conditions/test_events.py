@@ -683,7 +683,9 @@ def test_yearly_event_volume_matches_events_page(tmp_path: Path) -> None:
             node.now += 86400
     text = (Path(__file__).parents[3] / "docs/events.md").read_text("utf-8")
     documented = re.search(
-        r"quiet node writes (\d+) KB.* fault that drains adds (\d+) KB.* open for a\s+day\s+adds (\d+) KB", text, re.S
+        r"quiet node writes (\d+) KB.* fault that drains the node adds (\d+) KB.* open for a\s+day\s+adds (\d+) KB",
+        text,
+        re.S,
     )
     assert documented is not None
     measured = (quiet / 1e3, fault / 1e4, warning / 3e4)

@@ -273,8 +273,8 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.WINDOW,
         "A network interface, usually a container's, cannot be removed because it is still in use.",
-        "The container does not exit. Until then, no other interface can be created or removed, so new containers "
-        "hang.",
+        "The container does not exit. Until the interface is removed, no other interface can be created or removed, "
+        "so new containers hang.",
         "No action tonight unless containers hang. If the kernel repeats the line for minutes, only a reboot helps; "
         "reboot the node once no job is running here. The cause is a kernel bug, so look for a newer kernel.",
         window="window_seconds",

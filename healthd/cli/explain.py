@@ -254,8 +254,8 @@ COMMANDS = {
         "Explain a code: what it means, why it matters, what healthd does with this node's settings, what clears it "
         "and what to do.\n"
         "WORDS: a code from healthd status; 79, xid 79 or sxid 12028; a kernel log line; a drained node's Reason, "
-        "written by healthd or not, even if truncated by sinfo -R. A check's name lists its codes. "
-        "nvlink5/149:4 is sub-code 4 of Xid 149.",
+        "written by healthd or not, even if truncated by sinfo -R. With a check's name, the command lists "
+        "the check's codes. nvlink5/149:4 is sub-code 4 of Xid 149.",
         "  healthd explain gpu_xid/79\n"
         "  healthd explain xid 79\n"
         "  healthd explain 'NVRM: Xid (PCI:0000:61:00): 94, pid=4711, name=python3'\n"

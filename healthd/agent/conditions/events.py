@@ -184,9 +184,10 @@ def flush_time(emitted: Emitted) -> float:
 
 
 def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return the sightings near a job's end that do not have a line yet, from ten minutes before the end on.
+    """Return the sightings around a job's end that are not in the stream yet.
 
-    They are written five minutes after the job's end.
+    This covers the time from ten minutes before the job's end until five minutes after it, when the sightings are
+    written.
     """
     emitted = ledger.emitted
     if not emitted.job_ended or 0.0 <= now - emitted.job_ended < FLUSH_SECONDS:

@@ -379,7 +379,7 @@ COMMANDS = {
         _split_flags,
         _split,
         "Divide micro-batches among the data-parallel groups so that the slowest group finishes as early as possible. "
-        "Each group gets at least one.\nExit status: 0 divided, 3 the file cannot be read, 64 usage error.",
+        "Each group gets at least one.\nExit status: 0 success, 3 the file cannot be read, 64 usage error.",
         "  healthd failslow split --micro-batches 32 --times 1.0,1.0,1.3,1.0\n"
         "  healthd failslow split --micro-batches 512 --times times.txt --json\n",
     ),

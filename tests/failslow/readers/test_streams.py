@@ -288,5 +288,5 @@ def test_table_is_no_record(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"event": "step", "time": 1, "step_time": 2.5}\n')
     assert not is_record(str(tmp_path / "a.csv"))
     assert not is_record(str(tmp_path / "a.jsonl"))
-    with pytest.raises(StreamError, match="is not a record"):
+    with pytest.raises(StreamError, match="not a record"):
         read_streams(str(tmp_path / "a.csv"), [])

@@ -25,8 +25,8 @@ read, or the connections cannot be read, the process drains the node like any ot
 Reading all of 2,000 processes takes 18 ms of CPU. Each run therefore reads only some of the processes, and the next run
 continues from there. If anything is suspicious, all processes are read, as in the first run. The number of runs until a
 stuck process is detected is at most the number of processes (without kernel threads) divided by processes_per_run. The
-process is reported `killed_seconds` later. If there are too many zombies, the zombies among the processes of at least one
-run exceed the limit in proportion; that run then counts all zombies.
+process is reported `killed_seconds` later. If there are too many zombies, at least one run reads enough of them to
+exceed the limit in proportion, and then counts all zombies.
 """
 
 from __future__ import annotations

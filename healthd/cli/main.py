@@ -31,6 +31,8 @@ inspect
   events [FILE|DIR ...]       show what healthd found and did on this node
   explain CODE                explain a code: what it means and what to do
   list                        list the checks and their intervals
+  repair --dry-run            show the step that would repair this node
+  repair history              show earlier faults and what ended them
   failslow FILE|DIR           find the worker that slows down a job
   failslow period FILE        find the duration of an iteration
   failslow plan FILE|DIR      find out which remedy is worth its cost, and when
@@ -144,6 +146,8 @@ FAMILIES = {
     "failslow plan": "failslow.plan",
     "failslow split": "failslow.plan",
     "validate": "validate",
+    "repair": "repair",
+    "repair history": "repair",
     "failslow pause": "control",
     "failslow unpause": "control",
 }

@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 
 from healthd.agent.conditions.impairments import limits, reported_health
 from healthd.agent.conditions.ledger import Pause
+from healthd.agent.repair.plan import Plan
 from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.model import (
@@ -26,6 +27,7 @@ from healthd.common.model import (
     Leave,
     Mode,
     Remedy,
+    RepairMode,
     Resume,
     RoundStatus,
     SlurmStatus,
@@ -82,6 +84,8 @@ class Snapshot(Value, frozen=True):
     sources: tuple[SourceStatus, ...] = ()
     incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # for each condition, the first cause
     pause: Pause | None = None
+    repair_mode: RepairMode = RepairMode.OFF
+    repair_plan: Plan | None = None
     detection_pause: DetectionPause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # counts since the start, by command ("ack", ...)
     fleet_hold: FleetHold | None = None
@@ -237,6 +241,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "stream": asdict(s.stream),
         "round": asdict(s.round),
         "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.user} if s.pause else None,
+        "repair": _repair_json(s),
         "detection_pause": asdict(s.detection_pause) if s.detection_pause else None,
         "blocked": dict(s.quarantined),
         "problems": [problem.sentence for problem in s.problems],
@@ -245,6 +250,14 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "shortages": dict(s.shortages),
         "inventory": _inventory_json(s.inventory),
     }
+
+
+def _repair_json(s: Snapshot) -> dict[str, Any] | None:
+    if s.repair_mode is RepairMode.OFF:
+        return None
+    from healthd.agent.repair.texts import repair_json  # few sites need it
+
+    return repair_json(s.repair_plan, s.repair_mode)
 
 
 def _inventory_json(inventory: Inventory) -> dict[str, Any]:

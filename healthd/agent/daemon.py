@@ -45,7 +45,6 @@ from healthd.agent.control.server import ControlServer
 from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
-from healthd.agent.repair.plan import RepairRecord
 from healthd.agent.reporting import systemd
 from healthd.agent.reporting.status import (
     Problem,
@@ -79,6 +78,7 @@ from healthd.common.atomic_files import newest_mtime, remove_leftovers
 from healthd.common.guard import FAILSLOW, HOT_UNPLUG, METRICS
 from healthd.common.model import Decision, Health, Mode, Outcome, RepairMode, Verdict
 from healthd.common.paths import SOCKET, VERDICT_FILE
+from healthd.common.repair_plan import RepairRecord
 from healthd.common.text import compile_patterns, printable
 from healthd.host import shortage
 from healthd.host.host import Host

@@ -22,7 +22,7 @@ def _repair_arguments(parser: Parser) -> None:
 
 def _repair(args: argparse.Namespace) -> int:
     from healthd.agent.control import protocol
-    from healthd.agent.repair.texts import protection_rows, status_lines
+    from healthd.agent.reporting.repair import protection_rows, status_lines
     from healthd.cli.control import send
 
     document = send(args, protocol.simple_request(protocol.STATUS)).get("status", {})
@@ -39,7 +39,7 @@ def _repair(args: argparse.Namespace) -> int:
     if repair["step"] is None:
         return write_output(f"{document['node']}: no repair is needed\n", status)
     paper = page()
-    lines = [f"{document['node']}: {repair['text']}"]
+    lines = paper.wrap(f"{document['node']}: {repair['text']}")
     lines += [line for sentence in list(status_lines(repair))[1:] for line in paper.wrap(sentence, "  ")]
     if repair["step"] != "person":
         lines += ["", *paper.table(("required", "now"), protection_rows(repair))]
@@ -67,6 +67,8 @@ def _history(args: argparse.Namespace) -> int:
         write_error(f"healthd repair history: {sentence}")
     if args.json:
         return write_output(as_json({"time": time.time(), "episodes": [*map(episode_json, found)]}), status)
+    if not found and tally.problems:
+        return status
     if not found:
         return write_output("no fault has drained this node\n", status)
     rows = [

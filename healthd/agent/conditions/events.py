@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import ACTIVE_STATES
 from healthd.agent.conditions.ledger import Ledger, Pause
-from healthd.agent.repair.plan import Plan
 from healthd.common.model import Condition, ConditionState, Decision, DrainRecord, RunName
+from healthd.common.repair_plan import Plan
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 

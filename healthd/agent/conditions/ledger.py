@@ -12,7 +12,6 @@ from msgspec import field
 from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import MAX_SUPPRESSION_SECONDS
-from healthd.agent.repair.plan import RepairRecord
 from healthd.common.model import (
     MAX_HOLD_SECONDS,
     Ack,
@@ -26,6 +25,7 @@ from healthd.common.model import (
     KernelEvent,
 )
 from healthd.common.moments import MOMENT, PAST, Changes, Moment, PastMoment, change_moments
+from healthd.common.repair_plan import RepairRecord
 from healthd.common.values import Value, Whole
 from healthd.events.emitted import Emitted
 from healthd.events.outbox import Outbox

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from healthd.agent.repair.plan import CauseStep, Plan, Reason
 from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.model import LADDER, Clears, Condition, Ending, Remedy, RepairStep
+from healthd.common.repair_plan import CauseStep, Plan, Reason
 
 # A week, as for faults that return after a reboot (agent/conditions/absorb.py).
 RELAPSE_SECONDS = 7 * 86400.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from healthd.agent.repair.plan import Obstacle
 from healthd.agent.slurm.policy import Owner, drain_owner, is_idle
 from healthd.common.model import ConditionState, DrainRecord, Mode, NodeState, Severity, Verdict
+from healthd.common.repair_plan import Obstacle
 from healthd.common.slurm.node_states import POWER, REBOOT
 
 # `scontrol show node` prints these for a node in a reservation with the flag MAINT (slurm.h: NODE_STATE_MAINT).

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.repair.ladder import plan
 from healthd.agent.repair.obstacles import obstacles
-from healthd.agent.repair.plan import Plan
 from healthd.agent.settings.config import Settings
 from healthd.common.model import NodeState, Remedy, Verdict
+from healthd.common.repair_plan import Plan
 
 
 def node_plan(

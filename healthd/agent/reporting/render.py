@@ -271,7 +271,7 @@ def _pauses(d: Document, now: float, page: Page, flags: str) -> Iterator[str]:
 def _repair(repair: Document | None, page: Page) -> Iterator[str]:
     """Yield the step that the node needs, if healthd plans repairs."""
     if repair is not None and repair["step"] is not None:
-        from healthd.agent.repair.texts import status_lines
+        from healthd.agent.reporting.repair import status_lines
 
         yield from ("", page.heading("Repair (advice only)"))
         for sentence in status_lines(repair):

@@ -11,7 +11,6 @@ from msgspec.structs import asdict
 
 from healthd.agent.conditions.impairments import limits, reported_health
 from healthd.agent.conditions.ledger import Pause
-from healthd.agent.repair.plan import Plan
 from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.model import (
@@ -35,6 +34,7 @@ from healthd.common.model import (
     StreamStatus,
     Verdict,
 )
+from healthd.common.repair_plan import Plan
 from healthd.common.values import Value
 
 MAX_NAMED_JOBS = 5  # maximum number of jobs that a decision's text names as not requeued
@@ -255,7 +255,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
 def _repair_json(s: Snapshot) -> dict[str, Any] | None:
     if s.repair_mode is RepairMode.OFF:
         return None
-    from healthd.agent.repair.texts import repair_json  # few sites need it
+    from healthd.agent.reporting.repair import repair_json  # few sites need it
 
     return repair_json(s.repair_plan, s.repair_mode)
 

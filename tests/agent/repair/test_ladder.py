@@ -11,8 +11,8 @@ from life import DAY, FEWER, GPU, RATE, RESET, ROWS, XID, Node
 from msgspec.structs import replace
 
 from healthd.agent.repair.ladder import cause_step, plan, step_after
-from healthd.agent.repair.plan import Plan, Reason
 from healthd.common.model import LADDER, Clears, Condition, Finding, Remedy, Repair, RepairStep, Severity
+from healthd.common.repair_plan import Plan, Reason
 
 GPU_RESET, REBOOT, POWER_CYCLE, PERSON = RepairStep
 ORDER = (GPU_RESET, REBOOT, POWER_CYCLE)

@@ -7,8 +7,8 @@ from life import FEWER, RESET, XID, Node
 from msgspec.structs import replace
 
 from healthd.agent.repair.obstacles import obstacles
-from healthd.agent.repair.plan import Obstacle
 from healthd.common.model import Ack, ConditionState, DrainRecord, Mode, NodeState, Severity, Verdict
+from healthd.common.repair_plan import Obstacle
 
 REASON = "healthd: gpu_ecc/uncorrected 0000:1b:00.0: 1 uncorrected error"
 OWN = DrainRecord(reason=REASON)

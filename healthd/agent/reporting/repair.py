@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from healthd.agent.repair.plan import Obstacle, Plan, Reason
 from healthd.common.model import RepairMode, RepairStep
+from healthd.common.repair_plan import Obstacle, Plan, Reason
 
 Document = Mapping[str, Any]
 
@@ -22,7 +22,7 @@ STEP_NAMES = {
 _STEP_VERBS = {
     RepairStep.REBOOT: "reboot",
     RepairStep.POWER_CYCLE: "power cycle the node",
-    RepairStep.PERSON: "no step of healthd's can repair this",
+    RepairStep.PERSON: "a person must act",
 }
 _REASON_TEXTS = {
     Reason.REMEDY: "ends with {step}",

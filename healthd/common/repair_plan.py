@@ -1,4 +1,4 @@
-"""The step that a node needs, and what prevents it, as values that the ledger keeps."""
+"""A repair plan and its obstacles, as values that the ledger keeps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Plan(Value, frozen=True):
     next       the step after that, if it fails
     causes     the causes that need a step; those that need this step come first, each group worst first
     parts      the GPUs to reset, as PCI addresses, or () for all
-    obstacles  what prevents the step now
+    obstacles  states that prevent the step now
     """
 
     step: RepairStep

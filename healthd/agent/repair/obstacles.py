@@ -1,4 +1,4 @@
-"""What prevents a step of the repair ladder now. All functions are pure.
+"""States that prevent a step of the repair ladder now. All functions are pure.
 
 A step may end jobs and destroys the state that an engineer may be looking at. healthd therefore takes a step only on a
 node that it has drained itself, on which nothing runs, and which no person is working on.

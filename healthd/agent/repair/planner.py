@@ -1,4 +1,4 @@
-"""The plan for this node: the step that its causes need, and what prevents the step now. Pure."""
+"""The plan for this node: the step that its causes need, and the obstacles to it. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ OBSTACLE_TEXTS = {
     Obstacle.JOBS: "a job, or the epilog of one, is still on the node",
     Obstacle.POWER: "a reboot or a power change is pending in Slurm",
 }
-# What each obstacle protects, for `healthd repair --dry-run`.
+# The requirement behind each obstacle, for `healthd repair --dry-run`.
 PROTECTIONS = {
     Obstacle.OBSERVE: "healthd may change Slurm",
     Obstacle.PAUSED: "healthd is not paused",
@@ -106,7 +106,7 @@ def _step_text(plan: Plan) -> str:
 
 
 def status_lines(document: Document) -> Iterator[str]:
-    """Yield the sentences for `healthd status`: the step, what prevents it, and the step after it."""
+    """Yield the sentences for `healthd status`: the step, its obstacles, and the step after it."""
     yield document["text"]
     if document["step"] == RepairStep.PERSON.value:
         return

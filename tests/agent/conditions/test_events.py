@@ -703,7 +703,7 @@ def plan(step: RepairStep = RepairStep.GPU_RESET, *obstacles: Obstacle) -> Plan:
     return Plan(step, RepairStep.PERSON, (cause,), obstacles=obstacles)
 
 
-def test_new_plan_is_one_event_with_its_causes() -> None:
+def test_new_plan_emits_one_event_with_causes() -> None:
     before = Ledger()
     after = replace(before, repair=RepairRecord(plan()))
     (event,) = events.change_events(before, after, NOW)[0]
@@ -717,7 +717,7 @@ def test_new_plan_is_one_event_with_its_causes() -> None:
     }
 
 
-def test_changed_obstacles_are_no_event() -> None:
+def test_changed_obstacles_emit_no_event() -> None:
     before = replace(Ledger(), repair=RepairRecord(plan(RepairStep.GPU_RESET, Obstacle.JOBS)))
     assert events.change_events(before, replace(before, repair=RepairRecord(plan())), NOW)[0] == []
     assert events.change_events(before, replace(before, repair=RepairRecord()), NOW)[0] == []

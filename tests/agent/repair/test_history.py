@@ -36,7 +36,7 @@ def test_episode_has_advice_ending_and_return() -> None:
     assert (second.ended_at, second.ended_by, second.returned_at) == (0.0, None, 0.0)
 
 
-def test_texts_of_endings_are_recognised() -> None:
+def test_episode_recognises_ending_texts() -> None:
     texts = ["pass", "reboot: anew", "repaired by root (uid 0)", "window", "others"]
     found = [episodes([opened(1.0), cleared(2.0, text)])[0].ended_by for text in texts]
     assert found == [Ending.PASS, Ending.REBOOT, Ending.REPAIRED, Ending.WINDOW, None]
@@ -47,7 +47,7 @@ def test_return_after_28_days_is_a_new_fault() -> None:
     assert first.returned_at == 0.0
 
 
-def test_warning_is_no_episode_until_it_drains() -> None:
+def test_warning_becomes_episode_when_it_drains() -> None:
     assert episodes([opened(1.0, severity="warning"), cleared(2.0, "pass")]) == []
     worse = event(5.0, "worsened", severity="degraded")
     assert [e.opened_at for e in episodes([opened(1.0, severity="warning"), worse])] == [5.0]
@@ -74,7 +74,7 @@ FIELDS = st.fixed_dictionaries(
 
 
 @given(st.lists(st.tuples(NAMES, st.sampled_from(["c1", "c2"]), FIELDS), max_size=20))
-def test_episodes_of_any_stream_are_in_order_and_end_after_they_began(items: list[Any]) -> None:
+def test_episodes_of_any_stream_are_in_order(items: list[Any]) -> None:
     found = episodes(event(float(at), name, condition, **fields) for at, (name, condition, fields) in enumerate(items))
     assert [e.opened_at for e in found] == sorted(e.opened_at for e in found)
     assert all(e.ended_at >= e.opened_at for e in found if e.ended_at)

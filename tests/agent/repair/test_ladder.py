@@ -110,7 +110,7 @@ def test_repair_by_operator_is_no_step() -> None:
     assert step_and_reason(node) == (GPU_RESET, Reason.REMEDY)
 
 
-def test_relapse_of_other_gpu_is_no_relapse() -> None:
+def test_fault_of_other_gpu_is_no_relapse() -> None:
     other = replace(RESET, subject=OTHER_GPU)
     node = Node().run(RESET).run(repairs=[Repair(Clears.GPU_RESET, GPU, "fell", 1e12)]).run(other, after=DAY)
     assert step_and_reason(node) == (GPU_RESET, Reason.REMEDY)
@@ -128,7 +128,7 @@ def test_configured_person_takes_no_step() -> None:
     assert (found.step, found.causes[0].reason) == (PERSON, Reason.CONFIGURED)
 
 
-def test_node_needs_highest_step_of_its_causes() -> None:
+def test_node_needs_highest_step_of_all_causes() -> None:
     found = planned(Node().run(RESET, check="gpu_ecc").run(XID, check="gpu_xid"))
     assert found is not None
     assert [(cause.code, cause.step) for cause in found.causes] == [(XID.code, REBOOT), (RESET.code, GPU_RESET)]

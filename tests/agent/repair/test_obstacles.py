@@ -1,4 +1,4 @@
-"""What prevents a repair step: every state in which a step could harm a job or disturb a person."""
+"""States that prevent a repair step: a step would then harm a job or disturb a person."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def found(
 
 
 @pytest.mark.parametrize("mode", [Mode.DRAIN, Mode.ACT])
-def test_own_drain_of_idle_node_has_no_obstacle(mode: Mode) -> None:
+def test_idle_node_with_own_drain_has_no_obstacle(mode: Mode) -> None:
     assert found(mode=mode) == set()
 
 
-def test_observe_needs_no_reading_of_slurm() -> None:
+def test_observe_does_not_require_slurm() -> None:
     assert found(mode=Mode.OBSERVE, node=None) == {Obstacle.OBSERVE}
 
 

@@ -83,6 +83,7 @@ fleet, on the central host (extra "fleet": docs/deploy.md)
   fleet checks                show which check detects a fault first, and the
                               time until the node is drained
   fleet links                 show link flaps, errors and lost speed
+  fleet repairs               show how often a reset or a reboot helped
   fleet failslow              show the cost of slow jobs by node
   fleet compare A B           compare two periods or partitions
 
@@ -136,6 +137,7 @@ FAMILIES = {
     "fleet alarms": "fleet.answers",
     "fleet checks": "fleet.answers",
     "fleet links": "fleet.answers",
+    "fleet repairs": "fleet.answers",
     "fleet failslow": "fleet.answers",
     "fleet compare": "fleet.compare",
     "fleet report": "fleet.report",

@@ -11,6 +11,7 @@ It is one process with a single blocking wait. Its components:
     agent/slurm/controller.py            drain, requeue and resume in Slurm
     agent/scheduler/failslow_process.py  the process that monitors jobs for fail-slow, if a site enables it
     agent/scheduler/before_resume.py     programs that run on the idle node before it is resumed
+    agent/repair/planner.py              the step that would repair this node
     agent/metrics/publisher.py           the verdict file, the metrics and the systemd status
     agent/conditions/store.py            the ledger, a single value that is replaced at each change
 
@@ -75,8 +76,9 @@ from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
 from healthd.common.atomic_files import newest_mtime, remove_leftovers
 from healthd.common.guard import FAILSLOW, HOT_UNPLUG, METRICS
-from healthd.common.model import Decision, Health, Mode, Outcome, Verdict
+from healthd.common.model import Decision, Health, Mode, Outcome, RepairMode, Verdict
 from healthd.common.paths import SOCKET, VERDICT_FILE
+from healthd.common.repair_plan import RepairRecord
 from healthd.common.text import compile_patterns, printable
 from healthd.host import shortage
 from healthd.host.host import Host
@@ -144,6 +146,7 @@ class Daemon:
         self.command_counts: Counter[str] = Counter()
         self.reload_failures, self.reload_problem = 0, ""
         self.verdict_inputs: tuple[object, ...] = ()
+        self.repair_inputs: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
 
         self.store = ConditionStore(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
@@ -421,6 +424,25 @@ class Daemon:
         self.run_before_resume()
         decision = self.controller.decision
         self.after_reconciliation(self.controller.reconcile_if_due(self.verdict, round_ended), decision)
+        self.plan_repair()
+
+    def plan_repair(self) -> None:
+        """Record the repair step that this drained node needs, and what prevents it now."""
+        settings, ledger = self.settings, self.store.ledger
+        if settings.repair.mode is RepairMode.OFF or not self.verdict.causes:
+            if ledger.repair.plan is not None:
+                self.store.change(repair=RepairRecord())
+            return
+        node, is_paused = self.controller.status.node, ledger.pause is not None
+        inputs = (self.verdict, ledger.cleared, ledger.slurm, node, is_paused, settings)
+        if inputs == self.repair_inputs:
+            return
+        self.repair_inputs = inputs
+        from healthd.agent.repair.planner import node_plan  # only nodes with a fault need it
+
+        remedies = registry.remedies(self.configured.checks, (c.code for c in self.verdict.causes))
+        plan = node_plan(self.verdict, ledger, node, settings, remedies)
+        self.store.change(repair=RepairRecord(plan))
 
     def run_before_resume(self) -> None:
         """Run the checks' before_resume programs on the drained, idle node. The verdict has the reason for the delayed
@@ -481,7 +503,9 @@ class Daemon:
             quarantined,
         )
         if (
-            self.publisher.has_changed((*published, drain, ledger.pause, ledger.slurm, self.settings.mode))
+            self.publisher.has_changed(
+                (*published, drain, ledger.pause, ledger.slurm, ledger.repair, self.settings.mode)
+            )
             or round_ended
         ):
             self.publish_verdict(drain, round_ended)
@@ -572,6 +596,8 @@ class Daemon:
             round=self.scheduler.queue.status,
             inventory=ledger.inventory,
             pause=ledger.pause,
+            repair_mode=self.settings.repair.mode,
+            repair_plan=ledger.repair.plan,
             detection_pause=detection_pause.active_pause(self.settings.runtime_dir, self.now()),
             commands=dict(self.command_counts),
             # In mode observe, no drain is delayed. The ledger keeps the hold in case the mode changes back.

@@ -83,7 +83,8 @@ def parser(name: str) -> Parser:
     completion_parser = Parser(name, "", "")
     if name in FAMILIES:
         command(name).flags(completion_parser)
-    else:
+    has_place = any(not action.option_strings for action in completion_parser._actions)
+    if not has_place and (name not in FAMILIES or any(other.startswith(f"{name} ") for other in FAMILIES)):
         completion_parser.add_argument("command")
     if not name:
         completion_parser.add_argument("-V", "--version", action="store_true", help="print the version")

@@ -21,12 +21,13 @@ NEXT_COMMANDS = "systemctl status healthd; journalctl -u healthd -n 20"
 SHORTEST_PERIOD_SECONDS = 0.5  # for --watch, because each refresh costs the daemon a few milliseconds
 
 
-def _send(
+def send(
     args: argparse.Namespace,
     request: dict[str, Any],
     runtime_dir: str | None = None,
     patience_seconds: float = TIMEOUT_SECONDS,
 ) -> dict[str, Any]:
+    """Send a request to the daemon and return its answer. Raises Stop."""
     try:
         return send_request(runtime_dir or flags.runtime_dir(args), request, patience_seconds)
     except DaemonUnreachable as error:
@@ -50,7 +51,7 @@ def _status_arguments(parser: Parser) -> None:
 def _status(args: argparse.Namespace) -> int:
     if args.watch is not None:
         return _watch(args)
-    text, status = _render_status(args, _send(args, protocol.simple_request(protocol.STATUS)).get("status", {}))
+    text, status = _render_status(args, send(args, protocol.simple_request(protocol.STATUS)).get("status", {}))
     return write_output(text, status)
 
 
@@ -107,7 +108,7 @@ def _render_status(args: argparse.Namespace, document: dict[str, Any]) -> tuple[
 
 def _command_runner(request: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[argparse.Namespace], int]:
     """Return a command function that sends one request and prints the daemon's answer."""
-    return lambda args: write_output(_send(args, request(args))["done"] + "\n")
+    return lambda args: write_output(send(args, request(args))["done"] + "\n")
 
 
 def _code_arguments(parser: Parser, code: str = "ib_link/down", part: str = "mlx5_3/1") -> None:
@@ -155,7 +156,7 @@ def _reload(args: argparse.Namespace) -> int:
         directory = flags.runtime_dir(args, default)
     except Stop:  # ignored here: the daemon reports errors in the file, also in its status and metrics
         directory = default
-    answer = _send(args, protocol.simple_request(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
+    answer = send(args, protocol.simple_request(protocol.RELOAD), directory, RELOAD_PATIENCE_SECONDS)
     return write_output(answer["done"] + "\n")
 
 

@@ -233,7 +233,7 @@ def _around(root: str) -> Environment:
 
 def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
     """Return the lines for every area, including check results from a separate worker."""
-    from healthd.agent.doctor import parallel, service, slurm
+    from healthd.agent.doctor import parallel, repair, service, slurm
     from healthd.cli.daemons import running_processes
 
     loaded, settings = node.loaded, node.loaded.settings
@@ -243,6 +243,7 @@ def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
         ("unit", SECONDS, lambda: list(service.unit())),
         ("kernel log", SECONDS, lambda: list(service.kernel_log(settings))),
         ("Slurm", SLURM_SECONDS, lambda: list(slurm.lines(settings))),
+        ("repair", SLURM_SECONDS, lambda: list(repair.lines(settings))),
         ("baseline", SECONDS, lambda: list(service.baseline(settings, time.time()))),
         ("metrics", SECONDS, lambda: list(service.page(settings, status is not None, running_processes(pids)))),
         ("files", SECONDS, lambda: list(service.files(loaded, _file(args)))),

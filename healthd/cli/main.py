@@ -31,6 +31,8 @@ inspect
   events [FILE|DIR ...]       show what healthd found and did on this node
   explain CODE                explain a code: what it means and what to do
   list                        list the checks and their intervals
+  repair --dry-run            show the step that would repair this node
+  repair history              show earlier faults and what ended them
   failslow FILE|DIR           find the worker that slows down a job
   failslow period FILE        find the duration of an iteration
   failslow plan FILE|DIR      find out which remedy is worth its cost, and when
@@ -81,6 +83,7 @@ fleet, on the central host (extra "fleet": docs/deploy.md)
   fleet checks                show which check detects a fault first, and the
                               time until the node is drained
   fleet links                 show link flaps, errors and lost speed
+  fleet repairs               show how often a reset or a reboot helped
   fleet failslow              show the cost of slow jobs by node
   fleet compare A B           compare two periods or partitions
 
@@ -134,6 +137,7 @@ FAMILIES = {
     "fleet alarms": "fleet.answers",
     "fleet checks": "fleet.answers",
     "fleet links": "fleet.answers",
+    "fleet repairs": "fleet.answers",
     "fleet failslow": "fleet.answers",
     "fleet compare": "fleet.compare",
     "fleet report": "fleet.report",
@@ -144,6 +148,8 @@ FAMILIES = {
     "failslow plan": "failslow.plan",
     "failslow split": "failslow.plan",
     "validate": "validate",
+    "repair": "repair",
+    "repair history": "repair",
     "failslow pause": "control",
     "failslow unpause": "control",
 }

@@ -98,6 +98,25 @@ class Remedy(enum.Enum):
     REPAIRED = "repaired"  # replace or repair the part, then `healthd repaired CODE PART`
 
 
+class RepairMode(enum.Enum):
+    """What healthd does about the repair of a drained node."""
+
+    OFF = "off"
+    ADVISE = "advise"  # report the step that the node needs
+
+
+class RepairStep(enum.Enum):
+    """Steps of the repair ladder, in this order (agent/repair/ladder.py)."""
+
+    GPU_RESET = "gpu_reset"
+    REBOOT = "reboot"
+    POWER_CYCLE = "power_cycle"
+    PERSON = "person"
+
+
+LADDER = tuple(RepairStep)
+
+
 class Ends(Value, frozen=True):
     """The event that ends a finding.
 

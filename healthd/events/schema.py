@@ -86,6 +86,10 @@ FIELDS = {
     "mode": TEXT,
     "last_alive": TIME_OR_NULL,
     "clean": FLAG,
+    "step": TEXT,
+    "next": TEXT,
+    "causes": NAMES,
+    "causes_more": WHOLE,
     "conditions": CONDITIONS,
     "conditions_more": WHOLE,
     "checks": NAMES,
@@ -99,6 +103,7 @@ HEAD = ("schema", "cluster", "node", "boot_id", "stream_id", "seq", "time", "mon
 
 SEVERITIES = ("info", "warning", "degraded", "critical")
 STATES = ("open", "acknowledged")
+STEPS = ("gpu_reset", "reboot", "power_cycle", "person")
 # Allowed values for fields with a fixed set of values.
 ALLOWED_VALUES = {
     "severity": SEVERITIES,
@@ -107,6 +112,8 @@ ALLOWED_VALUES = {
     "kind": ("edge", "level"),
     "decision": ("drain", "resume", "leave"),
     "mode": ("observe", "drain", "act"),
+    "step": STEPS,
+    "next": STEPS,
 }
 
 
@@ -144,6 +151,7 @@ EVENTS = {
     "requeue": EventFields(("stage", "job"), ("error",), _IN_SLURM),
     "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),
     "repaired": EventFields(("who", "code"), ("subject", "why")),
+    "repair": EventFields(("stage", "step", "next", "why", "causes"), ("causes_more",), ("advised",)),
     "dropped": EventFields(("count", "from_seq", "to_seq"), ("earlier",)),
 }
 CONDITION_EVENTS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")

@@ -27,6 +27,7 @@ from healthd.fleet.answers import (
     links,
     nccl,
     rate,
+    repairs,
     states,
 )
 from healthd.fleet.answers.document import Document, Unanswerable, format_time
@@ -48,6 +49,7 @@ from healthd.fleet.views import lemons as lemons_view
 from healthd.fleet.views import links as links_view
 from healthd.fleet.views import nccl as nccl_view
 from healthd.fleet.views import rate as rate_view
+from healthd.fleet.views import repairs as repairs_view
 from healthd.fleet.views import states as states_view
 
 FILE = "report.html"
@@ -125,6 +127,7 @@ def report_chapters(
         Chapter("alarms", "Failing checks during completed jobs", alarms.alarms, alarms_view.view),
         Chapter("checks", "First evidence, by check", checks.checks, checks_view.view),
         Chapter("links", "Links that flap or count errors", links.links, links_view.view),
+        Chapter("repairs", "Repairs that lasted", repairs.repairs, repairs_view.view),
         Chapter("failslow", "Slow jobs and their cost", failslow.failslow, failslow_view.view),
     ]
     if compared is not None:

@@ -26,12 +26,13 @@ PURE_BY_PACKAGE = {
     ),
     "agent.kernel_log": "coalesce parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
-    "agent.reporting": "endings fault_timeline next_steps render",
+    "agent.repair": "history ladder obstacles planner",
+    "agent.reporting": "endings fault_timeline next_steps render repair",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",
     "agent.slurm": ("action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile"),
     "agent.worker": "requests",
-    "common": "codec duration errors history model moments mountinfo page paths text",
+    "common": "codec duration errors history model moments mountinfo page paths repair_plan text",
     "common.slurm": (
         "admin_comment builtin_reasons commands drain_reason gres hostlist lemon_command node_states output"
     ),

@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Pause
+from healthd.agent.repair.history import Episode, episode_json
 from healthd.agent.reporting import explanation
 from healthd.agent.reporting.fault_timeline import Effect
 from healthd.agent.reporting.status import Snapshot, status_json
@@ -35,11 +36,14 @@ from healthd.common.model import (
     Observation,
     Outcome,
     PciDevice,
+    RepairMode,
+    RepairStep,
     RoundStatus,
     Severity,
     SlurmStatus,
     Verdict,
 )
+from healthd.common.repair_plan import CauseStep, Obstacle, Plan, Reason
 
 TEXT = (Path(__file__).parents[2] / "docs/json.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([a-z_]+)`", TEXT))
@@ -88,6 +92,14 @@ SNAPSHOT = Snapshot(
     inventory=INVENTORY,
     pause=Pause(3.0, "upgrade", "root"),
     fleet_hold=FleetHold(1.0, 2.0),
+    repair_mode=RepairMode.ADVISE,
+    repair_plan=Plan(
+        RepairStep.GPU_RESET,
+        RepairStep.REBOOT,
+        (CauseStep("gpu_xid/119", "0000:1b:00.0", RepairStep.GPU_RESET, Reason.REMEDY),),
+        ("0000:1b:00.0",),
+        (Obstacle.JOBS,),
+    ),
     cleared=(replace(CONDITION, state=ConditionState.CLEARED),),
 )
 KNOWN = built_in_checks()
@@ -131,6 +143,12 @@ def test_every_key_and_word_of_explain_is_documented():
     assert sorted(set(keys(documents)) - NAMED) == []
     words = [*(effect.value for effect in Effect), *(document["what"] for document in documents)]
     assert [word for word in words if word not in NAMED] == []
+
+
+def test_every_key_and_word_of_repair_is_documented():
+    document = {"time": 1.0, "episodes": [episode_json(Episode("gpu_xid/119", "", 1.0))]}
+    words = [word.value for kind in (RepairStep, Reason) for word in kind]
+    assert sorted({*keys(document), *words} - NAMED) == []
 
 
 def test_status_has_all_keys_of_check():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -90,7 +91,7 @@ def documented_settings() -> dict[str, str]:
 
 
 def display(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+    return json.dumps(value) if isinstance(value, str | list) else str(value).lower()
 
 
 def test_every_setting_is_documented_with_its_default():

@@ -39,6 +39,7 @@ from healthd.fleet.answers import (  # noqa: E402
     lemons,
     links,
     rate,
+    repairs,
     states,
 )
 from healthd.fleet.answers.document import Unanswerable  # noqa: E402
@@ -127,6 +128,7 @@ ANSWERS: dict[str, Callable[[Study], Any]] = {
     "attribution": attribution.attribution,
     "lemons": lambda study: lemons.lemons(study, window_days=None),
     "links": links.links,
+    "repairs": repairs.repairs,
     "rate": lambda study: rate.rate(study, more_than_gpus=8),
     "ettr": ettr.ettr,
     "slowing": lambda study: {"told": evidence.slowdown_evidence(study, NODES)},

@@ -61,6 +61,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "fleet alarms": (("--db", "db"), 3),
     "fleet checks": (("--db", "db"), 3),
     "fleet links": (("--db", "db"), 3),
+    "fleet repairs": (("--db", "db"), 3),
     "fleet failslow": (("--db", "db"), 3),
     "fleet lemons": (("--db", "db"), 3),
     "fleet compare": (("2026-01", "2026-02", "--db", "db"), 3),

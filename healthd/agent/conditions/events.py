@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from healthd.agent.conditions.condition import ACTIVE_STATES
 from healthd.agent.conditions.ledger import Ledger, Pause
 from healthd.common.model import Condition, ConditionState, Decision, DrainRecord, RunName
+from healthd.common.repair_plan import Plan
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 
@@ -41,11 +42,26 @@ def change_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event
     if after.pause != before.pause:
         events += [_pause_event("ended", before.pause)] if before.pause else []
         events += [_pause_event("begun", after.pause)] if after.pause else []
+    if after.repair != before.repair:
+        events += _repair_events(before.repair.plan, after.repair.plan)
     return events, emitted
 
 
 def _pause_event(stage: str, pause: Pause) -> Event:
     return Event("pause", {"stage": stage, "who": pause.user, "why": pause.why, "until": pause.until})
+
+
+def _repair_events(before: Plan | None, after: Plan | None) -> list[Event]:
+    """Return the event for a new plan. A plan is also new if only its causes changed, but not if its obstacles did."""
+    if after is None or (before is not None and replace(before, obstacles=after.obstacles) == after):
+        return []
+    fields = {
+        "step": after.step.value,
+        "next": after.next.value,
+        "why": after.causes[0].reason.value,
+        "causes": tuple(f"{cause.code} {cause.subject}".strip() for cause in after.causes),
+    }
+    return [Event("repair", {"stage": "advised", **fields})]
 
 
 def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:

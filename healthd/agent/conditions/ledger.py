@@ -25,6 +25,7 @@ from healthd.common.model import (
     KernelEvent,
 )
 from healthd.common.moments import MOMENT, PAST, Changes, Moment, PastMoment, change_moments
+from healthd.common.repair_plan import RepairRecord
 from healthd.common.values import Value, Whole
 from healthd.events.emitted import Emitted
 from healthd.events.outbox import Outbox
@@ -56,6 +57,7 @@ class Ledger(Value, frozen=True):
         next_sequence  sequence number of the next kernel event
         cleared        the most recently cleared conditions
         whole_gpus     GPUs in the last inventory that had no GPU missing
+        repair         the plan for the repair of this node
         outbox         lines of the event stream that may not be on disk yet
         emitted        last state of the event stream
 
@@ -76,6 +78,7 @@ class Ledger(Value, frozen=True):
     pause: Pause | None = None
     inventory: Inventory = Inventory()
     whole_gpus: tuple[Gpu, ...] = ()
+    repair: RepairRecord = RepairRecord()
     outbox: Outbox = Outbox()
     emitted: Emitted = Emitted()
 

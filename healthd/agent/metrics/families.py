@@ -29,6 +29,7 @@ from healthd.common.model import (
     Leave,
     ObservationKind,
     Outcome,
+    RepairMode,
     Resume,
     SourceStatus,
 )
@@ -79,6 +80,7 @@ def _own(s: Snapshot) -> Iterator[Rows]:
     yield from _sources(s)
     yield from _slurm(s)
     yield from _decision(s)
+    yield from _repair(s)
     yield from _workers(s)
 
 
@@ -185,6 +187,15 @@ def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
         yield "fleet_limit_nodes_allowed", [(labels, hold.limit)]
     yield "fleet_limit_waiting_since_timestamp_seconds", _moment(hold.since)
     yield "fleet_limit_next_try_timestamp_seconds", _moment(hold.until)
+
+
+def _repair(s: Snapshot) -> Iterator[Rows]:
+    if s.repair_mode is RepairMode.OFF:
+        return
+    yield "repair_mode_info", [({"mode": s.repair_mode.value}, 1)]
+    if s.repair_plan is not None:
+        yield "repair_step", [({"step": s.repair_plan.step.value}, 1)]
+        yield "repair_obstacle", [({"obstacle": obstacle.value}, 1) for obstacle in s.repair_plan.obstacles]
 
 
 def _decision(s: Snapshot) -> Iterator[Rows]:

@@ -142,6 +142,11 @@ FAMILIES = {
     "fleet_limit_next_try_timestamp_seconds": Family(
         (), "When the waiting drain is retried, in seconds since the epoch."
     ),
+    "repair_mode_info": Family(("mode",), "Always 1; the label is repair.mode."),
+    "repair_step": Family(
+        ("step",), "1 for the step of the repair ladder that this node needs; no series if it needs none."
+    ),
+    "repair_obstacle": Family(("obstacle",), "1 for each reason why that step cannot be taken now."),
     "decision": Family(("action",), "1 for the last decision, 0 for the other actions."),
     "decision_withheld": Family((), "1 if the mode, a pause or a limit prevents an action; else 0."),
     "commands_total": Family(

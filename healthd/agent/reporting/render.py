@@ -225,6 +225,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
         lines += page.wrap(f"one incident: {incident['first']}, then {', '.join(later)}{and_more}", "  ")
     for c in d["cleared"][-3:]:
         lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_code_and_part(c)} ({c['cleared_by']})", "  ")
+    lines += _repair(d.get("repair"), page)
     lines += _problems(problems, d["blocked"], page)
     lines += ["", page.heading("Slurm"), *_slurm(d, now, page)]
     lines += ["", page.heading("Checks"), *_checks(d, now, page)]
@@ -265,6 +266,16 @@ def _pauses(d: Document, now: float, page: Page, flags: str) -> Iterator[str]:
         text = f"slow-job detection paused by {pause['who']}, ends {time_ahead(pause['until'], now)}: {pause['why']}"
         yield from page.wrap(text, "  ")
         yield _step("to end this pause now", " ".join(filter(None, ("healthd failslow unpause", flags))))
+
+
+def _repair(repair: Document | None, page: Page) -> Iterator[str]:
+    """Yield the step that the node needs, if healthd plans repairs."""
+    if repair is not None and repair["step"] is not None:
+        from healthd.agent.reporting.repair import status_lines
+
+        yield from ("", page.heading("Repair (advice only)"))
+        for sentence in status_lines(repair):
+            yield from page.wrap(sentence, "  ")
 
 
 def _problems(problems: Mapping[str, str], blocked: Mapping[str, int], page: Page) -> Iterator[str]:

@@ -26,6 +26,7 @@ from healthd.common.model import (
     Leave,
     Mode,
     Remedy,
+    RepairMode,
     Resume,
     RoundStatus,
     SlurmStatus,
@@ -33,6 +34,7 @@ from healthd.common.model import (
     StreamStatus,
     Verdict,
 )
+from healthd.common.repair_plan import Plan
 from healthd.common.values import Value
 
 MAX_NAMED_JOBS = 5  # maximum number of jobs that a decision's text names as not requeued
@@ -82,6 +84,8 @@ class Snapshot(Value, frozen=True):
     sources: tuple[SourceStatus, ...] = ()
     incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # for each condition, the first cause
     pause: Pause | None = None
+    repair_mode: RepairMode = RepairMode.OFF
+    repair_plan: Plan | None = None
     detection_pause: DetectionPause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # counts since the start, by command ("ack", ...)
     fleet_hold: FleetHold | None = None
@@ -237,6 +241,7 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "stream": asdict(s.stream),
         "round": asdict(s.round),
         "pause": {"until": s.pause.until, "why": s.pause.why, "who": s.pause.user} if s.pause else None,
+        "repair": _repair_json(s),
         "detection_pause": asdict(s.detection_pause) if s.detection_pause else None,
         "blocked": dict(s.quarantined),
         "problems": [problem.sentence for problem in s.problems],
@@ -245,6 +250,14 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "shortages": dict(s.shortages),
         "inventory": _inventory_json(s.inventory),
     }
+
+
+def _repair_json(s: Snapshot) -> dict[str, Any] | None:
+    if s.repair_mode is RepairMode.OFF:
+        return None
+    from healthd.agent.reporting.repair import repair_json  # few sites need it
+
+    return repair_json(s.repair_plan, s.repair_mode)
 
 
 def _inventory_json(inventory: Inventory) -> dict[str, Any]:

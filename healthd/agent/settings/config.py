@@ -25,6 +25,8 @@ from healthd.agent.settings.limits import (
     Nodes,
     PatternNames,
     Percent,
+    RepairFirstSteps,
+    RepairOrder,
     SmallCount,
     Times,
     absolute_path_problem,
@@ -34,7 +36,7 @@ from healthd.agent.settings.limits import Period as Period  # checks use it to d
 from healthd.agent.settings.limits import Seconds as Seconds
 from healthd.common.codec import ConvertError, Rule, load, show
 from healthd.common.errors import HealthdError
-from healthd.common.model import Explain, Mode, Requeue, RunName, Severity
+from healthd.common.model import Explain, Mode, RepairMode, RepairStep, Requeue, RunName, Severity
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
 from healthd.common.values import Value
 
@@ -169,6 +171,18 @@ class FleetLimits(Value, frozen=True):
     uncounted_drain_after_seconds: Seconds = 900.0
 
 
+class RepairConfig(Value, frozen=True):
+    """Settings for the repair of a drained node.
+
+    `order` lists the steps that this site allows. `first_step` replaces a code's first step; it never names a power
+    cycle, which follows only a failed reboot (agent/repair/ladder.py).
+    """
+
+    mode: RepairMode = RepairMode.OFF
+    order: RepairOrder = (RepairStep.GPU_RESET, RepairStep.REBOOT)
+    first_step: RepairFirstSteps = field(default_factory=dict)
+
+
 class MetricsConfig(Value, frozen=True):
     """Settings for the metrics.
 
@@ -203,6 +217,7 @@ class Settings(Value, frozen=True):
     kernel_log: KernelLogConfig = KernelLogConfig()
     slurm: SlurmConfig = SlurmConfig()
     fleet: FleetLimits = FleetLimits()
+    repair: RepairConfig = RepairConfig()
     metrics: MetricsConfig = MetricsConfig()
 
 

@@ -13,7 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from healthd.agent.settings.config import CheckConfig, ConfigError, FleetLimits, Layer, LayerLoader, Loaded, Settings
+from healthd.agent.settings.config import (
+    CheckConfig,
+    ConfigError,
+    FleetLimits,
+    Layer,
+    LayerLoader,
+    Loaded,
+    RepairConfig,
+    Settings,
+)
 from healthd.agent.settings.registry import Check
 from healthd.common.codec import ConvertError, dump, fields_of, load, number, raise_mistakes, show, spelling_hint
 from healthd.common.model import RunName
@@ -60,6 +69,8 @@ def resolve_settings(
         settings = load(Settings, _require_top_level(plain, available), "")
         if problem := _contradiction(settings.fleet):
             raise ConvertError(f"fleet.{problem}")
+        if problem := _unknown_repair_code(settings.repair, available):
+            raise ConvertError(f"repair.first_step: {problem}")
         layers = [*lower_layers(settings), Layer(source, table.get("checks", {})), *section_layers]
     first_section = len(layers) - len(section_layers)
     for height, layer in enumerate(layers):  # validate each layer separately, so that the error names the right layer
@@ -414,4 +425,13 @@ def _contradiction(limits: FleetLimits) -> str:
     ):
         if own < shared:
             return f"own_hardware_{name}: must be at least fleet.{name} ({number(shared)}), got {number(own)}"
+    return ""
+
+
+def _unknown_repair_code(repair: RepairConfig, available: Mapping[str, Check]) -> str:
+    """Return a sentence about a code in repair.first_step that no check reports, or ""."""
+    for code in repair.first_step:
+        check = available.get(code.partition("/")[0])
+        if check is None or (not check.path and check.explain(code) is None):
+            return f'unknown code "{code}"; healthd list --codes prints all codes'
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from healthd.common.codec import Rule, number, show
+from healthd.common.model import LADDER, RepairStep
 from healthd.common.text import regex
 
 KERNEL_LOGS = ("kmsg", "journal", "off")  # values for kernel_log.source that are not files
@@ -125,6 +126,20 @@ def _pattern_names(value: dict[str, object]) -> str:
     return "" if len(value) <= 100 else f"must have at most 100 patterns, got {len(value)}"
 
 
+def _repair_order(value: tuple[RepairStep, ...]) -> str:
+    """Return the reason why this order of steps is refused, or "". A power cycle never skips the reboot."""
+    if list(value) != [step for step in LADDER[:-1] if step in value]:
+        return f"must list each step once, in this order: {', '.join(step.value for step in LADDER[:-1])}"
+    if RepairStep.POWER_CYCLE in value and RepairStep.REBOOT not in value:
+        return 'must contain "reboot" before "power_cycle"'
+    return ""
+
+
+def _repair_first_steps(value: dict[str, RepairStep]) -> str:
+    refused = next((code for code, step in value.items() if step is RepairStep.POWER_CYCLE), None)
+    return "" if refused is None else f'"{refused}": must not be "power_cycle", which only follows a failed reboot'
+
+
 # Wide enough for every existing or announced machine, and narrow enough to catch a wrong unit or an extra digit.
 Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # an interval or a maximum duration
 Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait or remember
@@ -160,3 +175,5 @@ NodeName = Annotated[str, Rule(_node_name)]  # "" = the hostname
 Address = Annotated[str, Rule(address_problem)]  # "127.0.0.1:9478", "[::1]:9478" or "off"
 Addresses = Annotated[tuple[Address, ...], Rule(addresses_problem)]
 ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = ClusterName in the node's slurm.conf
+RepairOrder = Annotated[tuple[RepairStep, ...], Rule(_repair_order)]
+RepairFirstSteps = Annotated[dict[str, RepairStep], Rule(_repair_first_steps)]

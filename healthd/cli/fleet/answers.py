@@ -444,6 +444,17 @@ def _links(args: argparse.Namespace) -> int:
     return run_answer(args, links.links, view, links.has_findings)
 
 
+# --- repairs
+
+
+def _repairs(args: argparse.Namespace) -> int:
+    with fleet_errors():
+        from healthd.fleet.answers import repairs
+        from healthd.fleet.views.repairs import view
+
+    return run_answer(args, repairs.repairs, view, repairs.has_findings)
+
+
 # --- failslow
 
 
@@ -528,6 +539,13 @@ COMMANDS = {
         _links,
         f"Show link flaps, errors and lost speed by port and switch, and the outliers.\n{EXIT_STATUS}",
         "  healthd fleet links --from 2026-10-01 --to 2026-11-01\n  healthd fleet links --switch leaf012\n",
+    ),
+    "fleet repairs": Command(
+        add_store_flags,
+        _repairs,
+        "Show how often a GPU reset, a reboot or a person ended a fault for good, and how long nodes were out of "
+        f"service until then. Suggest another first step for faults that mostly return.\n{EXIT_STATUS}",
+        "  healthd fleet repairs --from 2026-10-01 --to 2026-11-01\n  healthd fleet repairs --json | jq .suggested\n",
     ),
     "fleet failslow": Command(
         add_store_flags,

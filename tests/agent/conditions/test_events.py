@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from healthd.agent.conditions import endings, events, store
-from healthd.agent.conditions.ledger import MAX_CLEARED
+from healthd.agent.conditions.ledger import MAX_CLEARED, Ledger
 from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.control import commands
 from healthd.common import guard
@@ -27,10 +27,12 @@ from healthd.common.model import (
     DrainRecord,
     Leave,
     Mode,
+    RepairStep,
     RunName,
     Severity,
     Slowness,
 )
+from healthd.common.repair_plan import CauseStep, Obstacle, Plan, Reason, RepairRecord
 from healthd.events.schema import EVENTS, Event
 
 NOW = 1795349480.0
@@ -691,3 +693,33 @@ def test_yearly_event_volume_matches_events_page(tmp_path: Path) -> None:
     measured = (quiet / 1e3, fault / 1e4, warning / 3e4)
     print(measured)  # pytest -s shows it
     assert [float(figure) for figure in documented.groups()] == pytest.approx(measured, rel=0.15)
+
+
+# --- the repair plan
+
+
+def plan(step: RepairStep = RepairStep.GPU_RESET, *obstacles: Obstacle) -> Plan:
+    cause = CauseStep("gpu_xid/119", "0000:61:00.0", step, Reason.REMEDY)
+    return Plan(step, RepairStep.PERSON, (cause,), obstacles=obstacles)
+
+
+def test_new_plan_emits_one_event_with_causes() -> None:
+    before = Ledger()
+    after = replace(before, repair=RepairRecord(plan()))
+    (event,) = events.change_events(before, after, NOW)[0]
+    assert event.name == "repair"
+    assert event.fields == {
+        "stage": "advised",
+        "step": "gpu_reset",
+        "next": "person",
+        "why": "remedy",
+        "causes": ("gpu_xid/119 0000:61:00.0",),
+    }
+
+
+def test_changed_obstacles_emit_no_event() -> None:
+    before = replace(Ledger(), repair=RepairRecord(plan(RepairStep.GPU_RESET, Obstacle.JOBS)))
+    assert events.change_events(before, replace(before, repair=RepairRecord(plan())), NOW)[0] == []
+    assert events.change_events(before, replace(before, repair=RepairRecord()), NOW)[0] == []
+    reboot = replace(before, repair=RepairRecord(plan(RepairStep.REBOOT)))
+    assert [event.fields["step"] for event in events.change_events(before, reboot, NOW)[0]] == ["reboot"]

@@ -40,6 +40,8 @@ from healthd.common.model import (
     Observation,
     ObservationKind,
     Outcome,
+    RepairMode,
+    RepairStep,
     RoundStatus,
     Severity,
     SlurmStatus,
@@ -47,6 +49,7 @@ from healthd.common.model import (
     StreamStatus,
     Verdict,
 )
+from healthd.common.repair_plan import CauseStep, Obstacle, Plan, Reason
 from healthd.host.host import Host
 from tests.e2e.requirements import require_programs
 
@@ -340,6 +343,19 @@ def test_fleet_limit_families_describe_hold(healthy: Snapshot) -> None:
     waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
     assert "healthd_fleet_limit_drain_waiting" not in waiting, "the first wait is not a hold"
     assert not any("fleet_limit" in name for name in names(healthy))
+
+
+def test_repair_families_show_step_and_obstacles(healthy: Snapshot) -> None:
+    cause = CauseStep("gpu_xid/119", "0000:1b:00.0", RepairStep.GPU_RESET, Reason.REMEDY)
+    plan = Plan(RepairStep.GPU_RESET, RepairStep.REBOOT, (cause,), ("0000:1b:00.0",), (Obstacle.JOBS, Obstacle.PAUSED))
+    advised = replace(healthy, repair_mode=RepairMode.ADVISE, repair_plan=plan)
+    assert value(advised, "repair_mode_info", mode="advise") == 1
+    assert value(advised, "repair_step", step="gpu_reset") == 1
+    assert value(advised, "repair_obstacle", obstacle="jobs") == 1
+    assert value(advised, "repair_obstacle", obstacle="paused") == 1
+    assert promtool(render(advised)) == "0"
+    assert "healthd_repair_step" not in names(replace(healthy, repair_mode=RepairMode.ADVISE))
+    assert not any("repair" in name for name in names(replace(advised, repair_mode=RepairMode.OFF)))
 
 
 def test_fleet_count_available_is_0_while_fleet_cannot_be_counted(healthy: Snapshot) -> None:

@@ -82,6 +82,30 @@ def config_error(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> 
             "[fleet]\nown_hardware_limit_min_nodes = 1",
             "fleet.own_hardware_limit_min_nodes: must be at least fleet.limit_min_nodes (2), got 1",
         ),
+        (
+            '[repair]\nmode = "act"',
+            'repair.mode: "act" is not one of off, advise',
+        ),
+        (
+            '[repair]\norder = ["reboot", "gpu_reset"]',
+            "repair.order: must list each step once, in this order: gpu_reset, reboot, power_cycle",
+        ),
+        (
+            '[repair]\norder = ["person"]',
+            "repair.order: must list each step once, in this order: gpu_reset, reboot, power_cycle",
+        ),
+        (
+            '[repair]\norder = ["gpu_reset", "power_cycle"]',
+            'repair.order: must contain "reboot" before "power_cycle"',
+        ),
+        (
+            '[repair.first_step]\n"gpu_xid/79" = "power_cycle"',
+            'repair.first_step: "gpu_xid/79": must not be "power_cycle", which only follows a failed reboot',
+        ),
+        (
+            '[repair.first_step]\n"gpu_xid/nothing" = "reboot"',
+            'repair.first_step: unknown code "gpu_xid/nothing"; healthd list --codes prints all codes',
+        ),
         ('profile = "/x\\u0000"', 'profile: must not contain a NUL, got "/x?"'),
         *(
             (

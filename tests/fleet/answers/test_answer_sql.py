@@ -16,7 +16,17 @@ from healthd.fleet.tables import TABLES
 pytestmark = pytest.mark.one_python
 
 try:  # only .venv has numpy; the marked tests run nowhere else
-    from healthd.fleet.answers import alarms, availability, checks, evidence, failslow, goodput, rate, states
+    from healthd.fleet.answers import (
+        alarms,
+        availability,
+        checks,
+        evidence,
+        failslow,
+        goodput,
+        rate,
+        repairs,
+        states,
+    )
     from healthd.fleet.answers.study import STUDY_TABLES
 except ModuleNotFoundError as error:
     if error.name != "numpy":
@@ -710,6 +720,31 @@ def test_query_of_availability_observed__is_cut_to_unread_times() -> None:
         unread_times=unread,
     )
     assert found == [("c", "n1", 10, 20), ("c", "n1", 25, 30)]
+
+
+# --- repairs
+
+
+def test_query_of_repairs_conditions__has_drains_from_events() -> None:
+    fault = {
+        **NODE,
+        "code": "gpu_xid/119",
+        "subject": None,
+        "severity": "critical",
+        "origin": "events",
+        "observed": False,
+        "history": False,
+        "first_time": 5,
+        "cleared_time": 9,
+        "cleared_by": "reboot",
+    }
+    others = [{"severity": "warning"}, {"origin": "scraped"}, {"observed": True}, {"history": True}, {"node": "n2"}]
+    rows = [fault, {**fault, "first_time": 1, "cleared_time": None}, *({**fault, **other} for other in others)]
+    found = run_query("repairs_conditions", repairs.Fault, conditions=rows, chosen_nodes=[NODE])
+    assert found == [
+        ("c", "n1", "gpu_xid/119", "", 1, None, "reboot"),
+        ("c", "n1", "gpu_xid/119", "", 5, 9, "reboot"),
+    ]
 
 
 # --- compare

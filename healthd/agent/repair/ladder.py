@@ -1,0 +1,105 @@
+"""The repair ladder: a GPU reset, a reboot, a power cycle, a person. All functions are pure.
+
+    what ends the fault          first step
+    ---------------------------  -------------------------------------------------
+    a GPU reset                  GPU reset
+    a reboot or a power cycle    reboot (a power cycle only after a failed reboot)
+    `healthd repaired`           a person, unless the fault only waits for an operator because it returned
+    clean runs of its check      a person, who must fix the cause
+    time without a repeat        none: the fault ends by itself
+
+A fault that returns within RELAPSE_SECONDS after a step starts at the next step. The node needs the highest step of its
+causes. If a step is not in the order that the site has configured, the next one is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from healthd.agent.reporting.endings import condition_remedy
+from healthd.common.model import LADDER, Clears, Condition, Ending, Remedy, RepairStep
+from healthd.common.repair_plan import CauseStep, Plan, Reason
+
+# A week, as for faults that return after a reboot (agent/conditions/absorb.py).
+RELAPSE_SECONDS = 7 * 86400.0
+
+
+# A fault ends with any later step too: a reboot also resets the GPUs.
+_FIRST_STEPS = {
+    Remedy.GPU_RESET: RepairStep.GPU_RESET,
+    Remedy.REBOOT: RepairStep.REBOOT,
+    Remedy.POWER_CYCLE: RepairStep.REBOOT,
+    Remedy.REPAIRED: RepairStep.PERSON,
+    Remedy.CHECK: RepairStep.PERSON,
+}
+_ENDING_STEPS = {Ending.RESET: RepairStep.GPU_RESET, Ending.REBOOT: RepairStep.REBOOT}
+_RELAPSE_REMEDIES = {Clears.GPU_RESET: Remedy.GPU_RESET, Clears.REBOOT: Remedy.REBOOT}
+
+
+def plan(
+    causes: Sequence[Condition],
+    cleared: Sequence[Condition],
+    remedies: Mapping[str, Remedy],
+    order: Sequence[RepairStep],
+    first_steps: Mapping[str, RepairStep],
+) -> Plan | None:
+    """Return the plan for a node with these causes (worst first), or None if no cause needs a step.
+
+    Args:
+        cleared: ended conditions of the last weeks.
+        remedies: for each code, the remedy that its check declares.
+        order: the steps that this site allows, in the order of LADDER.
+        first_steps: for each code, the site's first step.
+    """
+    needed = [found for c in causes if (found := cause_step(c, cleared, remedies, order, first_steps)) is not None]
+    if not needed:
+        return None
+    step = max((cause.step for cause in needed), key=LADDER.index)
+    decisive_first = sorted(needed, key=lambda cause: cause.step is not step)
+    is_reset = step is RepairStep.GPU_RESET
+    parts = tuple(dict.fromkeys(cause.subject for cause in needed)) if is_reset else ()
+    return Plan(step, step_after(step, order), tuple(decisive_first), () if "" in parts else parts)
+
+
+def cause_step(
+    cause: Condition,
+    cleared: Sequence[Condition],
+    remedies: Mapping[str, Remedy],
+    order: Sequence[RepairStep],
+    first_steps: Mapping[str, RepairStep],
+) -> CauseStep | None:
+    """Return the step that this cause needs, or None if the fault ends by itself."""
+    began = cause.opened_at or cause.first_seen
+    earlier = [c for c in cleared if c.key == cause.key and 0 <= began - c.cleared_at < RELAPSE_SECONDS]
+    remedy = _remedy(cause, earlier, remedies)
+    if remedy is Remedy.NOTHING:
+        return None
+    if remedy in (Remedy.CHECK, Remedy.REPAIRED):
+        reason = Reason.CAUSE if remedy is Remedy.CHECK else Reason.PART
+        return CauseStep(cause.code, cause.subject, RepairStep.PERSON, reason)
+    first, reason = _FIRST_STEPS[remedy], Reason.REMEDY
+    if (configured := first_steps.get(cause.code)) is not None and configured is not first:
+        first, reason = configured, Reason.CONFIGURED
+    step = first if first in order else step_after(first, order)
+    tried = [_ENDING_STEPS[c.ending] for c in earlier if c.ending in _ENDING_STEPS]
+    if tried:
+        after_tried = step_after(max(tried, key=LADDER.index), order)
+        if LADDER.index(after_tried) > LADDER.index(step):
+            step, reason = after_tried, Reason.EXHAUSTED if after_tried is RepairStep.PERSON else Reason.RELAPSE
+    return CauseStep(cause.code, cause.subject, step, reason)
+
+
+def _remedy(cause: Condition, earlier: Iterable[Condition], remedies: Mapping[str, Remedy]) -> Remedy:
+    """Return the cause's remedy. A fault that waits for an operator only because it returned has its earlier remedy."""
+    if cause.clears is Clears.OPERATOR:
+        before = [c for c in earlier if c.ending in _ENDING_STEPS and c.clears in _RELAPSE_REMEDIES]
+        if before:
+            return _RELAPSE_REMEDIES[max(before, key=lambda c: c.cleared_at).clears]
+    declared = remedies[cause.code].value if cause.code in remedies else ""
+    return Remedy(condition_remedy(cause.clears.value, cause.severity.name.lower(), declared))
+
+
+def step_after(step: RepairStep, order: Sequence[RepairStep]) -> RepairStep:
+    """Return the next allowed step after `step`. After the last one, a person must act."""
+    later = LADDER[LADDER.index(step) + 1 :]
+    return next((candidate for candidate in later if candidate in order), RepairStep.PERSON)

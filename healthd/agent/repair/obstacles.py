@@ -1,0 +1,59 @@
+"""States that prevent a step of the repair ladder now. All functions are pure.
+
+A step may end jobs and destroys the state that an engineer may be looking at. healthd therefore takes a step only on a
+node that it has drained itself, on which nothing runs, and which no person is working on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from healthd.agent.slurm.policy import Owner, drain_owner, is_idle
+from healthd.common.model import ConditionState, DrainRecord, Mode, NodeState, Severity, Verdict
+from healthd.common.repair_plan import Obstacle
+from healthd.common.slurm.node_states import POWER, REBOOT
+
+# `scontrol show node` prints these for a node in a reservation with the flag MAINT (slurm.h: NODE_STATE_MAINT).
+MAINTENANCE = frozenset({"MAINT", "MAINTENANCE"})
+
+
+def obstacles(
+    verdict: Verdict, record: DrainRecord, node: NodeState | None, mode: Mode, is_paused: bool
+) -> tuple[Obstacle, ...]:
+    """Return everything that prevents a step now. `node` is None if its state in Slurm is not known."""
+    return tuple(dict.fromkeys((*_own(verdict, mode, is_paused), *_in_slurm(record, node, mode))))
+
+
+def _own(verdict: Verdict, mode: Mode, is_paused: bool) -> Iterator[Obstacle]:
+    if mode is Mode.OBSERVE:
+        yield Obstacle.OBSERVE
+    if is_paused:
+        yield Obstacle.PAUSED
+    if any(cause.shared_cause for cause in verdict.causes):
+        yield Obstacle.SHARED_CAUSE
+    if any(
+        c.state is ConditionState.ACKNOWLEDGED and c.severity >= Severity.DEGRADED and not c.observed
+        for c in verdict.conditions
+    ):
+        yield Obstacle.ACKNOWLEDGED
+
+
+def _in_slurm(record: DrainRecord, node: NodeState | None, mode: Mode) -> Iterator[Obstacle]:
+    if mode is Mode.OBSERVE:
+        return  # Slurm is not queried
+    if node is None:
+        yield Obstacle.SLURM_UNKNOWN
+        return
+    owner = drain_owner(node, record)
+    if owner is Owner.NONE:
+        yield Obstacle.NOT_DRAINED
+    elif owner is not Owner.HEALTHD:
+        yield Obstacle.FOREIGN_DRAIN
+    if node.flags & MAINTENANCE:
+        yield Obstacle.MAINTENANCE
+    if node.flags & (REBOOT | POWER):
+        yield Obstacle.POWER
+    elif "DOWN" in node.flags:
+        yield Obstacle.DOWN
+    elif owner is not Owner.NONE and not is_idle(node):
+        yield Obstacle.JOBS

@@ -1,0 +1,107 @@
+"""`healthd repair`: the step that would repair this node, what prevents it, and earlier faults."""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from healthd.cli import flags
+from healthd.cli.flags import Command, Parser
+from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, page, write_error, write_output
+
+NEEDS_STEP, NEEDS_PERSON = 1, 2
+
+
+def _repair_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show the step and what prevents it; healthd takes no step (the default)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    flags.add_client_flags(parser)
+
+
+def _repair(args: argparse.Namespace) -> int:
+    from healthd.agent.control import protocol
+    from healthd.agent.reporting.repair import protection_rows, status_lines
+    from healthd.cli.control import send
+
+    document = send(args, protocol.simple_request(protocol.STATUS)).get("status", {})
+    repair = document.get("repair")
+    if repair is None:
+        file = args.config or flags.DEFAULT_FILE
+        raise Stop(
+            f'healthd repair: off. Set mode = "advise" in [repair] in {file}, then run: healthd reload',
+            REFUSED,
+        )
+    status = {None: OK, "person": NEEDS_PERSON}.get(repair["step"], NEEDS_STEP)
+    if args.json:
+        return write_output(as_json(repair), status)
+    if repair["step"] is None:
+        return write_output(f"{document['node']}: no repair is needed\n", status)
+    paper = page()
+    lines = paper.wrap(f"{document['node']}: {repair['text']}")
+    lines += [line for sentence in list(status_lines(repair))[1:] for line in paper.wrap(sentence, "  ")]
+    if repair["step"] != "person":
+        lines += ["", *paper.table(("required", "now"), protection_rows(repair))]
+    return write_output("\n".join(lines) + "\n", status)
+
+
+def _history_arguments(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="directory with this node's stream (default: from the settings)"
+    )
+    flags.add_config_flag(parser)
+
+
+def _history(args: argparse.Namespace) -> int:
+    from healthd.agent.repair.history import episode_json, episodes
+    from healthd.common.page import date
+    from healthd.events import merge, reader
+
+    tally = reader.Tally()
+    streams = reader.find([flags.state_dir(args)], tally)
+    found = episodes(merge.merged(streams, reader.Cursor(), tally, lambda event: True))
+    status = UNKNOWN if tally.problems else OK
+    for sentence in tally.problems:
+        write_error(f"healthd repair history: {sentence}")
+    if args.json:
+        return write_output(as_json({"time": time.time(), "episodes": [*map(episode_json, found)]}), status)
+    if not found and tally.problems:
+        return status
+    if not found:
+        return write_output("no fault has drained this node\n", status)
+    rows = [
+        (
+            date(e.opened_at),
+            f"{e.code} {e.subject}".strip(),
+            e.advised.replace("_", " ") or "-",
+            date(e.ended_at) if e.ended_at else "open",
+            e.ended_by.value if e.ended_by else "-",
+            date(e.returned_at) if e.returned_at else "-",
+        )
+        for e in found
+    ]
+    head = ("began", "fault", "advised step", "ended", "ended by", "returned")
+    return write_output("\n".join(page().table(head, rows)) + "\n", status)
+
+
+COMMANDS = {
+    "repair": Command(
+        _repair_arguments,
+        _repair,
+        "Show the step that would repair this drained node, and each condition that must hold before it. healthd takes "
+        "no step itself; docs/repair.md describes the steps.\n"
+        "Exit status: 0 no repair is needed, 1 the node needs a step, or repair is off, 2 the node needs a person, "
+        "3 the daemon does not answer, 64 usage error.",
+        "  healthd repair --dry-run\n  healthd repair --json | jq .step\n",
+    ),
+    "repair history": Command(
+        _history_arguments,
+        _history,
+        "Show the faults that drained this node: the advised step, what ended each fault, and whether it returned "
+        "within 28 days.\n"
+        "Exit status: 0 done, 3 a file or directory cannot be read, 64 usage error.",
+        "  healthd repair history\n",
+    ),
+}

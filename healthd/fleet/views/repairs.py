@@ -1,0 +1,99 @@
+"""Describes how often each remedy ends a fault for good, and how long nodes are out of service until then."""
+
+from __future__ import annotations
+
+from healthd.common.page import plural
+from healthd.fleet.answers.document import Document, percent
+from healthd.fleet.figures import Figure, bars, intervals, make_records, quantity
+from healthd.fleet.view import COUNT, DURATION, PERCENT, Column, Detail, Row, Table, View, describe, interval
+
+MAX_ROWS = 20
+REMEDY_NAMES = {
+    "gpu_reset": "GPU reset",
+    "reboot": "reboot",
+    "person": "a person",
+    "check_passed": "check passed",
+    "time": "time",
+}
+FIGURES = (
+    Column("repairs", "repairs", COUNT),
+    Column("nodes", "nodes", COUNT),
+    Column("lasted 7 d", "lasted_7_days.share", PERCENT),
+    Column("95 % interval", "lasted_7_days.interval", interval(PERCENT)),
+    Column("followed", "lasted_7_days.repairs", COUNT),
+    Column("lasted 28 d", "lasted_28_days.share", PERCENT),
+    Column("followed", "lasted_28_days.repairs", COUNT),
+    Column("median out", "out_seconds.median", DURATION),
+    Column("p90 out", "out_seconds.p90", DURATION),
+)
+
+
+def _remedy(row: Row) -> str:
+    return REMEDY_NAMES[row["remedy"]]
+
+
+REMEDY = Column("remedy", _remedy)
+
+
+def view(repairs: Document) -> View:
+    by_code = [row for row in repairs["by_code"] if row["remedy"] in ("gpu_reset", "reboot", "person")]
+    return describe(
+        repairs,
+        "Repairs: how often a remedy lasts",
+        _sentences(repairs),
+        [
+            Table("By remedy", (REMEDY, *FIGURES), repairs["by_remedy"]),
+            Table(
+                "By cause",
+                (Column("cause", "cause"), REMEDY, *FIGURES),
+                repairs["by_cause"],
+                MAX_ROWS,
+            ),
+            Table("By fault", (Column("code", "code"), REMEDY, *FIGURES), by_code, MAX_ROWS),
+        ],
+        [_figure(repairs)],
+        _suggested(repairs),
+    )
+
+
+def _sentences(repairs: Document) -> list[str]:
+    if not repairs["repairs"]:
+        return ["No fault that drained a node ended in this period."]
+    found = [f"{plural(repairs['repairs'], 'fault')} that drained a node ended."]
+    for row in repairs["by_remedy"]:
+        lasted = row["lasted_7_days"]
+        if row["remedy"] in ("gpu_reset", "reboot") and lasted["repairs"]:
+            found.append(
+                f"After a {_remedy(row)}, {lasted['lasted']:,} of {lasted['repairs']:,} faults "
+                f"({percent(lasted['share'])}) did not return within 7 days."
+            )
+    return found
+
+
+def _suggested(repairs: Document) -> list[Detail]:
+    """Return the suggested settings, which an operator may install."""
+    if not repairs["suggested"]:
+        return []
+    steps = ", ".join(f'"{code}" = "{step}"' for code, step in repairs["suggested"].items())
+    reason = "The first step for these codes failed in most cases. To begin with the next one, add to healthd.toml:"
+    return [Detail(reason, ("[repair]", f"first_step = {{ {steps} }}"))]
+
+
+def _figure(repairs: Document) -> Figure | None:
+    followed = [row for row in repairs["by_remedy"] if row["lasted_7_days"]["repairs"]]
+    if not followed:
+        return None
+    records = make_records(
+        followed,
+        {
+            "remedy": _remedy,
+            "share": "lasted_7_days.share",
+            "low": "lasted_7_days.interval.0",
+            "high": "lasted_7_days.interval.1",
+        },
+    )
+    share = quantity("share", "share of repairs that lasted 7 days", ".0%")
+    description = "; ".join(f"{_remedy(row)} {percent(row['lasted_7_days']['share'])}" for row in followed)
+    return Figure(
+        "Repairs that lasted 7 days", description, (bars(records, share, "remedy"), intervals(records, "remedy"))
+    )

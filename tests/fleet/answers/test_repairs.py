@@ -1,0 +1,143 @@
+"""Tests of `repairs`: which remedy ended a fault, whether it lasted, and the suggested first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_signals import BEGIN, DAY, HistoryBuilder, study
+from hypothesis import given
+from hypothesis import strategies as st
+
+from healthd.fleet.answers.document import Unanswerable
+
+pytestmark = pytest.mark.one_python
+
+try:  # only .venv has numpy; the marked tests run nowhere else
+    from healthd.fleet.answers import repairs
+    from healthd.fleet.views.repairs import view
+except ModuleNotFoundError as error:
+    if error.name not in ("numpy", "scipy"):
+        raise
+
+XID = "gpu_xid/119"
+END = BEGIN + 40 * DAY
+
+
+def fault(begin: int, cleared: int | None, by: str | None, node: str = "a", subject: str = "g0") -> Any:
+    return repairs.Fault("c1", node, XID, subject, begin, cleared, by)
+
+
+def document(made: HistoryBuilder, folder: Path) -> Any:
+    with study(made, folder, begin=BEGIN, end=END) as opened:
+        return repairs.repairs(opened)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gpu_reset: the uptime fell", "gpu_reset"),
+        ("reboot", "reboot"),
+        ("reboot: anew", "reboot"),
+        ("repaired by root (uid 0)", "person"),
+        ("pass", "check_passed"),
+        ("window", "time"),
+        ("others", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_remedy_follows_from_first_word(text: str | None, found: str) -> None:
+    assert repairs.remedy(text) == found
+
+
+def test_fault_that_opens_again_has_returned() -> None:
+    found = repairs.find_repairs([fault(1, 10, "reboot"), fault(25, 30, "reboot"), fault(50, None, None)])
+    assert [(r.ended_at, r.returned_after) for r in found] == [(10, 15), (30, 20)]
+
+
+def test_same_fault_on_other_part_or_node_has_not_returned() -> None:
+    faults = [fault(1, 10, "reboot"), fault(25, 30, "reboot", subject="g1"), fault(25, 30, "reboot", node="b")]
+    assert [r.returned_after for r in repairs.find_repairs(faults)] == [None, None, None]
+
+
+def test_seconds_out_are_those_of_outage_around_repair() -> None:
+    found = repairs.find_repairs([fault(1, 10, "reboot"), fault(100, 200, "reboot"), fault(300, 310, "reboot")])
+    outages = [repairs.Outage("c1", "a", 2, 20, "healthd"), repairs.Outage("c1", "a", 305, None, "healthd")]
+    assert repairs.seconds_out(found, outages) == [18, None, None]
+
+
+def test_recent_repair_is_neither_success_nor_failure() -> None:
+    found = repairs.find_repairs([fault(1, 10, "reboot")])
+    row = repairs.summary(found, [None], 10 + 7 * DAY - 1)
+    assert (row["repairs"], row["lasted_7_days"]["repairs"], row["lasted_7_days"]["share"]) == (1, 0, None)
+    row = repairs.summary(found, [60], 10 + 7 * DAY)
+    assert (row["lasted_7_days"]["share"], row["out_seconds"]) == (1.0, {"cases": 1, "median": 60, "p90": 60})
+
+
+def code_row(code: str, remedy: str, lasted: int, total: int) -> dict[str, Any]:
+    from healthd.fleet.statistics.wilson import wilson
+
+    share = {"repairs": total, "lasted": lasted, "interval": wilson(lasted, total)}
+    return {"code": code, "remedy": remedy, "lasted_7_days": share}
+
+
+def test_next_step_is_suggested_if_first_step_mostly_fails() -> None:
+    rows = [
+        code_row("a/1", "gpu_reset", 1, 20),
+        code_row("a/2", "gpu_reset", 15, 20),
+        code_row("a/3", "gpu_reset", 0, 5),
+        code_row("a/4", "gpu_reset", 0, 20),
+        code_row("a/4", "reboot", 0, 20),
+        code_row("a/5", "reboot", 0, 20),
+        code_row("a/6", "person", 0, 20),
+    ]
+    assert repairs.suggested_steps(rows) == {"a/1": "reboot", "a/4": "person", "a/5": "person"}
+
+
+def test_document_counts_repairs_of_each_remedy(tmp_path: Path) -> None:
+    made = HistoryBuilder()
+    made.alive(["a", "b"], end=END)
+    for day in range(2, 14):
+        made.condition("a", XID, BEGIN + day * DAY, cleared=BEGIN + day * DAY + 3600, cleared_by="gpu_reset: fell")
+    made.condition("b", "gpu_xid/79", BEGIN + DAY, cleared=BEGIN + DAY + 7200, cleared_by="reboot")
+    made.outage("b", BEGIN + DAY, BEGIN + DAY + 9000)
+    found = document(made, tmp_path)
+    by_remedy = {row["remedy"]: row for row in found["by_remedy"]}
+    assert by_remedy["gpu_reset"]["repairs"] == 12
+    assert by_remedy["gpu_reset"]["lasted_7_days"]["lasted"] == 1
+    assert by_remedy["reboot"]["lasted_7_days"]["share"] == 1.0
+    assert by_remedy["reboot"]["out_seconds"]["median"] == 9000
+    assert found["suggested"] == {XID: "reboot"}
+    assert repairs.has_findings(found)
+    described = view(found)
+    assert described.details[0].lines == ("[repair]", f'first_step = {{ "{XID}" = "reboot" }}')
+    for table in described.tables:
+        assert {len(row) for row in table.cell_texts()} == {len(table.columns)}
+    assert json.dumps([figure.spec for figure in described.figures], allow_nan=False)
+
+
+def test_store_without_events_cannot_answer(tmp_path: Path) -> None:
+    with pytest.raises(Unanswerable):
+        document(HistoryBuilder(), tmp_path)
+
+
+def test_period_without_faults_has_one_sentence(tmp_path: Path) -> None:
+    made = HistoryBuilder()
+    made.alive(["a"])
+    found = document(made, tmp_path)
+    assert (found["repairs"], len(view(found).sentences), view(found).figures) == (0, 1, ())
+
+
+TIMES = st.integers(0, 1000)
+
+
+@given(st.lists(st.tuples(TIMES, st.none() | TIMES, st.sampled_from([None, "pass", "reboot", "x"])), max_size=12))
+def test_repairs_of_any_faults_return_after_they_end(rows: list[tuple[int, int | None, str | None]]) -> None:
+    faults = [fault(begin, None if cleared is None else begin + cleared, by) for begin, cleared, by in rows]
+    found = repairs.find_repairs(faults)
+    assert len(found) == sum(cleared is not None and by in ("pass", "reboot") for _, cleared, by in rows)
+    assert all(r.returned_after is None or r.returned_after > 0 for r in found)
+    assert len(repairs.seconds_out(found, [])) == len(found)

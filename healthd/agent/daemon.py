@@ -663,7 +663,8 @@ class Daemon:
             Problem(replies.textfile.problem, "healthd doctor"),
             Problem(
                 labelled("hooks do not run", self.hooks.problem),
-                "systemctl restart healthd-hooks.path; journalctl -u healthd-hooks -n 50"
+                "systemctl reset-failed healthd-hooks; systemctl restart healthd-hooks.path; "
+                "journalctl -u healthd-hooks -n 50"
                 if systemd.is_managed()
                 else "healthd hooks run",
             ),

@@ -78,7 +78,8 @@ def load_state(state_dir: str) -> HooksState:
 
 def save_state(state_dir: str, runtime_dir: str, state: HooksState) -> None:
     """Record the state durably, and publish the results for the daemon. Raises ownership.Untrusted or OSError."""
-    replace_file(os.path.join(state_dir, FILE), encode(state), durable=True)
+    with ownership.open_folder(state_dir, make_mode=0o700):  # the daemon may not have written an event yet
+        replace_file(os.path.join(state_dir, FILE), encode(state), durable=True)
     path = result_path(runtime_dir)
     if state.hooks:
         replace_file(path, render_results(state.results))

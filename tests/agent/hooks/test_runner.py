@@ -224,6 +224,12 @@ def test_state_that_cannot_be_recorded_stops_before_a_program_runs(tmp_path):
     assert payloads(tmp_path) == []
 
 
+def test_missing_state_directory_is_created(tmp_path):
+    request = HooksRequest(str(tmp_path / "state"), NOON, HooksConfig(on_drain=program(tmp_path)))
+    serve_request(render_request(request), str(tmp_path))
+    assert (tmp_path / "state" / FILE).exists()
+
+
 def test_invalid_request_is_ignored(tmp_path):
     serve_request("{}", str(tmp_path))
     assert not (tmp_path / FILE).exists()

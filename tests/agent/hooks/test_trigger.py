@@ -128,7 +128,6 @@ def test_request_that_cannot_be_written_is_a_problem_and_repeated(tmp_path):
 def test_program_without_systemd_is_a_child(tmp_path):
     argv = (sys.executable, "-m", "healthd", "hooks", "run", "--runtime-dir", str(tmp_path))
     state = tmp_path / "state"
-    state.mkdir()
     child_settings = replace(settings(tmp_path, on_drain=("/bin/true",)), state_dir=str(state))
     hooks = HookTrigger(child_settings, argv, False, time.time, time.monotonic)
     hooks.start()

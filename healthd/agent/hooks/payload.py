@@ -18,7 +18,7 @@ from healthd.common.values import Value
 
 VERSION = 1
 # For each event and stage that runs a hook, the hook.
-HOOK_OF = {
+HOOK_BY_EVENT = {
     ("drain", "confirmed"): "on_drain",
     ("resume", "confirmed"): "on_resume",
     ("repair", "succeeded"): "on_repair",
@@ -53,7 +53,7 @@ class DrainView(Value, frozen=True):
 
 
 class View(Value, frozen=True):
-    """What the events up to now say about the node.
+    """State of the node after the events so far.
 
     conditions  the open conditions, by id
     drain       healthd's drain in force, or None
@@ -68,9 +68,9 @@ class View(Value, frozen=True):
 # --- events
 
 
-def hook_of(fields: Fields) -> str:
+def hook_for_event(fields: Fields) -> str:
     """Return the hook that belongs to an event, or ""."""
-    return HOOK_OF.get((_text(fields, "event"), _text(fields, "stage")), "")
+    return HOOK_BY_EVENT.get((_text(fields, "event"), _text(fields, "stage")), "")
 
 
 def follow(view: View, fields: Fields) -> View:
@@ -87,12 +87,12 @@ def follow(view: View, fields: Fields) -> View:
         return replace(view, conditions=_still_open(view.conditions, fields.get("conditions")))
     if event == "evidence" and (path := _text(fields, "path")):
         return replace(view, evidence=path)
-    if hook_of(fields) == "on_drain":
+    if hook_for_event(fields) == "on_drain":
         first = view.drain.time if view.drain else _text(fields, "time")
         causes = _causes(view.conditions, _text(fields, "reason"))
         evidence = view.evidence if view.drain else ""
         return replace(view, drain=DrainView(_text(fields, "reason"), first, causes), evidence=evidence)
-    if hook_of(fields) == "on_resume":
+    if hook_for_event(fields) == "on_resume":
         return replace(view, drain=None, evidence="")
     return view
 
@@ -195,7 +195,7 @@ def sample(hook: str, cluster: str, node: str, time: str) -> dict[str, Any]:
         jobs=("4711",),
     )
     drain = DrainView("healthd: gpu_xid/79 0000:1b:00.0: Xid 79: GPU has fallen off the bus", time, (condition,))
-    event, stage = next(pair for pair, name in HOOK_OF.items() if name == hook)
+    event, stage = next(pair for pair, name in HOOK_BY_EVENT.items() if name == hook)
     fields: dict[str, Any] = {
         "event": event,
         "stage": stage,

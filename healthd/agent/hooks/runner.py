@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from msgspec import field
 from msgspec.structs import replace
 
-from healthd.agent.hooks.payload import View, document, follow, hook_of
+from healthd.agent.hooks.payload import View, document, follow, hook_for_event
 from healthd.agent.hooks.request import HooksRequest, parse_request
 from healthd.agent.hooks.result import MAX_ERROR, HookResult, render_results, result_path
 from healthd.agent.settings.config import HooksConfig
@@ -41,7 +41,7 @@ class HooksState(Value, frozen=True):
     """The record in STATE_DIR/hooks.json.
 
     cursor   which events have been handled (events/cursor_text.py)
-    view     what these events say about the node
+    view     state of the node after these events
     hooks    the configured hooks: SETTLED, or the time since which a new hook gets events
     results  the result of each hook
     """
@@ -53,7 +53,7 @@ class HooksState(Value, frozen=True):
 
 
 class Attempt(NamedTuple):
-    """One run of a program. `error` is why it failed, or "". `output` is what it printed."""
+    """One run of a program. `error` is the reason why it failed, or ""."""
 
     error: str
     seconds: float
@@ -136,7 +136,7 @@ def run_hook(hook: str, argv: Sequence[str], payload: Mapping[str, Any], seconds
 
 
 def describe_failure(argv: Sequence[str], result: ProgramResult) -> str:
-    """Return why a run failed: its status and the last line that it printed, or "" if it succeeded."""
+    """Return the status and the last line of output of a failed run, or "" if the run succeeded."""
     if result.status == 0:
         return ""
     ending = f"exit status {result.status}" if result.status > 0 else f"killed by signal {-result.status}"
@@ -203,7 +203,7 @@ def run_events(request: HooksRequest, runtime_dir: str, sleep: Callable[[float],
 def _payload(state: HooksState, event: StreamEvent) -> tuple[dict[str, Any] | None, View]:
     """Return the document for an event that runs a hook, otherwise None, and the view after the event."""
     view = follow(state.view, event.fields)
-    hook = hook_of(event.fields)
+    hook = hook_for_event(event.fields)
     if not hook or not is_wanted(state, hook, event.at):
         return None, view
     return document(hook, event.fields, state.view, view), view

@@ -73,7 +73,7 @@ class HookTrigger:
         """
         self._since = self._now()
         if self._settings.hooks.programs or os.path.lexists(result_path(self._settings.runtime_dir)):
-            self._since = min(self._since, self._since_of_open_request())
+            self._since = min(self._since, self._open_request_since())
             self._request()
 
     def reconfigure(self, settings: Settings) -> None:
@@ -128,7 +128,7 @@ class HookTrigger:
         else:
             self._problem = ""
 
-    def _since_of_open_request(self) -> float:
+    def _open_request_since(self) -> float:
         """Return the time in a request of an earlier daemon that has not been served yet, or infinity."""
         try:
             request = parse_request(ownership.read(self._program.path).decode("utf-8", "replace"))

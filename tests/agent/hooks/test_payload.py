@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.agent.hooks.payload import MAX_CONDITIONS, VERSION, View, document, follow, hook_of, sample
+from healthd.agent.hooks.payload import MAX_CONDITIONS, VERSION, View, document, follow, hook_for_event, sample
 from healthd.agent.settings.config import HOOKS
 from healthd.common.values import decode, encode
 
@@ -40,7 +40,7 @@ def after(*events: dict[str, Any]) -> View:
 def document_of(*events: dict[str, Any]) -> dict[str, Any]:
     """Return the document for the last event."""
     before = after(*events[:-1])
-    return document(hook_of(events[-1]), events[-1], before, follow(before, events[-1]))
+    return document(hook_for_event(events[-1]), events[-1], before, follow(before, events[-1]))
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def document_of(*events: dict[str, Any]) -> dict[str, Any]:
         ("requeue", "confirmed", ""),
     ],
 )
-def test_hook_of_returns_hook_for_confirmed_event_only(name, stage, hook):
-    assert hook_of(event(name, stage=stage)) == hook
+def test_hook_for_event_returns_hook_for_confirmed_event_only(name, stage, hook):
+    assert hook_for_event(event(name, stage=stage)) == hook
 
 
 def test_document_of_drain_has_causes_with_reason_first():
@@ -155,6 +155,6 @@ def test_follow_and_document_accept_any_fields(parts):
     for name, stage, fields in parts:
         line = {"event": name, "stage": stage, **fields}
         before, view = view, follow(view, line)
-        if hook := hook_of(line):
+        if hook := hook_for_event(line):
             encode(document(hook, line, before, view))
         assert decode(View, encode(view)) == view

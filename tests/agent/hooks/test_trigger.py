@@ -43,7 +43,7 @@ def served(folder: Path) -> None:
 
 
 def test_marks_match_events_of_hooks():
-    for (event, stage), hook in payload.HOOK_OF.items():
+    for (event, stage), hook in payload.HOOK_BY_EVENT.items():
         line = render(SOURCE, 1, 1e9, 1.0, Event(event, {"stage": stage}))
         assert [name for name in HOOKS if all(mark in line for mark in MARKS[name])] == [hook]
     quoted = render(SOURCE, 1, 1e9, 1.0, Event("decision", {"text": DRAIN}))

@@ -36,7 +36,11 @@ install_into() { # DESTDIR ZSH
 
   mv "$venv/share/healthd" "$share/"
   mv "$venv/share/man" "$share/"
-  rm -f "$share/healthd/healthd.service"
+  rm -f "$share"/healthd/healthd*.service "$share"/healthd/healthd*.path
+  for part in packaging/systemd/healthd-*.path packaging/systemd/healthd-*.service; do # the package has healthd.service
+    if [ -e "$part" ]; then install -D -m 644 -t "$destdir/usr/lib/systemd/system" "$part"; fi
+  done
+  if [ -d "$share/healthd/hooks" ]; then find "$share/healthd/hooks" -type f ! -name '*.env' -exec chmod 755 {} +; fi
   for part in ansible grafana prometheus; do
     if [ -d packaging/$part ] && [ ! -e "$share/healthd/$part" ]; then cp -r packaging/$part "$share/healthd/"; fi
   done

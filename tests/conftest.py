@@ -71,6 +71,7 @@ WIDE = {
     "e2e/test_fleet_slurm_sources.py": "logs and reservations of a real slurmctld, minutes",
     "e2e/test_fleet_slurmdbd.py": "a MariaDB and a slurmdbd of each version",
     "e2e/test_hardening.py": "one container for each rule of the unit",
+    "e2e/test_hooks.py": "kills, and a systemd container",
     "e2e/test_hung_driver.py": "processes in D state, visible to all tests that look for them",
     "e2e/test_job_at_source_slurm.py": "real jobs in real cgroups",
     "e2e/test_journal_fields.py": "a journald",
@@ -115,6 +116,7 @@ CORE = {
         "test_xid_79_drains_and_requeues_and_repaired_resumes",
         "test_operator_drain_is_never_changed",
     ),
+    "e2e/test_hooks.py": ("test_drain_and_resume_run_hooks_once_despite_kills",),
     "e2e/test_prolog_epilog.py": (
         "test_prolog_admits_jobs_in_observe_mode_and_with_expired_verdict",
         "test_epilog_checks_gpus_before_next_job_starts",

@@ -12,6 +12,7 @@ It is one process with a single blocking wait. Its components:
     agent/scheduler/failslow_process.py  the process that monitors jobs for fail-slow, if a site enables it
     agent/scheduler/before_resume.py     programs that run on the idle node before it is resumed
     agent/repair/planner.py              the step that would repair this node
+    agent/hooks/trigger.py               the site's programs that run after a drain or a resume, outside this process
     agent/metrics/publisher.py           the verdict file, the metrics and the systemd status
     agent/conditions/store.py            the ledger, a single value that is replaced at each change
 
@@ -42,6 +43,7 @@ from healthd.agent.conditions import absorb, events, log_fields, verdict
 from healthd.agent.conditions.store import NAMES, ConditionStore
 from healthd.agent.control import commands, protocol
 from healthd.agent.control.server import ControlServer
+from healthd.agent.hooks.trigger import HookTrigger
 from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
@@ -75,7 +77,7 @@ from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
 from healthd.common.atomic_files import newest_mtime, remove_leftovers
-from healthd.common.guard import FAILSLOW, HOT_UNPLUG, METRICS
+from healthd.common.guard import FAILSLOW, HOOKS, HOT_UNPLUG, METRICS
 from healthd.common.model import Decision, Health, Mode, Outcome, RepairMode, Verdict
 from healthd.common.paths import SOCKET, VERDICT_FILE
 from healthd.common.repair_plan import RepairRecord
@@ -174,6 +176,9 @@ class Daemon:
             self.now,
             monotonic,
         )
+        run_hooks = self.command_line(("hooks", "run"), state_dir=False)
+        self.hooks = HookTrigger(settings, run_hooks, systemd.is_managed(), self.now, monotonic)
+        self.replies.delivery.observers.append(self.hooks.take_written)
         self.hot_unplug = hot_unplug(settings.root, monotonic)
         self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, monotonic)
         self.publisher = Publisher(settings)
@@ -206,6 +211,8 @@ class Daemon:
         opened.callback(self.hot_unplug.close)
         self.kernel_events.listener.open(self.store.ledger.cursors.get(settings.kernel_log.source))
         opened.callback(self.kernel_events.listener.close)
+        self.hooks.start()
+        opened.callback(self.hooks.close)
         self.control.open()
         opened.callback(self.announce_stop)
         self.judge()
@@ -268,7 +275,7 @@ class Daemon:
     def wait(self) -> None:
         """Sleep until a descriptor is ready, a deadline passes, or something is due."""
         ledger = self.store.ledger
-        components = (self.kernel_events, self.hot_unplug, self.control, self.failslow, self.before_resume)
+        components = (self.kernel_events, self.hot_unplug, self.control, self.failslow, self.before_resume, self.hooks)
         ends = [self.store.next_ack_expiry]  # epoch seconds; the times below are monotonic
         ends += [ledger.pause.until] if ledger.pause else []
         ends += [events.flush_time(ledger.emitted)]
@@ -343,6 +350,8 @@ class Daemon:
         with guard.dropping_errors(FAILSLOW):
             if self.failslow.step():
                 self.scheduler.run_after(["failslow"])
+        with guard.dropping_errors(HOOKS):
+            self.hooks.step()
         removed: list[str] = []
         with guard.dropping_errors(HOT_UNPLUG):
             removed = self.hot_unplug.read()
@@ -514,6 +523,8 @@ class Daemon:
             self.publish_verdict(drain, round_ended=True)
         self.replies.add_tasks(round_ended)
         if round_ended:
+            with guard.dropping_errors(HOOKS):
+                self.hooks.end_round()
             self.scheduler.end_round()
             self.kernel_events.end_round()
             self.serve_metrics()
@@ -621,12 +632,14 @@ class Daemon:
             remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
             without_result=registry.without_result(self.configured.checks, self.configured.loaded),
             problems=self.problems(),
+            hooks=self.hooks.results,
             processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.failslow.pids},
         )
 
-    def command_line(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    def command_line(self, arguments: tuple[str, ...], state_dir: bool = True) -> tuple[str, ...]:
         """Return a healthd command line that uses the daemon's settings and directories."""
-        folders = ("--runtime-dir", self.settings.runtime_dir, "--state-dir", self.settings.state_dir)
+        folders = ["--runtime-dir", self.settings.runtime_dir]
+        folders += ["--state-dir", self.settings.state_dir] if state_dir else []
         return (sys.executable, "-m", "healthd", *arguments, "--config", self.settings_file, *folders)
 
     def problems(self) -> tuple[Problem, ...]:
@@ -674,6 +687,17 @@ class Daemon:
             *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_problems),
             Problem(publisher.web_problem, f"healthd config check {file}"),
             Problem(replies.textfile.problem, "healthd doctor"),
+            Problem(
+                labelled("hooks do not run", self.hooks.problem),
+                "systemctl reset-failed healthd-hooks; systemctl restart healthd-hooks.path; "
+                "journalctl -u healthd-hooks -n 50"
+                if systemd.is_managed()
+                else "healthd hooks run",
+            ),
+            *(
+                Problem(labelled(f"hook {name} failed", result.error), f"healthd hooks test {name}")
+                for name, result in self.hooks.results.items()
+            ),
             *(Problem(text, "systemctl status healthd; cat /proc/loadavg") for text in shortage.problems(self.now())),
             *(Problem(text, "journalctl -u healthd -p err -n 50") for text in guard.problems(self.now())),
         )
@@ -774,6 +798,7 @@ class Daemon:
         self.scheduler.reconfigure(configured)
         self.replies.drop_unconfigured()
         self.failslow.reconfigure(configured)
+        self.hooks.reconfigure(settings)
         self.store.change_mode(settings.mode)
         self.store.set_conditions(conditions)
         self.store.stream.emit_checks(configured.versions(healthd.__version__))

@@ -246,6 +246,7 @@ def _area_lines(node: _Node, args: argparse.Namespace) -> list[Line]:
         ("repair", SLURM_SECONDS, lambda: list(repair.lines(settings))),
         ("baseline", SECONDS, lambda: list(service.baseline(settings, time.time()))),
         ("metrics", SECONDS, lambda: list(service.page(settings, status is not None, running_processes(pids)))),
+        ("hooks", SECONDS, lambda: list(service.hooks(settings))),
         ("files", SECONDS, lambda: list(service.files(loaded, _file(args)))),
         ("room", SECONDS, lambda: list(service.room(settings.state_dir, settings.runtime_dir))),
     ]

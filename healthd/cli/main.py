@@ -16,7 +16,7 @@ from importlib import import_module
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import INTERRUPTED, Stop, prepare, usage, write_error, write_output
 
-GROUPS = ("config", "fleet", "hook")  # commands with subcommands
+GROUPS = ("config", "fleet", "hook", "hooks")  # commands with subcommands
 
 HELP = """\
 healthd: health daemon for GPU nodes that run Slurm
@@ -54,6 +54,10 @@ control the running daemon
 called by Slurm
   hook epilog                 check the GPUs after a job
   hook healthcheck            print the decision for HealthCheckProgram
+
+called for events (docs/hooks.md)
+  hooks run                   run the hooks for new events
+  hooks test HOOK             run a configured hook with a sample event
 
 set up
   run                         run the daemon in the foreground
@@ -117,6 +121,8 @@ FAMILIES = {
     "unpause": "control",
     "hook epilog": "hook",
     "hook healthcheck": "hook",
+    "hooks run": "hooks",
+    "hooks test": "hooks",
     "config check": "config",
     "config show": "config",
     "baseline": "baseline",

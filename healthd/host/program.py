@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from healthd.common import ownership
 
-# The program's whole environment, except for the caller's additions. stdin is empty, and the directory is /.
+# The program's whole environment, except for the caller's additions. The directory is /.
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT_BYTES = 64 << 10
 ENDING_SECONDS = 1.0  # how long to wait for a killed program; used twice
@@ -58,9 +58,13 @@ def find_program(name: str) -> str:
 
 
 def run_program(
-    argv: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None, executable: str | None = None
+    argv: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+    executable: str | None = None,
+    stdin: int = subprocess.DEVNULL,
 ) -> ProgramResult:
-    """Run a program. `executable` is the file to run, or None for argv[0].
+    """Run a program. `executable` is the file to run, or None for argv[0]. `stdin` is a descriptor.
 
     Raises OSError, or TimeoutError if the program is too slow. In that case, the program and its child processes are
     killed, and abandoned if even that does not stop them.
@@ -68,7 +72,7 @@ def run_program(
     process = subprocess.Popen(
         argv,
         executable=executable,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd="/",

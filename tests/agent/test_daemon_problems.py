@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from healthd.agent.daemon import Daemon
+from healthd.agent.hooks.result import HookResult
 from healthd.agent.reporting.status import Problem
 from healthd.agent.settings.config import Settings
 from healthd.common import guard
@@ -40,6 +41,8 @@ def problems_with(**changes: Any) -> tuple[Problem, ...]:
         "lost_events": 0,
         "kernel_log": KernelLogStatus("kmsg", True),
         "slurm": SlurmStatus(),
+        "hooks_problem": "",
+        "hook_results": {},
         **changes,
     }
     namespace = SimpleNamespace
@@ -60,6 +63,7 @@ def problems_with(**changes: Any) -> tuple[Problem, ...]:
         kernel_events=namespace(listener=namespace(status=parts["kernel_log"])),
         controller=namespace(status=parts["slurm"]),
         failslow=namespace(problem=""),
+        hooks=namespace(problem=parts["hooks_problem"], results=parts["hook_results"]),
         before_resume=namespace(problem=""),
         now=time.time,
     )
@@ -85,6 +89,8 @@ def test_each_problem_has_command_in_urgency_order():
         metrics_problems=("no metrics page: 127.0.0.1:9478: Address already in use",),
         web_problem="metrics page: node.crt: the certificate expires 2126-10-29 13:08 UTC",
         textfile_problem="no metrics in /x/a.prom: No space left on device",
+        hooks_problem="the request is not served",
+        hook_results={"on_drain": HookResult(1, "exit status 1"), "on_resume": HookResult(4)},
         save_failed=True,
         copy_problem="No space left on device",
         stream=StreamStatus(waiting=3, problem="No space left on device"),
@@ -107,6 +113,8 @@ def test_each_problem_has_command_in_urgency_order():
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),
         ("no metrics in /x/a.prom", "healthd"),
+        ("hooks do not run", "systemctl"),
+        ("hook on_drain failed", "healthd"),
         ("healthd could not get threads once since it started; skipped work is retried", "systemctl"),
         ("slurm", "journalctl"),
     ]

@@ -52,7 +52,7 @@ def healthd(*arguments: str) -> str:
 def test_every_command_and_flag_is_documented():
     page = plain_text(COMMANDS)
     named = re.findall(
-        r"(?m)^  ((?:(?:config|fleet|hook) )?[a-z-]+)(?= )", healthd("--help").partition("\nexamples")[0]
+        r"(?m)^  ((?:(?:config|fleet|hooks?) )?[a-z-]+)(?= )", healthd("--help").partition("\nexamples")[0]
     )
     assert {"run", "check", "status", "config check", "fleet prune"} <= set(named)
     for command in named:

@@ -290,11 +290,13 @@ class SystemdContainer:
         self.systemctl("daemon-reload")
 
     def install_healthd(self, config: str = "") -> None:
-        """Install the project's unit, a /usr/bin/healthd that runs this checkout, and settings. Nothing is started."""
+        """Install the project's units, a /usr/bin/healthd that runs this checkout, and settings. Nothing is started."""
         command = f"PYTHONPATH={shlex.quote(str(CHECKOUT))} exec {shlex.quote(sys.executable)} -m healthd"
         self.write("/usr/bin/healthd", f'#!/bin/sh\n{command} "$@"\n', 0o755)
         self.write("/etc/healthd/healthd.toml", config)
-        self.install_unit("healthd.service", (CHECKOUT / "packaging/systemd/healthd.service").read_text())
+        for pattern in ("healthd*.path", "healthd*.service"):
+            for unit in sorted((CHECKOUT / "packaging/systemd").glob(pattern)):
+                self.install_unit(unit.name, unit.read_text())
 
 
 def clean_up(directory: Path, cgroups: Sequence[Path]) -> None:

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from healthd.agent.hooks.request import PROGRAM
+from healthd.agent.settings.config import Settings
+from healthd.host.separate_program import request_file
+
 pytestmark = pytest.mark.one_python
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -22,15 +26,33 @@ def unit_settings(unit: str) -> dict[str, str]:
     return {name: value for name, _, value in lines}
 
 
-def test_systemd_accepts_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_units(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze not found")
-    unit = tmp_path / "healthd.service"
-    unit.write_text(UNIT.read_text().replace("/usr/bin/healthd", "/bin/true"))  # verify requires an existing program
-    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    units = [tmp_path / path.name for path in UNIT.parent.glob("healthd*") if path.suffix in (".service", ".path")]
+    assert len(units) >= 3
+    for unit in units:  # verify requires an existing program
+        unit.write_text((UNIT.parent / unit.name).read_text().replace("/usr/bin/healthd", "/bin/true"))
+    command = ["systemd-analyze", "verify", "--man=no", *map(str, units)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=240)
     complaints = [line for line in result.stderr.splitlines() if "healthd" in line]
     assert (result.returncode, complaints) == (0, []), result.stderr
+
+
+def test_path_unit_watches_request_of_daemon() -> None:
+    path_unit = unit_settings((PACKAGING / "systemd/healthd-hooks.path").read_text())
+    assert path_unit["PathExists"] == request_file(Settings().runtime_dir, PROGRAM)
+    assert path_unit["PartOf"] == "healthd.service"
+    assert "healthd-hooks.path" in unit_settings(UNIT.read_text())["Wants"].split()
+
+
+def test_hooks_service_ends_crash_loop_and_keeps_runtime_directory() -> None:
+    service = unit_settings((PACKAGING / "systemd/healthd-hooks.service").read_text())
+    assert (service["Type"], service["Restart"]) == ("oneshot", "on-failure")
+    # The failed starts fit into the interval of the limit, so that the limit is reached.
+    assert service["StartLimitIntervalSec"] == "10min"
+    assert int(service["StartLimitBurst"]) * (int(service["RestartSec"]) + 10) < 600
+    assert "RuntimeDirectory" not in service, "systemd would remove the daemon's directory"
 
 
 def test_unit_stop_does_not_kill_workers() -> None:

@@ -69,11 +69,19 @@ def directives(text: str) -> list[tuple[str, str]]:
 
 
 UNIT_DIRECTIVES = directives(UNIT)
+MOUNT_NAMESPACE = [name for name, why in NEVER.items() if why.startswith(OTHER_MOUNTS)]
 
 
 @pytest.mark.parametrize("name", NEVER)
 def test_unit_has_no_forbidden_directive(name: str) -> None:
     assert name not in {directive for directive, _ in UNIT_DIRECTIVES}, NEVER[name]
+
+
+def test_hooks_service_has_no_mount_namespace() -> None:
+    """systemd would hang on a dead file server when it creates the namespace."""
+    names = {name for name, _ in directives((SYSTEMD / "healthd-hooks.service").read_text())}
+    assert names & set(MOUNT_NAMESPACE) == set()
+    assert {"CapabilityBoundingSet", "NoNewPrivileges", "SystemCallFilter", "DevicePolicy"} <= names
 
 
 def test_unit_allows_devices_by_class() -> None:

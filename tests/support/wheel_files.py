@@ -12,7 +12,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[2]
-LIMIT_BYTES = 1_550_000
+LIMIT_BYTES = 1_650_000
 # File or folder of the tree -> its place below PREFIX of `pip install` (docs/deploy.md, docs/prolog-epilog.md).
 SHARE = {
     "man/healthd.toml.5": "share/man/man5/healthd.toml.5",
@@ -20,6 +20,9 @@ SHARE = {
     "conf/healthd.toml": "share/healthd/healthd.toml",
     "conf/profiles": "share/healthd/profiles",
     "packaging/systemd/healthd.service": "share/healthd/healthd.service",
+    "packaging/systemd/healthd-hooks.path": "share/healthd/healthd-hooks.path",
+    "packaging/systemd/healthd-hooks.service": "share/healthd/healthd-hooks.service",
+    "packaging/hooks": "share/healthd/hooks",
     "packaging/prometheus": "share/healthd/prometheus",
     "packaging/systemd/healthd-exec-checks.conf": "share/healthd/healthd-exec-checks.conf",
     "packaging/slurm": "share/healthd/slurm",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import psutil
 
 UNIT = "healthd.service"
+HOOKS_UNIT = "healthd-hooks.path"
+SYSTEMD_DIR = "/run/systemd/system"  # exists if systemd is running (sd_booted(3))
 TIMEOUT_SECONDS = 5.0
 MIB = 1 << 20
 FIX_COMMANDS = ("chown root:root {path}", "chmod go-w {path}")
@@ -168,7 +170,7 @@ def _cost(process: psutil.Process) -> str:
 
 def unit() -> Iterator[Line]:
     """Test that systemd starts healthd at boot, and that nothing overrides the package's unit."""
-    if not os.path.isdir("/run/systemd/system"):
+    if not os.path.isdir(SYSTEMD_DIR):
         yield absent_line("unit", "systemd is not running on this node: start `healthd run` with its service manager")
         return
     result = run_program(("systemctl", "show", "-p", "UnitFileState,LoadState,FragmentPath", UNIT), TIMEOUT_SECONDS)
@@ -255,6 +257,25 @@ def _holder(port: int) -> psutil.Process | None:
 # --- files
 
 
+def hooks(settings: Settings, systemd_dir: str = SYSTEMD_DIR) -> Iterator[Line]:
+    """Test that the programs of the hooks exist, and that systemd starts them. `files` tests their owners."""
+    programs = settings.hooks.programs
+    if not programs:
+        yield absent_line("hooks", "no hook is configured")
+        return
+    missing = [(name, argv[0]) for name, argv in programs.items() if not os.access(argv[0], os.X_OK)]
+    for name, path in missing:
+        yield failed_line("hooks", f"hooks.{name}: {path} is not a program", f"healthd hooks test {name}")
+    if os.path.isdir(systemd_dir):
+        result = run_program(("systemctl", "is-active", HOOKS_UNIT), TIMEOUT_SECONDS)
+        if result.status != 0:
+            message = f"{HOOKS_UNIT} is {result.stdout.strip() or 'missing'}: no hook runs"
+            yield failed_line("hooks", message, f"systemctl start {HOOKS_UNIT}")
+            return
+    if not missing:
+        yield ok_line("hooks", f"{', '.join(programs)}; healthd hooks test HOOK runs one")
+
+
 def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:
     """Test that only root can write the files that healthd reads or runs as root (see healthd.common.ownership).
 
@@ -278,6 +299,7 @@ def _untrusted_paths(loaded: Loaded | None, settings_file: str) -> Iterator[tupl
         folder_labels |= {settings.state_dir: "state_dir", settings.runtime_dir: "runtime_dir"}
         if settings.baseline_file:
             file_labels[settings.baseline_file] = "baseline_file"
+        file_labels |= {argv[0]: f"hooks.{name}" for name, argv in settings.hooks.programs.items()}
         if settings.metrics.textfile:
             folder_labels[os.path.dirname(settings.metrics.textfile)] = "metrics.textfile"
     yield from _check_owners(file_labels, is_folder=False)

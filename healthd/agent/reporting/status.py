@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 
 from healthd.agent.conditions.impairments import limits, reported_health
 from healthd.agent.conditions.ledger import Pause
+from healthd.agent.hooks.result import HookResult
 from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.model import (
@@ -107,6 +108,7 @@ class Snapshot(Value, frozen=True):
     remedies: Mapping[str, Remedy] = field(default_factory=dict)  # for each code that declares a remedy
     without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for each reason, the checks
     problems: tuple[Problem, ...] = ()
+    hooks: Mapping[str, HookResult] = field(default_factory=dict)  # for each configured hook, its result
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # pids of "daemon", "worker" and "live"
 
 

@@ -156,7 +156,9 @@ def is_outdated(inventory: Inventory, observations: Iterable[Observation]) -> bo
 
 
 class StreamDelivery:
-    """Writes events from the ledger's outbox to the stream's files, one write at a time."""
+    """Writes events from the ledger's outbox to the stream's files, one write at a time. `observers` are called with
+    lines that are on disk.
+    """
 
     def __init__(self, store: ConditionStore, state_dir: str) -> None:
         self._store = store
@@ -166,6 +168,7 @@ class StreamDelivery:
         self._failures = 0
         self._journal_lost = 0
         self.problem = ""  # why lines cannot be written, or ""
+        self.observers: list[Callable[[Iterable[str]], None]] = []
 
     @property
     def status(self) -> StreamStatus:
@@ -199,3 +202,5 @@ class StreamDelivery:
         assert isinstance(reply.request.operation, AppendEvents)
         self._journal_lost += reply.answer
         self._store.stream.mark_written(reply.request.operation.lines)
+        for observe in self.observers:
+            observe(reply.request.operation.lines)

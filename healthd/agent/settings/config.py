@@ -25,8 +25,10 @@ from healthd.agent.settings.limits import (
     Nodes,
     PatternNames,
     Percent,
+    ProgramOrNone,
     RepairFirstSteps,
     RepairOrder,
+    Retries,
     SmallCount,
     Times,
     absolute_path_problem,
@@ -43,6 +45,9 @@ from healthd.common.values import Value
 
 class ConfigError(HealthdError):
     """An error in the settings. The message is one sentence with the file, the setting and the problem."""
+
+
+HOOKS = ("on_drain", "on_resume", "on_repair", "on_repair_failed")
 
 
 class CheckConfig(Value, frozen=True):
@@ -195,6 +200,26 @@ class MetricsConfig(Value, frozen=True):
     web_config: AbsolutePathOrNone = ""
 
 
+class HooksConfig(Value, frozen=True):
+    """Settings for hooks, which are programs that run after an event.
+
+    `on_*` is an absolute path with arguments, or empty. Each program gets the event as JSON on standard input. A run
+    that takes longer than `timeout_seconds` is killed. A failed run is repeated up to `retries` times.
+    """
+
+    on_drain: ProgramOrNone = ()
+    on_resume: ProgramOrNone = ()
+    on_repair: ProgramOrNone = ()
+    on_repair_failed: ProgramOrNone = ()
+    timeout_seconds: Period = 30.0
+    retries: Retries = 3
+
+    @property
+    def programs(self) -> dict[str, tuple[str, ...]]:
+        """The configured programs by hook."""
+        return {name: argv for name in HOOKS if (argv := getattr(self, name))}
+
+
 class Settings(Value, frozen=True):
     """All settings outside [checks].
 
@@ -219,6 +244,7 @@ class Settings(Value, frozen=True):
     fleet: FleetLimits = FleetLimits()
     repair: RepairConfig = RepairConfig()
     metrics: MetricsConfig = MetricsConfig()
+    hooks: HooksConfig = HooksConfig()
 
 
 class Layer(NamedTuple):

@@ -92,6 +92,13 @@ def address_problem(value: str) -> str:
     return "" if fits else f'must be ADDRESS:PORT or "off", got "{value}"'
 
 
+def program_problem(value: tuple[str, ...]) -> str:
+    """Return the reason why `value` is not a program with its arguments, or "". An empty list means no program."""
+    if value and not value[0].startswith("/"):
+        return f"must begin with the absolute path of a program, got {show(value[0])}"
+    return "must not contain a NUL" if any("\0" in word for word in value) else ""
+
+
 _PATTERN_NAME = regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _NOT_PLAIN = regex(r"[^ !#-)+-\[\]-~]")  # "*", and characters that JSON escapes in logs
 MIN_LITERAL_LENGTH = 4
@@ -149,6 +156,7 @@ Count = Annotated[int, between(0, 10**9)]  # number of errors and similar events
 Rate = Annotated[float, between(0, 1e9)]  # the same, per second or minute
 SmallCount = Annotated[int, between(0, 1000)]  # restarts, runs
 Times = Annotated[int, between(1, 1000)]
+Retries = Annotated[int, between(0, 10)]  # the delays between retries grow fourfold
 Nodes = Annotated[int, between(0, 65536, " nodes")]  # the largest clusters have about 10,000
 Gpus = Annotated[int, between(0, 255, " GPUs")]  # /dev/nvidiactl has minor number 255, GPUs have those below it
 MigDevices = Annotated[int, between(-1, 64)]  # per GPU; the driver creates at most 7
@@ -174,6 +182,7 @@ AbsolutePathOrNone = Annotated[str, Rule(_absolute_path_or_none)]  # "" = none
 NodeName = Annotated[str, Rule(_node_name)]  # "" = the hostname
 Address = Annotated[str, Rule(address_problem)]  # "127.0.0.1:9478", "[::1]:9478" or "off"
 Addresses = Annotated[tuple[Address, ...], Rule(addresses_problem)]
+ProgramOrNone = Annotated[tuple[str, ...], Rule(program_problem)]  # a program and its arguments; () = none
 ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = ClusterName in the node's slurm.conf
 RepairOrder = Annotated[tuple[RepairStep, ...], Rule(_repair_order)]
 RepairFirstSteps = Annotated[dict[str, RepairStep], Rule(_repair_first_steps)]

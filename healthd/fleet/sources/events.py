@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from healthd.common.page import plural
 from healthd.common.text import regex
-from healthd.events.parse import Key, StreamEvent, dropped_range
+from healthd.events.cursor_text import dump_cursor, load_cursor
+from healthd.events.parse import StreamEvent, dropped_range
 from healthd.events.parse import seconds as time_of
-from healthd.events.reader import Cursor, Mark, Tally, find, read
+from healthd.events.reader import Cursor, Tally, find, read
 from healthd.events.schema import CONDITION_EVENTS
-from healthd.events.sequence import ReadSequences, Runs
+from healthd.events.sequence import ReadSequences
 from healthd.fleet.ingest import IngestError, Run, Source
 from healthd.fleet.tables import EVENTS
 
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from healthd.fleet.step import Step, Value
 
 BATCH_EVENTS = 500_000  # number of events per step; each step rewrites the months for which it has rows
-# maximum number of files to remember for each stream; a node has four, and logrotate on the central machine keeps 24
-MAX_MARKS = 64
-MAX_STREAMS = 64  # maximum number of streams to remember for each node; a node begins a new stream at each boot
 
 Row: TypeAlias = "tuple[Value, ...]"
 UserFilter: TypeAlias = "Callable[[str], str | None]"
@@ -185,27 +183,6 @@ def _raw_line(parsed: StreamEvent, user: UserFilter) -> str:
 
 def _unmapped(value: Any) -> None:
     return None
-
-
-def dump_cursor(cursor: Cursor) -> str:
-    """Return the text that records in the manifest how far a stream was read."""
-    marks = [[name, mark.position, mark.number, mark.before.hex()] for name, mark in cursor.marks.items()]
-    keys = list(cursor.sequences.runs)[-MAX_STREAMS:]
-    sequences = [[*key, list(cursor.sequences.runs[key]), list(cursor.sequences.dropped.get(key, ()))] for key in keys]
-    return json.dumps([marks[-MAX_MARKS:], sequences], separators=(",", ":"))
-
-
-def load_cursor(text: str | None, key: bytes = b"") -> Cursor:
-    cursor = Cursor(ReadSequences(), key=key)
-    marks, sequences = json.loads(text) if text else ((), ())
-    for name, position, number, before in marks:
-        cursor.marks[name] = Mark(position, number, bytes.fromhex(before))
-    for cluster, node, stream, runs, dropped_runs in sequences:
-        stream_key = Key(cluster, node, stream)
-        cursor.sequences.runs[stream_key] = Runs(runs)
-        if dropped_runs:
-            cursor.sequences.dropped[stream_key] = Runs(dropped_runs)
-    return cursor
 
 
 def ingest(run: Run, files: list[str]) -> None:

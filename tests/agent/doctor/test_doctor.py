@@ -30,7 +30,7 @@ from healthd.agent.doctor.result import (
     text,
 )
 from healthd.agent.settings import layers
-from healthd.agent.settings.config import MetricsConfig, Settings
+from healthd.agent.settings.config import HooksConfig, MetricsConfig, Settings
 from healthd.cli import flags
 from healthd.cli.main import main
 from healthd.common.model import CheckResult, Finding, Mode, Observation, Outcome, Severity
@@ -433,3 +433,14 @@ def test_doctor_lines_have_state_and_fix(tmp_path: Path) -> None:
     assert completed.returncode == 2  # no daemon
     assert all(line["fix"] for line in lines if line["state"] in ("failed", "limited"))
     assert {line["state"] for line in lines} <= {state.value for state in State}
+
+
+def test_hooks_without_program_fail(tmp_path):
+    no_systemd = str(tmp_path / "systemd")
+    assert [line.state for line in service.hooks(Settings(), no_systemd)] == [State.ABSENT]
+    works = Settings(hooks=HooksConfig(on_drain=("/bin/true",)))
+    assert [line.state for line in service.hooks(works, no_systemd)] == [State.OK]
+    missing = Settings(hooks=HooksConfig(on_drain=("/bin/true",), on_resume=(str(tmp_path / "none"),)))
+    (line,) = service.hooks(missing, no_systemd)
+    assert line.state is State.FAILED
+    assert line.fix == ("healthd hooks test on_resume",)

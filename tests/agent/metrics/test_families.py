@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from trees import plain_machine
 
 from healthd.agent.conditions.ledger import Pause
+from healthd.agent.hooks.result import HookResult
 from healthd.agent.metrics.families import render
 from healthd.agent.reporting.status import Snapshot
 from healthd.agent.settings import registry
@@ -155,6 +156,7 @@ def faulty() -> Snapshot:
         workers_abandoned_total=2,
         ledger_copy_failures_total=1,
         stream=StreamStatus(waiting=3, dropped_total=2, failures_total=4, journal_lost_total=1, problem=HOSTILE),
+        hooks={"on_drain": HookResult(2, HOSTILE), "on_resume": HookResult()},
         config_reload_failures_total=1,
     )
 
@@ -493,3 +495,10 @@ def test_condition_acknowledged_until_is_ack_expiry() -> None:
     (line,) = [line for line in page.splitlines() if line.startswith("healthd_condition_acknowledged_until")]
     assert '_timestamp_seconds{check="gpu_xid",code="gpu_xid/79",subject="0000:1b:00.0"} ' in line
     assert float(line.split()[-1]) == NOW + 7200
+
+
+def test_hooks_have_failures_and_last_result(faulty: Snapshot) -> None:
+    found = samples(faulty)
+    failures = [found["healthd_hook_failures_total", (("hook", name),)] for name in ("on_drain", "on_resume")]
+    failing = [found["healthd_hook_failing", (("hook", name),)] for name in ("on_drain", "on_resume")]
+    assert (failures, failing) == ([2, 0], [1, 0])

@@ -13,6 +13,7 @@ import pytest
 from event_lines import NOON, STREAM, line, lines
 from fleet_reading import store_rows
 
+from healthd.events import cursor_text
 from healthd.events.parse import StreamEvent, parse
 from healthd.events.reader import Cursor, Tally, read
 from healthd.fleet.ingest import IngestOptions, IngestResult, ingest
@@ -236,17 +237,17 @@ def test_rerun_reads_only_new_lines_after_rotation(tmp_path):
     assert run(store, tmp_path / "srv").unread.rows["events"] == 0
 
 
-@pytest.mark.parametrize(("files", "read_twice"), [(25, 0), (events.MAX_MARKS + 5, 5)])
+@pytest.mark.parametrize(("files", "read_twice"), [(25, 0), (cursor_text.MAX_MARKS + 5, 5)])
 def test_cursor_remembers_limited_number_of_files(tmp_path, files, read_twice):
     text = None
     for number in range(files):
         content = lines(10 * number + 1, 10 * number + 10)
         (tmp_path / f"events.jsonl-{20240101 + number}.gz").write_bytes(gzip.compress(content))
     for read_again in (10 * files, 10 * read_twice, 10 * read_twice):
-        cursor, tally = events.load_cursor(text), Tally()
+        cursor, tally = cursor_text.load_cursor(text), Tally()
         assert len(list(read(str(tmp_path), cursor, tally))) == (10 * files if text is None else 0)
         assert tally.lines == read_again
-        text = events.dump_cursor(cursor)
+        text = cursor_text.dump_cursor(cursor)
 
 
 def test_truncated_file_adds_only_new_lines(tmp_path):

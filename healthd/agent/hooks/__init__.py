@@ -1,0 +1,1 @@
+"""Hooks: the site's programs that run after an event, outside the daemon."""

@@ -97,8 +97,8 @@ limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes 
 ### HealthdManyNodesToTidy
 
 As HealthdManyNodes, but for problems that cost no jobs: rejected settings (`reload`), forgotten drains and
-acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`), a hook that fails (`hook`), or a warning on all nodes
-(`warning`, perhaps because a threshold does not fit this cluster).
+acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`), a hook that fails (`hook`), or a
+warning on all nodes (`warning`, perhaps because a threshold does not fit this cluster).
 
 ### HealthdNodesGone
 

@@ -91,7 +91,7 @@ def event(hook: str = "on_drain", **changes: Any) -> dict[str, Any]:
 
 
 def run(name: str, path: Path, document: dict[str, Any], seconds: float = 60.0) -> Attempt:
-    """Run an example with the test's interpreter, because the node's own Python may be missing here."""
+    """Run an example with the test's interpreter, because healthd is not installed in /opt here."""
     argv = (sys.executable, "-I", str(EXAMPLES / name), "--settings", str(path))
     os.environ["no_proxy"] = "127.0.0.1"
     return run_hook(document["hook"], argv, document, seconds)
@@ -236,6 +236,7 @@ def test_examples_are_programs_and_documented_with_all_settings():
     for name in names:
         path = EXAMPLES / name
         assert os.access(path, os.X_OK), name
+        assert path.read_text().startswith("#!/opt/healthd/bin/python -I\n"), "the path in docs/deploy.md"
         used = set(re.findall(r'"((?:SLACK|PAGERDUTY|TICKET|RMA)_\w+)"', path.read_text()))
         assert used
         assert all(f"`{setting}`" in PAGE and f"#{setting}=" in env for setting in used), used

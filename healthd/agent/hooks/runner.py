@@ -129,7 +129,10 @@ def run_hook(hook: str, argv: Sequence[str], payload: Mapping[str, Any], seconds
     except TimeoutError as error:
         return Attempt(str(error), time.monotonic() - began)
     except OSError as error:
-        return Attempt(f"{argv[0]}: {error.strerror}", time.monotonic() - began)
+        why = str(error.strerror)
+        if isinstance(error, FileNotFoundError) and os.path.exists(argv[0]):
+            why = "the interpreter in its first line does not exist"
+        return Attempt(f"{argv[0]}: {why}", time.monotonic() - began)
     finally:
         os.close(descriptor)
     return Attempt(describe_failure(argv, result), time.monotonic() - began, result.stdout + result.stderr)

@@ -164,6 +164,8 @@ def test_program_that_ignores_its_input_works(tmp_path):
 def test_missing_and_untrusted_programs_fail(tmp_path):
     assert run_hook("on_drain", (str(tmp_path / "none"),), {}, 30.0).error
     argv = program(tmp_path)
+    Path(argv[0]).write_text("#!/nonexistent\n")
+    assert "interpreter" in run_hook("on_drain", argv, {}, 30.0).error
     os.chmod(argv[0], 0o777)
     attempt = run_hook("on_drain", argv, {}, 30.0)
     assert "writable" in attempt.error

@@ -332,17 +332,22 @@ def reboot_program(cluster: SlurmCluster) -> str:
 def test_reservation_as_stop_is_visible_in_any_state(cluster: SlurmCluster) -> None:
     """A missing reservation and an unreachable slurmctld have the same status if the reservation is named."""
     show = ("scontrol", "-o", "show", "reservation")
+    name = cluster.names[-1]
     absent = cluster.attempt(*show, RESERVATION)
     assert (absent.returncode, absent.stdout, absent.stderr) == (1, f"Reservation {RESERVATION} not found\n", "")
     absent = cluster.attempt(*show)
     assert (absent.returncode, absent.stdout, absent.stderr) == (0, "No reservations in the system\n", "")
     for start, state in (("now", "ACTIVE"), ("now+300days", "INACTIVE")):
         words = (f"ReservationName={RESERVATION}", f"StartTime={start}", "Duration=1", "Users=root", "Flags=OVERLAP")
-        cluster.run("scontrol", "create", "reservation", *words, f"Nodes={cluster.names[-1]}")
+        cluster.run("scontrol", "create", "reservation", *words, f"Nodes={name}")
         present = cluster.run(*show)
         assert present.startswith(f"ReservationName={RESERVATION} ")
         assert f" State={state} " in present
         assert cluster.run(*show, RESERVATION) == present
+        if state == "INACTIVE":  # it keeps no job from its node
+            job = cluster.sbatch("sleep 600", "-w", name, "-t", "10")
+            cluster.wait_job(job, "RUNNING")
+            cluster.run("scancel", job)
         cluster.run("scontrol", "delete", f"ReservationName={RESERVATION}")
     with SlurmCluster(nodes=1, gpus=0, version=cluster.version) as other:
         other.kill_slurmctld()

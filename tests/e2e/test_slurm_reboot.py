@@ -1,4 +1,4 @@
-"""What a real Slurm does when it reboots a node that healthd has drained: the table of docs/adr/0043.
+"""A real Slurm reboots nodes that healthd has drained: the table of docs/adr/0043.
 
 The tests play the node: the cluster's RebootProgram only records that it ran, and `boot` starts slurmd as after a boot.
 A release of Slurm that behaves differently fails here. healthd's repair relies on these facts.
@@ -172,7 +172,7 @@ def test_issued_reboot_cannot_be_cancelled(cluster: SlurmCluster, node: str) -> 
     assert booted(cluster, node).flags == {"IDLE", "DRAIN"}
 
 
-def test_operator_changes_during_reboot_survive_it(cluster: SlurmCluster, node: str) -> None:
+def test_operator_changes_during_reboot_persist(cluster: SlurmCluster, node: str) -> None:
     request_reboot(cluster, node)
     drain(cluster, node, "operator: keep")
     result = booted(cluster, node)
@@ -200,7 +200,7 @@ def test_slurmd_restart_without_boot_does_not_end_reboot(cluster: SlurmCluster, 
     assert booted(cluster, node).flags == {"IDLE", "DRAIN"}
 
 
-def test_second_reboot_keeps_reason_only_if_it_is_given_again(cluster: SlurmCluster, node: str) -> None:
+def test_second_reboot_without_reason_loses_reason_on_22_05(cluster: SlurmCluster, node: str) -> None:
     assert reboot(cluster, node).reason == ISSUED
     time.sleep(2)
     cluster.run("scontrol", "reboot", node)

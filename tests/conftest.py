@@ -92,6 +92,7 @@ WIDE = {
     "e2e/test_slurm_commands.py": "each Slurm command, late and broken",
     "e2e/test_slurm_failover_versions.py": "failovers on newer versions of Slurm, from the network",
     "e2e/test_slurm_real.py": "every version of Slurm, from the network",
+    "e2e/test_slurm_reboot.py": "reboots on each version of Slurm, minutes",
     "e2e/test_slurm_states.py": "each state of a node, minutes",
     "e2e/test_soak_short.py": "two minutes of all events",
     "e2e/test_stories.py": "every draining fault, from start to end",

@@ -23,10 +23,10 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import slurm_accounting
 import slurm_versions
@@ -34,6 +34,7 @@ from ports import free_ports
 from requirements import require_programs, require_root
 
 CLUSTER_VARIABLE = "HEALTHD_TEST_CLUSTER"
+NODE_VARIABLE = "HEALTHD_TEST_NODE"
 WAIT_SECONDS = 120.0  # for events that happen at once on an idle machine; tests of a timeout pass their own
 
 SLURM_CONF = """\
@@ -81,6 +82,11 @@ NODE_LINE = (
 )
 PARTITION_LINE = "PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 State=UP\n"
 SHORT_TIMEOUT = "MessageTimeout=3\n"
+# Up to 24.11, slurmd runs it with its own environment; 26.05 sets only SLURM_NODE_NAME.
+REBOOT_PROGRAM = f"""\
+#!/bin/sh
+echo rebooted >> "{{directory}}/reboots/${{{{{NODE_VARIABLE}:-$SLURM_NODE_NAME}}}}"
+"""
 BACKUP_HOST = "standby"
 # Each slurmctld listens at its own address, so both can use the same port.
 BACKUP = f"SlurmctldHost={BACKUP_HOST}(127.0.0.2)\nCommunicationParameters=NoCtldInAddrAny\n"
@@ -107,6 +113,8 @@ class SlurmCluster:
     accounting   with a slurmdbd of the same version, for sacct and sacctmgr
     backup       with a second slurmctld; each has its own UTS namespace, because a slurmctld finds its SlurmctldHost
                  line by the hostname
+    reboots      with a RebootProgram that only records its runs: wait for one with `wait_reboot`, then let the node
+                 come back with `boot`
     """
 
     def __init__(
@@ -121,6 +129,7 @@ class SlurmCluster:
         version: str | None = None,
         accounting: bool = False,
         backup: bool = False,
+        reboots: bool = False,
     ) -> None:
         self.names = [f"n{i}" for i in range(1, nodes + 1)]
         self.gpus = gpus
@@ -131,6 +140,7 @@ class SlurmCluster:
         self.base_port = base_port
         self.accounting = accounting
         self.backup = backup
+        self.reboots = reboots
         self._wanted_directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports = contextlib.ExitStack()
@@ -296,7 +306,22 @@ class SlurmCluster:
     def start_slurmd(self, name: str, *options: str) -> None:
         """Start a slurmd. `-b` reports that the node has just booted."""
         stepd = ("-d", f"{self._programs}/slurmstepd") if self._programs else ()
-        self._launch(f"slurmd.{name}", "slurmd", "-D", "-N", name, *stepd, *options)
+        self._launch(f"slurmd.{name}", "slurmd", "-D", "-N", name, *stepd, *options, environment={NODE_VARIABLE: name})
+
+    def reboot_count(self, name: str) -> int:
+        """Return how often the node's slurmd has run RebootProgram."""
+        file = self.directory / "reboots" / name
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def wait_reboot(self, name: str, count: int = 1) -> None:
+        """Wait until the node's slurmd has run RebootProgram `count` times."""
+        self._until(lambda: self.reboot_count(name) >= count, f"{name} ran RebootProgram", WAIT_SECONDS)
+
+    def boot(self, name: str) -> None:
+        """End the node's slurmd, if it runs, and start it again as after a boot."""
+        if f"slurmd.{name}" in self._processes:
+            self.stop_slurmd(name, signal.SIGKILL)
+        self.start_slurmd(name, "-b")
 
     def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:
         self._stop(f"slurmd.{name}", signal_number)
@@ -343,6 +368,13 @@ class SlurmCluster:
     def start_munged(self) -> None:
         self._start_munged()
 
+    def release(self) -> tuple[int, int]:
+        """Return the release of this Slurm: (22, 5) for 22.05.8."""
+        text = self.run("slurmctld", "-V")
+        found = re.search(r"(\d+)\.(\d+)", text)
+        assert found, text
+        return int(found[1]), int(found[2])
+
     def log(self, daemon: str) -> str:
         """Return the log of "slurmctld" or "slurmd.n1"."""
         return (self.directory / "log" / f"{daemon}.log").read_text(errors="replace")
@@ -378,21 +410,25 @@ class SlurmCluster:
             conf += slurm_accounting.SLURM_CONF.format(directory=directory, port=self._accounting_port)
             plugins = self._programs / "plugins" if self._programs else None
             slurm_accounting.write_slurmdbd_conf(directory, self._accounting_port, plugins)
+        if self.reboots:
+            conf += f"RebootProgram={self._write_reboot_program()}\n"
         if self._programs:
             conf += f"PluginDir={self._programs}/plugins\n"
         (directory / "slurm.conf").write_text(conf + PARTITION_LINE + "".join(f"{line}\n" for line in self.extra_conf))
         (directory / "gres.conf").write_text(gres)
-        if self._version() >= (23, 11):
+        if self.release() >= (23, 11):
             (directory / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         key = directory / "munge" / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
 
-    def _version(self) -> tuple[int, int]:
-        text = self.run("slurmctld", "-V")
-        found = re.search(r"(\d+)\.(\d+)", text)
-        assert found, text
-        return int(found[1]), int(found[2])
+    def _write_reboot_program(self) -> Path:
+        """Write a RebootProgram that records the name of the node on which it runs."""
+        (self.directory / "reboots").mkdir()
+        program = self.directory / "reboot"
+        program.write_text(REBOOT_PROGRAM.format(directory=self.directory))
+        program.chmod(0o755)
+        return program
 
     def _start_munged(self) -> None:
         munge_dir = f"{self.directory}/munge"
@@ -431,12 +467,12 @@ class SlurmCluster:
         states = self.run("sinfo", "-hN", "-p", "gpu", "-n", ",".join(self.names), "-o", "%T", check=False).split()
         return len(states) == len(self.names) and all(state == "idle" for state in states)
 
-    def _launch(self, name: str, *argv: str) -> None:
+    def _launch(self, name: str, *argv: str, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         assert name not in self._processes, f"{name} runs already"
         with open(self.directory / "log" / f"{name}.out", "ab") as out:
             self._processes[name] = subprocess.Popen(
                 argv,
-                env=self.env,
+                env=self.env | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -37,7 +37,7 @@ class CgroupCluster(SlurmCluster):
 
     def _write_files(self) -> None:
         super()._write_files()
-        if self._version() >= (23, 11):
+        if self.release() >= (23, 11):
             require("this test needs a Slurm that sets up cgroup/v1 by itself (CgroupAutomount)")
         (self.directory / "cgroup.conf").write_text("CgroupAutomount=yes\nCgroupPlugin=cgroup/v1\n")
 

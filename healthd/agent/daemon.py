@@ -579,12 +579,18 @@ class Daemon:
         codes.load()
         compile_patterns()
         registry.remedies(self.configured.checks, ("gpu_xid/79",))  # this loads the separate module with the texts
+        self.preload_repair()
         metrics = self.settings.metrics
         if metrics.textfile or metrics.listen != "off":
             from healthd.agent.metrics.families import render
 
             with guard.dropping_errors(METRICS):
                 render(self.snapshot())
+
+    def preload_repair(self) -> None:
+        if self.settings.repair.mode is not RepairMode.OFF:
+            from healthd.agent.repair.planner import node_plan as node_plan
+            from healthd.agent.reporting.repair import repair_json as repair_json
 
     def snapshot(self) -> Snapshot:
         ledger, replies, kernel_events, client = self.store.ledger, self.replies, self.kernel_events, self.client
@@ -798,6 +804,7 @@ class Daemon:
         self.scheduler.reconfigure(configured)
         self.replies.drop_unconfigured()
         self.failslow.reconfigure(configured)
+        self.preload_repair()
         self.hooks.reconfigure(settings)
         self.store.change_mode(settings.mode)
         self.store.set_conditions(conditions)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from typing import Any
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, page, write_error, write_output
 
 NEEDS_STEP, NEEDS_PERSON = 1, 2
+COMMAND_SECONDS = 30.0
 
 
 def _repair_arguments(parser: Parser) -> None:
@@ -22,7 +25,7 @@ def _repair_arguments(parser: Parser) -> None:
 
 def _repair(args: argparse.Namespace) -> int:
     from healthd.agent.control import protocol
-    from healthd.agent.reporting.repair import protection_rows, status_lines
+    from healthd.agent.reporting.repair import requirement_rows, status_lines
     from healthd.cli.control import send
 
     document = send(args, protocol.simple_request(protocol.STATUS)).get("status", {})
@@ -34,16 +37,44 @@ def _repair(args: argparse.Namespace) -> int:
             REFUSED,
         )
     status = {None: OK, "person": NEEDS_PERSON}.get(repair["step"], NEEDS_STEP)
+    needs_step = status == NEEDS_STEP
+    found = _requirements(args) if needs_step else []
     if args.json:
-        return write_output(as_json(repair), status)
+        return write_output(as_json({**repair, "requirements": found}), status)
     if repair["step"] is None:
         return write_output(f"{document['node']}: no repair is needed\n", status)
     paper = page()
     lines = paper.wrap(f"{document['node']}: {repair['text']}")
     lines += [line for sentence in list(status_lines(repair))[1:] for line in paper.wrap(sentence, "  ")]
-    if repair["step"] != "person":
-        lines += ["", *paper.table(("required", "now"), protection_rows(repair))]
+    if needs_step:
+        lines += ["", *paper.table(("required", "now"), requirement_rows(repair, found))]
     return write_output("\n".join(lines) + "\n", status)
+
+
+def _requirements(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the requirements on this node and the cluster, read now."""
+    from healthd.agent.repair.node_reading import read_node
+    from healthd.agent.repair.requirements import requirements, stop_requirement
+
+    with flags.settings_errors_as_usage():
+        settings = flags.load_settings(args)[0].settings
+    reading = read_node(settings.root)
+    own_pids = [p.pid for p in reading.processes or () if p.unit == "healthd.service" or p.pid == os.getpid()]
+    found = [stop_requirement(_reservations()), *requirements(reading, settings.repair.stop_services, own_pids)]
+    return [{"name": r.name, "text": r.text, "met": r.met, "problem": r.problem} for r in found]
+
+
+def _reservations() -> frozenset[str] | None:
+    """Return the names of Slurm's reservations, or None if they cannot be read."""
+    from healthd.agent.slurm import blocking
+    from healthd.common.slurm import commands
+    from healthd.common.slurm.output import SlurmError, parse_reservation_names
+
+    result = blocking.run(commands.Command(commands.reservations(), COMMAND_SECONDS))
+    try:
+        return parse_reservation_names(result.text) if result.status == 0 else None
+    except SlurmError:
+        return None
 
 
 def _history_arguments(parser: Parser) -> None:

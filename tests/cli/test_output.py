@@ -22,7 +22,9 @@ import pytest
 from status_daemon import StatusDaemon
 from trees import plain_machine, write
 
-from healthd.cli import daemons
+from healthd.agent.repair import node_reading
+from healthd.agent.repair.requirements import NodeReading, Process
+from healthd.cli import daemons, repair
 from healthd.cli.main import FAMILIES, main
 from tests.docs.test_readme import TIMES
 
@@ -32,6 +34,18 @@ FOLDER = Path(__file__).parent / "output"
 FILES = FOLDER / "files"
 COMMAND = re.compile(r"(?m)^\$ (.*)\n")
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(Z|\+00:00)?")
+
+
+NODE = NodeReading(
+    processes=(
+        Process(1, 0, "systemd"),
+        Process(820, 1, "nv-hostengine", "nv-hostengine -n", "nvidia-dcgm.service", ("/dev/nvidia0",)),
+        Process(4711, 1, "python3", "python3 train.py", "", ("/dev/nvidia0", "/dev/nvidiactl")),
+    ),
+    package_locks=("/var/lib/dpkg/lock-frontend",),
+    inhibitors=None,
+    system_state="running",
+)
 
 
 def run(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -78,6 +92,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "gpu-042", "6.1", "#1", "x86_64")))
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-042")
     monkeypatch.setattr(daemons, "describe_daemons", lambda: "")  # the daemons of other tests
+    monkeypatch.setattr(node_reading, "read_node", lambda root: NODE)  # this machine's processes
+    monkeypatch.setattr(repair, "_reservations", lambda: frozenset({"maint"}))
     time.tzset()
     documents = at_now(json.loads((FILES / "status.json").read_text()), time.time())
     with ExitStack() as stack:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from healthd.common.model import RepairMode, RepairStep
@@ -115,9 +115,11 @@ def status_lines(document: Document) -> Iterator[str]:
     yield f"if that fails: {STEP_NAMES[RepairStep(document['next'])]}"
 
 
-def protection_rows(document: Document) -> list[tuple[str, str]]:
-    """Return (protection, state) for each protection, for `healthd repair --dry-run`. The state is "yes", "unknown", or
-    "no" with the reason."""
+def requirement_rows(document: Document, found: Iterable[Document]) -> list[tuple[str, str]]:
+    """Return (requirement, state) for `healthd repair --dry-run`: those that the daemon checks, and those in `found`.
+
+    The state is "yes", "unknown", or "no" with the reason.
+    """
     present = {obstacle["obstacle"]: obstacle["text"] for obstacle in document["obstacles"]}
     is_unread = not present.keys().isdisjoint((Obstacle.OBSERVE.value, Obstacle.SLURM_UNKNOWN.value))
 
@@ -126,4 +128,6 @@ def protection_rows(document: Document) -> list[tuple[str, str]]:
             return f"no: {present[obstacle.value]}"
         return "unknown" if is_unread and obstacle in _IN_SLURM else "yes"
 
-    return [(text, state(obstacle)) for obstacle, text in PROTECTIONS.items()]
+    rows = [(text, state(obstacle)) for obstacle, text in PROTECTIONS.items()]
+    states = {True: "yes", False: "no", None: "unknown"}
+    return rows + [(r["text"], f"{states[r['met']]}: {r['problem']}".removesuffix(": ")) for r in found]

@@ -180,12 +180,14 @@ class RepairConfig(Value, frozen=True):
     """Settings for the repair of a drained node.
 
     `order` lists the steps that this site allows. `first_step` replaces a code's first step; it never names a power
-    cycle, which follows only a failed reboot (agent/repair/ladder.py).
+    cycle, which follows only a failed reboot (agent/repair/ladder.py). `stop_services` are the services that may use
+    the GPUs on a node without jobs.
     """
 
     mode: RepairMode = RepairMode.OFF
     order: RepairOrder = (RepairStep.GPU_RESET, RepairStep.REBOOT)
     first_step: RepairFirstSteps = field(default_factory=dict)
+    stop_services: tuple[str, ...] = ("nvidia-persistenced", "nvidia-dcgm", "dcgm-exporter", "nvsm")
 
 
 class MetricsConfig(Value, frozen=True):

@@ -94,6 +94,12 @@ def all_partitions() -> Argv:
     return ("scontrol", "-a", "-o", "show", "partition")
 
 
+def reservations() -> Argv:
+    """Return the query for all reservations. For a single one, the exit status is 1 both if it is absent and if
+    slurmctld does not answer."""
+    return ("scontrol", "-o", "show", "reservation")
+
+
 def config() -> Argv:
     """Return the query for slurmctld's settings, which include its start time."""
     return ("scontrol", "show", "config")

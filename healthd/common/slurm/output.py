@@ -306,6 +306,18 @@ def parse_controller(text: str) -> str:
     return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
 
 
+def parse_reservation_names(text: str) -> frozenset[str]:
+    """Return the names in `scontrol -o show reservation`, which prints one line for each. Raises SlurmError."""
+    lines = [line for line in text.split("\n") if line.strip()]
+    if lines == ["No reservations in the system"]:
+        return frozenset()
+    names = [regex(r"ReservationName=(\S+) ").match(line) for line in lines]
+    found = frozenset(name[1] for name in names if name)
+    if len(lines) != len([name for name in names if name]) or not lines:
+        raise SlurmError(f"scontrol show reservation printed an unknown line: {text.strip()[:100]!r}")
+    return found
+
+
 def _time(text: str) -> float:
     """Return epoch seconds, from a number or from the local time that Slurm prints by default, or 0 for other text."""
     if is_decimal(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,7 @@ from healthd.common.slurm.output import (
     parse_listpids,
     parse_node,
     parse_processes,
+    parse_reservation_names,
     parse_slurmctld_start,
     parse_whole_reason,
     readable_records,
@@ -477,3 +479,27 @@ def test_parse_cluster_size_is_not_reduced_by_user_text(name: str, typed: str) -
         f"PartitionName={name} AllowGroups={typed} Nodes=n[1-9] TotalCPUs=72 TotalNodes=9 SelectTypeParameters=NONE\n"
     )
     assert parse_cluster_size(CommandResult(0, line.encode("utf-8", "surrogateescape")).text) >= 9
+
+
+# --- reservations
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("No reservations in the system\n", frozenset()),
+        (
+            "ReservationName=healthd-no-repair StartTime=1796000000 EndTime=1796000060 Nodes=n1 State=INACTIVE\n"
+            "ReservationName=maint StartTime=1796000000 EndTime=1796000060 Nodes=n2 State=ACTIVE\n",
+            frozenset({"healthd-no-repair", "maint"}),
+        ),
+    ],
+)
+def test_parse_reservation_names_reads_each_line(text: str, names: frozenset[str]) -> None:
+    assert parse_reservation_names(text) == names
+
+
+@given(st.text())
+def test_parse_reservation_names_of_any_text_raises_only_slurm_error(text: str) -> None:
+    with suppress(SlurmError):
+        assert parse_reservation_names(text)

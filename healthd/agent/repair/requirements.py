@@ -1,0 +1,232 @@
+"""Requirements on this node right before a repair step, from a reading of its processes and locks. Pure.
+
+A reset or a reboot ends every process that uses a GPU, a package manager or a firmware update in the middle of its
+work, and a crash dump that is being written. docs/adr/0043-steps-of-a-repair.md has the sources of the names and files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from healthd.common.text import is_decimal, regex
+from healthd.common.values import Value
+
+# Names as the kernel keeps them: the first 15 bytes.
+PACKAGE_MANAGERS = frozenset(
+    (
+        *("apt", "apt-get", "aptitude", "dpkg", "unattended-upgr", "rpm", "yum", "dnf", "dnf5", "microdnf", "zypper"),
+        *("transactional-u", "rpm-ostree", "dkms", "depmod", "dracut", "update-initramf", "mkinitramfs"),
+        "grub-install",
+    )
+)
+FIRMWARE_UPDATES = frozenset(
+    (
+        *("flint", "mstflint", "mlxfwmanager", "mstfwmanager", "mlxup", "mlxburn", "mstfwreset", "mlxfwreset"),
+        *("nvfwupd", "nvflash", "fwupdmgr", "fwupdtool", "sum", "saa", "racadm", "dsu", "ilorest", "onecli"),
+        "storcli64",
+    )
+)
+# Programs that are a firmware update only with these words.
+_FIRMWARE_COMMANDS = (("ipmitool", (" hpm ", " fru write ")), ("nvme", (" fw-",)), ("python", ("nvfwupd",)))
+CRASH_DUMPS = frozenset({"makedumpfile", "vmcore-dmesg"})
+# States of systemd in which the machine is not in normal operation (systemctl(1)).
+UNSETTLED_STATES = frozenset({"initializing", "starting", "maintenance", "stopping"})
+MAX_NAMED = 3
+STOP_RESERVATION = "healthd-no-repair"  # while Slurm has this reservation, no node takes a repair step
+
+
+class Process(Value, frozen=True):
+    """A process. `command` has its arguments, separated by blanks. `gpu_files` are its open files in /dev that belong
+    to NVIDIA's driver. `unit` is its systemd service, or ""."""
+
+    pid: int
+    parent: int
+    name: str
+    command: str = ""
+    unit: str = ""
+    gpu_files: tuple[str, ...] = ()
+
+
+class Inhibitor(Value, frozen=True):
+    """A lock of systemd-logind that inhibits a shutdown (`busctl ... ListInhibitors`)."""
+
+    what: str
+    who: str
+    why: str
+    mode: str
+
+
+class NodeReading(Value, frozen=True):
+    """A reading of this node.
+
+    processes       None if not all processes could be read, because healthd does not run as root
+    package_locks   lock files of package managers that a process has locked
+    inhibitors      None if systemd-logind could not be queried
+    system_state    `systemctl is-system-running`, or "" without systemd
+    """
+
+    processes: tuple[Process, ...] | None = None
+    package_locks: tuple[str, ...] = ()
+    inhibitors: tuple[Inhibitor, ...] | None = ()
+    system_state: str = ""
+    shutdown_scheduled: bool = False
+    is_capture_kernel: bool = False
+
+
+class Requirement(Value, frozen=True):
+    """A requirement. `met` is None if it is unknown. `problem` is the reason why it is not met, or ""."""
+
+    name: str
+    text: str
+    met: bool | None
+    problem: str = ""
+
+
+def requirements(reading: NodeReading, stop_services: Collection[str], own_pids: Collection[int]) -> list[Requirement]:
+    """Return all requirements on this node.
+
+    Args:
+        stop_services: services that may use the GPUs, because they are stopped for a reset.
+        own_pids: processes of healthd.
+    """
+    return [
+        _by_processes("jobs", "no process of a job, a prolog or an epilog runs", reading, slurm_programs),
+        _by_processes(
+            "gpu_users",
+            "only stop_services use the GPUs",
+            reading,
+            lambda processes: gpu_users(processes, stop_services, own_pids),
+        ),
+        _package_managers(reading),
+        _by_processes("firmware", "no firmware update runs", reading, firmware_updates),
+        _crash_dump(reading),
+        _inhibitors(reading),
+        _settled(reading),
+    ]
+
+
+def stop_requirement(names: Collection[str] | None) -> Requirement:
+    """Return the requirement that the whole cluster is not stopped. `names` are Slurm's reservations, or None."""
+    text = f"Slurm has no reservation {STOP_RESERVATION}"
+    if names is None:
+        return Requirement("stop", text, None)
+    return Requirement("stop", text, STOP_RESERVATION not in names, "it exists" if STOP_RESERVATION in names else "")
+
+
+def _by_processes(
+    name: str, text: str, reading: NodeReading, find: Callable[[Iterable[Process]], Iterable[Process]]
+) -> Requirement:
+    if reading.processes is None:
+        return Requirement(name, text, None)
+    return _requirement(name, text, [f"{p.name} (pid {p.pid})" for p in find(reading.processes)])
+
+
+def _requirement(name: str, text: str, found: Sequence[str]) -> Requirement:
+    more = f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+    return Requirement(name, text, not found, ", ".join(found[:MAX_NAMED]) + more)
+
+
+def slurm_programs(processes: Iterable[Process]) -> Iterator[Process]:
+    """Yield slurmstepd processes and children of slurmd, which are prologs, epilogs and health checks.
+
+    `slurmstepd infinity` keeps Slurm's cgroup open on a node without jobs (cgroup_v2.c).
+    """
+    found = tuple(processes)
+    daemons = {p.pid for p in found if p.name == "slurmd"}
+    for p in found:
+        is_step = p.name == "slurmstepd" and p.command.split()[1:2] != ["infinity"]
+        if is_step or (p.parent in daemons and p.name not in ("slurmd", "slurmstepd")):
+            yield p
+
+
+def gpu_users(
+    processes: Iterable[Process], stop_services: Collection[str], own_pids: Collection[int]
+) -> Iterator[Process]:
+    """Yield processes that have a GPU open and belong neither to `stop_services` nor to healthd."""
+    stopped = {name if "." in name else f"{name}.service" for name in stop_services}
+    for p in processes:
+        if p.gpu_files and p.unit not in stopped and p.pid not in own_pids:
+            yield p
+
+
+def firmware_updates(processes: Iterable[Process]) -> Iterator[Process]:
+    for p in processes:
+        is_command = any(
+            p.name.startswith(name) and any(word in f"{p.command} " for word in words)
+            for name, words in _FIRMWARE_COMMANDS
+        )
+        if p.name in FIRMWARE_UPDATES or is_command:
+            yield p
+
+
+def _package_managers(reading: NodeReading) -> Requirement:
+    name, text = "packages", "no package manager runs"
+    running = [p for p in reading.processes or () if p.name in PACKAGE_MANAGERS]
+    found = [*(f"{p.name} (pid {p.pid})" for p in running), *(f"{path} is locked" for path in reading.package_locks)]
+    if not found and reading.processes is None:
+        return Requirement(name, text, None)
+    return _requirement(name, text, found)
+
+
+def _crash_dump(reading: NodeReading) -> Requirement:
+    found = ["this is the capture kernel"] if reading.is_capture_kernel else []
+    found += [f"{p.name} (pid {p.pid})" for p in reading.processes or () if p.name in CRASH_DUMPS]
+    return _requirement("crash_dump", "no crash dump is being written", found)
+
+
+def _inhibitors(reading: NodeReading) -> Requirement:
+    name, text = "inhibitors", "no service inhibits a shutdown"
+    if reading.inhibitors is None:
+        return Requirement(name, text, None)
+    return _requirement(name, text, [f"{i.who}: {i.why}" for i in reading.inhibitors if blocks_shutdown(i)])
+
+
+def blocks_shutdown(inhibitor: Inhibitor) -> bool:
+    """Return True if the lock blocks a shutdown. A lock of mode "delay" only delays it by seconds."""
+    return inhibitor.mode.startswith("block") and "shutdown" in inhibitor.what.split(":")
+
+
+def _settled(reading: NodeReading) -> Requirement:
+    found = [f"systemd is {reading.system_state}"] if reading.system_state in UNSETTLED_STATES else []
+    found += ["a shutdown is scheduled"] if reading.shutdown_scheduled else []
+    return _requirement("settled", "the machine is not starting or shutting down", found)
+
+
+# --- parsers
+
+
+def parse_inhibitors(text: str) -> tuple[Inhibitor, ...]:
+    """Parse `busctl --json=short call ... ListInhibitors`. Raises ValueError."""
+    try:
+        rows = json.loads(text)["data"][0]
+        return tuple(Inhibitor(*(_text(word) for word in row[:4])) for row in rows)
+    except (KeyError, IndexError, TypeError, RecursionError) as error:
+        raise ValueError(f"not a list of inhibitors: {type(error).__name__}") from None
+
+
+def _text(word: object) -> str:
+    if not isinstance(word, str):
+        raise TypeError("not text")
+    return word
+
+
+def parse_locks(text: str) -> frozenset[tuple[int, int, int]]:
+    """Return (major, minor, inode) of each file that a process has locked, from /proc/locks. Other lines are skipped.
+
+    "1: POSIX  ADVISORY  WRITE 17079 fe:00:402117 0 EOF"; device numbers are hexadecimal (proc_locks(5)).
+    """
+    found = regex(r"(?m)^\d+: (?:POSIX|FLOCK|OFDLCK)\s.*?\s([0-9a-f]{1,8}):([0-9a-f]{1,8}):(\d{1,20}) ").findall(text)
+    return frozenset((int(major, 16), int(minor, 16), int(inode)) for major, minor, inode in found)
+
+
+def parse_unit(cgroup: str) -> str:
+    """Return the systemd service in the text of /proc/PID/cgroup, or "". A user's own services are left out."""
+    match = regex(r"(?m)^(?:0:|\d+:name=systemd):(?:/[^/\n]*\.slice)*/([^/\n]+\.service)(?:/[^\n]*)?$").search(cgroup)
+    return match[1] if match and not match[1].startswith("user@") else ""
+
+
+def parse_parent(stat: str) -> int:
+    """Return the parent's pid from /proc/PID/stat, or 0. The name may contain any characters, also parentheses."""
+    words = stat.rpartition(")")[2].split()
+    return int(words[1]) if len(words) > 1 and is_decimal(words[1]) else 0

@@ -1,0 +1,229 @@
+"""Requirements before a repair step: everything on the node that a reset or a reboot would end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from healthd.agent.repair.node_reading import read_node
+from healthd.agent.repair.requirements import (
+    Inhibitor,
+    NodeReading,
+    Process,
+    parse_inhibitors,
+    parse_locks,
+    parse_parent,
+    parse_unit,
+    requirements,
+    stop_requirement,
+)
+
+INIT = Process(1, 0, "systemd")
+SLURMD = Process(50, 1, "slurmd", "/usr/sbin/slurmd -D", "slurmd.service")
+SERVICES = ("nvidia-dcgm", "dcgm-exporter.service")
+
+
+def unmet(*processes: Process, **reading: Any) -> dict[str, str]:
+    """Return the requirements that are not met, with the reason."""
+    found = requirements(NodeReading(processes=(INIT, SLURMD, *processes), **reading), SERVICES, (99,))
+    assert all(r.met is not None for r in found)
+    return {r.name: r.problem for r in found if not r.met}
+
+
+def test_idle_node_meets_all_requirements() -> None:
+    assert unmet() == {}
+
+
+@pytest.mark.parametrize(
+    ("process", "name"),
+    [
+        (Process(60, 1, "slurmstepd", "slurmstepd: [123.batch]"), "jobs"),
+        (Process(60, 50, "epilog.sh", "/bin/sh /etc/slurm/epilog.sh"), "jobs"),
+        (Process(60, 1, "python3", "python3 x.py", "", ("/dev/nvidia0",)), "gpu_users"),
+        (Process(60, 1, "nvidia-smi", "", "user.service", ("/dev/nvidiactl",)), "gpu_users"),
+        (Process(60, 1, "apt-get"), "packages"),
+        (Process(60, 1, "unattended-upgr"), "packages"),
+        (Process(60, 1, "mlxfwmanager"), "firmware"),
+        (Process(60, 1, "ipmitool", "ipmitool hpm upgrade x"), "firmware"),
+        (Process(60, 1, "python3.11", "python3 /usr/bin/nvfwupd update"), "firmware"),
+        (Process(60, 1, "nvme", "nvme fw-commit /dev/nvme0"), "firmware"),
+        (Process(60, 1, "makedumpfile"), "crash_dump"),
+    ],
+)
+def test_process_that_a_step_would_end_is_named(process: Process, name: str) -> None:
+    assert unmet(process) == {name: f"{process.name} (pid 60)"}
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        Process(60, 50, "slurmstepd", "/usr/sbin/slurmstepd infinity"),
+        Process(60, 50, "slurmd"),
+        Process(60, 1, "nv-hostengine", "", "nvidia-dcgm.service", ("/dev/nvidia0",)),
+        Process(60, 1, "dcgm-exporter", "", "dcgm-exporter.service", ("/dev/nvidia0",)),
+        Process(99, 1, "python3", "python3 -m healthd.agent.worker", "", ("/dev/nvidia0",)),
+        Process(60, 1, "ipmitool", "ipmitool sel list"),
+        Process(60, 1, "nvme", "nvme list"),
+        Process(60, 1, "python3", "python3 -m healthd run"),
+        Process(60, 1, "packagekitd"),
+    ],
+)
+def test_process_that_may_run_is_no_problem(process: Process) -> None:
+    assert unmet(process) == {}
+
+
+@pytest.mark.parametrize(
+    ("reading", "name"),
+    [
+        ({"package_locks": ("/var/lib/dpkg/lock",)}, "packages"),
+        ({"inhibitors": (Inhibitor("shutdown:sleep", "backup", "a backup runs", "block"),)}, "inhibitors"),
+        ({"inhibitors": (Inhibitor("shutdown", "backup", "a backup runs", "block-weak"),)}, "inhibitors"),
+        ({"system_state": "stopping"}, "settled"),
+        ({"shutdown_scheduled": True}, "settled"),
+        ({"is_capture_kernel": True}, "crash_dump"),
+    ],
+)
+def test_state_of_machine_is_named(reading: dict[str, Any], name: str) -> None:
+    assert set(unmet(**reading)) == {name}
+
+
+@pytest.mark.parametrize("mode", ["delay", "block"])
+def test_inhibitor_of_delay_or_sleep_blocks_nothing(mode: str) -> None:
+    what = "shutdown" if mode == "delay" else "sleep:idle"
+    assert unmet(inhibitors=(Inhibitor(what, "NetworkManager", "w", mode),)) == {}
+    assert unmet(system_state="degraded") == {}
+
+
+def test_unreadable_processes_and_inhibitors_are_unknown() -> None:
+    found = {r.name: r.met for r in requirements(NodeReading(None, inhibitors=None), SERVICES, ())}
+    assert {name for name, met in found.items() if met is None} == {
+        *("jobs", "gpu_users", "packages", "firmware", "inhibitors")
+    }
+
+
+def test_many_processes_are_counted() -> None:
+    many = [Process(100 + number, 1, "flint") for number in range(9)]
+    assert unmet(*many)["firmware"].endswith("and 6 more")
+
+
+@pytest.mark.parametrize(
+    ("names", "met"), [({"healthd-no-repair", "x"}, False), ({"x"}, True), (set(), True), (None, None)]
+)
+def test_stop_reservation_stops_the_cluster(names: set[str] | None, met: bool | None) -> None:
+    assert stop_requirement(names).met is met
+
+
+# --- parsers
+
+
+def test_parse_inhibitors_reads_answer_of_busctl() -> None:
+    row = ["shutdown:sleep", "apt", "dpkg runs", "block", 0, 812]
+    assert parse_inhibitors(json.dumps({"type": "a(ssssuu)", "data": [[row]]})) == (
+        Inhibitor("shutdown:sleep", "apt", "dpkg runs", "block"),
+    )
+    assert parse_inhibitors('{"type":"a(ssssuu)","data":[[]]}') == ()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["data", "type"]), inner),
+    max_leaves=12,
+)
+
+
+@given(st.text() | JSON.map(json.dumps))
+def test_parse_inhibitors_of_any_text_gives_rows_or_value_error(text: str) -> None:
+    try:
+        found = parse_inhibitors(text)
+    except ValueError:
+        return
+    assert all(isinstance(word, str) for row in found for word in (row.what, row.who, row.why, row.mode))
+
+
+def test_parse_locks_reads_hexadecimal_devices() -> None:
+    text = (
+        "1: POSIX  ADVISORY  WRITE 17079 fe:00:402117 0 EOF\n"
+        "1: -> POSIX  ADVISORY  READ  17080 fe:00:402117 0 EOF\n"
+        "2: FLOCK  ADVISORY  WRITE 700 00:1a:55 0 EOF\n"
+    )
+    assert parse_locks(text) == {(0xFE, 0, 402117), (0, 0x1A, 55)}
+
+
+@given(st.text())
+def test_parsers_of_any_text_raise_nothing(text: str) -> None:
+    parse_locks(text)
+    parse_unit(text)
+    assert parse_parent(text) >= 0
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("0::/system.slice/nvidia-dcgm.service\n", "nvidia-dcgm.service"),
+        ("0::/system.slice/system-x.slice/x@1.service/sub\n", "x@1.service"),
+        ("12:cpu:/other\n1:name=systemd:/system.slice/sshd.service\n", "sshd.service"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/nvidia-dcgm.service\n", ""),
+        ("0::/system.slice/slurmstepd.scope/job_1\n", ""),
+        ("0::/\n", ""),
+    ],
+)
+def test_parse_unit_reads_system_services_only(cgroup: str, unit: str) -> None:
+    assert parse_unit(cgroup) == unit
+
+
+def test_parse_parent_ignores_parentheses_in_name() -> None:
+    assert parse_parent("12 (a) S 7 (b)) S 34 1 1 0") == 34
+
+
+# --- the real machine
+
+
+def test_reading_of_this_machine_has_this_process() -> None:
+    reading = read_node()
+    if reading.processes is None:
+        pytest.skip("needs root")
+    own = next(p for p in reading.processes if p.pid == os.getpid())
+    assert own.parent == os.getppid()
+    assert "pytest" in own.command or "python" in own.command
+
+
+def test_lock_of_package_manager_is_found(tmp_path: Path) -> None:
+    lock = tmp_path / "var/lib/dpkg/lock"
+    lock.parent.mkdir(parents=True)
+    (tmp_path / "proc").symlink_to("/proc")
+    with open(lock, "w") as file:
+        assert read_node(str(tmp_path)).package_locks == ()
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert read_node(str(tmp_path)).package_locks == (str(lock),)
+
+
+def test_regular_file_named_like_gpu_is_no_gpu(tmp_path: Path) -> None:
+    script = "import sys; file = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
+    path = tmp_path / "nvidia0"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        reading = read_node()
+        if reading.processes is not None:
+            assert next(p for p in reading.processes if p.pid == child.pid).gpu_files == ()
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_unreadable_process_makes_all_unknown() -> None:
+    reading = replace(NodeReading(), processes=None)
+    assert requirements(reading, (), ())[0].met is None

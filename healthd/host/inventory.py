@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from healthd.common import mountinfo
 from healthd.common.errors import HealthdError
 from healthd.common.model import Disk, Gpu, Inventory, LocalMount, PciDevice
@@ -52,7 +54,9 @@ def collect(host: Host, gpus: bool) -> Inventory:
 
 def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
-        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
+        gpus = tuple(
+            Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu), _serial(gpu)) for gpu in host.gpus()
+        )
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
     except HealthdError:  # an NvmlError, whose import would load nvml, with ctypes, whenever a profile is chosen
         return (), ""  # gpu_access reports the error
@@ -72,12 +76,29 @@ def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
         return ()  # a job's MIG devices are then unknown, because their numbers differ from Slurm's
 
 
+def _serial(gpu: NvmlGpu) -> str:
+    try:
+        return gpu.serial() or ""
+    except HealthdError:
+        return ""  # complete_gpus keeps the number that was read earlier
+
+
 def complete_gpus(previous: tuple[Gpu, ...], current: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return the complete node's GPUs: `previous` while some of these GPUs are missing from `current`, otherwise
     `current`.
+
+    If a serial number could not be read, the previous number of the same GPU is kept.
     """
-    previous_pcis, current_pcis = {gpu.pci for gpu in previous}, {gpu.pci for gpu in current}
-    return previous if current_pcis < previous_pcis else current
+    by_pci = {gpu.pci: gpu for gpu in previous}
+    if {gpu.pci for gpu in current} < by_pci.keys():
+        return previous
+    return tuple(_with_known_serial(gpu, by_pci.get(gpu.pci)) for gpu in current)
+
+
+def _with_known_serial(gpu: Gpu, previous: Gpu | None) -> Gpu:
+    if gpu.serial or previous is None or not gpu.uuid or gpu.uuid != previous.uuid:
+        return gpu
+    return replace(gpu, serial=previous.serial)
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:

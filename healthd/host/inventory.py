@@ -87,18 +87,20 @@ def complete_gpus(previous: tuple[Gpu, ...], current: tuple[Gpu, ...]) -> tuple[
     """Return the complete node's GPUs: `previous` while some of these GPUs are missing from `current`, otherwise
     `current`.
 
-    If a serial number could not be read, the previous number of the same GPU is kept.
+    Another GPU in one of the slots is included even while a third GPU is missing, with the slot's numbers, which shift
+    if a GPU is missing. If a serial number could not be read, the previous number of the same GPU is kept.
     """
-    by_pci = {gpu.pci: gpu for gpu in previous}
-    if {gpu.pci for gpu in current} < by_pci.keys():
-        return previous
-    return tuple(_with_known_serial(gpu, by_pci.get(gpu.pci)) for gpu in current)
+    old, new = ({gpu.pci: gpu for gpu in gpus} for gpus in (previous, current))
+    if new.keys() < old.keys():
+        return tuple(_with_identity(gpu, new.get(gpu.pci, gpu)) for gpu in previous)
+    return tuple(replace(gpu, serial=_with_identity(old.get(gpu.pci, gpu), gpu).serial) for gpu in current)
 
 
-def _with_known_serial(gpu: Gpu, previous: Gpu | None) -> Gpu:
-    if gpu.serial or previous is None or not gpu.uuid or gpu.uuid != previous.uuid:
-        return gpu
-    return replace(gpu, serial=previous.serial)
+def _with_identity(slot: Gpu, gpu: Gpu) -> Gpu:
+    """Return `slot` with this GPU in it."""
+    if gpu.uuid == slot.uuid:
+        return replace(slot, serial=gpu.serial or (slot.serial if gpu.uuid else ""))
+    return replace(slot, uuid=gpu.uuid, name=gpu.name, mig=gpu.mig, serial=gpu.serial)
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:

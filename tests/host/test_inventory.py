@@ -104,6 +104,14 @@ def test_complete_gpus_keeps_a_serial_number_only_for_the_same_gpu() -> None:
     assert complete_gpus(known, (Gpu("0000:1b:00.0", 0, "GPU-b", serial="3"), known[1]))[0].serial == "3"
 
 
+def test_complete_gpus_includes_a_swap_while_another_gpu_is_missing() -> None:
+    previous = tuple(Gpu(f"0000:{n}1:00.0", n, f"GPU-{n}", "H100", n, serial=str(n)) for n in range(3))
+    swapped = Gpu("0000:21:00.0", 1, "GPU-9", "H200", 1, serial="9")
+    found = complete_gpus(previous, (previous[0], swapped))
+    assert found[:2] == previous[:2]
+    assert found[2] == Gpu("0000:21:00.0", 2, "GPU-9", "H200", 2, serial="9")
+
+
 def test_collect_without_nvml_returns_the_other_devices(dgx: str, tmp_path: Path) -> None:
     host = scenarios(tmp_path)('library = "driver_not_loaded"', root=dgx)
     inventory = collect(host, gpus=True)

@@ -29,6 +29,9 @@ def field_schema(name: str) -> dict[str, Any]:
         nested = {field: field_schema(field) for field in event.ALIVE_CONDITION_FIELDS}
         items = {"type": "object", "properties": nested, "required": list(event.ALIVE_CONDITION_FIELDS)}
         return {"type": "array", "maxItems": event.MAX_ENTRIES, "items": items}
+    if kind == event.GPUS:
+        items = {"type": "object", "properties": dict.fromkeys(event.GPU_FIELDS, TEXT), "required": ["subject"]}
+        return {"type": "array", "maxItems": event.MAX_ENTRIES, "items": items}
     return {
         event.TEXT: TEXT,
         event.TIME: {"type": "string", "pattern": TIME},

@@ -19,6 +19,7 @@ from history.causes import (
 from history.clock import Clock
 from history.cluster import Cluster
 from history.draw import Choice, between, stream
+from history.hardware import SLOTS, Hardware
 from history.outages import Outages
 from history.scheduler import Scheduler
 from history.size import DAY, GPUS_PER_NODE, NODES_PER_POD, Size, node_name
@@ -55,10 +56,11 @@ class Faults:
         outages: Outages,
         books: Books,
         truth: Truth,
+        hardware: Hardware,
     ) -> None:
         self._size, self._clock, self._workload, self._cluster = size, clock, workload, cluster
         self._scheduler, self._streams, self._outages = scheduler, streams, outages
-        self._books, self._truth = books, truth
+        self._books, self._truth, self._hardware = books, truth, hardware
         self._when, self._how = stream(size.seed, "faults"), stream(size.seed, "what faults do")
         self._repair, self._program = stream(size.seed, "repairs"), stream(size.seed, "programs")
         self._exclude, self._loop = stream(size.seed, "exclusions"), stream(size.seed, "crash loops")
@@ -202,6 +204,7 @@ class Faults:
         back = now + (between(self._repair, 4 * HOUR, 4 * DAY) if long else between(self._repair, 600, 2400))
         if long:
             self._outages.ticket(node, now + HOUR, back, self._size.end)
+            self._clock.at(now + HOUR, self._hardware.repair, (node, keys))
         self._clock.at(back, self._boots, (node, keys, died, False))
 
     def _boots(self, now: int, about: tuple[int, list[Key], int, bool]) -> None:
@@ -264,6 +267,7 @@ class Faults:
         else:
             down, back = now + between(self._repair, 600, HOUR), between(self._repair, 4 * HOUR, 4 * DAY)
             self._outages.ticket(node, now, down + back, self._size.end)
+            self._clock.at(down + HOUR, self._hardware.repair, (node, keys))
         self._clock.at(down, self._shut_down, (node, keys, down + back))
 
     def _shut_down(self, now: int, about: tuple[int, list[Key], int]) -> None:
@@ -333,7 +337,7 @@ def subject(sign: Sign, share: float) -> str:
     """Return the part that a sign names. If there are several, `share` selects one."""
     number = int(share * 8)
     return {
-        "gpu": f"0000:{(0x07, 0x0F, 0x47, 0x4E, 0x87, 0x90, 0xB7, 0xBD)[number]:02x}:00.0",
+        "gpu": SLOTS[number],
         "port": f"mlx5_{number}/1",
         "mount": ("/checkpoints", "/home", "/datasets", "/scratch")[number // 2],
         "disk": f"nvme{number}",

@@ -12,6 +12,7 @@ from history.clock import Clock
 from history.cluster import Cluster
 from history.draw import stream
 from history.faults import Faults
+from history.hardware import Hardware
 from history.outages import Outages
 from history.scheduler import Scheduler
 from history.size import DAY, GPUS_PER_NODE, Size
@@ -61,9 +62,10 @@ def _make(size: Size, folder: Path) -> dict[str, Any]:
     cluster = Cluster(size.nodes, stream(size.seed, "places"))
     listener = _SchedulerListener(size, books, truth)
     scheduler = Scheduler(size, clock, workload, cluster, listener)
-    streams = Streams(size, clock, folder / "events", truth)
+    hardware = Hardware(size, truth)
+    streams = Streams(size, clock, folder / "events", truth, hardware)
     outages = Outages(clock, cluster, scheduler, books, truth, stream(size.seed, "tickets"), folder)
-    faults = Faults(size, clock, workload, cluster, scheduler, streams, outages, books, truth)
+    faults = Faults(size, clock, workload, cluster, scheduler, streams, outages, books, truth, hardware)
     upkeep = Upkeep(size, clock, cluster, scheduler, streams, outages, faults, books, truth)
 
     scheduler.begin(size.start - WARM_UP)
@@ -77,6 +79,7 @@ def _make(size: Size, folder: Path) -> dict[str, Any]:
     books.count_remaining(scheduler.waiting, scheduler.running)
     outages.close()
     streams.end()
+    hardware.end()
     books.close()
     slurm.topology(size, folder)
     truth.close()
@@ -97,6 +100,7 @@ def _make(size: Size, folder: Path) -> dict[str, Any]:
         "reservations": upkeep.reserved,
         "tickets": outages.tickets,
         "events": dict(sorted(streams.event_counts.items())),
+        "replaced_gpus": hardware.replacements,
         "repeated_lines": streams.repeats,
         "torn_lines": streams.torn,
         "lost_lines": streams.missing["lost"],

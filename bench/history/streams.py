@@ -14,6 +14,7 @@ from healthd.events.schema import Event, Source, render
 from history.causes import CHECKS, ROLL_OUTS, Sign
 from history.clock import Clock
 from history.draw import between, stream
+from history.hardware import Hardware
 from history.size import DAY, Size, node_name
 from history.truth import Truth
 
@@ -33,12 +34,12 @@ class OpenCondition:
 
     __slots__ = (
         *("sign", "subject", "onset", "because", "jobs", "severity", "state", "id"),
-        *("first", "last", "count", "opened", "written"),
+        *("first", "last", "count", "opened", "written", "serial"),
     )
 
     def __init__(self, sign: Sign, subject: str, onset: int, because: str, jobs: tuple[int, ...]) -> None:
         self.sign, self.subject, self.onset, self.because, self.jobs = sign, subject, onset, because, jobs
-        self.severity, self.state, self.id = sign.severity, "open", ""
+        self.severity, self.state, self.id, self.serial = sign.severity, "open", "", ""
         self.first = self.last = self.count = self.opened = self.written = 0
 
     def update_count(self, now: int) -> None:
@@ -56,7 +57,7 @@ class Daemon:
 
     __slots__ = (
         *("name", "phase", "on", "run", "lost", "seq", "booted", "stopped", "source"),
-        *("lines", "bytes", "checks", "rolled", "standing"),
+        *("lines", "bytes", "checks", "rolled", "standing", "gpus"),
     )
 
     def __init__(self, name: str, phase: int) -> None:
@@ -67,6 +68,7 @@ class Daemon:
         self.lines: list[str] = []
         self.checks, self.rolled = set(CHECKS), set[int]()
         self.standing: dict[tuple[str, str], OpenCondition] = {}
+        self.gpus: tuple[dict[str, str], ...] = ()  # as listed last
 
     def round_from(self, now: int) -> int:
         """Return the time of the daemon's next round."""
@@ -76,8 +78,9 @@ class Daemon:
 class Streams:
     """Writes the streams. `event_counts`: number of lines that a reader finds, by event, without repeated lines."""
 
-    def __init__(self, size: Size, clock: Clock, folder: Path, truth: Truth) -> None:
+    def __init__(self, size: Size, clock: Clock, folder: Path, truth: Truth, hardware: Hardware) -> None:
         self._size, self._clock, self._folder, self._truth = size, clock, folder, truth
+        self._hardware = hardware
         self._draw, self._luck = stream(size.seed, "streams"), stream(size.seed, "repeats")
         self.event_counts = Counter[str]()
         self.repeats = self.torn = 0
@@ -108,6 +111,7 @@ class Streams:
         for key, condition in list(d.standing.items()):
             if not condition.opened:
                 self._open(now, d, key, condition)
+        self._clock.at(now + 20, self._list_gpus, (d, d.run, node))
         self._clock.at(now + 30, self._alive, (d, d.run))
 
     def stop(self, now: int, node: int, clean: bool) -> None:
@@ -131,6 +135,14 @@ class Streams:
         settings = f"{crc32((check + version).encode()):08x}"
         self._emit(now, d, event, check=check, instance="", version=version, settings=settings, since=now)
         self._truth.row("checks", d.name, check, event, now)
+
+    def _list_gpus(self, now: int, about: tuple[Daemon, int, int]) -> None:
+        """List the GPUs after a start, if they changed."""
+        d, run, node = about
+        listed = self._hardware.listed(node)
+        if d.on and d.run == run and listed != d.gpus:
+            d.gpus = listed
+            self._emit(now, d, "gpus", gpus=listed)
 
     def _alive(self, now: int, about: tuple[Daemon, int]) -> None:
         """Write `alive` at each start, and daily until the daemon ends."""
@@ -171,6 +183,7 @@ class Streams:
                     self._condition(now, d, "seen_again", condition)
             return
         condition = OpenCondition(sign, subject, now, because, jobs)
+        condition.serial = self._hardware.serial(node, subject)
         sees = sign.check in d.checks and d.on
         if sign.kind == "level":
             d.standing[key] = condition
@@ -275,6 +288,7 @@ class Streams:
             count=s.count,
             jobs=[str(job) for job in s.jobs],
             message=s.sign.message,
+            **({"serial": s.serial} if s.serial else {}),
             **more,
         )
 

@@ -18,6 +18,8 @@ COLUMNS = {
     # Each condition: its fault, "user", "harmless" or "false_alarm". onset: true start. opened: when reported ("" =
     # never).
     "conditions": "condition,node,code,subject,kind,severity,onset,opened,cleared,because",
+    # The GPU in each node and slot ("" = until the end).
+    "gpus": "node,subject,serial,from_time,until_time",
     # why: daemon_off, node_down, lost (the lines are missing), dropped (a line reports how many did not fit)
     "not_observed": "node,from_time,until_time,why",
     "checks": "node,check,event,time",

@@ -558,7 +558,7 @@ class Gpu(Value, frozen=True):
     """A GPU with NVML's number, which is only displayed. Faults are keyed by the PCI address.
 
     Its device node is /dev/nvidiaMINOR (`minor` is None if it is unknown). `mig` contains its MIG devices' UUIDs, in
-    NVML's order.
+    NVML's order. `serial` is the number of its board, which both GPUs of a dual-GPU board share, or "" if unknown.
     """
 
     pci: str
@@ -567,6 +567,7 @@ class Gpu(Value, frozen=True):
     name: str = ""
     minor: Whole | None = None
     mig: tuple[str, ...] = ()
+    serial: str = ""
 
 
 class PciDevice(Value, frozen=True):

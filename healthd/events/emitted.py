@@ -17,6 +17,7 @@ class EmittedCondition(Value, frozen=True):
     acknowledged  True if the newest event about it was an acknowledgement
     count, last   number of occurrences and time of the last one, as in its newest line
     at            time when that line was created
+    serial        serial number of the GPU that it is about, or "". It stays the same after the GPU was replaced.
     """
 
     condition: str
@@ -25,6 +26,7 @@ class EmittedCondition(Value, frozen=True):
     count: Whole
     last: Moment
     at: Moment
+    serial: str = ""
 
 
 class EmittedCheck(Value, frozen=True):
@@ -46,6 +48,8 @@ class Emitted(Value, frozen=True):
 
     conditions  open conditions, by key as text
     checks      configured runs
+    gpus        checksum of the GPUs in the newest `gpus`, or ""
+    gpus_boot_id  boot in which the inventory was last read; after a boot, a slot may have another GPU until then
     cluster     ClusterName from slurm.conf, or "" if unknown
     stopped     True if the newest event about the daemon was `stopped`
     alive_at    time of the last `alive`
@@ -55,6 +59,8 @@ class Emitted(Value, frozen=True):
 
     conditions: dict[str, EmittedCondition] = field(default_factory=dict)
     checks: tuple[EmittedCheck, ...] = ()
+    gpus: str = ""
+    gpus_boot_id: str = ""
     cluster: str = ""
     stopped: bool = False
     alive_at: Moment = 0.0

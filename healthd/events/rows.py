@@ -92,6 +92,9 @@ def event_text(event: StreamEvent) -> str:
         return f"{count:,} {noun}{names}; {plural(check_count, 'check')} ran"
     if kind in _CHECK_EVENTS:
         return f"{_run(f)} ({_since(f)})"
+    if kind == "gpus":
+        gpus = [_gpu(gpu) for gpu in _list(f, "gpus") if isinstance(gpu, dict)]
+        return f"{plural(len(gpus) + _number(f, 'gpus_more'), 'GPU')}: {', '.join(gpus)}{_more(f, 'gpus')}"
     if kind == "pause":
         return f"{_text(f, 'stage')}, {_text(f, 'who')}{_until(f)}{_colon(f, 'why')}"
     if kind == "repaired":
@@ -111,6 +114,11 @@ def event_text(event: StreamEvent) -> str:
 def _checks(group: tuple[StreamEvent, ...]) -> str:
     names = ", ".join(_run(event.fields) for event in group)
     return f"{len(group):,} checks ({_since(group[0].fields)}): {names}"
+
+
+def _gpu(f: Fields) -> str:
+    serial = f"serial {_text(f, 'serial')}" if f.get("serial") else _text(f, "uuid")
+    return f"{_text(f, 'subject')} {serial}".strip()
 
 
 def _run(f: Fields) -> str:
@@ -135,6 +143,7 @@ def _condition(f: Fields) -> str:
         *([f"ended by {_text(f, 'cleared_by')}"] if f.get("cleared_by") else []),
         *([f"{count:,} times since {_time(f, 'first')}"] if count > 1 else []),
         *([f"job {', '.join(jobs)}{_more(f, 'jobs')}"] if jobs else []),
+        *([f"serial {_text(f, 'serial')}"] if f.get("serial") and not is_over else []),
         *(["before healthd's first start"] if f.get("history") is True else []),
         *(["only observed"] if f.get("observed") is True else []),
     ]

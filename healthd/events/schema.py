@@ -40,7 +40,7 @@ class Source(Value, frozen=True):
 
 # Types of fields. A field has the same type and meaning in all events.
 TEXT, TIME, TIME_OR_NULL, WHOLE, NUMBER, FLAG = "text", "time", "time or null", "whole", "number", "flag"
-TEXTS, NAMES, CONDITIONS = "texts", "names", "conditions"
+TEXTS, NAMES, CONDITIONS, GPUS = "texts", "names", "conditions", "gpus"
 
 FIELDS = {
     "schema": WHOLE,
@@ -72,6 +72,7 @@ FIELDS = {
     "observed": FLAG,
     "slowdown": NUMBER,
     "onset": TIME,
+    "serial": TEXT,
     "decision": TEXT,
     "text": TEXT,
     "reason": TEXT,
@@ -94,6 +95,8 @@ FIELDS = {
     "conditions_more": WHOLE,
     "checks": NAMES,
     "checks_more": WHOLE,
+    "gpus": GPUS,
+    "gpus_more": WHOLE,
     "from_seq": WHOLE,
     "to_seq": WHOLE,
     "earlier": WHOLE,
@@ -129,7 +132,7 @@ _CONDITION = (
     *("condition", "check", "instance", "code", "subject", "severity", "kind"),
     *("first", "last", "count", "jobs", "message"),
 )
-_MARKS = ("jobs_more", "history", "observed", "slowdown", "onset")
+_MARKS = ("jobs_more", "history", "observed", "slowdown", "onset", "serial")
 _CHECK = EventFields(("check", "instance", "version", "settings", "since"))
 _IN_SLURM = ("sent", "confirmed", "refused")
 
@@ -137,6 +140,7 @@ EVENTS = {
     "started": EventFields(("version", "mode", "last_alive", "clean")),
     "stopped": EventFields(("why",)),
     "alive": EventFields(("conditions", "checks"), ("conditions_more", "checks_more")),
+    "gpus": EventFields(("gpus",), ("gpus_more",)),
     "check_enabled": _CHECK,
     "check_changed": _CHECK,
     "check_disabled": _CHECK,
@@ -157,6 +161,8 @@ EVENTS = {
 CONDITION_EVENTS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")
 # Fields for each open condition in `alive`.
 ALIVE_CONDITION_FIELDS = ("condition", "check", "instance", "code", "subject", "severity", "state")
+# Fields for each GPU in `gpus`.
+GPU_FIELDS = ("subject", "serial", "uuid", "name")
 
 
 def render(source: Source, seq: int, time: float, mono: float, event: Event) -> str:
@@ -189,7 +195,7 @@ def _line(fields: Mapping[str, Any], texts: int, entries: int) -> str:
         if name not in fields:
             continue
         value = fields[name]
-        if kind in (TEXTS, NAMES, CONDITIONS):
+        if kind in (TEXTS, NAMES, CONDITIONS, GPUS):
             plain[name] = (
                 _fitting_names(value) if kind == NAMES else [_plain(kind, item, texts) for item in value[:entries]]
             )
@@ -213,7 +219,7 @@ def _fitting_names(names: Iterable[str]) -> list[str]:
 def _plain(kind: str, value: Any, texts: int) -> Any:
     if kind in (TEXT, TEXTS):
         return printable(value[:texts])
-    if kind == CONDITIONS:
+    if kind in (CONDITIONS, GPUS):
         return {name: printable(text[:texts]) for name, text in value.items()}
     if kind in (TIME, TIME_OR_NULL):
         return None if value is None else format_time(value)

@@ -140,9 +140,31 @@ EVENTS = Table(
         # onset: first slow iteration.
         "slowdown": DOUBLE,
         "onset_time": BIGINT,
+        # Serial number of the GPU `subject`; None for other conditions and for rows that were stored before this column
+        # existed.
+        "serial": TEXT,
     },
     ("cluster", "node", "stream_id", "seq"),
     "time",
+)
+
+# The GPUs of each node, from the events `gpus`: one row for each GPU in each event. These rows are never pruned,
+# because a node lists its GPUs only when they change.
+GPUS = Table(
+    "gpus",
+    {
+        "cluster": TEXT,
+        "node": TEXT,
+        "stream_id": TEXT,
+        "seq": BIGINT,
+        "time": BIGINT,
+        "subject": TEXT,  # PCI address
+        "serial": TEXT,  # of the board; None if unknown
+        "uuid": TEXT,  # None if unknown
+        "name": TEXT,
+    },
+    ("cluster", "node", "stream_id", "seq"),
+    row_key_columns=("subject",),
 )
 
 # Slurm's record of node states: sacctmgr show event.
@@ -288,7 +310,7 @@ INGESTS = Table(
 TABLES = {
     table.name: table
     for table in (
-        *(JOBS, JOB_NODES, EVENTS, NODE_STATES, RESERVATIONS, PREEMPTIONS, EXCLUSIONS, TICKETS, NODES, FAILURES),
+        *(JOBS, JOB_NODES, EVENTS, GPUS, NODE_STATES, RESERVATIONS, PREEMPTIONS, EXCLUSIONS, TICKETS, NODES, FAILURES),
         *(SCRAPED_CONDITIONS, INGESTS),
     )
 }

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from healthd.common import mountinfo
 from healthd.common.errors import HealthdError
 from healthd.common.model import Disk, Gpu, Inventory, LocalMount, PciDevice
@@ -52,7 +54,9 @@ def collect(host: Host, gpus: bool) -> Inventory:
 
 def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
     try:
-        gpus = tuple(Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu)) for gpu in host.gpus())
+        gpus = tuple(
+            Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu), _serial(gpu)) for gpu in host.gpus()
+        )
         return gpus, (host.nvml.driver_version() or "") if gpus else ""
     except HealthdError:  # an NvmlError, whose import would load nvml, with ctypes, whenever a profile is chosen
         return (), ""  # gpu_access reports the error
@@ -72,12 +76,31 @@ def _mig(gpu: NvmlGpu) -> tuple[str, ...]:
         return ()  # a job's MIG devices are then unknown, because their numbers differ from Slurm's
 
 
+def _serial(gpu: NvmlGpu) -> str:
+    try:
+        return gpu.serial() or ""
+    except HealthdError:
+        return ""  # complete_gpus keeps the number that was read earlier
+
+
 def complete_gpus(previous: tuple[Gpu, ...], current: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     """Return the complete node's GPUs: `previous` while some of these GPUs are missing from `current`, otherwise
     `current`.
+
+    Another GPU in one of the slots is included even while a third GPU is missing, with the slot's numbers, which shift
+    if a GPU is missing. If a serial number could not be read, the previous number of the same GPU is kept.
     """
-    previous_pcis, current_pcis = {gpu.pci for gpu in previous}, {gpu.pci for gpu in current}
-    return previous if current_pcis < previous_pcis else current
+    old, new = ({gpu.pci: gpu for gpu in gpus} for gpus in (previous, current))
+    if new.keys() < old.keys():
+        return tuple(_with_identity(gpu, new.get(gpu.pci, gpu)) for gpu in previous)
+    return tuple(replace(gpu, serial=_with_identity(old.get(gpu.pci, gpu), gpu).serial) for gpu in current)
+
+
+def _with_identity(slot: Gpu, gpu: Gpu) -> Gpu:
+    """Return `slot` with this GPU in it."""
+    if gpu.uuid == slot.uuid:
+        return replace(slot, serial=gpu.serial or (slot.serial if gpu.uuid else ""))
+    return replace(slot, uuid=gpu.uuid, name=gpu.name, mig=gpu.mig, serial=gpu.serial)
 
 
 def _devices(host: Host) -> Iterator[PciDevice]:

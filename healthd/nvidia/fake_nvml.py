@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -190,10 +191,17 @@ class FakeLibrary:
         return self._gpu_for_call("nvmlDeviceGetName", handle).name
 
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
-        self._gpu_for_call("nvmlDeviceGetUUID", handle)
+        gpu = self._gpu_for_call("nvmlDeviceGetUUID", handle)
         domain, bus, device = _address(self._pci[handle.index])
         kind, part = ("GPU", 0) if handle.mig is None else ("MIG", handle.mig)
-        return f"{kind}-{handle.index:08x}-{part:04x}-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
+        first = zlib.crc32(gpu.serial.encode()) if gpu.serial else handle.index
+        return f"{kind}-{first:08x}-{part:04x}-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
+
+    def nvmlDeviceGetSerial(self, handle: Handle) -> str:
+        """Return 13 digits, as on current boards, which differ for each GPU of the machine."""
+        gpu = self._gpu_for_call("nvmlDeviceGetSerial", handle)
+        domain, bus, device = _address(self._pci[handle.index])
+        return gpu.serial or f"16{domain % 10000:04d}{bus:03d}{device:02d}{handle.index % 100:02d}"
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
         """Return the GPU's index, because the driver numbers GPUs in the order of their PCI addresses."""

@@ -59,6 +59,7 @@ CALLS = frozenset(  # the functions of FakeLibrary
         *("nvmlDeviceGetNvLinkState", "nvmlDeviceGetPciInfo", "nvmlDeviceGetPcieReplayCounter"),
         *("nvmlDeviceGetPersistenceMode", "nvmlDeviceGetPowerManagementDefaultLimit", "nvmlDeviceGetRemappedRows"),
         *("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRowRemapperHistogram"),
+        "nvmlDeviceGetSerial",
         *("nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureThreshold"),
         *("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUUID", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
         *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetVirtualizationMode"),
@@ -118,6 +119,7 @@ class Gpu(Value, frozen=True):
     unreachable   the GPU's handle gives "Unknown Error"
     lost, requires_reset   NVML lists the GPU, but every query to it fails with GpuIsLost or ResetRequired
     lost_after  each time NVML is opened, the GPU answers this many queries and is then lost
+    serial      the board's serial number, and so another GPU: its UUID differs too (not set: a number for the slot)
     compute_capability   [9, 0] is GH100
     virtualization   1 in a virtual machine, 3 on a vGPU host
     ecc_default   whether the factory default of ECC is on (false: RTX A6000, RTX 4090)
@@ -145,6 +147,7 @@ class Gpu(Value, frozen=True):
     """
 
     name: str = ""
+    serial: str = ""
     vbios: str = ""
     compute_capability: tuple[int, int] | None = None
     virtualization: int = 0

@@ -325,6 +325,11 @@ class NvmlGpu:
         """Return the N in the GPU's device file /dev/nvidiaN, which is not always its index."""
         return cast("int | None", self._call("nvmlDeviceGetMinorNumber"))
 
+    def serial(self) -> str | None:
+        """Return the serial number of the GPU's board, as printed on its label. Both GPUs of a dual-GPU board have the
+        same number (nvml.h, nvmlDeviceGetHandleBySerial). None for products without an InfoROM."""
+        return cast("str | None", self._call("nvmlDeviceGetSerial"))
+
     def vbios(self) -> str | None:
         return cast("str | None", self._call("nvmlDeviceGetVbiosVersion"))
 

@@ -26,7 +26,7 @@ from history.size import DAY, Size, nodes_for, refusal  # noqa: E402
 from healthd.events.schema import EVENTS, HEAD  # noqa: E402
 
 TINY = Size(jobs=1000, nodes=8, months=1, seed=1)
-TINY_DIGESTS = ["0c8916a217e03203", "5c3f2a910180c62f", "ca8abc53a9bef2d0"]
+TINY_DIGESTS = ["0c8916a217e03203", "cd045ef7845f4370", "ca8abc53a9bef2d0"]
 MEDIUM = Size(jobs=40_000, nodes=nodes_for(40_000, 2), months=2, seed=1)
 MAX_JOB_SECONDS = 7 * DAY
 
@@ -363,6 +363,33 @@ def test_streams_and_truth_have_same_conditions(made):
     assert any(not row["opened"] for row in truth)
     mounts = [int(row["opened"]) for row in truth if row["opened"] and row["code"].startswith("mount/")]
     assert min(mounts) >= made.size.at(0.2), "the mount check was enabled later"
+
+
+@pytest.mark.one_python
+def test_streams_list_gpus_and_serial_numbers_of_truth(made):
+    periods: dict[tuple[str, str], list[tuple[int, float, str]]] = defaultdict(list)
+    for row in made.truth("gpus"):
+        until = int(row["until_time"]) if row["until_time"] else float("inf")
+        periods[row["node"], row["subject"]].append((int(row["from_time"]), until, row["serial"]))
+    assert sum(len(slot) - 1 for slot in periods.values()) == made.summary["replaced_gpus"] > 3
+    serials = [serial for slot in periods.values() for *_, serial in slot]
+    assert len(serials) > len(set(serials)), "a GPU was reused in another node"
+
+    def serial_at(node: str, subject: str, time: float) -> str:
+        return next(serial for begin, until, serial in periods[node, subject] if begin <= time < until)
+
+    listed = 0
+    for node, line in lines_of(made):
+        time = datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp()
+        if line["event"] == "gpus":
+            listed += 1
+            assert [gpu["serial"] for gpu in line["gpus"]] == [
+                serial_at(node, gpu["subject"], time) for gpu in line["gpus"]
+            ]
+        elif line["event"] == "opened":
+            is_gpu = (node, line["subject"]) in periods
+            assert ("serial" in line) == is_gpu
+    assert listed >= made.size.nodes
 
 
 @pytest.mark.one_python

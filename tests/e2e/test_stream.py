@@ -30,8 +30,8 @@ def read_events(state: Path) -> list[dict[str, Any]]:
 
 
 def event_names(events: list[dict[str, Any]]) -> list[str]:
-    """Leave out the events of each start about checks and decisions."""
-    excluded = ("check_enabled", "decision", "alive")
+    """Leave out the events of each start about checks, GPUs and decisions."""
+    excluded = ("check_enabled", "decision", "alive", "gpus")
     return [f"{event['event']} {event.get('stage', '')}".strip() for event in events if event["event"] not in excluded]
 
 
@@ -102,6 +102,9 @@ def test_fault_is_reported_once_from_line_to_resume_despite_kills(
     assert [entry["clean"] for entry in events if entry["event"] == "started"] == [False] * 4
     assert events[-1]["event"] == "stopped"
     assert events[-1]["cluster"] != "", "slurm.conf has been read by then"
+    (gpus,) = (entry["gpus"] for entry in events if entry["event"] == "gpus")
+    (serial,) = (gpu["serial"] for gpu in gpus if gpu["subject"] == event_by_name["opened"]["subject"])
+    assert event_by_name["cleared"]["serial"] == serial
     assert {name for entry in events if entry["event"] == "alive" for name in entry["checks"]} >= {"gpu_xid", "gpu_ecc"}
     validator = Draft202012Validator(schema_script().schema())
     for event in events:

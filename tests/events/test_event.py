@@ -28,6 +28,7 @@ SAMPLES = {
     event.FLAG: True,
     event.TEXTS: ("4711", "4712"),
     event.NAMES: ("gpu_xid", "mount"),
+    event.GPUS: ({"subject": "0000:1b:00.0", "serial": "1650522003820", "uuid": "GPU-8a47", "name": "NVIDIA H100"},),
     event.CONDITIONS: (
         {
             "condition": "9d1c2f0a-1795003880",

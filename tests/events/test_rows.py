@@ -47,6 +47,15 @@ def started_event(at: float) -> StreamEvent:
     return read(render(SOURCE, 1, at, 1.0, Event("started", {**STARTED, "last_alive": at})))
 
 
+def test_rows_name_each_gpu_by_its_serial_number_or_uuid():
+    gpus = [
+        {"subject": "0000:1b:00.0", "serial": "1650522003820", "uuid": "GPU-a", "name": "H100"},
+        {"subject": "0000:61:00.0", "serial": "", "uuid": "GPU-b", "name": "H100"},
+    ]
+    row = row_lines(read(render(SOURCE, 1, 1.0, 1.0, Event("gpus", {"gpus": gpus}))))[-1]
+    assert row.endswith("2 GPUs: 0000:1b:00.0 serial 1650522003820, 0000:61:00.0 GPU-b")
+
+
 def test_rows_show_latest_time_in_utc_if_local_year_overflows():
     with zone("Asia/Tokyo"):
         day, row = row_lines(started_event(LATEST))

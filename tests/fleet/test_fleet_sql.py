@@ -101,6 +101,7 @@ def test_histories_give_rows_for_every_query():
     methods = {dict(entry)["how"] for entry in found["preempted"]}
     assert methods == {"logged", "inferred", "unknown"}
     assert {dict(entry)["what"] for entry in found["sightings"]} == {"onset", "growth", "seen"}
+    assert {dict(entry)["ended"] for entry in found["gpu_periods"]} == {"moved", "replaced", "removed", None}
     assert {dict(entry)["reported"] for entry in found["stream_gaps"]} == {True, False}
     assert any(0 < dict(entry)["observed_seconds"] < dict(entry)["seconds"] for entry in found["observed"])
     assert any(dict(entry)["overlapping"] for entry in found["runs"])
@@ -116,12 +117,14 @@ def test_queries_ignore_row_order_and_file_layout(random):
 def rows_of_cluster(made: History, cluster: str) -> History:
     """Return the rows of one cluster, with whole event streams that name it in any line."""
     streams = {e["stream_id"] for e in made["events"] if e["cluster"] == cluster}
-    selected = {
-        table: [entry for entry in rows if entry["cluster"] == cluster]
+    return {
+        table: [
+            entry
+            for entry in rows
+            if (entry["stream_id"] in streams if table in ("events", "gpus") else entry["cluster"] == cluster)
+        ]
         for table, rows in made.items()
-        if table != "events"
     }
-    return {**selected, "events": [e for e in made["events"] if e["stream_id"] in streams]}
 
 
 @settings(EXAMPLES, max_examples=4)
@@ -129,7 +132,8 @@ def rows_of_cluster(made: History, cluster: str) -> History:
 def test_queries_ignore_other_clusters(random):
     made = history(random, 12)
     named = {e["stream_id"] for e in made["events"] if e["cluster"]}
-    made["events"] = [e for e in made["events"] if e["stream_id"] in named]
+    for table in ("events", "gpus"):
+        made[table] = [e for e in made[table] if e["stream_id"] in named]
     together, apart = run_queries(made), [run_queries(rows_of_cluster(made, cluster)) for cluster in CLUSTERS]
     for name, rows in together.items():
         assert rows == sorted([*apart[0][name], *apart[1][name]], key=repr), name

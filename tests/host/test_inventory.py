@@ -13,7 +13,7 @@ from trees import add_pci_device, write
 from healthd.common.model import Disk, Gpu, LocalMount, PciDevice
 from healthd.host.disks import nvme_controller, whole_disk
 from healthd.host.host import PCI_ADDRESS, Host, upstream_port
-from healthd.host.inventory import collect, device_kind, pci_address
+from healthd.host.inventory import collect, complete_gpus, device_kind, pci_address
 
 
 @pytest.fixture
@@ -71,6 +71,45 @@ def test_collect_skips_unreadable_minor_number_of_one_gpu(dgx: str, tmp_path: Pa
     broken = '[gpu.3.errors]\nnvmlDeviceGetMinorNumber = "Unknown"\n'
     found = collect(scenarios(tmp_path)(broken, root=dgx), gpus=True).gpus
     assert [gpu.minor for gpu in found] == [0, 1, 2, None, 4, 5, 6, 7]
+
+
+def test_collect_returns_a_distinct_serial_number_for_each_gpu(dgx: str, tmp_path: Path) -> None:
+    found = [gpu.serial for gpu in collect(scenarios(tmp_path)(root=dgx), gpus=True).gpus]
+    assert len(set(found)) == 8
+    assert all(len(serial) == 13 and serial.isdecimal() for serial in found)
+
+
+@pytest.mark.parametrize(
+    "setting", ['unsupported = ["nvmlDeviceGetSerial"]', 'errors = {nvmlDeviceGetSerial = "Unknown"}']
+)
+def test_collect_leaves_out_a_serial_number_that_cannot_be_read(dgx: str, tmp_path: Path, setting: str) -> None:
+    found = collect(scenarios(tmp_path)(f"[gpu.3]\n{setting}\n", root=dgx), gpus=True).gpus
+    assert [gpu.index for gpu in found if not gpu.serial] == [3]
+    assert all(gpu.uuid for gpu in found)
+
+
+def test_collect_with_mig_returns_the_serial_number_of_the_whole_gpu(dgx: str, tmp_path: Path) -> None:
+    before = collect(scenarios(tmp_path)(root=dgx), gpus=True).gpus
+    found = collect(scenarios(tmp_path)("[gpu.3]\nmig = true\nmig_devices = 2\n", root=dgx), gpus=True).gpus
+    assert [gpu.serial for gpu in found] == [gpu.serial for gpu in before]
+    assert len(found[3].mig) == 2
+
+
+def test_complete_gpus_keeps_a_serial_number_only_for_the_same_gpu() -> None:
+    known = (Gpu("0000:1b:00.0", 0, "GPU-a", serial="1"), Gpu("0000:43:00.0", 1, serial="2"))
+    unread = (Gpu("0000:1b:00.0", 0, "GPU-a", name="H100"), Gpu("0000:43:00.0", 1))
+    assert [gpu.serial for gpu in complete_gpus(known, unread)] == ["1", ""]
+    assert complete_gpus(known, unread)[0].name == "H100"
+    assert complete_gpus(known, (Gpu("0000:1b:00.0", 0, "GPU-b"), known[1]))[0].serial == ""
+    assert complete_gpus(known, (Gpu("0000:1b:00.0", 0, "GPU-b", serial="3"), known[1]))[0].serial == "3"
+
+
+def test_complete_gpus_includes_a_swap_while_another_gpu_is_missing() -> None:
+    previous = tuple(Gpu(f"0000:{n}1:00.0", n, f"GPU-{n}", "H100", n, serial=str(n)) for n in range(3))
+    swapped = Gpu("0000:21:00.0", 1, "GPU-9", "H200", 1, serial="9")
+    found = complete_gpus(previous, (previous[0], swapped))
+    assert found[:2] == previous[:2]
+    assert found[2] == Gpu("0000:21:00.0", 2, "GPU-9", "H200", 2, serial="9")
 
 
 def test_collect_without_nvml_returns_the_other_devices(dgx: str, tmp_path: Path) -> None:

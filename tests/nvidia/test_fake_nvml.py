@@ -561,6 +561,16 @@ def test_fake_raises_errors_of_pynvml(scenario):
         library.nvmlDeviceGetMemoryErrorCounter(handle, 1, 0, 3)
 
 
+def test_scenario_serial_is_another_gpu_in_the_slot(scenario):
+    first, swapped = (
+        open_fake(scenario(f'profile = "dgx-h100"\n{text}')).gpus() for text in ("", 'gpu.3.serial = "7"')
+    )
+    assert swapped[3].serial() == "7"
+    assert [gpu.index for gpu, other in zip(first, swapped, strict=True) if gpu.uuid != other.uuid] == [3]
+    assert [gpu.index for gpu, other in zip(first, swapped, strict=True) if gpu.serial() != other.serial()] == [3]
+    assert gpu(scenario('profile = "dgx-h100"\ngpu.3.unsupported = ["nvmlDeviceGetSerial"]'), 3).serial() is None
+
+
 def test_scenario_calls_are_all_calls_of_the_fake():
     assert {name for name in vars(FakeLibrary) if name.startswith("nvml")} == fake_scenario.CALLS
 

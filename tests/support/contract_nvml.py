@@ -36,6 +36,7 @@ def assert_gpu(gpu: NvmlGpu) -> None:
     assert gpu.index >= 0
     assert isinstance(gpu.uuid, str)
     assert isinstance(gpu.name, str)
+    assert re.fullmatch(r"[0-9A-Za-z]{1,29}", gpu.serial() or "0")
     _assert_count(gpu.minor())
     assert type(gpu.ecc_mode()) in (bool, type(None))
     assert type(gpu.mig_enabled()) in (bool, type(None))

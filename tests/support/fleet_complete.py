@@ -26,7 +26,8 @@ def complete(random: Random, size: int = 60) -> History:
         _add_long_run(tables, cluster)
         for node in NODES:
             _add_records(tables, cluster, node)
-            tables["events"] += _stream_rows(cluster, node)
+            tables["events"] += (stream := _stream_rows(cluster, node))
+            tables["gpus"] += [gpu for line in stream if line["event"] == "gpus" for gpu in _gpu_rows(line)]
         for source in ("sacct", "events", "node_states"):
             tables["ingests"].append(
                 row(
@@ -108,10 +109,21 @@ def _add_records(tables: History, cluster: str, node: str) -> None:
     )
 
 
+def _gpu_rows(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the GPUs that a line lists: one stays, and one fails and is replaced."""
+    event = {name: line[name] for name in ("cluster", "node", "stream_id", "seq", "time")}
+    serials = {"p0": f"{line['cluster']}-{line['node']}-0", "p1": f"{line['cluster']}-{line['node']}-{line['seq']}"}
+    return [
+        row("gpus", **event, subject=slot, serial=serial, uuid=f"GPU-{serial}", name="H100")
+        for slot, serial in serials.items()
+    ]
+
+
 def _stream_rows(cluster: str, node: str) -> list[dict[str, Any]]:
     """Return a stream without gaps: checks that are enabled and changed, alive lines of three days, and conditions."""
     checks = {"rest": json.dumps({"checks": ["gpu_ecc", "ib_link", "validation"]})}
     times: list[tuple[int, dict[str, Any]]] = [(BEGIN, {"event": "started"})]
+    times += [(BEGIN + 60, {"event": "gpus"}), (BEGIN + 30 * HOUR, {"event": "gpus"})]
     times += [(BEGIN + day * DAY + HOUR, {"event": "alive", **checks}) for day in range(3)]
     times += [(BEGIN + HOUR // 2, {"event": "check_enabled", "check_name": name}) for name in ("gpu_ecc", "ib_link")]
     times += [(BEGIN + 2 * DAY, {"event": "check_changed", "check_name": "gpu_ecc", "version": "2"})]

@@ -106,6 +106,7 @@ def history(random: Random, size: int = 6) -> History:
             )
         )
     _add_other_tables(random, tables, size)
+    _add_gpus(random, tables)
     return {table: _unique_rows(table, rows) for table, rows in tables.items()}
 
 
@@ -117,7 +118,7 @@ def row(table: str, **values: Any) -> Row:
 def _unique_rows(table: str, rows: list[Row]) -> list[Row]:
     """Return one row for each key, the latest, as the store has it."""
     key_columns = TABLES[table].key_columns
-    if table in ("job_nodes", "exclusions", "reservations"):  # several rows have the same key
+    if table in ("job_nodes", "exclusions", "reservations", "gpus"):  # several rows have the same key
         return list({tuple(each.values()): each for each in rows}.values())
     return list({tuple(each[column] for column in key_columns): each for each in rows}.values())
 
@@ -301,6 +302,18 @@ def _add_other_tables(random: Random, tables: History, size: int) -> None:
         )
     for node in random.sample(NODES, random.randint(0, 2)):
         tables["nodes"].append(row("nodes", cluster="c1", node=node, gpus=8))
+
+
+def _add_gpus(random: Random, tables: History) -> None:
+    """List the GPUs of some lines' nodes. GPUs move between slots and nodes; some numbers are unknown or shared."""
+    for line in tables["events"]:
+        if line["seq"] is None or random.random() < 0.7:
+            continue
+        event = {name: line[name] for name in ("cluster", "node", "stream_id", "seq", "time")}
+        for slot in random.sample(("s1", "s2", "s3"), random.randint(2, 3)):
+            number = random.randint(1, 9)
+            names = {"serial": value_or_none(random, f"{number // 2}"), "uuid": value_or_none(random, f"GPU-{number}")}
+            tables["gpus"].append(row("gpus", **event, subject=slot, **names, name=random.choice(("A", "B"))))
 
 
 def write_parquet(tables: History, folder: Path, parts: int = 1, random: Random | None = None) -> dict[str, list[str]]:

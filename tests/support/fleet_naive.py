@@ -647,10 +647,60 @@ def sources_coverage(tables: History, begin: int, end: int) -> Rows:
     return result
 
 
+# --- GPUs
+
+
+def gpu_periods(tables: History, begin: int, end: int) -> Rows:
+    names: dict[tuple[str, str], str] = {}
+    for line in [*tables["gpus"], *lines(tables)]:
+        stream = line["node"], line["stream_id"]
+        names[stream] = max(names.get(stream, ""), line["cluster"])
+    listed = [{**gpu, "cluster": names[gpu["node"], gpu["stream_id"]]} for gpu in tables["gpus"]]
+    result: Rows = []
+    for node_rows in groups(listed, "cluster", "node").values():
+        by_event = groups(node_rows, "time", "stream_id", "seq")
+        open_periods: dict[str, Row] = {}
+        for event in sorted(by_event):
+            slots = _identified_gpus(by_event[event])
+            for slot, period in list(open_periods.items()):
+                following = slots.get(slot)
+                if following is None or following["gpu"] != period["gpu"]:
+                    period["until_time"], period["following"] = event[0], following or {}
+                    del open_periods[slot]
+            for slot, gpu in slots.items():
+                if slot not in open_periods:
+                    open_periods[slot] = {**gpu, "from_time": event[0], "until_time": None, "following": None}
+                    result.append(open_periods[slot])
+                period = open_periods[slot]
+                for name in ("serial", "uuid", "name"):
+                    period[name] = max(filter(None, (period[name], gpu[name])), default=None)
+    for periods in groups(result, "cluster", "gpu").values():
+        periods.sort(key=lambda period: (period["from_time"], period["node"], period["subject"]))
+        for period, later in zip_longest(periods, periods[1:]):
+            following = period.pop("following")
+            times = [time for time in (period["until_time"], later and later["from_time"]) if time is not None]
+            ended = None if following is None else "replaced" if following else "removed"
+            period |= {
+                "until_time": min(times, default=None),
+                "ended": "moved" if later else ended,
+                "next_gpu": None if later else (following or {}).get("gpu"),
+                "next_serial": None if later else (following or {}).get("serial"),
+            }
+    return result
+
+
+def _identified_gpus(rows: Rows) -> dict[str, Row]:
+    """Return the GPU in each slot. A number that two slots share identifies none."""
+    gpus = [{**row, "gpu": row["uuid"] or row["serial"]} for row in rows]
+    numbers = [gpu["gpu"] for gpu in gpus]
+    return {gpu["subject"]: gpu for gpu in gpus if gpu["gpu"] is not None and numbers.count(gpu["gpu"]) == 1}
+
+
 # Each function gets the history and the requested interval, and returns the rows in any order.
 ANSWERS: dict[str, Callable[[History, int, int], Rows]] = {
     "conditions": conditions,
     "exclusions_coverage": exclusions_coverage,
+    "gpu_periods": gpu_periods,
     "stream_gaps": stream_gaps,
     "jobs_known": lambda made, begin, end: [{"cluster": c, "known_until": t} for c, t in jobs_known(made).items()],
     "lines": lambda made, begin, end: lines(made),

@@ -11,7 +11,7 @@ from healthd.agent.conditions import events
 from healthd.agent.conditions.ledger import Ledger
 from healthd.common import guard
 from healthd.common.guard import STREAM
-from healthd.common.model import RunName
+from healthd.common.model import Gpu, RunName
 from healthd.events import outbox
 from healthd.events.emitted import Emitted
 from healthd.events.outbox import Outbox
@@ -83,6 +83,11 @@ class EventStream:
         """Emit "alive" once a day, or immediately with `force`. `checks` lists the checks whose runs completed."""
         if force or events.is_alive_due(self._store.ledger.emitted, self._now()):
             self.emit(*events.alive(self._store.ledger, checks, self._now()))
+
+    def emit_gpus(self, present: Iterable[Gpu]) -> None:
+        """Emit the node's GPUs if they changed. `present` contains the GPUs of the newest inventory."""
+        with guard.dropping_errors(STREAM):
+            self.emit(*events.gpus(self._store.ledger, present))
 
     def emit_stopped(self, why: str) -> None:
         self.emit(*events.stopped(self._store.ledger.emitted, why))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import ACTIVE_STATES
 from healthd.agent.conditions.ledger import Ledger, Pause
-from healthd.common.model import Condition, ConditionState, Decision, DrainRecord, RunName
+from healthd.common.model import Condition, ConditionState, Decision, DrainRecord, Gpu, RunName
 from healthd.common.repair_plan import Plan
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
@@ -82,7 +82,7 @@ def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedC
     cleared = [c for c in after.cleared if id(c) not in history]
     for c in cleared:
         if str(c.key) not in entries and c.opened_at:  # opened and cleared in one change
-            events += _active_events(None, replace(c, state=ConditionState.OPEN), entries, now)
+            events += _active_events(None, replace(c, state=ConditionState.OPEN), entries, after, now)
         events += _cleared_events(c, c.cleared_by, entries)
     cleared_keys = {c.key for c in cleared}
     for c in after.conditions:
@@ -90,7 +90,7 @@ def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedC
         if was is c and c.key not in cleared_keys:
             continue
         if c.state in ACTIVE_STATES:
-            events += _active_events(was, c, entries, now)
+            events += _active_events(was, c, entries, after, now)
         else:
             events += _cleared_events(c, UNCONFIRMED, entries)
     for c in previous.values():
@@ -100,13 +100,13 @@ def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedC
 
 def _cleared_events(c: Condition, by: str, entries: dict[str, EmittedCondition]) -> list[Event]:
     entry = entries.pop(str(c.key), None)
-    return [Event("cleared", {**_fields(c, entry.condition), "cleared_by": by})] if entry else []
+    return [Event("cleared", {**_fields(c, entry.condition, entry.serial), "cleared_by": by})] if entry else []
 
 
 def _active_events(
-    was: Condition | None, c: Condition, entries: dict[str, EmittedCondition], now: float
+    was: Condition | None, c: Condition, entries: dict[str, EmittedCondition], ledger: Ledger, now: float
 ) -> list[Event]:
-    """Return the events for an active condition that may have changed."""
+    """Return the events for an active condition that may have changed. `ledger` is the new ledger."""
     key, is_acknowledged = str(c.key), c.state is ConditionState.ACKNOWLEDGED
     entry = entries.get(key)
     new_events: list[tuple[str, dict[str, object]]] = []  # (name, fields in addition to the condition's own)
@@ -126,8 +126,9 @@ def _active_events(
         return []
     name = entry.condition if entry else _condition_name(c)
     worst = max(c.severity, entry.worst) if entry else c.severity
-    entries[key] = EmittedCondition(name, worst, is_acknowledged, c.count, c.last_seen, now)
-    fields = _fields(c, name)
+    serial = _serial(c, entry, ledger)
+    entries[key] = EmittedCondition(name, worst, is_acknowledged, c.count, c.last_seen, now, serial)
+    fields = _fields(c, name, serial)
     return [Event(event, {**fields, **extra_fields}) for event, extra_fields in new_events]
 
 
@@ -149,7 +150,20 @@ def _condition_name(c: Condition) -> str:
     return f"{zlib.crc32(str(c.key).encode('utf-8', 'replace')):08x}-{int(c.first_seen * 1000)}"
 
 
-def _fields(c: Condition, name: str) -> dict[str, object]:
+def _serial(c: Condition, entry: EmittedCondition | None, ledger: Ledger) -> str:
+    """Return the serial number of the condition's GPU, or "" if it is unknown or the condition is about another part.
+
+    It is unknown if the fault may be older than the GPU: it was only in log lines from before healthd's first start, or
+    no inventory or no fault was seen since the boot.
+    """
+    if entry is not None and entry.serial:
+        return entry.serial
+    if c.history or not c.boot_id == ledger.boot_id == ledger.emitted.gpus_boot_id:
+        return ""
+    return next((gpu.serial for gpu in ledger.whole_gpus if gpu.pci == c.subject), "")
+
+
+def _fields(c: Condition, name: str, serial: str) -> dict[str, object]:
     return {
         "condition": name,
         "check": c.check,
@@ -166,20 +180,46 @@ def _fields(c: Condition, name: str) -> dict[str, object]:
         **({"history": True} if c.history else {}),
         **({"observed": True} if c.observed else {}),
         **({"slowdown": round(c.slowness.slowdown, 3), "onset": c.slowness.onset} if c.slowness else {}),
+        **({"serial": serial} if serial else {}),
     }
 
 
 def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Emitted]:
-    """Return events for active conditions whose message changed when the first inventory arrived
-    (intake.take_inventory)."""
+    """Return events for active conditions whose message changed, or whose GPU's serial number became known, when the
+    first inventory arrived (intake.take_inventory)."""
     messages = {c.key: c.message for c in before.conditions}
     entries, events = dict(after.emitted.conditions), []
     for c in after.conditions:
         entry = entries.get(str(c.key))
-        if entry and messages.get(c.key, c.message) != c.message:
-            events.append(Event("seen_again", _fields(c, entry.condition)))
-            entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now)
+        if entry is None:
+            continue
+        serial = _serial(c, entry, after)
+        if messages.get(c.key, c.message) != c.message or serial != entry.serial:
+            events.append(Event("seen_again", _fields(c, entry.condition, serial)))
+            entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now, serial=serial)
     return events, replace(after.emitted, conditions=entries)
+
+
+# --- the node's GPUs
+
+
+def gpus(ledger: Ledger, present: Iterable[Gpu]) -> tuple[list[Event], Emitted]:
+    """Return the event for the node's GPUs if they changed. `present` contains the GPUs of the newest inventory.
+
+    There is no event while a GPU is missing, because only its replacement shows whether it was removed.
+    """
+    if not ledger.whole_gpus:
+        return [], ledger.emitted
+    emitted = replace(ledger.emitted, gpus_boot_id=ledger.boot_id)
+    listed = tuple(
+        {"subject": gpu.pci, "serial": gpu.serial, "uuid": gpu.uuid, "name": gpu.name}
+        for gpu in sorted(ledger.whole_gpus, key=lambda gpu: gpu.pci)
+    )
+    checksum = f"{zlib.crc32(repr(listed).encode('utf-8', 'replace')):08x}"
+    is_complete = {gpu.pci for gpu in present} == {gpu.pci for gpu in ledger.whole_gpus}
+    if not is_complete or checksum == emitted.gpus:
+        return [], emitted
+    return [Event("gpus", {"gpus": listed})], replace(emitted, gpus=checksum)
 
 
 # --- a job's end
@@ -212,8 +252,9 @@ def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
     for c in ledger.conditions:
         entry = entries.get(str(c.key))
         if entry and _is_unwritten(entry, c) and c.last_seen >= emitted.job_ended - BEFORE_JOB_END_SECONDS:
-            events.append(Event("seen_again", _fields(c, entry.condition)))
-            entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now)
+            serial = _serial(c, entry, ledger)
+            events.append(Event("seen_again", _fields(c, entry.condition, serial)))
+            entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now, serial=serial)
     return events, replace(emitted, conditions=entries, job_ended=emitted.ended_again, ended_again=0.0)
 
 

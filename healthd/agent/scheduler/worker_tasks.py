@@ -135,6 +135,7 @@ class InventoryTask:
         inventory = reply.answer
         assert isinstance(inventory, Inventory)
         self._store.change(whole_gpus=complete_gpus(self._store.ledger.whole_gpus, inventory.gpus))
+        self._store.stream.emit_gpus(inventory.gpus)
         self._read_at = self._monotonic()
         return inventory
 

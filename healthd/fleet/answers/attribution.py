@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby, islice
 from typing import NamedTuple
 
+from healthd.common.page import plural
 from healthd.common.text import regex
 from healthd.fleet.answers import document
 from healthd.fleet.answers.causes import (
@@ -129,6 +130,27 @@ class ClearedFlag(NamedTuple):
     time: int
 
 
+class ReplacedGpu(NamedTuple):
+    """A row returned by attribution_replaced_gpus.sql. `code` is the GPU's last fault."""
+
+    cluster: str
+    node: str
+    subject: str
+    time: int
+    serial: str | None
+    uuid: str | None
+    next_serial: str | None
+    code: str
+
+
+class ListedNode(NamedTuple):
+    """A row returned by attribution_listed_nodes.sql."""
+
+    cluster: str
+    node: str
+    first_time: int
+
+
 class Ticket(NamedTuple):
     """A row returned by attribution_tickets.sql."""
 
@@ -157,7 +179,15 @@ def attribution(study: Study) -> Document:
     attributed_keys = {(job.cluster, job.db_index) for job, _ in jobs}
     largest = _pages(study, "attribution_largest", FailedJob, FAILED_JOBS_PER_PAGE)
     unattributed_rows = (row for row in largest if (row.cluster, row.db_index) not in attributed_keys)
-    swaps = gpu_swaps(study.query("attribution_cleared_flags", ClearedFlag), study.query("attribution_tickets", Ticket))
+    listed_since = {
+        (row.cluster, row.node): row.first_time for row in study.query("attribution_listed_nodes", ListedNode)
+    }
+    swaps = gpu_swaps(
+        study.query("attribution_cleared_flags", ClearedFlag),
+        study.query("attribution_tickets", Ticket),
+        study.query("attribution_replaced_gpus", ReplacedGpu),
+        listed_since,
+    )
     gpus = sum(row.gpus for row in study.query("states_nodes", ClusterGpus))
     years = (study.to_time - study.from_time) / (365.25 * 86400)
     answer = {
@@ -171,13 +201,14 @@ def attribution(study: Study) -> Document:
             "attribution",
             *study.coverage_notes("jobs", "events"),
             *study.unchosen_node_notes(((job.cluster, result.sighting.node) for job, result in jobs), "causes"),
-            *_notes(answer, study.has_rows("tickets")),
+            *_notes(answer, study.has_rows("tickets"), len(listed_since)),
         ),
         **answer,
         "unattributed_jobs": [row._asdict() for row in islice(unattributed_rows, MAX_UNATTRIBUTED_JOBS)],
         "check_dates": [row._asdict() for row in study.query("attribution_check_dates", CheckDate)],
         "gpu_swaps": {
             "known": len(swaps),
+            "listed_nodes": len(listed_since),
             "per_1000_gpus_and_year": share(1000 * len(swaps), gpus * years),
             "swaps": swaps,
         },
@@ -468,16 +499,31 @@ def co_occurrence(jobs: Sequence[Attribution]) -> list[Row]:
     ]
 
 
-def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[Row]:
-    """Return the GPU replacements found in the store, as [{cluster, node, time, subject, why}], sorted by time.
+def gpu_swaps(
+    flags: Iterable[ClearedFlag],
+    tickets: Iterable[Ticket],
+    replaced: Iterable[ReplacedGpu] = (),
+    listed_since: Mapping[tuple[str, str], int] | None = None,
+) -> list[Row]:
+    """Return the GPU replacements found in the store, sorted by time, as
+    [{cluster, node, time, subject, why, serial, uuid, next_serial}].
 
-    A flag belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was
-    closed.
+    Replacements are inferred from flags and tickets only for times at which the node did not list its GPUs. A flag
+    belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was closed.
 
     Args:
         flags: flags that were cleared although a GPU keeps them for life.
         tickets: tickets; their text may mention a GPU and its replacement.
+        replaced: GPUs that were replaced after a fault, from the nodes' lists.
+        listed_since: time of the first list of each (cluster, node).
     """
+
+    def is_inferred(row: ClearedFlag | Ticket, time: int) -> bool:
+        first_time = (listed_since or {}).get((row.cluster, row.node))
+        return first_time is None or time < first_time
+
+    flags = [flag for flag in flags if is_inferred(flag, flag.time)]
+    tickets = [ticket for ticket in tickets if is_inferred(ticket, ticket.opened_time)]
     swap_tickets = [row for row in tickets if _NAMES_GPU.fullmatch(row.text) and _NAMES_SWAP.fullmatch(row.text)]
     found = [_swap(row.cluster, row.node, row.opened_time, "", "ticket") for row in swap_tickets]
     swap_keys = set()
@@ -492,6 +538,10 @@ def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[R
         if not has_ticket and swap_key not in swap_keys:
             swap_keys.add(swap_key)
             found.append(_swap(flag.cluster, flag.node, flag.time, flag.subject, flag.code))
+    found += [
+        _swap(row.cluster, row.node, row.time, row.subject, row.code, row.serial, row.uuid, row.next_serial)
+        for row in replaced
+    ]
     return sorted(
         found,
         key=lambda swap_row: (
@@ -504,11 +554,29 @@ def gpu_swaps(flags: Iterable[ClearedFlag], tickets: Iterable[Ticket]) -> list[R
     )
 
 
-def _swap(cluster: str, node: str, time: int, subject: str, why: str) -> Row:
-    return {"cluster": cluster, "node": node, "time": time, "subject": subject, "why": why}
+def _swap(
+    cluster: str,
+    node: str,
+    time: int,
+    subject: str,
+    why: str,
+    serial: str | None = None,
+    uuid: str | None = None,
+    next_serial: str | None = None,
+) -> Row:
+    return {
+        "cluster": cluster,
+        "node": node,
+        "time": time,
+        "subject": subject,
+        "why": why,
+        "serial": serial,
+        "uuid": uuid,
+        "next_serial": next_serial,
+    }
 
 
-def _notes(answer: Document, has_tickets: bool) -> Iterator[str]:
+def _notes(answer: Document, has_tickets: bool, listed_nodes: int) -> Iterator[str]:
     because = answer["unattributed_because"]
     if because["no_node_list"]:
         yield f"{because['no_node_list']:,} failed jobs have no node list, so no condition can be matched to them."
@@ -522,4 +590,11 @@ def _notes(answer: Document, has_tickets: bool) -> Iterator[str]:
         if has_tickets
         else ("flags that were cleared although a GPU keeps them for life (the store has no tickets)")
     )
-    yield f"The store has no GPU serial numbers. Replacements are inferred from {sources}; there may be more."
+    if listed_nodes:
+        yield (
+            f"{plural(listed_nodes, 'node')} {'lists its' if listed_nodes == 1 else 'list their'} GPUs. There, "
+            "replacements are GPUs that were exchanged within 30 days after a fault and not found in another slot "
+            f"later. Otherwise, replacements are inferred from {sources}."
+        )
+    else:
+        yield f"The store has no GPU serial numbers. Replacements are inferred from {sources}; there may be more."

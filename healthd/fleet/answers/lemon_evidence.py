@@ -160,12 +160,14 @@ class FleetEvidence:
     Attributes:
         first_seen: time at which each node first occurs in the store.
         begins: time at which each cluster first occurs, used for nodes that occur only in failures.
+        shares: for each code, the share of its sightings at which a job failed (`failure_shares`).
     """
 
     evidence: dict[Key, list[Evidence]]
     outages: dict[Key, list[Outage]]
     first_seen: dict[Key, int]
     begins: dict[str, int]
+    shares: dict[str, float]
 
 
 def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
@@ -193,6 +195,7 @@ def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
         outages,
         {(row.cluster, row.node): row.first_time for row in study.query("lemons_first_seen", FirstSeen)},
         {row.cluster: row.first_time for row in study.query("lemons_cluster_starts", ClusterStart)},
+        shares,
     )
 
 

@@ -33,6 +33,7 @@ from healthd.fleet.answers.lemon_evidence import (
     load_evidence,
     service_spells,
 )
+from healthd.fleet.answers.lemon_gpus import find_lemon_gpus
 from healthd.fleet.answers.study import Study
 from healthd.fleet.statistics.lemon_score import (
     DAY,
@@ -71,6 +72,7 @@ MIN_OBSERVED_SHARE = 0.5
 MIN_NAMED_SHARE, MIN_NAMED_GAIN = 2 / 3, 0.05
 MAX_LONGER_DAYS = 180
 
+NO_GPUS_NOTE = "GPUs that keep failing are not recorded: no event stream in the store lists the GPUs of its node."
 NOT_DRAINED_NOTE = "--apply drains it only with --probability, because its events are few or weak"
 
 
@@ -129,7 +131,7 @@ class Suspect:
 
 
 def has_findings(lemons: Document) -> bool:
-    return bool(lemons["nodes"])
+    return bool(lemons["nodes"] or lemons["gpus"]["lemons"])
 
 
 def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probability: float | None = None) -> Document:
@@ -163,9 +165,15 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
         }
         for cluster in judgements
     ]
+    probability_limit = DEFAULT_PROBABILITY if min_probability is None else min_probability
+    rule = (probability_limit, LEMON_RATE_FACTOR, MAX_LEMON_SHARE)
+    gpus = find_lemon_gpus(study, evidence, (begin, end), begin - HISTORY_SECONDS, rule)
     return {
         **study.head(
-            "lemons", *_notes(study, all_suspects, begin, end, window_days), *few_named_notes(fleets, begin, end)
+            "lemons",
+            *_notes(study, all_suspects, begin, end, window_days),
+            *([] if gpus["recorded"] else [NO_GPUS_NOTE]),
+            *few_named_notes(fleets, begin, end),
         ),
         "from_time": begin,
         "to_time": end,
@@ -176,12 +184,13 @@ def lemons(study: Study, *, window_days: float | None = WINDOW_DAYS, min_probabi
             "known_until": complete_until(newest),
         },
         "most_share": MAX_LEMON_SHARE,
-        "least_probability": DEFAULT_PROBABILITY if min_probability is None else min_probability,
+        "least_probability": probability_limit,
         "nodes": [
             _lemon_row(suspect, judgements[suspect.cluster], begin, end)
             for suspect in ranked
             if judgements[suspect.cluster].is_lemon(suspect)
         ],
+        "gpus": gpus,
         "fleets": fleets,
         "candidates": [
             {

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -94,6 +94,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Value]]] = {
     "history": ("history", _flag),
     "slowdown": ("slowdown", _number),
     "onset": ("onset_time", _time),
+    "serial": ("serial", _text),
 }
 _COLUMNS = {name: place for place, name in enumerate(EVENTS.columns)}
 _POSITIONS = {field: (_COLUMNS[column], make) for field, (column, make) in _FIELDS.items()}
@@ -101,6 +102,7 @@ _HEAD_FIELDS = ("schema", "cluster", "node", "stream_id", "seq", "time")
 _CLUSTER_COLUMN, _NODE_COLUMN, _STREAM_COLUMN, _SEQ_COLUMN = (
     _COLUMNS[name] for name in ("cluster", "node", "stream_id", "seq")
 )
+_GPU_HEAD_COLUMNS = tuple(_COLUMNS[name] for name in ("cluster", "node", "stream_id", "seq", "time"))
 _FLAG_COLUMNS = (_COLUMNS["observed"], _COLUMNS["history"])
 _WHO_COLUMN, _CLEARED_BY_COLUMN = _COLUMNS["who"], _COLUMNS["cleared_by"]
 _PERSON = regex(r"(?P<did>repaired by |)(?P<name>.+) \(uid [0-9]+\)")
@@ -157,6 +159,18 @@ def row(parsed: StreamEvent, cluster: str, user: UserFilter = lambda name: name)
     return tuple(values)
 
 
+def gpu_rows(event_row: Row, fields: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the rows for the table `gpus` from the fields of a line, whose row for the table `events` is given.
+
+    A line of another event and a GPU without an address have none.
+    """
+    listed = fields.get("gpus") if fields.get("event") == "gpus" else None
+    for gpu in listed if isinstance(listed, list) else ():
+        if isinstance(gpu, dict) and _text(gpu.get("subject")):
+            names = (_text(gpu.get(name)) or None for name in ("subject", "serial", "uuid", "name"))
+            yield (*(event_row[position] for position in _GPU_HEAD_COLUMNS), *names)
+
+
 def _filter_person(text: Value, user: UserFilter) -> Value:
     """Apply `user` to the name in text like "root (uid 0)" or "repaired by root (uid 0)" (from
     agent/control/server.py).
@@ -200,6 +214,7 @@ def ingest(run: Run, files: list[str]) -> None:
         with run.steps() as step:
             batch = StreamBatch(run, step, pending)
             step.stage("events", batch.rows())
+            step.stage("gpus", batch.gpus)
             # The name contains the store's generation. Each step then has its own row, and the coverage of all steps
             # adds up.
             name = f"{', '.join(files)} {run.store.manifest.generation}"
@@ -225,6 +240,7 @@ class StreamBatch:
         self.step = step
         self.pending = ahead
         self.is_last = True
+        self.gpus: list[Row] = []  # for the table `gpus`
         self.missing = 0
         self.torn = 0
         self.unknown: Counter[str] = Counter()
@@ -243,6 +259,8 @@ class StreamBatch:
                 if parsed.at is None or is_in_period(self.run, int(parsed.at)):
                     _mark_read(stored_cursor.sequences, parsed)
                     last_row = row(parsed, self.run.cluster, self.run.privacy.user)
+                    if not parsed.unknown:
+                        self.gpus += gpu_rows(last_row, parsed.fields)
                     yield last_row
                 else:
                     skipped += 1

@@ -21,6 +21,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -156,14 +157,16 @@ def fit_prior(nodes: Iterable[DiscountedCounts]) -> FleetPrior | None:
     if not failures or not days:
         return None
     rate = failures / days
-    likely = _likelihoods([DiscountedCounts(*item) for item in counts_and_days], rate)
+    distinct = Counter(counts_and_days)  # most GPUs have no failure and the same days as others
+    likely = _likelihoods([DiscountedCounts(*item) for item in distinct], rate)
+    times = np.array(list(distinct.values()))[:, None]
     prior_counts = PRIOR_NODES * (
         (1 - PRIOR_LEMON_SHARE) * _uniform_shares(USUAL_RATES) + PRIOR_LEMON_SHARE * _uniform_shares(LEMON_RATES)
     )
     shares = np.full(len(RATE_FACTORS), 1 / len(RATE_FACTORS))  # all positive, because EM never changes a 0
     for _ in range(EM_ROUNDS):
         posteriors = likely * shares
-        sums = (posteriors / posteriors.sum(axis=1, keepdims=True)).sum(axis=0) + prior_counts
+        sums = (times * (posteriors / posteriors.sum(axis=1, keepdims=True))).sum(axis=0) + prior_counts
         before, shares = shares, sums / sums.sum()
         if np.abs(shares - before).max() < EM_TOLERANCE:
             break

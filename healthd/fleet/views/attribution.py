@@ -78,6 +78,14 @@ CHECK_DATES = (
     Column("version", "version"),
     Column("nodes", "nodes", COUNT),
 )
+SWAPS = (
+    Column("date (UTC)", "time", DAY),
+    Column("node", "node"),
+    Column("slot", "subject"),
+    Column("serial number", lambda row: row["serial"] or row["uuid"]),
+    Column("replaced by", "next_serial"),
+    Column("fault or source", "why"),
+)
 
 
 def view(attribution: Document) -> View:
@@ -95,6 +103,7 @@ def view(attribution: Document) -> View:
             Table("By cause", BY_CAUSE, _sorted_by_cost(found["causes"])),
             Table("Co-occurrence", TOGETHER, [row for row in found["co_occurrence"] if row["of"]]),
             Table(largest, JOBS, jobs, MAX_JOBS),
+            Table("GPUs replaced after a fault", SWAPS, found["gpu_swaps"]["swaps"], MAX_JOBS),
             Table("Checks enabled, disabled or changed", CHECK_DATES, found["check_dates"], MAX_JOBS),
         ],
         [_cost_figure(found), _week_figure(found)],

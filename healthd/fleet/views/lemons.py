@@ -8,7 +8,7 @@ from healthd.common.page import plural
 from healthd.fleet.answers.document import Document, format_time, number, percent
 from healthd.fleet.answers.lemons import LEMON_RATE_FACTOR, MIN_OBSERVED_SHARE, NOT_DRAINED_NOTE, format_days
 from healthd.fleet.figures import COLOURS, Figure, Record, layer, nominal, points, quantity
-from healthd.fleet.view import PERCENT, TIME, TWO_DIGITS, Column, Detail, Row, Table, View, describe
+from healthd.fleet.view import COUNT, PERCENT, TIME, TWO_DIGITS, Column, Detail, Row, Table, View, describe
 
 SIGNALS = {
     "excl_jobid_count": "jobs that excluded it",
@@ -26,6 +26,16 @@ NODES = (
     Column("evidence", "text"),
     Column("out of service since", "out_since", TIME),
 )
+GPUS = (
+    Column("serial number", lambda row: row["serial"] or row["uuid"]),
+    Column("node", "node"),
+    Column("slot", "subject"),
+    Column("times the GPUs' rate", "score", TWO_DIGITS),
+    Column("probability", "probability", PERCENT),
+    Column("failures", "events", COUNT),
+    Column("slots so far", lambda row: len(row["slots"]), COUNT),
+    Column("codes", lambda row: ", ".join(sorted({code for item in row["evidence"] for code in item["codes"]}))),
+)
 
 
 def view(lemons: Document) -> View:
@@ -35,7 +45,7 @@ def view(lemons: Document) -> View:
         lemons,
         "Nodes that keep failing",
         _sentences(lemons),
-        [Table("Nodes to take out", NODES, lemons["nodes"])],
+        [Table("Nodes to take out", NODES, lemons["nodes"]), Table("GPUs to replace", GPUS, lemons["gpus"]["lemons"])],
         [_signal_figure(lemons)],
         [
             *(_node_detail(row, clusters) for row in lemons["nodes"]),
@@ -61,6 +71,14 @@ def _sentences(lemons: Document) -> list[str]:
     else:
         sentences.append(
             f"None of {plural(nodes, 'node')} fails far more often than the others in {format_days(days)}."
+        )
+    gpus = lemons["gpus"]
+    if gpus["recorded"]:
+        count = len(gpus["lemons"])
+        keeps = "keeps" if count == 1 else "keep"
+        sentences.append(
+            f"{count or 'None'} of {plural(gpus['known'], 'GPU')} {keeps if count else 'keeps'} failing, in whatever "
+            "node and slot."
         )
     return [*sentences, *(_gain_sentence(gain) for gain in lemons["gain"] if gain["by_lemons"])]
 

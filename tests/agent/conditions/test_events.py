@@ -17,6 +17,8 @@ from healthd.agent.conditions import endings, events, store
 from healthd.agent.conditions.ledger import MAX_CLEARED, Ledger
 from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.control import commands
+from healthd.agent.scheduler.worker_tasks import INVENTORY, InventoryTask
+from healthd.agent.worker.client import Reply
 from healthd.common import guard
 from healthd.common.model import (
     Ack,
@@ -25,8 +27,11 @@ from healthd.common.model import (
     ConditionState,
     Drain,
     DrainRecord,
+    Gpu,
+    Inventory,
     Leave,
     Mode,
+    Outcome,
     RepairStep,
     RunName,
     Severity,
@@ -82,6 +87,10 @@ class Node:
             str(self.directory), lambda: self.now, lambda: self.now - NOW + 100, "n1", "c1"
         )
         self.condition_store.load(disk, boot_id, Mode.ACT, alive_at)
+
+    def restart(self, boot_id: str = "b1") -> None:
+        self.condition_store.save()
+        self.start(boot_id=boot_id)
 
     def set_conditions(self, *conditions: Condition) -> None:
         self.condition_store.set_conditions({c.key: c for c in conditions})
@@ -301,6 +310,109 @@ def test_renamed_part_is_emitted_once_with_first_inventory(node: Node) -> None:
         node.condition_store.stream.emit(*events.renamed_part_events(old_ledger, node.condition_store.ledger, node.now))
         assert [event["message"] for event in node.drain_events() if event["event"] == "seen_again"] == expected
         old_ledger = node.condition_store.ledger
+
+
+# --- GPUs
+
+GPUS = (
+    Gpu("0000:61:00.0", 0, "GPU-a", "NVIDIA H100", serial="1650522003820"),
+    Gpu("0000:1b:00.0", 1, "GPU-b", "NVIDIA H100", serial="1650522003821"),
+)
+SWAPPED = (Gpu("0000:61:00.0", 0, "GPU-c", "NVIDIA H100", serial="1650522003899"), GPUS[1])
+
+
+def read_inventory(node: Node, *gpus: Gpu) -> None:
+    """Handle a reply with these GPUs as the daemon does."""
+    condition_store = node.condition_store
+    before = condition_store.ledger
+    reply = Reply(INVENTORY, Outcome.COMPLETED, 0.1, answered=True, answer=Inventory(gpus=gpus))
+    InventoryTask(condition_store, lambda: 0.0).handle_reply(reply)
+    condition_store.stream.emit(*events.renamed_part_events(before, condition_store.ledger, node.now))
+
+
+def serials(stream_events: list[dict[str, Any]]) -> list[tuple[str, str | None]]:
+    return [(event["event"], event.get("serial")) for event in stream_events]
+
+
+def test_gpus_lists_each_gpu_at_first_inventory_and_after_a_swap(node: Node) -> None:
+    read_inventory(node, *GPUS)
+    (event,) = node.drain_events()
+    assert event["gpus"] == [
+        {"subject": "0000:1b:00.0", "serial": "1650522003821", "uuid": "GPU-b", "name": "NVIDIA H100"},
+        {"subject": "0000:61:00.0", "serial": "1650522003820", "uuid": "GPU-a", "name": "NVIDIA H100"},
+    ]
+    read_inventory(node, *GPUS)
+    node.restart()
+    read_inventory(node, *reversed(GPUS))
+    assert node.drain_event_names() == ["started"]
+    read_inventory(node, *SWAPPED)
+    assert [gpu["uuid"] for event in node.drain_events() for gpu in event["gpus"]] == ["GPU-b", "GPU-c"]
+
+
+def test_gpus_is_not_emitted_while_a_gpu_is_missing_or_for_mig(node: Node) -> None:
+    read_inventory(node)
+    read_inventory(node, *GPUS)
+    assert node.drain_event_names() == ["gpus"]
+    read_inventory(node, GPUS[1])
+    read_inventory(node)
+    read_inventory(node, replace(GPUS[0], mig=("MIG-1", "MIG-2"), index=1), replace(GPUS[1], index=0))
+    assert node.drain_event_names() == []
+    read_inventory(node, SWAPPED[0])  # the other GPU is missing
+    assert node.drain_event_names() == []
+    read_inventory(node, *SWAPPED)
+    assert node.drain_event_names() == ["gpus"]
+
+
+def test_gpus_has_gpus_without_serial_numbers(node: Node) -> None:
+    read_inventory(node, *(replace(gpu, serial="") for gpu in GPUS))
+    (event,) = node.drain_events()
+    assert {gpu["serial"] for gpu in event["gpus"]} == {""}
+    assert {gpu["uuid"] for gpu in event["gpus"]} == {"GPU-a", "GPU-b"}
+    node.set_conditions(XID)
+    assert serials(node.drain_events()) == [("opened", None)]
+
+
+def test_condition_keeps_the_serial_number_of_a_replaced_gpu(node: Node) -> None:
+    fault = replace(XID, clears=Clears.PASS)
+    read_inventory(node, *GPUS)
+    node.drain_events()
+    node.set_conditions(fault, MOUNT)
+    assert serials(node.drain_events()) == [("opened", "1650522003820"), ("opened", None)]
+    node.restart("b2")
+    read_inventory(node, *SWAPPED)
+    node.set_conditions(MOUNT, cleared(fault, "pass", node.now))
+    assert serials(node.drain_events())[-1] == ("cleared", "1650522003820")
+    node.set_conditions(MOUNT, replace(fault, boot_id="b2"))
+    assert serials(node.drain_events()) == [("opened", "1650522003899")]
+
+
+def test_condition_of_a_missing_gpu_has_its_serial_number(node: Node) -> None:
+    read_inventory(node, *GPUS)
+    read_inventory(node, GPUS[1])
+    node.drain_events()
+    node.set_conditions(XID)
+    assert serials(node.drain_events()) == [("opened", "1650522003820")]
+
+
+def test_condition_gets_its_serial_number_with_the_first_inventory_of_the_boot(node: Node) -> None:
+    read_inventory(node, *GPUS)
+    node.restart("b2")
+    node.drain_events()
+    old_fault = replace(XID, code="gpu_xid/48", history=True, boot_id="b2")
+    node.set_conditions(replace(XID, boot_id="b2"), old_fault)
+    assert serials(node.drain_events()) == [("opened", None), ("opened", None)]
+    read_inventory(node, *SWAPPED)
+    assert serials(node.drain_events()) == [("gpus", None), ("seen_again", "1650522003899")]
+    read_inventory(node, *SWAPPED)
+    assert node.drain_events() == []
+
+
+def test_condition_from_an_earlier_boot_gets_no_serial_number_later(node: Node) -> None:
+    node.set_conditions(XID)
+    node.restart("b2")
+    read_inventory(node, *GPUS)
+    node.set_conditions(cleared(XID, "reboot", node.now))
+    assert {serial for _, serial in serials(node.drain_events())} == {None}
 
 
 def test_condition_without_new_observation_is_not_emitted(node: Node) -> None:

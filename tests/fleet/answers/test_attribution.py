@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from healthd.agent.settings import registry
 from healthd.common.job_failures import EndsJob
 from healthd.common.page import Page
-from healthd.fleet.answers.attribution import ClearedFlag, Ticket, attribution, gpu_swaps
+from healthd.fleet.answers.attribution import ClearedFlag, ReplacedGpu, Ticket, attribution, gpu_swaps
 from healthd.fleet.answers.causes import CAUSES, is_node_fault, meaning
 from healthd.fleet.answers.document import Document, Unanswerable
 from healthd.fleet.answers.states import states
@@ -71,6 +71,7 @@ class Made:
         self, node: str, code: str, time: int, severity: str = "critical", kind: str = "edge", **more: Any
     ) -> None:
         plain = {"condition_id": f"{code}-{time}", "subject": "p", "observed": False, "history": False}
+        plain |= {name: more.pop(name) for name in ("condition_id", "subject") if name in more}
         first = {"first_time": time, "last_time": time} | more
         self.line(
             node, first["last_time"], first.pop("event", "opened"), code=code, check_name=code.partition("/")[0],
@@ -262,6 +263,46 @@ def test_gpu_swaps_come_from_tickets_and_permanent_flags():
         ("n3", "ticket"),
         ("n2", "gpu_row_remap/failure"),
     ]
+
+
+def test_gpu_swaps_are_not_inferred_while_the_node_lists_its_gpus():
+    flags = [ClearedFlag("c", "n1", "p", "gpu_row_remap/failure", time) for time in (1499, 1500)]
+    tickets = [Ticket("c", "n1", time, None, "swap GPU") for time in (900, 1600)]
+    gone = ReplacedGpu("c", "n1", "p", 1700, "1", "GPU-1", "2", "gpu_xid/79")
+    found = gpu_swaps(flags[1:], tickets, [gone], {("c", "n1"): 1500})
+    assert [(entry["time"], entry["why"], entry["serial"]) for entry in found] == [
+        (900, "ticket", None),
+        (1700, "gpu_xid/79", "1"),
+    ]
+    assert [entry["time"] for entry in gpu_swaps(flags, [], [gone], {("c", "n1"): 1500})] == [1499, 1700]
+
+
+def test_gpu_swaps_follow_serial_numbers():
+    from healthd.fleet.views.attribution import view
+
+    made = Made("n1", "n2")
+    made.job(1, "n1")
+    for slot in ("s1", "s2"):
+        made.seen("n1", "gpu_ecc/uncorrected", ENDED, subject=slot, condition_id=slot)
+    lists = {1: ("n1", BEGIN, {"s1": "1", "s2": "2"}), 2: ("n1", ENDED + DAY, {"s1": "3", "s2": "4"})}
+    lists |= {3: ("n2", ENDED + DAY, {"s1": "2"})}
+    for seq, (node, time, gpus) in lists.items():
+        head = {"cluster": "c1", "node": node, "stream_id": f"s-{node}", "seq": seq, "time": time}
+        made.rows["gpus"] += [
+            row("gpus", **head, subject=slot, serial=serial, uuid=f"GPU-{serial}") for slot, serial in gpus.items()
+        ]
+    answer = attribution_of(made.history)
+    (swap,) = answer["gpu_swaps"]["swaps"]  # the other GPU was moved to n2
+    assert (swap["serial"], swap["next_serial"], swap["subject"], swap["why"]) == (
+        "1",
+        "3",
+        "s1",
+        "gpu_ecc/uncorrected",
+    )
+    assert (answer["gpu_swaps"]["known"], answer["gpu_swaps"]["listed_nodes"]) == (1, 2)
+    tables = {table.title: table for table in view(answer).tables}
+    (shown,) = tables["GPUs replaced after a fault"].cell_texts()
+    assert shown[1:] == ("n1", "s1", "1", "3", "gpu_ecc/uncorrected")
 
 
 def test_gpu_swap_needs_flag_cleared_by_repair():

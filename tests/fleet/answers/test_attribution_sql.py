@@ -316,6 +316,47 @@ def test_query_of_attribution_tickets__has_tickets_opened_in_period() -> None:
 # --- other answers
 
 
+SLOT = {**NODE, "subject": "s1"}
+GPU = {**SLOT, "gpu": "A", "serial": "1", "uuid": "A", "from_time": 10, "until_time": 600, "ended": "replaced"}
+GPU_FAULT = {**SLOT, "gpu": "A", "from_time": 10, "time": 500, "code": "gpu_xid/79"}
+
+
+def replaced(
+    *faults: dict[str, Any], chosen: tuple[dict[str, Any], ...] = (NODE,), within: int = 1000, **period: Any
+) -> list[str]:
+    found = run_query(
+        *("attribution_replaced_gpus", attribution.ReplacedGpu, {"within_seconds": within}),
+        gpu_periods=[{**GPU, "next_serial": "2", **period}],
+        gpu_faults=[{**GPU_FAULT, **fault} for fault in faults],
+        chosen_nodes=list(chosen),
+    )
+    assert all(gpu[:7] == ("c", "n1", "s1", period.get("until_time", 600), "1", "A", "2") for gpu in found)
+    return [gpu.code for gpu in found]
+
+
+def test_query_of_attribution_replaced_gpus__has_last_fault() -> None:
+    assert replaced({"time": 400, "code": "gpu_ecc/uncorrected"}, {}, {"time": 300, "code": "x"}) == ["gpu_xid/79"]
+    assert replaced({}, within=100) == ["gpu_xid/79"]
+    assert replaced({}, within=99) == []
+
+
+@pytest.mark.parametrize("period", [{"ended": "moved"}, {"ended": "removed"}, {"until_time": 1000}])
+def test_query_of_attribution_replaced_gpus__leaves_out_other_gpus(period: dict[str, Any]) -> None:
+    assert replaced({}, **period) == []
+
+
+@pytest.mark.parametrize("fault", [{"gpu": "B"}, {"subject": "s2"}, {"from_time": 11}, {"node": "n2"}])
+def test_query_of_attribution_replaced_gpus__requires_fault_of_the_same_gpu(fault: dict[str, Any]) -> None:
+    assert replaced(fault) == []
+    assert replaced({}, chosen=({**NODE, "node": "n2"},)) == []
+
+
+def test_query_of_attribution_listed_nodes__has_time_of_first_list() -> None:
+    periods = [{**GPU, "from_time": 20}, GPU, {**GPU, "node": "n2", "from_time": 5}]
+    found = run_query("attribution_listed_nodes", attribution.ListedNode, gpu_periods=periods, chosen_nodes=[NODE])
+    assert found == [("c", "n1", 10)]
+
+
 def test_query_of_rate_clusters__has_each_cluster_once() -> None:
     jobs = [{"cluster": name} for name in ("b", "a", "b")]
     assert run_query("rate_clusters", rate.Cluster, chosen_jobs=jobs) == [("a",), ("b",)]

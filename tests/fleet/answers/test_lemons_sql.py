@@ -71,6 +71,70 @@ def test_query_of_lemons_sightings__counts_slurm_states() -> None:
     assert sorted(found) == [("c", "n1", 5, "Not responding", "down", "slurm"), ("c", "n1", 6, "", "drain", "unknown")]
 
 
+# --- GPUs
+
+
+SLOT = {"cluster": "c", "node": "n1", "subject": "s1"}
+OLD = {**SLOT, "gpu": "A", "serial": "1", "from_time": 10, "until_time": 100}
+NEW = {**SLOT, "gpu": "B", "serial": "2", "from_time": 100, "until_time": None}
+GPU_SIGHTING = {**SIGHTING, "subject": "s1", "condition_id": "x"}
+NO_SERIAL = {"cluster": "c", "node": "n1", "condition_id": "x", "serial": None}
+
+
+def faulty_gpus(sightings: list[dict[str, Any]], serial: str | None = None) -> list[tuple[str, int]]:
+    row = namedtuple("Found", "cluster node subject gpu from_time time code")
+    lines = [NO_SERIAL, {**NO_SERIAL, "serial": serial}]
+    found = run_query("gpu_faults", row, sightings=sightings, lines=lines, gpu_periods=[OLD, NEW])
+    return sorted((fault.gpu, fault.time) for fault in found)
+
+
+def test_query_of_gpu_faults__names_the_gpu_in_the_slot_at_that_time() -> None:
+    times = (9, 10, 99, 100, 500)
+    found = faulty_gpus([{**GPU_SIGHTING, "time": time} for time in times])
+    assert found == [("A", 10), ("A", 99), ("B", 100), ("B", 500)]
+    assert faulty_gpus([{**GPU_SIGHTING, "time": 50, "subject": subject} for subject in ("s2", "")]) == []
+
+
+def test_query_of_gpu_faults__prefers_the_serial_number_of_the_condition() -> None:
+    # The first is a new GPU that fails before the first inventory of the boot, the second a fault that stays open.
+    assert faulty_gpus([{**GPU_SIGHTING, "time": 99}], "2") == [("B", 99)]
+    assert faulty_gpus([{**GPU_SIGHTING, "time": 500}], "1") == [("A", 500)]
+    assert faulty_gpus([{**GPU_SIGHTING, "time": 500}], "3") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        ({"severity": "warning"}, False),
+        ({"severity": "degraded"}, True),
+        ({"observed": True}, False),
+        ({"history": True}, False),
+        ({"kind": "level"}, False),
+        ({"kind": "level", "what": "onset"}, True),
+    ],
+)
+def test_query_of_gpu_faults__counts_draining_conditions(changes: dict[str, Any], counts: bool) -> None:
+    assert faulty_gpus([{**GPU_SIGHTING, "time": 50, **changes}]) == [("A", 50)] * counts
+
+
+def test_query_of_lemon_gpu_faults() -> None:
+    row = namedtuple("Found", "cluster node subject gpu from_time time code")
+    fault = {**SLOT, "gpu": "A", "from_time": 10, "code": "gpu_xid/79"}
+    faults = [{**fault, "time": time} for time in (9_999, 10_000, 19_999, 20_000)]
+    faults.append({**fault, "time": 15_000, "node": "n2"})
+    found = run_query("lemon_gpu_faults", row, WINDOW, gpu_faults=faults, chosen_nodes=[NODE])
+    assert [fault.time for fault in found] == [10_000, 19_999]
+
+
+def test_query_of_lemon_gpu_periods() -> None:
+    row = namedtuple("Found", "cluster node subject gpu serial uuid name from_time until_time ended")
+    period = {**OLD, "uuid": "A", "name": "H100", "ended": None}
+    periods = [{**period, "from_time": time} for time in (5, 19_999, 20_000)]
+    periods.append({**period, "node": "n2"})
+    found = run_query("lemon_gpu_periods", row, WINDOW, gpu_periods=periods, chosen_nodes=[NODE])
+    assert [(period.node, period.from_time) for period in found] == [("n1", 5), ("n1", 19_999)]
+
+
 # --- failed jobs, node failures, moments
 
 

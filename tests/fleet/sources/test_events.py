@@ -17,12 +17,14 @@ from healthd.events import cursor_text
 from healthd.events.parse import StreamEvent, parse
 from healthd.events.reader import Cursor, Tally, read
 from healthd.fleet.ingest import IngestOptions, IngestResult, ingest
+from healthd.fleet.prune import prune
 from healthd.fleet.sources import events
+from healthd.fleet.store import open_for_writing
 from healthd.fleet.tables import EVENTS
 
 pytestmark = pytest.mark.one_python
 
-AT = int(NOON)
+AT, DAY = int(NOON), 86400
 COVERED = ("cluster", "from_time", "to_time", "rows_read", "rows_unread")
 EVENTS_REST = list(EVENTS.columns).index("rest")
 
@@ -127,6 +129,45 @@ def test_slowdown_and_onset_are_columns():
     values = own_columns(line(1, "opened", slowdown=0.26, onset="2025-11-22T12:00:00.000Z"))
     assert values == {**slow, "slowdown": 0.26, "onset_time": int(NOON)}
     assert own_columns(line(1, "opened", slowdown="much")) == {**slow, "rest": '{"slowdown":"much"}'}
+
+
+def test_serial_number_is_a_column():
+    assert own_columns(line(1, "opened", **CONDITION, serial="1650522003820"))["serial"] == "1650522003820"
+    assert own_columns(line(1, "repaired", serial=7)) == {"rest": '{"serial":7}'}
+
+
+GPUS = [
+    {"subject": "0000:1b:00.0", "serial": "1650522003820", "uuid": "GPU-a", "name": "NVIDIA H100"},
+    {"subject": "0000:61:00.0", "serial": "", "uuid": "GPU-b", "name": "NVIDIA H100"},
+]
+
+
+def test_gpus_are_rows_of_their_own_table_and_stay_after_pruning(tmp_path):
+    folder, db = tmp_path / "n1", tmp_path / "db"
+    folder.mkdir()
+    (folder / "events.jsonl").write_bytes(line(1, "gpus", gpus=GPUS) + b"\n" + line(2, "alive") + b"\n")
+    for _ in range(2):
+        ingest(str(db), [(events.SOURCE, [str(tmp_path)])], IngestOptions(now=AT + 60))
+    head = {"cluster": "c1", "node": "n1", "stream_id": STREAM, "seq": 1, "time": AT}
+    expected = [{**head, **gpu, "serial": gpu["serial"] or None} for gpu in GPUS]
+    assert store_rows(db, "gpus") == expected
+    assert json.loads(store_rows(db, "events")[0]["rest"]) == {"gpus": GPUS}
+    with open_for_writing(str(db)) as store:
+        prune(store, AT + DAY)
+    assert (store_rows(db, "events"), store_rows(db, "gpus")) == ([], expected)
+
+
+@pytest.mark.parametrize("gpus", [7, {"subject": "s"}, ["s"], [{}], [{"subject": 7}], [{"subject": ""}]])
+def test_gpus_in_another_form_are_left_out(gpus):
+    event = parse(line(1, "gpus", gpus=gpus))
+    assert isinstance(event, StreamEvent)
+    assert list(events.gpu_rows(events.row(event, "c1"), event.fields)) == []
+
+
+def test_gpus_in_another_event_are_left_out():
+    event = parse(line(1, "alive", gpus=GPUS))
+    assert isinstance(event, StreamEvent)
+    assert list(events.gpu_rows(events.row(event, "c1"), event.fields)) == []
 
 
 def test_unknown_event_and_schema_are_kept_whole():

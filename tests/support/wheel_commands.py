@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "repaired": (("gpu_xid/79", *DAEMON), 0),
     "hook epilog": (DAEMON, 0),
     "hook healthcheck": (DAEMON, 0),
+    "hooks run": (DAEMON, 0),
+    "hooks test": (("on_drain",), 64),  # no hook is configured
+    "repair": (DAEMON, 1),  # repair is off
+    "repair history": (("--state-dir", "state"), 0),
     "check": (("gpu_count", "gpu_ecc", *NODE), 0),
     "record": (("node.rec", "gpu_count", *NODE), 0),
     "doctor": ((*NODE, *DAEMON), 2),  # the tree has no /dev/kmsg

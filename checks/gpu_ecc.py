@@ -226,8 +226,8 @@ EXPLAIN = {
         "these GPUs, new errors only drain the node; jobs are requeued only if the driver requests a reset.",
         "After the drain, reset the GPU (nvidia-smi --gpu-reset -i PCI, with all clients stopped) or reboot, then "
         "check nvidia-smi -q -d ECC,ROW_REMAPPER. If SRAM errors recur or a remap failed, replace the GPU. Without "
-        "persistence mode or with MIG, healthd cannot detect the reset. In that case, reboot, or run healthd "
-        "repaired gpu_ecc/uncorrected PCI.",
+        "persistence mode, healthd cannot detect the reset; with MIG, only with a driver that reports the GPU's uptime "
+        "(CUDA 13.5). In these cases, reboot, or run healthd repaired gpu_ecc/uncorrected PCI.",
         also=(Severity.DEGRADED,),
     ),
     "gpu_ecc/sram_threshold": Explain(

@@ -4,6 +4,10 @@ Rules: without persistence mode, the driver shuts a GPU down when its last proce
 The next start takes seconds for each GPU, and the shutdown discards the counts of ECC errors since the last start. If
 the mode was switched on with nvidia-smi -pm 1 (the legacy way), no process keeps the driver open. healthd then queries
 the GPUs only once an hour ([nvml] idle_interval_seconds).
+
+With persistence mode, a GPU's uptime that falls shows that the GPU was reset, also with MIG (nvml.h of CUDA 13.5,
+nvmlDeviceGetGpuUptime_v1: "resets to zero on a host reboot, driver unload/reload, or a GPU reset"). Without it, the
+driver initialises the GPU again for each first client, and the uptime proves nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +23,12 @@ from healthd.api import (
     Finding,
     History,
     Host,
+    Meaning,
     NothingToCheck,
     NvmlError,
+    NvmlGpu,
+    Observation,
+    Repair,
     Severity,
 )
 from healthd.api import CheckSettings as Config
@@ -28,7 +36,7 @@ from healthd.api import CheckSettings as Config
 USES = "nvml"
 
 
-def run(host: Host, config: Config, past: History) -> Iterator[Finding | NothingToCheck]:
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:
     failed: list[NvmlError] = []
     gpus = host.gpus()
     if not gpus:
@@ -36,8 +44,11 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
     off = []
     for gpu in gpus:
         try:
-            if gpu.persistence_mode() is False:
+            mode = gpu.persistence_mode()
+            if mode is False:
                 off.append(gpu.pci)
+            elif mode:
+                yield from _detect_reset(gpu, past)
         except NvmlError as error:  # the other GPUs are still checked
             failed.append(error)
     for pci in off:
@@ -48,6 +59,25 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Nothing
     if failed:
         raise failed[0]
 
+
+def _detect_reset(gpu: NvmlGpu, past: History) -> Iterator[Observation | Repair]:
+    uptime = gpu.uptime_seconds()
+    if uptime is None:
+        return
+    reading = Observation("gpu_uptime_seconds", uptime, labels=(("pci", gpu.pci),))
+    yield reading
+    last = past.last(reading)
+    if last is not None and uptime < last.value:
+        message = f"the GPU's uptime fell from {last.value:.0f} to {uptime} s"
+        yield Repair(Clears.GPU_RESET, gpu.pci, message, before=last.time)
+
+
+OBSERVATIONS = {
+    "gpu_uptime_seconds": Meaning(
+        "Seconds since the driver initialised the GPU. Only with persistence mode, and a driver of CUDA 13.5 or later.",
+        ("pci",),
+    ),
+}
 
 _DAEMON_TODO = (
     "No action tonight. Run systemctl enable --now nvidia-persistenced. Its ExecStart should have "

@@ -59,7 +59,7 @@ CALLS = frozenset(  # the functions of FakeLibrary
         *("nvmlDeviceGetNvLinkState", "nvmlDeviceGetPciInfo", "nvmlDeviceGetPcieReplayCounter"),
         *("nvmlDeviceGetPersistenceMode", "nvmlDeviceGetPowerManagementDefaultLimit", "nvmlDeviceGetRemappedRows"),
         *("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRowRemapperHistogram"),
-        "nvmlDeviceGetSerial",
+        *("nvmlDeviceGetSerial", "nvmlDeviceGetGpuUptime_v1"),
         *("nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureThreshold"),
         *("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUUID", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
         *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetVirtualizationMode"),
@@ -182,6 +182,7 @@ class Gpu(Value, frozen=True):
     lost_after: int | None = None
     requires_reset: bool = False
     recovery_action: int | None = None
+    uptime_seconds: int | None = None
     ecc: bool | None = None
     ecc_default: bool = True
     ecc_sram: bool = True

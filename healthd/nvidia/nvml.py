@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from ctypes import CDLL, Array, byref
+from ctypes import CDLL, Array, byref, c_uint
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -537,6 +537,14 @@ class NvmlGpu:
         """Return the requested recovery action: 0 none, 1 GPU reset, 2 reboot, 3 drain P2P, 4 drain and reset."""
         action = self._field(FIELD_RECOVERY_ACTION)
         return None if action is None else int(action)
+
+    def uptime_seconds(self) -> int | None:
+        """Return the seconds since the driver initialised the GPU: at a GPU reset, a reboot or a reload of the driver.
+
+        With MIG, this is the uptime of the whole GPU. Drivers before CUDA 13.5 do not report it (nvml.h).
+        """
+        seconds = c_uint()
+        return None if self._call("nvmlDeviceGetGpuUptime_v1", byref(seconds)) is None else seconds.value
 
     # NVLink
 

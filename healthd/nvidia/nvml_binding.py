@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 UTIL = "ctypes.util"
+UPTIME = "nvmlDeviceGetGpuUptime_v1"
 
 
 def pynvml() -> Any:
@@ -19,7 +20,21 @@ def pynvml() -> Any:
         _import_without_util()
     import pynvml
 
+    if not hasattr(pynvml, UPTIME):
+        setattr(pynvml, UPTIME, _device_get_gpu_uptime)
     return pynvml
+
+
+def _device_get_gpu_uptime(device: Any, uptime: Any) -> int:
+    """Call nvmlDeviceGetGpuUptime_v1, which nvml.h has since CUDA 13.5 and nvidia-ml-py 13.615 lacks. Raises NVMLError.
+
+    `uptime` points to a structure with one unsigned int.
+    """
+    import pynvml
+
+    status: int = pynvml._nvmlGetFunctionPointer(UPTIME)(device, uptime)
+    pynvml._nvmlCheckReturn(status)
+    return status
 
 
 def _import_without_util() -> None:

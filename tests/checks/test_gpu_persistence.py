@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from fake_gpus import fake_pci_gpus
-from fakes import codes, findings, run_check, run_until_error, scenarios
+from fakes import codes, findings, run_check, run_rounds, run_until_error, scenarios
 from story import Story
 from trees import write
 
 from healthd.checks import gpu_persistence
 from healthd.checks.gpu_persistence import Config
-from healthd.common.model import Clears, Severity
+from healthd.common.model import Clears, Repair, Severity
 from healthd.host.host import Host
 
 GPUS = fake_pci_gpus("dgx-h100")
@@ -94,3 +94,31 @@ def test_missing_persistence_warns_until_fixed_and_never_drains(host, arguments,
     assert story.codes == [f"gpu_persistence/{code}"]
     assert story.run_check(host()).codes != []
     assert story.run_check(host()).codes == []
+
+
+def resets(*nodes: Host) -> list[str]:
+    """Return the GPUs that were reset, according to the last of these rounds."""
+    return [item.subject for item in run_rounds(gpu_persistence, list(nodes)) if isinstance(item, Repair)]
+
+
+def test_uptime_that_fell_is_a_reset(host):
+    before, after = host("gpu.3.uptime_seconds = 5000"), host("gpu.3.uptime_seconds = 40")
+    assert resets(before, after) == [PCI]
+    assert resets(before, host("gpu.3.uptime_seconds = 5300")) == []
+    assert resets(before, before) == []
+
+
+def test_uptime_counts_with_mig(host):
+    mig = "gpu.3.mig = true\n"
+    assert resets(host(f"{mig}gpu.3.uptime_seconds = 5000"), host(f"{mig}gpu.3.uptime_seconds = 40")) == [PCI]
+
+
+def test_uptime_without_persistence_mode_proves_nothing(host):
+    off = "gpu.3.persistence = false\n"
+    assert resets(host(f"{off}gpu.3.uptime_seconds = 5000"), host(f"{off}gpu.3.uptime_seconds = 40")) == []
+    assert resets(host("gpu.3.uptime_seconds = 5000"), host(f"{off}gpu.3.uptime_seconds = 40")) == []
+
+
+def test_first_or_missing_uptime_is_no_reset(host):
+    assert resets(host(), host("gpu.3.uptime_seconds = 40")) == []
+    assert resets(host("gpu.3.uptime_seconds = 5000"), host()) == []

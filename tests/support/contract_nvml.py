@@ -38,6 +38,7 @@ def assert_gpu(gpu: NvmlGpu) -> None:
     assert isinstance(gpu.name, str)
     assert re.fullmatch(r"[0-9A-Za-z]{1,29}", gpu.serial() or "0")
     _assert_count(gpu.minor())
+    _assert_count(gpu.uptime_seconds())
     assert type(gpu.ecc_mode()) in (bool, type(None))
     assert type(gpu.mig_enabled()) in (bool, type(None))
     assert type(gpu.sram_threshold_exceeded()) in (bool, type(None))

@@ -172,6 +172,12 @@ int nvmlDeviceGetSerial(void *device, char *serial, unsigned int size) {
     return text(serial, size, value);
 }
 
+int nvmlDeviceGetGpuUptime_v1(void *device, unsigned int *uptime) {
+    ENTER_GPU(device);
+    *uptime = (unsigned int)value_of("uptime", index_of(device), 3600);
+    return SUCCESS;
+}
+
 int nvmlDeviceGetMinorNumber(void *device, unsigned int *minor) {
     ENTER_KNOWN(index_of(device));
     *minor = 7 - index_of(device);

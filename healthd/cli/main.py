@@ -16,7 +16,7 @@ from importlib import import_module
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import INTERRUPTED, Stop, prepare, usage, write_error, write_output
 
-GROUPS = ("config", "fleet", "hook")  # commands with subcommands
+GROUPS = ("config", "evidence", "fleet", "hook")  # commands with subcommands
 
 HELP = """\
 healthd: health daemon for GPU nodes that run Slurm
@@ -29,6 +29,8 @@ inspect
   scan FILE|-                 find faults in a kernel log from any machine
   status                      show open conditions, decisions and Slurm state
   events [FILE|DIR ...]       show what healthd found and did on this node
+  evidence list|show|path     show the saved evidence of a fault, or copy it
+                              for a vendor
   explain CODE                explain a code: what it means and what to do
   list                        list the checks and their intervals
   failslow FILE|DIR           find the worker that slows down a job
@@ -52,6 +54,9 @@ control the running daemon
 called by Slurm
   hook epilog                 check the GPUs after a job
   hook healthcheck            print the decision for HealthCheckProgram
+
+called by systemd
+  evidence collect            save the evidence that the daemon has requested
 
 set up
   run                         run the daemon in the foreground
@@ -112,6 +117,10 @@ FAMILIES = {
     "pause": "control",
     "reload": "control",
     "unpause": "control",
+    "evidence list": "evidence",
+    "evidence show": "evidence",
+    "evidence path": "evidence",
+    "evidence collect": "evidence",
     "hook epilog": "hook",
     "hook healthcheck": "hook",
     "config check": "config",

@@ -21,6 +21,7 @@ from healthd.agent.settings.limits import (
     FileOrName,
     KernelLog,
     LinePattern,
+    Mib,
     NodeName,
     Nodes,
     PatternNames,
@@ -181,6 +182,22 @@ class MetricsConfig(Value, frozen=True):
     web_config: AbsolutePathOrNone = ""
 
 
+class EvidenceConfig(Value, frozen=True):
+    """Settings for evidence (docs/evidence.md).
+
+    `bug_report` runs nvidia-bug-report.sh on the idle node, for at most `timeout_seconds`. The journal is saved from
+    `journal_before_seconds` before the first fault. `max_files`, `max_mib` and `max_days` limit what is kept.
+    """
+
+    enabled: bool = True
+    bug_report: bool = True
+    timeout_seconds: Period = 900.0
+    journal_before_seconds: Seconds = 3600.0
+    max_files: Times = 20
+    max_mib: Mib = 512
+    max_days: Times = 90
+
+
 class Settings(Value, frozen=True):
     """All settings outside [checks].
 
@@ -204,6 +221,7 @@ class Settings(Value, frozen=True):
     slurm: SlurmConfig = SlurmConfig()
     fleet: FleetLimits = FleetLimits()
     metrics: MetricsConfig = MetricsConfig()
+    evidence: EvidenceConfig = EvidenceConfig()
 
 
 class Layer(NamedTuple):

@@ -93,6 +93,11 @@ FIELDS = {
     "from_seq": WHOLE,
     "to_seq": WHOLE,
     "earlier": WHOLE,
+    "case": TEXT,
+    "part": TEXT,
+    "path": TEXT,
+    "bytes": WHOLE,
+    "seconds": NUMBER,
     "message": TEXT,
 }
 HEAD = ("schema", "cluster", "node", "boot_id", "stream_id", "seq", "time", "mono", "event")
@@ -107,6 +112,7 @@ ALLOWED_VALUES = {
     "kind": ("edge", "level"),
     "decision": ("drain", "resume", "leave"),
     "mode": ("observe", "drain", "act"),
+    "part": ("first", "full"),
 }
 
 
@@ -144,6 +150,11 @@ EVENTS = {
     "requeue": EventFields(("stage", "job"), ("error",), _IN_SLURM),
     "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),
     "repaired": EventFields(("who", "code"), ("subject", "why")),
+    "evidence": EventFields(
+        ("stage", "case", "part"),
+        ("path", "bytes", "seconds", "error"),
+        ("begun", "saved", "stopped", "failed"),
+    ),
     "dropped": EventFields(("count", "from_seq", "to_seq"), ("earlier",)),
 }
 CONDITION_EVENTS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")

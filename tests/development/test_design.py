@@ -24,6 +24,7 @@ PURE_BY_PACKAGE = {
     "agent.conditions": (
         "absorb bounds condition endings events impairments incidents intake ledger log_fields log_lines verdict"
     ),
+    "agent.evidence": "case describe hardware manifest redact request sources",
     "agent.kernel_log": "coalesce parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
     "agent.reporting": "endings fault_timeline next_steps render",

@@ -23,8 +23,9 @@ from healthd.agent.evidence.archive import ArchiveError
 from healthd.agent.evidence.case import FIRST, MAX_ATTEMPTS, Process, Result
 from healthd.agent.evidence.hardware import Hardware, parse_ipmi, parse_nvidia_smi
 from healthd.agent.evidence.manifest import Manifest, SavedPart
-from healthd.agent.evidence.programs import Entry, Source, become_subreaper, end_earlier_session, run_source
+from healthd.agent.evidence.programs import become_subreaper, end_earlier_session, run_source
 from healthd.agent.evidence.request import ATTEMPTS_FILE, NAME, RESULT_FILE, STOP, Request, parse_request
+from healthd.agent.evidence.sources import Entry, first_sources, full_sources
 from healthd.common.atomic_files import replace_file
 from healthd.common.values import DecodeError, decode, encode
 from healthd.host.job_processes import local_jobs
@@ -36,44 +37,6 @@ WORK = ".work"  # folder of the running part, below the evidence folder
 MIN_FREE_BYTES = 64 << 20  # less free space than this, and nothing is collected
 NICE = 19
 STOP_POLL_SECONDS = 0.5
-
-_HEALTHD = (sys.executable, "-m", "healthd")
-_BUG_REPORT = "nvidia-bug-report.log"
-
-
-def first_sources(request: Request, work: str) -> tuple[Source, ...]:
-    """Return the programs that may run while a job runs. None of them changes anything on the node."""
-    since = f"@{max(int(request.fault_at - request.settings.journal_before_seconds), 0)}"
-    recording = os.path.join(work, "record.rec")
-    journal = ("journalctl", "--no-pager", "--quiet", "--output", "short-iso-precise", "--since", since)
-    return (
-        Source("kernel.log", ("dmesg", "--decode", "--time-format", "iso"), 30.0),
-        Source("journal.log", journal, 120.0, is_optional=True),
-        Source("record.rec", (*_HEALTHD, "record", *request.flags, "--force", recording), 300.0, recording),
-        Source("system.json", (sys.executable, "-m", "healthd.agent.evidence.identify", "--system-only"), 30.0),
-    )
-
-
-def full_sources(request: Request, work: str) -> tuple[Source, ...]:
-    """Return the programs that run only on the idle node. The bug report is last, because it may hang."""
-    report = os.path.join(work, _BUG_REPORT)
-    bug_report = Source(
-        f"{_BUG_REPORT}.gz",
-        ("nvidia-bug-report.sh", "--safe-mode", "--output-file", report),
-        request.settings.timeout_seconds,
-        f"{report}.gz",
-        is_optional=True,
-    )
-    return (
-        Source("hardware.json", (sys.executable, "-m", "healthd.agent.evidence.identify"), 60.0),
-        Source("sel.txt", ("ipmitool", "sel", "elist"), 120.0, is_optional=True),
-        Source("bmc.txt", ("ipmitool", "mc", "info"), 60.0, is_optional=True),
-        Source("fru.txt", ("ipmitool", "fru", "print", "0"), 60.0, is_optional=True),
-        Source("nvidia-smi.txt", ("nvidia-smi", "-q"), 120.0, is_optional=True),
-        Source("nvidia-smi.xml", ("nvidia-smi", "-q", "-x"), 120.0, is_optional=True),
-        Source("kernel-idle.log", ("dmesg", "--decode", "--time-format", "iso"), 30.0),
-        *((bug_report,) if request.settings.bug_report else ()),
-    )
 
 
 def serve_requests(runtime_dir: str) -> bool:
@@ -184,7 +147,8 @@ def _run_sources(
     stuck: list[Process],
 ) -> str:
     """Run the part's programs one after another. Return why the part was stopped, or "". Raises OSError."""
-    sources = first_sources(request, work) if request.part == FIRST else full_sources(request, work)
+    choose = first_sources if request.part == FIRST else full_sources
+    sources = choose(request, work, (sys.executable, "-m"))
     for source in sources:
         if stopped := check():
             return stopped

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from healthd.agent.evidence.hardware import Hardware
 from healthd.agent.evidence.manifest import Manifest
-from healthd.agent.evidence.programs import Entry
+from healthd.agent.evidence.sources import Entry
 from healthd.common.duration import duration
 from healthd.common.page import Page, date, plain
 

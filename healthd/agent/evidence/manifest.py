@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from healthd.agent.evidence.case import Cause
 from healthd.agent.evidence.hardware import Hardware
-from healthd.agent.evidence.programs import Entry
+from healthd.agent.evidence.sources import Entry
 from healthd.common.values import Value
 
 FILE = "manifest.json"

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from healthd.agent.evidence.case import Process
+from healthd.agent.evidence.sources import Entry, Source
 from healthd.common.text import is_decimal
-from healthd.common.values import Value
 from healthd.host.program import ENVIRONMENT, find_program
 
 MAX_OUTPUT_BYTES = 64 << 20
@@ -31,40 +31,6 @@ KILL_SECONDS = 5.0  # how long killed processes may take to exit
 POLL_SECONDS = 0.2
 MARK = "HEALTHD_EVIDENCE"  # environment variable of every program, which identifies it to the next collector
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
-
-
-class Source(Value, frozen=True):
-    """A program whose output is evidence.
-
-    file         name in the archive
-    argv         the command; the name is looked up in the system's folders
-    seconds      deadline
-    output       file that the program itself writes, or "" for its standard output
-    is_optional  True if a missing program is not a problem
-    """
-
-    file: str
-    argv: tuple[str, ...]
-    seconds: float
-    output: str = ""
-    is_optional: bool = False
-
-
-class Entry(Value, frozen=True):
-    """What became of a source.
-
-    status   exit status, the negative signal number, or None if the program did not run or end
-    problem  why the file is missing or incomplete, or ""
-    missing  True if the program is not installed
-    """
-
-    file: str
-    argv: tuple[str, ...]
-    status: int | None = None
-    seconds: float = 0.0
-    bytes: int = 0
-    problem: str = ""
-    missing: bool = False
 
 
 class Run(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from healthd.agent.evidence.manifest import Manifest
-from healthd.agent.evidence.programs import Entry
+from healthd.agent.evidence.sources import Entry
 from healthd.common.text import regex
 
 REMOVED = "[removed]"

@@ -65,6 +65,7 @@ def run_source(
         return Run(Entry(source.file, source.argv, problem=problem, missing=True))
     except OSError as error:
         return Run(Entry(source.file, source.argv, problem=f"{source.argv[0]}: {error}"))
+    others = {(found.pid, found.start) for found in _descendants(set())}
     started = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -87,7 +88,7 @@ def run_source(
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        stuck = _end_descendants(process)
+        stuck = _end_descendants(process, others)
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -190,10 +191,10 @@ def _processes() -> Iterator[_Stat]:
             continue
 
 
-def _descendants() -> list[_Stat]:
-    """Return this process's descendants, including zombies."""
+def _descendants(without: set[tuple[int, int]]) -> list[_Stat]:
+    """Return this process's descendants, including zombies. `without` are (pid, start) of children to leave out."""
     found, parents = [], {os.getpid()}
-    remaining = list(_processes())
+    remaining = [process for process in _processes() if (process.pid, process.start) not in without]
     while below := [process for process in remaining if process.parent in parents]:
         found += below
         parents = {process.pid for process in below}
@@ -201,12 +202,12 @@ def _descendants() -> list[_Stat]:
     return found
 
 
-def _end_descendants(process: subprocess.Popen[bytes]) -> tuple[Process, ...]:
-    """Kill all descendants. Return those that still exist after KILL_SECONDS."""
+def _end_descendants(process: subprocess.Popen[bytes], others: set[tuple[int, int]]) -> tuple[Process, ...]:
+    """Kill all descendants except `others`. Return those that still exist after KILL_SECONDS."""
     deadline = time.monotonic() + KILL_SECONDS
     while True:
         alive = []
-        for found in _descendants():
+        for found in _descendants(others):
             if found.state in ("Z", "X"):
                 _reap(process, found.pid)
             else:

@@ -39,7 +39,7 @@ _PATTERNS = (
     (regex(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}\b"), REMOVED),
     (regex(r"(\|\s+[0-9]+\s.*\s[0-9]+\s+[CGM+]+\s+)(\S.*?)(\s+[0-9]+MiB\s*\|)"), rf"\1{REMOVED}\3"),
 )
-_SMI_PROCESS_NAME = regex(r"(\s+Name\s*: ).*")
+_SMI_PROCESS_NAME = regex(r"^(\s+Name\s*: ).*")
 _SMI_XML_NAME = regex(r"(<process_name>)[^<]*")
 
 # nvidia-bug-report.sh separates its sections by this line.

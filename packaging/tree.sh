@@ -36,7 +36,7 @@ install_into() { # DESTDIR ZSH
 
   mv "$venv/share/healthd" "$share/"
   mv "$venv/share/man" "$share/"
-  rm -f "$share/healthd/healthd.service"
+  rm -f "$share/healthd"/healthd*.service "$share/healthd"/healthd*.path
   for part in ansible grafana prometheus; do
     if [ -d packaging/$part ] && [ ! -e "$share/healthd/$part" ]; then cp -r packaging/$part "$share/healthd/"; fi
   done

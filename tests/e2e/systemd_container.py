@@ -294,7 +294,8 @@ class SystemdContainer:
         command = f"PYTHONPATH={shlex.quote(str(CHECKOUT))} exec {shlex.quote(sys.executable)} -m healthd"
         self.write("/usr/bin/healthd", f'#!/bin/sh\n{command} "$@"\n', 0o755)
         self.write("/etc/healthd/healthd.toml", config)
-        self.install_unit("healthd.service", (CHECKOUT / "packaging/systemd/healthd.service").read_text())
+        for unit in ("healthd-evidence.path", "healthd-evidence.service", "healthd.service"):
+            self.install_unit(unit, (CHECKOUT / "packaging/systemd" / unit).read_text())
 
 
 def clean_up(directory: Path, cgroups: Sequence[Path]) -> None:

@@ -20,6 +20,8 @@ SHARE = {
     "conf/healthd.toml": "share/healthd/healthd.toml",
     "conf/profiles": "share/healthd/profiles",
     "packaging/systemd/healthd.service": "share/healthd/healthd.service",
+    "packaging/systemd/healthd-evidence.path": "share/healthd/healthd-evidence.path",
+    "packaging/systemd/healthd-evidence.service": "share/healthd/healthd-evidence.service",
     "packaging/prometheus": "share/healthd/prometheus",
     "packaging/systemd/healthd-exec-checks.conf": "share/healthd/healthd-exec-checks.conf",
     "packaging/slurm": "share/healthd/slurm",

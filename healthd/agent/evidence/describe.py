@@ -99,5 +99,7 @@ def _named(what: str, name: str, serial: str, firmware: str = "", firmware_name:
 
 
 def size_text(size: int) -> str:
-    """Return a file's size, such as "24 KiB" or "12 MiB"."""
+    """Return a file's size, such as "88 bytes", "24 KiB" or "12 MiB"."""
+    if size < 1024:
+        return f"{size} bytes"
     return f"{size / 1024:.0f} KiB" if size < 10 << 20 else f"{size / (1 << 20):.0f} MiB"

@@ -104,8 +104,8 @@ limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes 
 ### HealthdManyNodesToTidy
 
 As HealthdManyNodes, but for problems that cost no jobs: rejected settings (`reload`), forgotten drains and
-acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`, `evidence`), or a warning on all nodes
-(`warning`, perhaps because a threshold does not fit this cluster).
+acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`, `evidence`), or a warning on all
+nodes (`warning`, perhaps because a threshold does not fit this cluster).
 
 ### HealthdNodesGone
 

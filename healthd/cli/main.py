@@ -29,8 +29,9 @@ inspect
   scan FILE|-                 find faults in a kernel log from any machine
   status                      show open conditions, decisions and Slurm state
   events [FILE|DIR ...]       show what healthd found and did on this node
-  evidence list|show|path     show the saved evidence of a fault, or copy it
-                              for a vendor
+  evidence list               list the saved evidence of faults
+  evidence show [ID]          show its faults, serial numbers and programs
+  evidence path [ID]          print the file's path, or copy it for a vendor
   explain CODE                explain a code: what it means and what to do
   list                        list the checks and their intervals
   failslow FILE|DIR           find the worker that slows down a job

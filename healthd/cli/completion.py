@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
-from types import ModuleType
 from contextlib import suppress
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from healthd.cli import flags

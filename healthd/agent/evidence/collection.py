@@ -58,7 +58,7 @@ class EvidenceCollection:
         seconds = settings.evidence.timeout_seconds + EXTRA_SECONDS
         self._program = SeparateProgram(NAME, argv, settings.runtime_dir, seconds, is_managed, monotonic)
         self._request_problem = ""
-        self._is_adopted = False
+        self._is_adopted = self._is_unserved = False
 
     @property
     def deadline(self) -> float:
@@ -85,6 +85,9 @@ class EvidenceCollection:
             self._is_adopted = True
             self._program.adopt()
         was_served = self._program.step()
+        if bool(self._program.problem) is not self._is_unserved:
+            self._is_unserved = bool(self._program.problem)
+            self.failures += self._is_unserved
         if case is not None and (was_served or (case.is_requested and not self._program.is_open)):
             case = self._take_result(case)
         if not settings.evidence.enabled:

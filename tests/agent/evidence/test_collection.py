@@ -189,3 +189,14 @@ def test_stuck_process_is_remembered(tmp_path: Path) -> None:
     case = node.step(DRAINING)
     assert case is not None
     assert case.stuck == (Process(7, 70),)
+
+
+def test_unserved_request_counts_once_as_failure(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for _ in range(10):
+        node.step(DRAINING)
+    assert node.collection.failures == 1
+    assert node.collection.problem(node.case)
+    node.serve()
+    node.step(DRAINING)
+    assert not node.collection.problem(node.case)

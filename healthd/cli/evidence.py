@@ -179,6 +179,7 @@ def _collect(args: argparse.Namespace) -> int:
     if args.full and not args.now:
         raise Stop("healthd evidence collect: --full requires --now")
     _set_up_logging()
+    collect.prepare_process()
     runtime_dir = flags.runtime_dir(args)
     try:
         if args.now:

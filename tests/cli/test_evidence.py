@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from healthd.agent.evidence import archive
+from healthd.agent.evidence import archive, collect
 from healthd.agent.evidence.case import Cause
 from healthd.agent.evidence.hardware import GpuPart, Hardware
 from healthd.agent.evidence.manifest import Manifest, SavedPart
@@ -37,6 +37,12 @@ def state(tmp_path: Path) -> Path:
         files = {"first/kernel.log": str(tmp_path / "kernel")}
         archive.write_archive(f"{folder}/{id}{archive.SUFFIX}", document, files)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def process_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the priority and the orphans of this process as they are."""
+    monkeypatch.setattr(collect, "prepare_process", lambda: None)
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

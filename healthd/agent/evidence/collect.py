@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import shutil
 import sys
 import time
@@ -37,6 +36,14 @@ WORK = ".work"  # folder of the running part, below the evidence folder
 MIN_FREE_BYTES = 64 << 20  # less free space than this, and nothing is collected
 NICE = 19
 STOP_POLL_SECONDS = 0.5
+
+
+def prepare_process() -> None:
+    """Run at nice 19, and become the parent of orphans. Programs inherit the priority. Call this once, in a process
+    that only collects."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    become_subreaper()
 
 
 def serve_requests(runtime_dir: str) -> bool:
@@ -110,8 +117,6 @@ def stop_reason(request: Request, is_replaced: Callable[[], bool]) -> Callable[[
 def collect_part(request: Request, runtime_dir: str, check: Callable[[], str]) -> Result:
     """Collect one part and save it. Never raises OSError: the result has the error."""
     started, began = time.monotonic(), time.time()
-    _lower_priority(request.settings.max_mib)
-    become_subreaper()
     stuck: list[Process] = []
     entries: list[Entry] = []
     head = (request.id, request.part, request.attempt)
@@ -152,7 +157,8 @@ def _run_sources(
     for source in sources:
         if stopped := check():
             return stopped
-        run = run_source(source, os.path.join(work, source.file), session_file, check, _environment())
+        path, max_bytes = os.path.join(work, source.file), request.settings.max_mib << 20
+        run = run_source(source, path, session_file, check, _environment(), max_bytes)
         entries.append(run.entry)
         stuck += run.stuck
         if run.stopped:
@@ -186,16 +192,6 @@ def _require_space(state_dir: str) -> None:
     free = status.f_bavail * status.f_frsize
     if free < MIN_FREE_BYTES:
         raise OSError(0, f"only {free >> 20} MiB are free, and evidence needs {MIN_FREE_BYTES >> 20} MiB")
-
-
-def _lower_priority(max_mib: int) -> None:
-    """Run at nice 19, and let no file grow beyond the limit. Programs inherit both."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICE)
-    limit = max_mib << 20
-    with suppress(OSError, ValueError):
-        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 # --- the archive

@@ -13,7 +13,6 @@ from healthd.common.values import Value
 
 _TAG = regex(r"<(/?)([A-Za-z0-9_]{1,60})([^<>]{0,200})>|([^<]+)")
 _ID = regex(r'id="([^"]{1,40})"')
-_IPMI_LINE = regex(r"\s*([^:]{1,60}?)\s*:\s*(.*?)\s*")
 _ABSENT = ("", "N/A", "[N/A]", "Unknown Error", "Not Specified", "To be filled by O.E.M.", "Default string")
 
 
@@ -138,8 +137,9 @@ def parse_ipmi(mc_info: str, fru: str) -> Bmc:
 
 def _ipmi_lines(text: str) -> Iterator[tuple[str, str]]:
     for line in text.split("\n"):
-        if found := _IPMI_LINE.fullmatch(line):
-            yield found[1], found[2]
+        label, colon, value = line.partition(":")
+        if colon:
+            yield label.strip(), value.strip()
 
 
 def parse_vpd(data: bytes) -> dict[str, str]:

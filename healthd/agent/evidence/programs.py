@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -53,10 +54,12 @@ def run_source(
     session_file: str,
     stop_reason: Callable[[], str],
     environment: Mapping[str, str] | None = None,
+    max_file_bytes: int = resource.RLIM_INFINITY,
 ) -> Run:
     """Run a program. Its standard output goes to `path`, or to a file next to it if the program writes its own file.
 
-    `stop_reason` is polled; if it returns a text, the program is killed. Raises OSError if the disk is full.
+    `stop_reason` is polled; if it returns a text, the program is killed. No file that the program writes becomes larger
+    than `max_file_bytes`. Raises OSError if the disk is full.
     """
     try:
         program = find_program(source.argv[0])
@@ -83,6 +86,7 @@ def run_source(
     stuck: tuple[Process, ...] = ()
     try:
         _record_session(session_file, process.pid)
+        _limit_files(process.pid, max_file_bytes)
         stdout = f"{path}.stdout" if source.output else path
         end = _follow(process, stdout, started + source.seconds, stop_reason)
     finally:
@@ -99,6 +103,11 @@ def run_source(
     seconds = round(time.monotonic() - started, 3)
     status = None if end.stopped or end.is_late else end.status
     return Run(Entry(source.file, source.argv, status, seconds, size, problem), end.stopped, stuck)
+
+
+def _limit_files(pid: int, max_bytes: int) -> None:
+    with contextlib.suppress(OSError, ValueError):  # it has ended, or its hard limit is lower
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
 
 
 class _End(NamedTuple):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from healthd.agent.evidence.manifest import Manifest
 from healthd.agent.evidence.sources import Entry
-from healthd.common.text import regex
+from healthd.common.text import is_decimal, regex
 
 REMOVED = "[removed]"
 OMITTED = ("record.rec",)  # files that are left out
@@ -23,35 +23,36 @@ OMITTED = ("record.rec",)  # files that are left out
 _JOURNAL_LINE = regex(r"(\S+) (\S+) ([^\s:\[]+)(\[[0-9]+\])?: (.*)")
 _JOURNAL_KEEPS = regex(r"kernel|nvidia-[a-z0-9-]+|nv-[a-z0-9-]+|nvlsm|dcgm[a-z-]*")
 
-# Names of processes, users, jobs and files in messages of the kernel and NVIDIA's driver, and in nvidia-smi's table.
+# Names of processes, users, jobs and files in messages of the kernel and NVIDIA's driver.
 _FOLDERS = "home|users|root|scratch|lustre|gpfs|data|work|project|projects|mnt|nfs|tmp|var/spool/slurm[a-z]*"
+# Each repeat is bounded, so that the time for a line grows linearly with its length.
 _PATTERNS = (
     (regex(r"(\bname=)[^,\n]*"), rf"\1{REMOVED}"),  # NVRM: Xid (PCI:...): 31, pid=4242, name=python3
-    (regex(r"(?i)(\bcomm[=:] ?)(\"[^\"\n]*\"|[^\s,\n]+)"), rf"\1{REMOVED}"),
-    (regex(r"(\b(?:exe|cmd|cmdline|proctitle|acct|cwd|path)=)(\"[^\"\n]*\"|\S+)"), rf"\1{REMOVED}"),
-    (regex(r"(\b(?:[Tt]ask|[Pp]rocess|Killed process [0-9]+) )\([^)\n]*\)"), rf"\1{REMOVED}"),
-    (regex(r"(\b[Pp]rocess )([^\s,\n]+)(?= \(?pid)"), rf"\1{REMOVED}"),
-    (regex(r"(\btask )([^\s\n]+)(:[0-9]+ blocked)"), rf"\1{REMOVED}\3"),
-    (regex(r"(^|\s)([^\s\[\]:=]+)(\[[0-9]+\]:? (?:segfault|trap|general protection))"), rf"\1{REMOVED}\3"),
+    (regex(r"(?i)(\bcomm[=:] ?)(\"[^\"\n]{0,300}\"|[^\s,\n]+)"), rf"\1{REMOVED}"),
+    (regex(r"(\b(?:exe|cmd|cmdline|proctitle|acct|cwd|path)=)(\"[^\"\n]{0,300}\"|\S+)"), rf"\1{REMOVED}"),
+    (regex(r"(\b(?:[Tt]ask|[Pp]rocess|Killed process [0-9]{1,10}) )\([^)\n]{0,100}\)"), rf"\1{REMOVED}"),
+    (regex(r"(\b[Pp]rocess )([^\s,\n]{1,100})(?= \(?pid)"), rf"\1{REMOVED}"),
+    (regex(r"(\btask )([^\s\n]{1,100})(:[0-9]{1,10} blocked)"), rf"\1{REMOVED}\3"),
+    (regex(r"(^|\s)([^\s\[\]:=]{1,100})(\[[0-9]{1,10}\]:? (?:segfault|trap|general protection))"), rf"\1{REMOVED}\3"),
     (regex(r"(?i)(\b[a-z]?uid[=:] ?)[0-9]+"), rf"\1{REMOVED}"),
     (regex(rf"(?<![\w.])/(?:{_FOLDERS})(?:/[^\s,;:\"')\]]*)?(?![\w-])"), REMOVED),
     (regex(r"(\bjob_|/slurm/uid_)[^\s,;/]+"), rf"\1{REMOVED}"),
-    (regex(r"\b[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}\b"), REMOVED),
-    (regex(r"(\|\s+[0-9]+\s.*\s[0-9]+\s+[CGM+]+\s+)(\S.*?)(\s+[0-9]+MiB\s*\|)"), rf"\1{REMOVED}\3"),
+    (regex(r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,100}\.[A-Za-z]{2,24}\b"), REMOVED),
 )
+_PROCESS_KINDS = ("C", "G", "C+G", "M", "M+C", "M+G", "M+C+G")
 _SMI_PROCESS_NAME = regex(r"^(\s+Name\s*: ).*")
 _SMI_XML_NAME = regex(r"(<process_name>)[^<]*")
 
 # nvidia-bug-report.sh separates its sections by this line.
 _SECTION = "____________________________________________"
 _PRIVATE_SECTION = regex(
-    r"(?i).*(\bps\b|journalctl|xorg|\benv\b|printenv|\bwho\b|\blast\b|lsof|fuser|/etc/(?!os-release)|/var/log|systemctl"
-    r"|/proc/cmdline|/home|mounts?\b|\bdf\b).*"
+    r"(?i)(\bps\b|journalctl|xorg|\benv\b|printenv|\bwho\b|\blast\b|lsof|fuser|/etc/(?!os-release)|/var/log|systemctl"
+    r"|/proc/cmdline|/home|mounts?\b|\bdf\b)"
 )
 _HARDWARE_SECTION = regex(
-    r"(?i).*(nvidia-smi|nvlink|/proc/driver/nvidia|/proc/(cpuinfo|meminfo|interrupts|iomem|ioports|modules|version|mtrr"
+    r"(?i)(nvidia-smi|nvlink|/proc/driver/nvidia|/proc/(cpuinfo|meminfo|interrupts|iomem|ioports|modules|version|mtrr"
     r"|pci)|lspci|dmesg|uname|/sys/bus/pci|nvidia-debugdump|\bmst\b|mlxlink|ibstat|ibv_|\brdma\b|fabric|lsmod"
-    r"|os-release|dmidecode|numactl|lscpu|start of nvidia bug report).*"
+    r"|os-release|dmidecode|numactl|lscpu|start of nvidia bug report)"
 )
 _HEADER_LINES = 2  # lines at the beginning of a section that name its content
 
@@ -83,10 +84,19 @@ def _journal_lines(text: str, names: list[str]) -> Iterator[str]:
 
 
 def redact_smi(text: str, names: Iterable[str] = ()) -> str:
-    """Return `nvidia-smi -q`, as text or XML, without the names of processes."""
-    lines = (_SMI_XML_NAME.sub(rf"\1{REMOVED}", line) for line in text.split("\n"))
+    """Return `nvidia-smi` or `nvidia-smi -q`, as text or XML, without the names of processes."""
+    lines = (_SMI_XML_NAME.sub(rf"\1{REMOVED}", _redact_smi_row(line)) for line in text.split("\n"))
     known = list(names)
     return "\n".join(redact_line(_SMI_PROCESS_NAME.sub(rf"\1{REMOVED}", line), known) for line in lines)
+
+
+def _redact_smi_row(line: str) -> str:
+    """Return a row of nvidia-smi's table of processes without the name: "| 0 N/A N/A 812 C python3 1000MiB |"."""
+    words = line.split()
+    if len(words) < 6 or words[0] != "|" or words[-1] != "|" or not words[-2].endswith("MiB"):
+        return line
+    kinds = [i for i in range(2, len(words) - 2) if words[i] in _PROCESS_KINDS and is_decimal(words[i - 1])]
+    return " ".join((*words[: kinds[0] + 1], REMOVED, *words[-2:])) if kinds else line
 
 
 def redact_bug_report(text: str, names: Iterable[str] = ()) -> str:
@@ -95,7 +105,7 @@ def redact_bug_report(text: str, names: Iterable[str] = ()) -> str:
     sections = []
     for section in text.split(_SECTION):
         header = " ".join(section.strip("\n").split("\n")[:_HEADER_LINES])
-        kept = _HARDWARE_SECTION.fullmatch(header) and not _PRIVATE_SECTION.fullmatch(header)
+        kept = _HARDWARE_SECTION.search(header) and not _PRIVATE_SECTION.search(header)
         sections.append(redact_smi(section, known) if kept else f"\n\n{REMOVED}\n\n")
     return _SECTION.join(sections)
 

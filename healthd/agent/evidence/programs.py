@@ -31,6 +31,9 @@ MAX_ERROR_BYTES = 64 << 10
 KILL_SECONDS = 5.0  # how long killed processes may take to exit
 POLL_SECONDS = 0.2
 MARK = "HEALTHD_EVIDENCE"  # environment variable of every program, which identifies it to the next collector
+# The shell records the session before the program starts. A collector that is killed at any time thus leaves either no
+# program or a record.
+_RECORD_SESSION = 'echo $$ >"$0"; exec "$@"'
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -72,7 +75,7 @@ def run_source(
     started = time.monotonic()
     try:
         process = subprocess.Popen(
-            (program, *source.argv[1:]),
+            ("/bin/sh", "-c", _RECORD_SESSION, session_file, program, *source.argv[1:]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -85,7 +88,6 @@ def run_source(
         return Run(Entry(source.file, source.argv, problem=f"{source.argv[0]}: {error.strerror}"))
     stuck: tuple[Process, ...] = ()
     try:
-        _record_session(session_file, process.pid)
         _limit_files(process.pid, max_file_bytes)
         stdout = f"{path}.stdout" if source.output else path
         end = _follow(process, stdout, started + source.seconds, stop_reason)
@@ -96,7 +98,7 @@ def run_source(
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
-    _record_session(session_file, 0)
+    _forget_session(session_file)
     saved = source.output or path
     size = os.path.getsize(saved) if os.path.exists(saved) else 0
     problem = _problem(source, end, stuck)
@@ -241,10 +243,10 @@ def _reap(process: subprocess.Popen[bytes], pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def _record_session(session_file: str, session: int) -> None:
-    """Record the session of the running program, or 0 for none. Raises OSError."""
+def _forget_session(session_file: str) -> None:
+    """Record that no program runs. Raises OSError."""
     with open(session_file, "w", encoding="ascii") as file:
-        file.write(f"{session}\n")
+        file.write("0\n")
 
 
 def end_earlier_session(session_file: str) -> tuple[Process, ...]:

@@ -87,6 +87,13 @@ Lines wait in memory while the disk under `state_dir` rejects writes, and some h
 /var/lib/healthd` and `dmesg | tail`. The lost lines are missing only in the fleet's history; health and drains do not
 depend on them. [events.md](events.md) describes what is kept.
 
+### HealthdEvidenceFailed
+
+The file of the last fault is missing or incomplete. `healthd status` prints the reason below "Problems with healthd": a
+full disk, a collector that systemd no longer starts (`systemctl reset-failed healthd-evidence.path
+healthd-evidence.service; systemctl restart healthd-evidence.path`), or a directory that other users may write to.
+[evidence.md](evidence.md) describes what is saved and when.
+
 ### HealthdManyNodes
 
 Find what these nodes share before you inspect a single node: a file server (`storage`), slurmctld or its network
@@ -97,8 +104,8 @@ limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes 
 ### HealthdManyNodesToTidy
 
 As HealthdManyNodes, but for problems that cost no jobs: rejected settings (`reload`), forgotten drains and
-acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`), a hook that fails (`hook`), or a
-warning on all nodes (`warning`, perhaps because a threshold does not fit this cluster).
+acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`, `evidence`), a hook that fails
+(`hook`), or a warning on all nodes (`warning`, perhaps because a threshold does not fit this cluster).
 
 ### HealthdNodesGone
 

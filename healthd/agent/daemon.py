@@ -13,6 +13,7 @@ It is one process with a single blocking wait. Its components:
     agent/scheduler/before_resume.py     programs that run on the idle node before it is resumed
     agent/repair/planner.py              the step that would repair this node
     agent/hooks/trigger.py               the site's programs that run after a drain or a resume, outside this process
+    agent/evidence/collection.py         the evidence of a fault, which a separate program saves
     agent/metrics/publisher.py           the verdict file, the metrics and the systemd status
     agent/conditions/store.py            the ledger, a single value that is replaced at each change
 
@@ -43,6 +44,8 @@ from healthd.agent.conditions import absorb, events, log_fields, verdict
 from healthd.agent.conditions.store import NAMES, ConditionStore
 from healthd.agent.control import commands, protocol
 from healthd.agent.control.server import ControlServer
+from healthd.agent.evidence.case import Cause, View
+from healthd.agent.evidence.collection import EvidenceCollection
 from healthd.agent.hooks.trigger import HookTrigger
 from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.parse import use_patterns
@@ -70,6 +73,7 @@ from healthd.agent.settings.registry import Check
 from healthd.agent.slurm import prolog_files
 from healthd.agent.slurm.controller import SlurmController
 from healthd.agent.slurm.event_jobs import EventJobFinder
+from healthd.agent.slurm.policy import is_idle, last_drain_reason
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import Request, WorkerClient
 from healthd.agent.worker.process import worker_setup
@@ -77,11 +81,12 @@ from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
 from healthd.common.atomic_files import newest_mtime, remove_leftovers
-from healthd.common.guard import FAILSLOW, HOOKS, HOT_UNPLUG, METRICS
-from healthd.common.model import Decision, Health, Mode, Outcome, RepairMode, Verdict
+from healthd.common.guard import EVIDENCE, FAILSLOW, HOOKS, HOT_UNPLUG, METRICS
+from healthd.common.model import Decision, Drain, Health, Mode, Outcome, RepairMode, Verdict
 from healthd.common.paths import SOCKET, VERDICT_FILE
 from healthd.common.repair_plan import RepairRecord
 from healthd.common.text import compile_patterns, printable
+from healthd.events.schema import Event
 from healthd.host import shortage
 from healthd.host.host import Host
 from healthd.host.hot_unplug import hot_unplug
@@ -94,6 +99,8 @@ log = logging.getLogger("healthd")
 FINAL_WRITE_SECONDS = 2.0  # for the last write of the stream and the ledger, if the worker is idle
 STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy worker exits on its own
 SETTINGS_FILE = "/etc/healthd/healthd.toml"  # only for messages; `load_settings` reads the file
+FAULT_AGE_SECONDS = 3600.0  # evidence of an older fault begins at most this long before now
+EVIDENCE_COMMAND = "systemctl status healthd-evidence.path; journalctl -u healthd-evidence -n 50"
 READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
 # Reads the settings and finds the checks. The argument overrides the directory with the site's checks.
@@ -179,6 +186,15 @@ class Daemon:
         run_hooks = self.command_line(("hooks", "run"), state_dir=False)
         self.hooks = HookTrigger(settings, run_hooks, systemd.is_managed(), self.now, monotonic)
         self.replies.delivery.observers.append(self.hooks.take_written)
+        self.evidence = EvidenceCollection(
+            settings,
+            self.command_line(("evidence", "collect")),
+            self.record_flags(),
+            systemd.is_managed(),
+            lambda stage, fields: self.store.stream.emit([Event("evidence", {"stage": stage, **fields})]),
+            self.now,
+            monotonic,
+        )
         self.hot_unplug = hot_unplug(settings.root, monotonic)
         self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, monotonic)
         self.publisher = Publisher(settings)
@@ -207,6 +223,7 @@ class Daemon:
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
         opened.callback(self.failslow.close)
+        opened.callback(self.evidence.close)
         self.hot_unplug.open()
         opened.callback(self.hot_unplug.close)
         self.kernel_events.listener.open(self.store.ledger.cursors.get(settings.kernel_log.source))
@@ -267,6 +284,7 @@ class Daemon:
         self.handle_received(received)
         self.pass_time()
         self.decide(received.round_ended)
+        self.collect_evidence()
         self.publish(received.round_ended)
         self.notify_ready()
 
@@ -275,7 +293,10 @@ class Daemon:
     def wait(self) -> None:
         """Sleep until a descriptor is ready, a deadline passes, or something is due."""
         ledger = self.store.ledger
-        components = (self.kernel_events, self.hot_unplug, self.control, self.failslow, self.before_resume, self.hooks)
+        components = (
+            *(self.kernel_events, self.hot_unplug, self.control, self.failslow, self.before_resume, self.hooks),
+            self.evidence,
+        )
         ends = [self.store.next_ack_expiry]  # epoch seconds; the times below are monotonic
         ends += [ledger.pause.until] if ledger.pause else []
         ends += [events.flush_time(ledger.emitted)]
@@ -494,6 +515,40 @@ class Daemon:
             log.log(logging.WARNING if fields else logging.INFO, "decision: %s", text, extra=fields)
             self.store.stream.emit([events.decision(self.controller.decision, text)])
 
+    # --- evidence
+
+    def collect_evidence(self) -> None:
+        """Begin or continue the case of the current drain. On a healthy node, there is nothing to do."""
+        ledger, causes = self.store.ledger, self.verdict.causes
+        if ledger.evidence is None and not causes:
+            return
+        with guard.dropping_errors(EVIDENCE):
+            slurm, node, decision = ledger.slurm, self.controller.status.node, self.controller.decision
+            times = [cause.opened_at or cause.first_seen for cause in causes]
+            names = ledger.emitted.conditions
+            view = View(
+                tuple(
+                    Cause(f"{c.code} {c.subject}".strip(), names[str(c.key)].condition if str(c.key) in names else "")
+                    for c in causes
+                ),
+                max(min(times, default=self.now()), self.now() - FAULT_AGE_SECONDS),
+                last_drain_reason(slurm) or (decision.reason if isinstance(decision, Drain) else ""),
+                is_drained=bool(last_drain_reason(slurm)),
+                is_idle=self.controller.is_drained_and_idle(self.verdict),
+                is_in_use=node is not None and not is_idle(node),
+            )
+            self.store.change(
+                evidence=self.evidence.step(ledger.evidence, view, self.settings, self.store.stream.cluster)
+            )
+
+    def record_flags(self) -> tuple[str, ...]:
+        """Return the flags with which `healthd record` inspects the same machine as the daemon."""
+        settings, origins = self.settings, self.configured.loaded.origins
+        values = {"--root": ("root", settings.root), "--fake-nvml": ("nvml.fake", settings.nvml.fake)}
+        values |= {"--profile": ("profile", settings.profile), "--baseline": ("baseline_file", settings.baseline_file)}
+        own = [word for flag, (name, value) in values.items() if origins.get(name) == flag for word in (flag, value)]
+        return (*(("--config", self.settings_file) if os.path.isfile(self.settings_file) else ()), *own)
+
     # --- publish: the ledger, its copy and the stream, the verdict file, metrics, systemd
 
     def publish(self, round_ended: bool) -> None:
@@ -637,6 +692,8 @@ class Daemon:
             meanings=self.configured.meanings,
             remedies=registry.remedies(self.configured.checks, (c.code for c in self.verdict.conditions)),
             without_result=registry.without_result(self.configured.checks, self.configured.loaded),
+            evidence=ledger.evidence,
+            evidence_failures_total=self.evidence.failures,
             problems=self.problems(),
             hooks=self.hooks.results,
             processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.failslow.pids},
@@ -690,6 +747,7 @@ class Daemon:
                 command_for_kernel_log(kernel),
             ),
             Problem(self.failslow.problem, "journalctl -u healthd -n 50"),
+            Problem(labelled("evidence", self.evidence.problem(self.store.ledger.evidence)), EVIDENCE_COMMAND),
             *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_problems),
             Problem(publisher.web_problem, f"healthd config check {file}"),
             Problem(replies.textfile.problem, "healthd doctor"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -131,6 +132,8 @@ def _value_choices(command: str, action: argparse.Action, args: argparse.Namespa
         return ()
     if command in ("ack", "unack", "repaired"):
         return _open_codes(args) if action.dest == "code" else _open_parts(args)
+    if command in ("evidence show", "evidence path"):
+        return ("latest", *_evidence_ids(args))
     if command == "explain":
         return (*_checks(args), *_codes(args))
     if action.dest == "names":
@@ -161,6 +164,14 @@ def _codes(args: argparse.Namespace) -> Iterable[str]:
 
     with flags.settings_errors_as_usage():
         return registry.explained(flags.load_settings(args)[1])
+
+
+def _evidence_ids(args: argparse.Namespace) -> Iterable[str]:
+    from healthd.agent.evidence import archive
+
+    with suppress(OSError):  # only root can read the evidence
+        return [found.id for found in archive.list_archives(flags.state_dir(args))]
+    return ()
 
 
 def _open_codes(args: argparse.Namespace) -> Iterable[str]:

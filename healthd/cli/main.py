@@ -16,7 +16,7 @@ from importlib import import_module
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import INTERRUPTED, Stop, prepare, usage, write_error, write_output
 
-GROUPS = ("config", "fleet", "hook", "hooks")  # commands with subcommands
+GROUPS = ("config", "evidence", "fleet", "hook", "hooks")  # commands with subcommands
 
 HELP = """\
 healthd: health daemon for GPU nodes that run Slurm
@@ -29,6 +29,9 @@ inspect
   scan FILE|-                 find faults in a kernel log from any machine
   status                      show open conditions, decisions and Slurm state
   events [FILE|DIR ...]       show what healthd found and did on this node
+  evidence list               list the saved evidence of faults
+  evidence show [ID]          show its faults, serial numbers and programs
+  evidence path [ID]          print the file's path, or copy it for a vendor
   explain CODE                explain a code: what it means and what to do
   list                        list the checks and their intervals
   repair --dry-run            show the step that would repair this node
@@ -58,6 +61,9 @@ called by Slurm
 called for events (docs/hooks.md)
   hooks run                   run the hooks for new events
   hooks test HOOK             run a configured hook with a sample event
+
+called by systemd
+  evidence collect            save the evidence that the daemon has requested
 
 set up
   run                         run the daemon in the foreground
@@ -119,6 +125,10 @@ FAMILIES = {
     "pause": "control",
     "reload": "control",
     "unpause": "control",
+    "evidence list": "evidence",
+    "evidence show": "evidence",
+    "evidence path": "evidence",
+    "evidence collect": "evidence",
     "hook epilog": "hook",
     "hook healthcheck": "hook",
     "hooks run": "hooks",

@@ -97,6 +97,9 @@ def event_text(event: StreamEvent) -> str:
         return f"{plural(len(gpus) + _number(f, 'gpus_more'), 'GPU')}: {', '.join(gpus)}{_more(f, 'gpus')}"
     if kind == "pause":
         return f"{_text(f, 'stage')}, {_text(f, 'who')}{_until(f)}{_colon(f, 'why')}"
+    if kind == "evidence":
+        saved = f": {_text(f, 'path')}, {_number(f, 'bytes') / 1024:,.0f} KiB" if f.get("path") else ""
+        return f"{_text(f, 'stage')} ({_text(f, 'part')} part of {_text(f, 'case')}){saved}{_colon(f, 'error')}"
     if kind == "repaired":
         return f"{_part(f)} by {_text(f, 'who')}{_colon(f, 'why')}"
     if kind == "dropped":

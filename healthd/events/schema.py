@@ -100,6 +100,11 @@ FIELDS = {
     "from_seq": WHOLE,
     "to_seq": WHOLE,
     "earlier": WHOLE,
+    "case": TEXT,
+    "part": TEXT,
+    "path": TEXT,
+    "bytes": WHOLE,
+    "seconds": NUMBER,
     "message": TEXT,
 }
 HEAD = ("schema", "cluster", "node", "boot_id", "stream_id", "seq", "time", "mono", "event")
@@ -117,6 +122,7 @@ ALLOWED_VALUES = {
     "mode": ("observe", "drain", "act"),
     "step": STEPS,
     "next": STEPS,
+    "part": ("first", "full"),
 }
 
 
@@ -156,6 +162,11 @@ EVENTS = {
     "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),
     "repaired": EventFields(("who", "code"), ("subject", "why")),
     "repair": EventFields(("stage", "step", "next", "why", "causes"), ("causes_more",), ("advised",)),
+    "evidence": EventFields(
+        ("stage", "case", "part"),
+        ("path", "bytes", "seconds", "error"),
+        ("begun", "saved", "stopped", "failed"),
+    ),
     "dropped": EventFields(("count", "from_seq", "to_seq"), ("earlier",)),
 }
 CONDITION_EVENTS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")

@@ -90,7 +90,7 @@ class SeparateProgram:
         now = self._monotonic()
         if self._child is not None and self._child.step():
             child, self._child = self._child, None
-            self._poll_at = now
+            self._poll_at = now if self.is_open else FOREVER
             if child.status != 0:
                 lines = child.output()[1].strip().splitlines()
                 log.warning("%s ended with status %s: %s", " ".join(self._argv), child.status, "".join(lines[-1:]))

@@ -43,6 +43,7 @@ def problems_with(**changes: Any) -> tuple[Problem, ...]:
         "slurm": SlurmStatus(),
         "hooks_problem": "",
         "hook_results": {},
+        "evidence_problem": "",
         **changes,
     }
     namespace = SimpleNamespace
@@ -58,13 +59,15 @@ def problems_with(**changes: Any) -> tuple[Problem, ...]:
             delivery=namespace(status=parts["stream"]),
         ),
         store=namespace(
-            save_failed=parts["save_failed"], ledger=namespace(outbox=namespace(dropped=parts["lost_events"]))
+            save_failed=parts["save_failed"],
+            ledger=namespace(outbox=namespace(dropped=parts["lost_events"]), evidence=None),
         ),
         kernel_events=namespace(listener=namespace(status=parts["kernel_log"])),
         controller=namespace(status=parts["slurm"]),
         failslow=namespace(problem=""),
         hooks=namespace(problem=parts["hooks_problem"], results=parts["hook_results"]),
         before_resume=namespace(problem=""),
+        evidence=namespace(problem=lambda case: parts["evidence_problem"]),
         now=time.time,
     )
     return Daemon.problems(cast(Daemon, daemon))
@@ -97,6 +100,7 @@ def test_each_problem_has_command_in_urgency_order():
         lost_events=4,
         kernel_log=KernelLogStatus("kmsg", False, problem="Operation not permitted"),
         slurm=SlurmStatus(problem="slurmctld does not answer"),
+        evidence_problem="/var/lib/healthd/evidence: No space left on device",
         verdict_problem="/run/healthd/verdict: the verdict cannot be written: Input/output error",
     )
     summary = [(problem.sentence.split(":")[0], (shlex.split(problem.command) or [""])[0]) for problem in problems]
@@ -110,6 +114,7 @@ def test_each_problem_has_command_in_urgency_order():
         ("/var/lib/healthd", "ls"),
         ("4 stream events were lost", ""),
         ("kernel log", "ls"),
+        ("evidence", "systemctl"),
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),
         ("no metrics in /x/a.prom", "healthd"),

@@ -232,3 +232,10 @@ def test_list_does_not_load_argcomplete() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240)
     assert result.stdout.splitlines()[-1] == "set()"
+
+
+def test_ids_of_evidence_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence/20261129T060000Z-gpu_xid-79.tar.gz").touch()
+    line = f"healthd evidence show --state-dir {tmp_path} 2026"
+    assert completions(line, tmp_path) == ["20261129T060000Z-gpu_xid-79"]

@@ -25,6 +25,7 @@ PURE_BY_PACKAGE = {
         "absorb bounds condition endings events impairments incidents intake ledger log_fields log_lines verdict"
     ),
     "agent.hooks": "payload request",
+    "agent.evidence": "case describe hardware manifest redact request sources",
     "agent.kernel_log": "coalesce parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
     "agent.repair": "history ladder obstacles planner requirements",

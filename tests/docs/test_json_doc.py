@@ -10,6 +10,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Pause
+from healthd.agent.evidence.case import Case, Cause, Stage
+from healthd.agent.evidence.describe import document
+from healthd.agent.evidence.hardware import GpuPart, Hardware, Part
+from healthd.agent.evidence.manifest import Manifest, SavedPart
+from healthd.agent.evidence.sources import Entry
 from healthd.agent.repair.history import Episode, episode_json
 from healthd.agent.reporting import explanation
 from healthd.agent.reporting.fault_timeline import Effect
@@ -100,6 +105,7 @@ SNAPSHOT = Snapshot(
         ("0000:1b:00.0",),
         (Obstacle.JOBS,),
     ),
+    evidence=Case("20261129T060000Z-gpu_xid-79", Stage.WAITING, 1.0, 1.0, (), path="/x"),
     cleared=(replace(CONDITION, state=ConditionState.CLEARED),),
 )
 KNOWN = built_in_checks()
@@ -136,6 +142,23 @@ def keys(document: Any) -> Iterator[str]:
 
 def test_every_key_is_documented():
     assert sorted({*keys(CHECK_DOCUMENT), *keys(STATUS_DOCUMENT), *keys(LISTED)} - NAMED) == []
+
+
+def test_every_key_of_evidence_is_documented():
+    entry = Entry("kernel.log", ("dmesg",))
+    parts = {"gpus": (GpuPart(""),), "nvswitches": (Part(""),), "nics": (Part(""),)}
+    manifest = Manifest(
+        "",
+        "",
+        "",
+        "",
+        0.0,
+        0.0,
+        causes=(Cause(""),),
+        parts=(SavedPart("first", 0.0, 0.0, (entry,)),),
+        hardware=Hardware(**parts),
+    )
+    assert sorted({*keys(document(manifest, "", 0, (("kernel.log", 0),)))} - NAMED) == []
 
 
 def test_every_key_and_word_of_explain_is_documented():

@@ -85,7 +85,9 @@ class Healthd:
     def configure(self, config: str) -> None:
         """Write other settings, for the next start or reload."""
         off = (f"[checks.{check}]\nenabled = false\n" for check in MACHINE_CHECKS if f"[checks.{check}]" not in config)
-        self.config.write_text(f"{config}\n{''.join(off)}")
+        # A collector runs `healthd record` and reads this machine's journal: only the tests of evidence start it.
+        no_evidence = "" if "[evidence]" in config else "[evidence]\nenabled = false\n"
+        self.config.write_text(f"{config}\n{''.join(off)}{no_evidence}")
 
     def argv(self) -> list[str]:
         argv = [self.python, "-m", "healthd", "run", "--config", str(self.config)]

@@ -122,3 +122,13 @@ def test_serve_without_request_does_nothing(tmp_path: Path) -> None:
     texts: list[str] = []
     assert serve(str(tmp_path), "evidence", texts.append)
     assert texts == []
+
+
+def test_program_that_ends_after_its_request_was_served_leaves_no_deadline(tmp_path: Path) -> None:
+    """Otherwise the daemon would never sleep again."""
+    argv = ("/bin/sh", "-c", f"rm {tmp_path}/evidence.request; sleep 8")
+    separate = SeparateProgram("evidence", argv, str(tmp_path), 60.0, False, time.monotonic)
+    separate.request("first")
+    until(separate.step)
+    until(lambda: not separate.step() and separate._child is None)
+    assert separate.deadline == float("inf")

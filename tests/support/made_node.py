@@ -250,6 +250,7 @@ class Node:
             "baseline_file": "",
             "nvml": {"fake": str(self.scenario)},
             "metrics": {"listen": "off"},
+            "evidence": {"enabled": False},  # its collector would run on this machine's clock
             "kernel_log": {"source": str(self.log), "trust_file": True},
             "checks": {**off, **self.checks},
         }

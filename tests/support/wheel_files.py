@@ -23,6 +23,8 @@ SHARE = {
     "packaging/systemd/healthd-hooks.path": "share/healthd/healthd-hooks.path",
     "packaging/systemd/healthd-hooks.service": "share/healthd/healthd-hooks.service",
     "packaging/hooks": "share/healthd/hooks",
+    "packaging/systemd/healthd-evidence.path": "share/healthd/healthd-evidence.path",
+    "packaging/systemd/healthd-evidence.service": "share/healthd/healthd-evidence.service",
     "packaging/prometheus": "share/healthd/prometheus",
     "packaging/systemd/healthd-exec-checks.conf": "share/healthd/healthd-exec-checks.conf",
     "packaging/slurm": "share/healthd/slurm",

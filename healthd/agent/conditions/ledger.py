@@ -12,6 +12,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import MAX_SUPPRESSION_SECONDS
+from healthd.agent.evidence.case import Case
 from healthd.common.model import (
     MAX_HOLD_SECONDS,
     Ack,
@@ -60,6 +61,7 @@ class Ledger(Value, frozen=True):
         repair         the plan for the repair of this node
         outbox         lines of the event stream that may not be on disk yet
         emitted        last state of the event stream
+        evidence       case of the last drain (agent/evidence/case.py)
 
     Declare all times, here or inside a field, as `Moment` or `PastMoment`, so that they move when the clock is set.
     """
@@ -81,6 +83,7 @@ class Ledger(Value, frozen=True):
     repair: RepairRecord = RepairRecord()
     outbox: Outbox = Outbox()
     emitted: Emitted = Emitted()
+    evidence: Case | None = None
 
     def by_key(self) -> dict[ConditionKey, Condition]:
         return {c.key: c for c in self.conditions}

@@ -219,6 +219,7 @@ def _workers(s: Snapshot) -> Iterator[Rows]:
     yield "resource_blocked", [({"resource": resource}, 1) for resource in s.quarantined]
     yield "workers_started_total", [({}, s.workers_started_total)]
     yield "workers_abandoned_total", [({}, s.workers_abandoned_total)]
+    yield "evidence_failures_total", [({}, s.evidence_failures_total)]
     yield "ledger_copy_failures_total", [({}, s.ledger_copy_failures_total)]
     yield "stream_lines_waiting", [({}, s.stream.waiting)]
     yield "stream_write_failures_total", [({}, s.stream.failures_total)]

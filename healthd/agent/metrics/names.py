@@ -165,6 +165,7 @@ FAMILIES = {
     ),
     "workers_started_total": Family((), "Worker processes started since the start."),
     "workers_abandoned_total": Family((), "Overdue workers that were abandoned since the start."),
+    "evidence_failures_total": Family((), "Parts of the evidence of a fault that could not be saved."),
     "ledger_copy_failures_total": Family((), "Failed copies of the ledger to the state directory."),
     "stream_lines_waiting": Family((), "Lines of the event stream that are not yet on disk."),
     "stream_write_failures_total": Family((), "Failed writes of the event stream."),

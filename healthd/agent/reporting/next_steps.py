@@ -23,7 +23,7 @@ Step: TypeAlias = "tuple[str, str]"  # label, command
 
 
 def next_steps(
-    c: Document, open_conditions: Sequence[Document], slurm: Sequence[str], flags: str = ""
+    c: Document, open_conditions: Sequence[Document], slurm: Sequence[str], flags: str = "", evidence: str = ""
 ) -> Iterator[Step]:
     """Yield (label, command) for an open condition, in the order to run the commands: save evidence, repair, read the
     explanation.
@@ -31,10 +31,11 @@ def next_steps(
     open_conditions  all open conditions, to determine whether the code alone identifies this one
     slurm            the node's state in Slurm
     flags            quoted options that select the daemon ("--runtime-dir run")
+    evidence         id of the evidence that healthd has saved, or ""
     """
     if not (c["state"] == "pending" or c["history"] or c.get("observed")):
         idle = {"IDLE", "DRAIN"} <= set(slurm) and "COMPLETING" not in slurm
-        yield from remedy_steps(c, open_conditions, "now that" if idle else "once", flags)
+        yield from remedy_steps(c, open_conditions, "now that" if idle else "once", flags, evidence)
     yield "details", _explain(c)
 
 
@@ -44,14 +45,25 @@ def _explain(c: Document) -> str:
 
 
 def remedy_steps(
-    c: Document, open_conditions: Sequence[Document] = (), when: str = "once", flags: str = ""
+    c: Document,
+    open_conditions: Sequence[Document] = (),
+    when: str = "once",
+    flags: str = "",
+    evidence: str = "",
 ) -> Iterator[Step]:
     """Yield (label, command) for a condition's remedy. `when` is "once" or "now that" (no job runs on the node)."""
     remedy = condition_remedy(c["clears"], c["severity"], c.get("remedy", ""))
     idle = f"{when} no job runs here"
     # Repairs require powering off, which destroys evidence. Below severity DEGRADED, the node stays in service.
     if remedy in ("gpu_reset", "reboot", "power_cycle") or (remedy == "repaired" and c["severity"] in DRAINS):
-        yield "first, save the evidence", "healthd record"
+        yield (
+            ("evidence", f"healthd evidence show {evidence}")
+            if evidence
+            else (
+                "first, save the evidence",
+                "healthd record",
+            )
+        )
     if remedy == "check":
         yield "to verify the repair", f"healthd check {_quoted(c['check'])}"
     elif remedy == "gpu_reset":

@@ -214,7 +214,8 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     shown = _urgent_first(d["conditions"])
     for c in shown:
         lines += [*_finding(c, page), *page.wrap(_condition_text(c, now), "    ")]
-        lines += [_step(*step) for step in next_steps(c, d["conditions"], d["slurm"]["state"] or (), flags)]
+        steps = next_steps(c, d["conditions"], d["slurm"]["state"] or (), flags, _saved_evidence(d))
+        lines += [_step(*step) for step in steps]
     if more := len(d["conditions"]) - len(shown):
         lines += page.wrap(f"and {more} more: healthd status --json", "  ")
     if not d["conditions"]:
@@ -226,6 +227,7 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     for c in d["cleared"][-3:]:
         lines += page.wrap(f"cleared {ago(c['cleared_at'], now)}: {_code_and_part(c)} ({c['cleared_by']})", "  ")
     lines += _repair(d.get("repair"), page)
+    lines += _evidence(d.get("evidence"), now, page)
     lines += _problems(problems, d["blocked"], page)
     lines += ["", page.heading("Slurm"), *_slurm(d, now, page)]
     lines += ["", page.heading("Checks"), *_checks(d, now, page)]
@@ -276,6 +278,32 @@ def _repair(repair: Document | None, page: Page) -> Iterator[str]:
         yield from ("", page.heading("Repair (advice only)"))
         for sentence in status_lines(repair):
             yield from page.wrap(sentence, "  ")
+
+
+def _saved_evidence(d: Document) -> str:
+    """Return the id of the current case if it has a file, or ""."""
+    evidence = d.get("evidence")
+    return str(evidence["id"]) if evidence and evidence["path"] else ""
+
+
+def _evidence(evidence: Document | None, now: float, page: Page) -> Iterator[str]:
+    """Yield the evidence of the last fault that drained the node."""
+    if evidence is None:
+        return
+    stages = {
+        "first": "the kernel log, the journal and a recording are being saved",
+        "waiting": "the rest is saved once the node is drained and no job runs on it",
+        "full": "the bug report and the rest are being saved",
+    }
+    state = stages.get(evidence["stage"], "")
+    saved = f"{evidence['path']}, {_bytes(evidence['bytes'])}" if evidence["path"] else "nothing saved yet"
+    text = "; ".join(filter(None, (f"{saved}, begun {ago(evidence['began'], now)}", state, *evidence["problems"][:3])))
+    yield from ("", page.heading("Evidence"), *page.wrap(text, "  "))
+    if pids := evidence["stuck_pids"]:
+        numbers = ", ".join(str(int(pid)) for pid in pids)
+        yield from page.wrap(f"process {numbers} hangs in the kernel; do not reset a GPU before it has ended", "  ")
+    if evidence["path"]:
+        yield _step("show", f"healthd evidence show {evidence['id']}")
 
 
 def _problems(problems: Mapping[str, str], blocked: Mapping[str, int], page: Page) -> Iterator[str]:

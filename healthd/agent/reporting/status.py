@@ -11,6 +11,8 @@ from msgspec.structs import asdict
 
 from healthd.agent.conditions.impairments import limits, reported_health
 from healthd.agent.conditions.ledger import Pause
+from healthd.agent.evidence.case import Case
+from healthd.agent.evidence.stuck import alive
 from healthd.agent.hooks.result import HookResult
 from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.detection_pause import DetectionPause
@@ -109,6 +111,8 @@ class Snapshot(Value, frozen=True):
     without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for each reason, the checks
     problems: tuple[Problem, ...] = ()
     hooks: Mapping[str, HookResult] = field(default_factory=dict)  # for each configured hook, its result
+    evidence: Case | None = None
+    evidence_failures_total: int = 0
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # pids of "daemon", "worker" and "live"
 
 
@@ -251,6 +255,22 @@ def status_json(s: Snapshot) -> dict[str, Any]:
         "dropped": dict(s.dropped),
         "shortages": dict(s.shortages),
         "inventory": _inventory_json(s.inventory),
+        "evidence": _evidence_json(s.evidence),
+    }
+
+
+def _evidence_json(case: Case | None) -> dict[str, Any] | None:
+    if case is None:
+        return None
+    return {
+        "id": case.id,
+        "stage": case.stage.value,
+        "began": case.began,
+        "path": case.path,
+        "bytes": case.bytes,
+        "problems": list(case.problems),
+        "error": case.error,
+        "stuck_pids": [process.pid for process in alive(case.stuck)],
     }
 
 

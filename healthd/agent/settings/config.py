@@ -21,6 +21,7 @@ from healthd.agent.settings.limits import (
     FileOrName,
     KernelLog,
     LinePattern,
+    Mib,
     NodeName,
     Nodes,
     PatternNames,
@@ -222,6 +223,22 @@ class HooksConfig(Value, frozen=True):
         return {name: argv for name in HOOKS if (argv := getattr(self, name))}
 
 
+class EvidenceConfig(Value, frozen=True):
+    """Settings for evidence (docs/evidence.md).
+
+    `bug_report` runs nvidia-bug-report.sh on the idle node, for at most `timeout_seconds`. The journal is saved from
+    `journal_before_seconds` before the first fault. `max_files`, `max_mib` and `max_days` limit what is kept.
+    """
+
+    enabled: bool = True
+    bug_report: bool = True
+    timeout_seconds: Period = 900.0
+    journal_before_seconds: Seconds = 3600.0
+    max_files: Times = 20
+    max_mib: Mib = 512
+    max_days: Times = 90
+
+
 class Settings(Value, frozen=True):
     """All settings outside [checks].
 
@@ -247,6 +264,7 @@ class Settings(Value, frozen=True):
     repair: RepairConfig = RepairConfig()
     metrics: MetricsConfig = MetricsConfig()
     hooks: HooksConfig = HooksConfig()
+    evidence: EvidenceConfig = EvidenceConfig()
 
 
 class Layer(NamedTuple):

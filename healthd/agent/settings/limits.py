@@ -169,6 +169,7 @@ Bytes = Annotated[int, between(0, 2**52, " bytes (4 PiB)")]  # x86 has 52-bit ph
 Gib = Annotated[float, between(0, 2**20, " GiB (1 PiB)")]
 Celsius = Annotated[float, between(0, 150, " degrees")]
 WholeCelsius = Annotated[int, between(0, 150, " degrees")]
+Mib = Annotated[int, between(1, 2**20, " MiB (1 TiB)")]  # space on a disk
 Watts = Annotated[float, between(0, 10_000, " W")]
 Gbps = Annotated[float, between(0, 10_000, " Gbit/s")]  # InfiniBand XDR over 12 lanes has 2,400
 Mbps = Annotated[int, between(0, 10_000_000, " Mbit/s (10 Tbit/s)")]

@@ -155,6 +155,7 @@ def faulty() -> Snapshot:
         workers_started_total=3,
         workers_abandoned_total=2,
         ledger_copy_failures_total=1,
+        evidence_failures_total=1,
         stream=StreamStatus(waiting=3, dropped_total=2, failures_total=4, journal_lost_total=1, problem=HOSTILE),
         hooks={"on_drain": HookResult(2, HOSTILE), "on_resume": HookResult()},
         config_reload_failures_total=1,

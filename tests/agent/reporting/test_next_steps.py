@@ -97,3 +97,11 @@ def test_shell_passes_part_as_single_argument(subject, tmp_path):
     completed = subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=240)
     assert completed.stdout.splitlines()[-1] == subject.replace("\n", "?")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saved_evidence_replaces_the_advice_to_record() -> None:
+    c = condition(clears="gpu_reset")
+    assert SAVE in next_steps(c, [c], ())
+    with_evidence = list(next_steps(c, [c], (), evidence="20261129T060000Z-gpu_xid-79"))
+    assert with_evidence[0] == ("evidence", "healthd evidence show 20261129T060000Z-gpu_xid-79")
+    assert SAVE not in with_evidence

@@ -1,0 +1,195 @@
+"""Serial numbers and firmware versions for the manifest. All functions are pure; identify.py reads the files.
+
+Sources: `nvidia-smi -q -x` for GPUs, sysfs (DMI, PCI VPD, RDMA) for the board and network cards, /proc/driver for the
+NVSwitches, and `ipmitool mc info` and `fru print` for the BMC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from healthd.common.text import regex
+from healthd.common.values import Value
+
+_TAG = regex(r"<(/?)([A-Za-z0-9_]{1,60})([^<>]{0,200})>|([^<]+)")
+_ID = regex(r'id="([^"]{1,40})"')
+_ABSENT = ("", "N/A", "[N/A]", "Unknown Error", "Not Specified", "To be filled by O.E.M.", "Default string")
+
+
+class GpuPart(Value, frozen=True):
+    pci: str
+    name: str = ""
+    uuid: str = ""
+    serial: str = ""
+    board_part_number: str = ""
+    vbios: str = ""
+    inforom: str = ""
+
+
+class Part(Value, frozen=True):
+    """A network card or an NVSwitch. `firmware` is "" if the kernel does not show it."""
+
+    pci: str
+    name: str = ""
+    serial: str = ""
+    part_number: str = ""
+    firmware: str = ""
+
+
+class System(Value, frozen=True):
+    """The machine, from DMI."""
+
+    vendor: str = ""
+    product: str = ""
+    serial: str = ""
+    board_serial: str = ""
+    chassis_serial: str = ""
+    bios: str = ""
+
+
+class Bmc(Value, frozen=True):
+    serial: str = ""
+    firmware: str = ""
+    product: str = ""
+
+
+class Hardware(Value, frozen=True):
+    """The hardware of a node. `chassis_serial` is the chassis that the GPUs report (NVLink racks)."""
+
+    kernel: str = ""
+    driver: str = ""
+    chassis_serial: str = ""
+    system: System = System()
+    bmc: Bmc = Bmc()
+    gpus: tuple[GpuPart, ...] = ()
+    nvswitches: tuple[Part, ...] = ()
+    nics: tuple[Part, ...] = ()
+
+
+class SmiReport(Value, frozen=True):
+    driver: str = ""
+    chassis_serial: str = ""
+    gpus: tuple[GpuPart, ...] = ()
+
+
+def parse_nvidia_smi(text: str) -> SmiReport:
+    """Parse the output of `nvidia-smi -q -x`. An element that is missing or "N/A" is "".
+
+    This reads tags one by one instead of using an XML parser, so that the end may be missing.
+    """
+    driver, chassis, gpus = "", "", []
+    pci, values, path = "", {}, []  # type: str, dict[str, str], list[str]
+    for found in _TAG.finditer(text):
+        closes, name, attributes, content = found.groups()
+        if content is not None:
+            if path and content.strip():
+                values.setdefault("/".join(path), content.strip())
+        elif closes:
+            if name == "gpu" and pci:
+                gpus.append(_gpu(pci, values))
+                chassis = chassis or _value(values, "platformInfo/chassis_serial_number")
+                pci = ""
+            while path and path.pop() != name:
+                pass
+        elif name == "gpu" and (identity := _ID.search(attributes)):
+            driver = driver or values.get("nvidia_smi_log/driver_version", "")
+            pci, values, path = _sysfs_address(identity[1]), {}, []
+        elif not attributes.endswith("/") and len(path) < 20:
+            path.append(name)
+    driver = driver or values.get("nvidia_smi_log/driver_version", "")
+    if pci:
+        gpus.append(_gpu(pci, values))
+    return SmiReport(driver, chassis, tuple(gpus))
+
+
+def _gpu(pci: str, values: Mapping[str, str]) -> GpuPart:
+    return GpuPart(
+        pci,
+        _value(values, "product_name"),
+        _value(values, "uuid"),
+        _value(values, "serial"),
+        _value(values, "board_part_number"),
+        _value(values, "vbios_version"),
+        _value(values, "inforom_version/img_version"),
+    )
+
+
+def _value(values: Mapping[str, str], path: str) -> str:
+    return _known(values.get(path, ""))
+
+
+def _known(text: str) -> str:
+    return "" if text in _ABSENT else text[:200]
+
+
+def _sysfs_address(address: str) -> str:
+    """Return "0000:1b:00.0" for nvidia-smi's "00000000:1B:00.0"."""
+    domain, colon, rest = address.lower().partition(":")
+    return f"{domain[-4:]}{colon}{rest}" if domain.startswith("0000") else address.lower()
+
+
+def parse_ipmi(mc_info: str, fru: str) -> Bmc:
+    """Parse `ipmitool mc info` and `ipmitool fru print 0`. The serial number is the chassis's, which the BMC stores."""
+    info, parts = dict(_ipmi_lines(mc_info)), dict(_ipmi_lines(fru))
+    serial = parts.get("Product Serial") or parts.get("Board Serial") or parts.get("Chassis Serial") or ""
+    return Bmc(_known(serial), _known(info.get("Firmware Revision", "")), _known(parts.get("Product Name", "")))
+
+
+def _ipmi_lines(text: str) -> Iterator[tuple[str, str]]:
+    for line in text.split("\n"):
+        label, colon, value = line.partition(":")
+        if colon:
+            yield label.strip(), value.strip()
+
+
+def parse_vpd(data: bytes) -> dict[str, str]:
+    """Return the keywords of a device's Vital Product Data, such as {"PN": ..., "SN": ...} (PCI Local Bus 3.0, app. I).
+
+    Invalid data gives the keywords before the first error.
+    """
+    keywords: dict[str, str] = {}
+    position = 0
+    while position < len(data):
+        tag = data[position]
+        if tag & 0x80:
+            if position + 3 > len(data):
+                break
+            length, start = int.from_bytes(data[position + 1 : position + 3], "little"), position + 3
+        else:
+            length, start = tag & 0x07, position + 1
+        if tag >> 3 == 0x0F:  # end tag
+            break
+        body = data[start : start + length]
+        if tag in (0x90, 0x91):  # read-only and read-write fields
+            keywords.update(_vpd_fields(body))
+        position = start + length
+    return keywords
+
+
+def _vpd_fields(body: bytes) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position + 3 <= len(body):
+        name, length = body[position : position + 2], body[position + 2]
+        value = body[position + 3 : position + 3 + length]
+        if name.isascii() and name not in (b"RV", b"RW"):
+            text = value.split(b"\0")[0].decode("ascii", "replace").strip()
+            yield name.decode("ascii"), text if text.isprintable() else ""
+        position += 3 + length
+
+
+def device_serial(config: bytes) -> str:
+    """Return the Device Serial Number of a PCIe function from its config space, or "" (PCIe Base 4.0, 7.9.3)."""
+    offset = 0x100
+    for _ in range(48):
+        if offset + 12 > len(config):
+            return ""
+        header = int.from_bytes(config[offset : offset + 4], "little")
+        if header in (0, 0xFFFFFFFF):
+            return ""
+        if header & 0xFFFF == 0x0003:
+            raw = config[offset + 4 : offset + 12][::-1]
+            return "" if raw in (b"\0" * 8, b"\xff" * 8) else raw.hex("-")
+        offset = header >> 20
+        if offset < 0x100:
+            return ""
+    return ""

@@ -181,24 +181,27 @@ def summary(found: Sequence[Repair], out_seconds: Iterable[int | None], to_time:
 def suggested_steps(by_code: Iterable[Row]) -> dict[str, str]:
     """Return the step to begin with for each code whose first step fails too often.
 
-    If the next step fails too often as well, a person is suggested.
+    The first step of a code is a GPU reset if any of its faults ended with one, otherwise a reboot. A later step never
+    counts against the first: it is taken only for faults that the first step did not end. If the next step fails too
+    often as well, a person is suggested.
     """
-    failing: dict[str, set[str]] = defaultdict(set)
+    steps: dict[str, dict[str, bool]] = defaultdict(dict)
     for row in by_code:
-        lasted = row["lasted_7_days"]
-        if (
-            row["remedy"] in _NEXT_STEP
-            and lasted["repairs"] >= MIN_REPAIRS
-            and lasted["interval"] is not None
-            and lasted["interval"][1] < MIN_SHARE
-        ):
-            failing[row["code"]].add(row["remedy"])
+        if row["remedy"] in _NEXT_STEP:
+            steps[row["code"]][row["remedy"]] = _fails_too_often(row["lasted_7_days"])
     found = {}
-    for code, steps in sorted(failing.items()):
-        first = next((step for step in ("gpu_reset", "reboot") if step in steps), "")
-        after = _NEXT_STEP[first]
-        found[code] = _NEXT_STEP.get(after, after) if after in steps else after
+    for code, failing in sorted(steps.items()):
+        step = next(name for name in _NEXT_STEP if name in failing)
+        if failing[step]:
+            while failing.get(step):
+                step = _NEXT_STEP[step]
+            found[code] = step
     return found
+
+
+def _fails_too_often(lasted: Row) -> bool:
+    interval = lasted["interval"]
+    return lasted["repairs"] >= MIN_REPAIRS and interval is not None and bool(interval[1] < MIN_SHARE)
 
 
 def _notes(found: Sequence[Repair], to_time: int) -> list[str]:

@@ -13,16 +13,16 @@ REMEDY_NAMES = {
     "reboot": "reboot",
     "person": "a person",
     "check_passed": "check passed",
-    "time": "time",
+    "time": "no repeat",
 }
 FIGURES = (
     Column("repairs", "repairs", COUNT),
     Column("nodes", "nodes", COUNT),
     Column("lasted 7 d", "lasted_7_days.share", PERCENT),
     Column("95 % interval", "lasted_7_days.interval", interval(PERCENT)),
-    Column("followed", "lasted_7_days.repairs", COUNT),
+    Column("followed 7 d", "lasted_7_days.repairs", COUNT),
     Column("lasted 28 d", "lasted_28_days.share", PERCENT),
-    Column("followed", "lasted_28_days.repairs", COUNT),
+    Column("followed 28 d", "lasted_28_days.repairs", COUNT),
     Column("median out", "out_seconds.median", DURATION),
     Column("p90 out", "out_seconds.p90", DURATION),
 )

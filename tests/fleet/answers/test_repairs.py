@@ -93,6 +93,8 @@ def test_next_step_is_suggested_if_first_step_mostly_fails() -> None:
         code_row("a/4", "reboot", 0, 20),
         code_row("a/5", "reboot", 0, 20),
         code_row("a/6", "person", 0, 20),
+        code_row("a/7", "gpu_reset", 95, 100),
+        code_row("a/7", "reboot", 0, 20),  # only faults that the reset did not end
     ]
     assert repairs.suggested_steps(rows) == {"a/1": "reboot", "a/4": "person", "a/5": "person"}
 

@@ -460,6 +460,7 @@ class Daemon:
         """Record the repair step that this drained node needs, and what prevents it now."""
         settings, ledger = self.settings, self.store.ledger
         if settings.repair.mode is RepairMode.OFF or not self.verdict.causes:
+            self.repair_inputs = ()
             if ledger.repair.plan is not None:
                 self.store.change(repair=RepairRecord())
             return

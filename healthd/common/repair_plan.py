@@ -12,9 +12,12 @@ class Reason(enum.Enum):
     """Why a cause needs its step."""
 
     REMEDY = "remedy"  # this step ends the fault
+    MILDER = "milder"  # this step may end the fault, before the power cycle that its runbook names
     RELAPSE = "relapse"  # the fault returned after an earlier step
     CONFIGURED = "configured"  # repair.first_step
+    NOT_ALLOWED = "not_allowed"  # the step that ends the fault is not in repair.order
     CAUSE = "cause"  # a person must fix the cause; its check then passes
+    WINDOW = "window"  # the fault ends by time, which does not pass on a drained node before a repair
     PART = "part"  # a person must repair or replace the part
     EXHAUSTED = "exhausted"  # the fault returned after the last step
 
@@ -40,6 +43,7 @@ class Obstacle(enum.Enum):
     FOREIGN_DRAIN = "foreign_drain"  # another user or tool drained the node
     MAINTENANCE = "maintenance"  # a reservation for maintenance
     DOWN = "down"  # DOWN in Slurm, so jobs may still run unobserved
+    NOT_RESPONDING = "not_responding"  # slurmd does not respond, so Slurm's list of jobs may be out of date
     JOBS = "jobs"  # a job or its epilog is on the node
     POWER = "power"  # a reboot or a power change is pending in Slurm
 

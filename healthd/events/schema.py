@@ -161,7 +161,7 @@ EVENTS = {
     "requeue": EventFields(("stage", "job"), ("error",), _IN_SLURM),
     "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),
     "repaired": EventFields(("who", "code"), ("subject", "why")),
-    "repair": EventFields(("stage", "step", "next", "why", "causes"), ("causes_more",), ("advised",)),
+    "repair": EventFields(("stage", "step", "next", "why", "causes"), ("causes_more",), ("advised", "withdrawn")),
     "evidence": EventFields(
         ("stage", "case", "part"),
         ("path", "bytes", "seconds", "error"),

@@ -52,16 +52,21 @@ def _pause_event(stage: str, pause: Pause) -> Event:
 
 
 def _repair_events(before: Plan | None, after: Plan | None) -> list[Event]:
-    """Return the event for a new plan. A plan is also new if only its causes changed, but not if its obstacles did."""
-    if after is None or (before is not None and replace(before, obstacles=after.obstacles) == after):
+    """Return the event for a new plan, or for the end of the last one. Changed obstacles alone make no new plan."""
+    if after is None:
+        return [Event("repair", {"stage": "withdrawn", **_plan_fields(before)})] if before is not None else []
+    if before is not None and replace(before, obstacles=after.obstacles) == after:
         return []
-    fields = {
-        "step": after.step.value,
-        "next": after.next.value,
-        "why": after.causes[0].reason.value,
-        "causes": tuple(f"{cause.code} {cause.subject}".strip() for cause in after.causes),
+    return [Event("repair", {"stage": "advised", **_plan_fields(after)})]
+
+
+def _plan_fields(plan: Plan) -> dict[str, object]:
+    return {
+        "step": plan.step.value,
+        "next": plan.next.value,
+        "why": plan.causes[0].reason.value,
+        "causes": tuple(f"{cause.code} {cause.subject}".strip() for cause in plan.causes),
     }
-    return [Event("repair", {"stage": "advised", **fields})]
 
 
 def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:

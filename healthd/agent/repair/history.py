@@ -13,8 +13,15 @@ from healthd.events.parse import StreamEvent
 
 RETURN_SECONDS = 28 * 86400.0  # a fault that returns later is a new one
 _DRAINS = ("degraded", "critical")
-# The beginning of `cleared_by`, which may continue with the evidence or the user.
-_ENDINGS = {ending.value: ending for ending in Ending} | {"gpu_reset": Ending.RESET}
+# The beginning of `cleared_by`, which may continue with the evidence or the user. All other texts are no endings, such
+# as "others" or the new name of a part.
+_ENDINGS = {
+    "pass": Ending.PASS,
+    "window": Ending.WINDOW,
+    "gpu_reset": Ending.RESET,
+    "reboot": Ending.REBOOT,
+    "repaired": Ending.REPAIRED,
+}
 
 
 class Episode(Value, frozen=True):
@@ -61,7 +68,8 @@ def episodes(events: Iterable[StreamEvent]) -> list[Episode]:
             position = open_at.pop(fields["condition"])
             ended_by = _ENDINGS.get(_first_word(fields.get("cleared_by")))
             found[position] = replace(found[position], ended_at=event.at, ended_by=ended_by)
-            last[found[position].code, found[position].subject] = position
+            if ended_by is not None:
+                last[found[position].code, found[position].subject] = position
     return found
 
 

@@ -3,13 +3,15 @@
     what ends the fault          first step
     ---------------------------  -------------------------------------------------
     a GPU reset                  GPU reset
-    a reboot or a power cycle    reboot (a power cycle only after a failed reboot)
+    a reboot or a power cycle    reboot (a power cycle only after a reboot)
     `healthd repaired`           a person, unless the fault only waits for an operator because it returned
     clean runs of its check      a person, who must fix the cause
-    time without a repeat        none: the fault ends by itself
+    time without a repeat        a person: on a drained node the time passes only after a repair, or for a shared cause
 
 A fault that returns within RELAPSE_SECONDS after a step starts at the next step. The node needs the highest step of its
-causes. If a step is not in the order that the site has configured, the next one is taken.
+causes. A person comes first only if a cause needs one in any case: a part is broken, or the last step did not last. If
+a person must only fix a cause outside the hardware, the other causes' step may be taken before. If a step is not in the
+order that the site has configured, the next one is taken.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.model import LADDER, Clears, Condition, Ending, Remedy, RepairStep
 from healthd.common.repair_plan import CauseStep, Plan, Reason
+from healthd.common.text import regex
 
 # A week, as for faults that return after a reboot (agent/conditions/absorb.py).
 RELAPSE_SECONDS = 7 * 86400.0
+PCI = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 # A fault ends with any later step too: a reboot also resets the GPUs.
-_FIRST_STEPS = {
+_MACHINE_STEPS = {
     Remedy.GPU_RESET: RepairStep.GPU_RESET,
     Remedy.REBOOT: RepairStep.REBOOT,
     Remedy.POWER_CYCLE: RepairStep.REBOOT,
-    Remedy.REPAIRED: RepairStep.PERSON,
-    Remedy.CHECK: RepairStep.PERSON,
 }
 _ENDING_STEPS = {Ending.RESET: RepairStep.GPU_RESET, Ending.REBOOT: RepairStep.REBOOT}
 _RELAPSE_REMEDIES = {Clears.GPU_RESET: Remedy.GPU_RESET, Clears.REBOOT: Remedy.REBOOT}
@@ -54,11 +56,17 @@ def plan(
     needed = [found for c in causes if (found := cause_step(c, cleared, remedies, order, first_steps)) is not None]
     if not needed:
         return None
-    step = max((cause.step for cause in needed), key=LADDER.index)
+    step = _node_step([(cause.step, cause.reason) for cause in needed])
     decisive_first = sorted(needed, key=lambda cause: cause.step is not step)
-    is_reset = step is RepairStep.GPU_RESET
-    parts = tuple(dict.fromkeys(cause.subject for cause in needed)) if is_reset else ()
-    return Plan(step, step_after(step, order), tuple(decisive_first), () if "" in parts else parts)
+    parts = tuple(dict.fromkeys(cause.subject for cause in needed if cause.step is RepairStep.GPU_RESET))
+    is_named = step is RepairStep.GPU_RESET and all(map(PCI.fullmatch, parts))
+    return Plan(step, step_after(step, order), tuple(decisive_first), parts if is_named else ())
+
+
+def _node_step(needed: Sequence[tuple[RepairStep, Reason]]) -> RepairStep:
+    """Return the node's step: the highest, but a person who must fix a cause outside the hardware comes last."""
+    certain = [step for step, reason in needed if reason not in (Reason.CAUSE, Reason.WINDOW)]
+    return max(certain, key=LADDER.index) if certain else RepairStep.PERSON
 
 
 def cause_step(
@@ -68,22 +76,35 @@ def cause_step(
     order: Sequence[RepairStep],
     first_steps: Mapping[str, RepairStep],
 ) -> CauseStep | None:
-    """Return the step that this cause needs, or None if the fault ends by itself."""
+    """Return the step that this cause needs, or None if the fault ends by itself on a drained node."""
     began = cause.opened_at or cause.first_seen
-    earlier = [c for c in cleared if c.key == cause.key and 0 <= began - c.cleared_at < RELAPSE_SECONDS]
+    # A fault that returns during the boot is older than the daemon, which ends the earlier one when it starts.
+    earlier = [c for c in cleared if c.key == cause.key and not c.observed and began - c.cleared_at < RELAPSE_SECONDS]
     remedy = _remedy(cause, earlier, remedies)
-    if remedy is Remedy.NOTHING:
-        return None
-    if remedy in (Remedy.CHECK, Remedy.REPAIRED):
-        reason = Reason.CAUSE if remedy is Remedy.CHECK else Reason.PART
-        return CauseStep(cause.code, cause.subject, RepairStep.PERSON, reason)
-    first, reason = _FIRST_STEPS[remedy], Reason.REMEDY
-    if (configured := first_steps.get(cause.code)) is not None and configured is not first:
+    configured = first_steps.get(cause.code)
+    if remedy is Remedy.REPAIRED:
+        return CauseStep(cause.code, cause.subject, RepairStep.PERSON, Reason.PART)
+    if remedy in _MACHINE_STEPS:
+        first = _MACHINE_STEPS[remedy]
+        reason = Reason.MILDER if remedy is Remedy.POWER_CYCLE else Reason.REMEDY
+        if configured is not None and LADDER.index(configured) > LADDER.index(first):  # a lower step would not end it
+            first, reason = configured, Reason.CONFIGURED
+    elif configured is not None:
         first, reason = configured, Reason.CONFIGURED
-    step = first if first in order else step_after(first, order)
+    elif remedy is Remedy.CHECK:
+        return CauseStep(cause.code, cause.subject, RepairStep.PERSON, Reason.CAUSE)
+    elif cause.shared_cause or cause.repaired:
+        return None
+    else:
+        return CauseStep(cause.code, cause.subject, RepairStep.PERSON, Reason.WINDOW)
+    step = first if first in order or first is RepairStep.PERSON else step_after(first, order)
+    if step is not first:
+        reason = Reason.NOT_ALLOWED
     tried = [_ENDING_STEPS[c.ending] for c in earlier if c.ending in _ENDING_STEPS]
     if tried:
         after_tried = step_after(max(tried, key=LADDER.index), order)
+        if cause.clears is Clears.OPERATOR and cause.repaired:  # a boot has followed, and did not end it
+            after_tried = step_after(after_tried, order)
         if LADDER.index(after_tried) > LADDER.index(step):
             step, reason = after_tried, Reason.EXHAUSTED if after_tried is RepairStep.PERSON else Reason.RELAPSE
     return CauseStep(cause.code, cause.subject, step, reason)

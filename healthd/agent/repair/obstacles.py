@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from healthd.agent.slurm.policy import Owner, drain_owner, is_idle
 from healthd.common.model import ConditionState, DrainRecord, Mode, NodeState, Severity, Verdict
 from healthd.common.repair_plan import Obstacle
-from healthd.common.slurm.node_states import POWER, REBOOT
+from healthd.common.slurm.node_states import POWER, REBOOT, UNSETTLED
 
 # `scontrol show node` prints these for a node in a reservation with the flag MAINT (slurm.h: NODE_STATE_MAINT).
 MAINTENANCE = frozenset({"MAINT", "MAINTENANCE"})
@@ -55,5 +55,7 @@ def _in_slurm(record: DrainRecord, node: NodeState | None, mode: Mode) -> Iterat
         yield Obstacle.POWER
     elif "DOWN" in node.flags:
         yield Obstacle.DOWN
+    elif node.flags & UNSETTLED:
+        yield Obstacle.NOT_RESPONDING
     elif owner is not Owner.NONE and not is_idle(node):
         yield Obstacle.JOBS

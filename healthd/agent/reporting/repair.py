@@ -26,9 +26,12 @@ _STEP_VERBS = {
 }
 _REASON_TEXTS = {
     Reason.REMEDY: "ends with {step}",
+    Reason.MILDER: "may end with {step}, before the power cycle that its runbook names",
     Reason.RELAPSE: "returned within 7 days after an earlier step",
     Reason.CONFIGURED: "has this step in repair.first_step",
+    Reason.NOT_ALLOWED: "ends with a step that repair.order does not contain",
     Reason.CAUSE: "ends once its cause is fixed and its check passes",
+    Reason.WINDOW: "ends after a time without a repeat, which does not pass on a drained node until it is repaired",
     Reason.PART: "ends once the part is repaired or replaced",
     Reason.EXHAUSTED: "returned within 7 days after the last step",
 }
@@ -42,6 +45,7 @@ OBSTACLE_TEXTS = {
     Obstacle.FOREIGN_DRAIN: "the drain is not healthd's",
     Obstacle.MAINTENANCE: "the node is reserved for maintenance",
     Obstacle.DOWN: "the node is DOWN in Slurm, so a job may still run here unobserved",
+    Obstacle.NOT_RESPONDING: "the node does not respond in Slurm, so its jobs are not known",
     Obstacle.JOBS: "a job, or the epilog of one, is still on the node",
     Obstacle.POWER: "a reboot or a power change is pending in Slurm",
 }
@@ -56,13 +60,14 @@ PROTECTIONS = {
     Obstacle.FOREIGN_DRAIN: "the drain is healthd's own",
     Obstacle.MAINTENANCE: "no reservation for maintenance",
     Obstacle.DOWN: "the node is not DOWN in Slurm",
+    Obstacle.NOT_RESPONDING: "the node responds in Slurm",
     Obstacle.JOBS: "no job on the node",
     Obstacle.POWER: "no reboot or power change is pending",
 }
 
 _IN_SLURM = (
     *(Obstacle.SLURM_UNKNOWN, Obstacle.NOT_DRAINED, Obstacle.FOREIGN_DRAIN, Obstacle.MAINTENANCE),
-    *(Obstacle.DOWN, Obstacle.JOBS, Obstacle.POWER),
+    *(Obstacle.DOWN, Obstacle.NOT_RESPONDING, Obstacle.JOBS, Obstacle.POWER),
 )
 
 

@@ -188,7 +188,13 @@ class RepairConfig(Value, frozen=True):
     mode: RepairMode = RepairMode.OFF
     order: RepairOrder = (RepairStep.GPU_RESET, RepairStep.REBOOT)
     first_step: RepairFirstSteps = field(default_factory=dict)
-    stop_services: tuple[str, ...] = ("nvidia-persistenced", "nvidia-dcgm", "dcgm-exporter", "nvsm")
+    stop_services: tuple[str, ...] = (
+        "nvidia-persistenced",
+        "nvidia-fabricmanager",
+        "nvidia-dcgm",
+        "dcgm-exporter",
+        "nvsm",
+    )
 
 
 class MetricsConfig(Value, frozen=True):

@@ -1,20 +1,21 @@
 """Computes how often each remedy ends a fault for good, and how long nodes are out of service until then.
 
-A repair is the end of a fault that drained its node: by a GPU reset, a reboot, a person (`healthd repaired`), clean
-runs of its check, or time. It lasts for 7 or 28 days if the same fault does not open again on the same part of the node
-in that time. Only repairs with that much time left in the period are counted, so that a recent repair is neither a
-success nor a failure.
+A repair is the end of faults that drained a node: by a GPU reset, a boot (a reboot or a power cycle), a person
+(`healthd repaired`), clean runs of the check, or time. Faults of a node that end by the same remedy at the same time
+are one repair. It lasts for 7 or 28 days if none of its faults opens again on the same part of the node in that time. Only
+repairs whose node is observed for that long afterwards are counted, so that a recent repair, or that of a node that was
+removed, is neither a success nor a failure. A step that ended nothing is not recorded as a repair.
 
-A step is suggested for a code if its first step has failed too often: at least MIN_REPAIRS repairs, and the upper end
-of the 95 % interval (Wilson) for the share that lasts 7 days is below MIN_SHARE. Both limits are healthd's own. A power
-cycle is never suggested, because it follows only a failed reboot.
+A later first step is suggested for a code if its first step has failed too often: at least MIN_REPAIRS repairs on at
+least MIN_NODES nodes, and the upper end of the 95 % interval (Wilson) for the share that lasts 7 days is below
+MIN_SHARE. These limits are healthd's own. A power cycle is never suggested, because it follows only a reboot.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from healthd.fleet.answers import causes
@@ -25,7 +26,7 @@ from healthd.fleet.statistics.wilson import wilson
 
 DAY = 86400
 LASTING_DAYS = (7, 28)
-MIN_REPAIRS, MIN_SHARE = 10, 0.5
+MIN_REPAIRS, MIN_NODES, MIN_SHARE = 10, 5, 0.5
 # Remedies in the order of the ladder, by the first word of `cleared_by` (docs/events.md).
 REMEDIES = ("gpu_reset", "reboot", "person", "check_passed", "time")
 _REMEDY_BY_WORD = {
@@ -64,8 +65,16 @@ class Outage(NamedTuple):
     by_whom: str
 
 
+class Observed(NamedTuple):
+    """A row returned by repairs_nodes.sql. `until` is the time of the node's last line."""
+
+    cluster: str
+    node: str
+    until: int
+
+
 class Repair(NamedTuple):
-    """The end of a fault. `returned_after` is in seconds, or None if the fault has not returned."""
+    """The end of one fault. `returned_after` is in seconds, or None if the fault has not returned."""
 
     cluster: str
     node: str
@@ -84,28 +93,35 @@ def repairs(study: Study) -> Document:
         suggested: for each code whose first step fails too often, the step to begin with.
     """
     study.require("events")
-    found = find_repairs(study.query("repairs_conditions", Fault))
-    out_seconds = seconds_out(found, study.query("checks_outages", Outage))
+    ends = find_ends(study.query("repairs_conditions", Fault))
+    ends = [end for end in ends if study.from_time <= end.ended_at < study.to_time]
+    observed_until = {(row.cluster, row.node): row.until for row in study.query("repairs_nodes", Observed)}
+    outages = by_node(study.query("checks_outages", Outage))
 
-    def rows(key: Mapping[Repair, tuple[str, ...]], names: tuple[str, ...]) -> list[Row]:
-        groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for position, repair in enumerate(found):
-            groups[key[repair]].append(position)
-        return [
+    def rows(key: Callable[[Repair], tuple[str, ...]], names: tuple[str, ...]) -> list[Row]:
+        groups: dict[tuple[str, ...], list[Repair]] = defaultdict(list)
+        for end in ends:
+            groups[key(end)].append(end)
+        found = [
             {
                 **dict(zip(names, group, strict=True)),
-                **summary([found[i] for i in positions], [out_seconds[i] for i in positions], study.to_time),
+                **summary(merge_ends(group_ends), outages, observed_until, study.to_time),
             }
-            for group, positions in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+            for group, group_ends in sorted(groups.items())
         ]
+        return sorted(found, key=lambda row: -row["repairs"])
 
-    by_code = rows({r: (r.code, r.remedy) for r in found}, ("code", "remedy"))
+    by_code = rows(lambda end: (end.code, end.remedy), ("code", "remedy"))
+    merged = merge_ends(ends)
+    notes = _notes(merged, observed_until, outages, study.to_time)
     return {
-        **study.head("repairs", *_notes(found, study.to_time)),
-        "repairs": len(found),
+        **study.head(
+            "repairs", *_notes(merged, observed_until, outages, study.to_time), *study.coverage_notes("events")
+        ),
+        "repairs": len(merged),
         "lasting_days": list(LASTING_DAYS),
-        "by_remedy": rows({r: (r.remedy,) for r in found}, ("remedy",)),
-        "by_cause": rows({r: (causes.meaning(r.code).cause, r.remedy) for r in found}, ("cause", "remedy")),
+        "by_remedy": rows(lambda end: (end.remedy,), ("remedy",)),
+        "by_cause": rows(lambda end: (causes.meaning(end.code).cause, end.remedy), ("cause", "remedy")),
         "by_code": by_code,
         "suggested": suggested_steps(by_code),
     }
@@ -121,61 +137,96 @@ def remedy(cleared_by: str | None) -> str:
     return _REMEDY_BY_WORD.get((cleared_by or "").partition(" ")[0].rstrip(":"), "")
 
 
-def find_repairs(faults: Iterable[Fault]) -> list[Repair]:
-    """Return the repairs of all faults, ordered by cluster, node, code, subject and time."""
+def find_ends(faults: Iterable[Fault]) -> list[Repair]:
+    """Return the ends of all faults by a remedy, ordered by cluster, node, code, subject and time.
+
+    A fault has returned if the same part has a later fault with the same code. This fault may have begun during a boot,
+    before the daemon started and ended the earlier one.
+    """
     by_part: dict[Part, list[Fault]] = defaultdict(list)
     for fault in faults:
         by_part[fault.cluster, fault.node, fault.code, fault.subject].append(fault)
     found = []
     for part, part_faults in sorted(by_part.items()):
-        begins = sorted(fault.first_time for fault in part_faults)
-        for fault in sorted(part_faults, key=lambda fault: (fault.first_time, fault.cleared_time or 0)):
+        ordered = sorted(part_faults, key=lambda fault: (fault.first_time, fault.cleared_time or 0))
+        for position, fault in enumerate(ordered):
             name = remedy(fault.cleared_by)
             if fault.cleared_time is None or not name:
                 continue
-            later = bisect_right(begins, fault.cleared_time)
-            returned = begins[later] - fault.cleared_time if later < len(begins) else None
+            later = ordered[position + 1 : position + 2]
+            returned = max(later[0].first_time - fault.cleared_time, 0) if later else None
             found.append(Repair(part[0], part[1], part[2], name, fault.cleared_time, returned))
     return found
 
 
-def seconds_out(found: Sequence[Repair], outages: Iterable[Outage]) -> list[int | None]:
-    """Return, for each repair, the duration of the outage in which it ended the fault.
-
-    None: the node was not out of service then, or is still out.
-    """
-    by_node: dict[Node, list[Outage]] = defaultdict(list)
-    for outage in outages:
-        by_node[outage.cluster, outage.node].append(outage)
-    starts = {node: [outage.start_time for outage in node_outages] for node, node_outages in by_node.items()}
-    times: list[int | None] = []
-    for repair in found:
-        node = (repair.cluster, repair.node)
-        position = bisect_right(starts.get(node, []), repair.ended_at) - 1
-        start, end = by_node[node][position][2:4] if position >= 0 else (0, None)
-        times.append(end - start if end is not None and end >= repair.ended_at else None)
-    return times
+def merge_ends(ends: Iterable[Repair]) -> list[Repair]:
+    """Return one repair for all faults of a node that ended by the same remedy at the same time. It has failed as soon
+    as one of its faults returns."""
+    merged: dict[tuple[str, str, str, int], Repair] = {}
+    for end in ends:
+        key = (end.cluster, end.node, end.remedy, end.ended_at)
+        earlier = merged.get(key, end)
+        times = [time for time in (earlier.returned_after, end.returned_after) if time is not None]
+        merged[key] = earlier._replace(returned_after=min(times, default=None))
+    return list(merged.values())
 
 
-def summary(found: Sequence[Repair], out_seconds: Iterable[int | None], to_time: int) -> Row:
-    """Return the counts for these repairs. A share and its interval are None if there are no cases."""
-    known = sorted(seconds for seconds in out_seconds if seconds is not None)
+def by_node(outages: Iterable[Outage]) -> dict[Node, list[Outage]]:
+    """Return each node's outages in order of time."""
+    found: dict[Node, list[Outage]] = defaultdict(list)
+    for outage in sorted(outages):
+        found[outage.cluster, outage.node].append(outage)
+    return found
+
+
+def outage_of(repair: Repair, outages: Mapping[Node, Sequence[Outage]]) -> Outage | None:
+    """Return the outage in which the repair was made, or None if the node was in service then."""
+    node_outages = outages.get((repair.cluster, repair.node), ())
+    position = bisect_right([outage.start_time for outage in node_outages], repair.ended_at) - 1
+    outage = node_outages[position] if position >= 0 else None
+    is_within = outage is not None and (outage.end_time is None or outage.end_time >= repair.ended_at)
+    return outage if is_within else None
+
+
+def summary(
+    found: Sequence[Repair],
+    outages: Mapping[Node, Sequence[Outage]],
+    observed_until: Mapping[Node, int],
+    to_time: int,
+) -> Row:
+    """Return the counts for these repairs. A share and its interval are None if there are no cases. Each outage counts
+    once."""
+    out = {outage for repair in found if (outage := outage_of(repair, outages)) is not None}
+    known = sorted(outage.end_time - outage.start_time for outage in out if outage.end_time is not None)
     lasting = {}
     for days in LASTING_DAYS:
-        followed = [repair for repair in found if repair.ended_at + days * DAY <= to_time]
-        lasted = sum(r.returned_after is None or r.returned_after > days * DAY for r in followed)
+        cases = [lasts(repair, days, observed_until, to_time) for repair in found]
+        followed = [case for case in cases if case is not None]
         lasting[f"lasted_{days}_days"] = {
             "repairs": len(followed),
-            "lasted": lasted,
-            "share": lasted / len(followed) if followed else None,
-            "interval": wilson(lasted, len(followed)),
+            "lasted": sum(followed),
+            "share": sum(followed) / len(followed) if followed else None,
+            "interval": wilson(sum(followed), len(followed)),
         }
     return {
         "repairs": len(found),
         "nodes": len({(repair.cluster, repair.node) for repair in found}),
         **lasting,
-        "out_seconds": {"cases": len(known), "median": quantile(known, 0.5), "p90": quantile(known, 0.9)},
+        "out_seconds": {
+            "cases": len(known),
+            "still_out": len(out) - len(known),
+            "median": quantile(known, 0.5),
+            "p90": quantile(known, 0.9),
+        },
     }
+
+
+def lasts(repair: Repair, days: int, observed_until: Mapping[Node, int], to_time: int) -> bool | None:
+    """Return True if the repair lasted for these days, False if the fault returned, None if it was not observed."""
+    if repair.returned_after is not None and repair.returned_after <= days * DAY:
+        return False
+    until = min(observed_until.get((repair.cluster, repair.node), to_time), to_time)
+    return True if repair.ended_at + days * DAY <= until else None
 
 
 def suggested_steps(by_code: Iterable[Row]) -> dict[str, str]:
@@ -188,7 +239,7 @@ def suggested_steps(by_code: Iterable[Row]) -> dict[str, str]:
     steps: dict[str, dict[str, bool]] = defaultdict(dict)
     for row in by_code:
         if row["remedy"] in _NEXT_STEP:
-            steps[row["code"]][row["remedy"]] = _fails_too_often(row["lasted_7_days"])
+            steps[row["code"]][row["remedy"]] = row["nodes"] >= MIN_NODES and _fails_too_often(row["lasted_7_days"])
     found = {}
     for code, failing in sorted(steps.items()):
         step = next(name for name in _NEXT_STEP if name in failing)
@@ -204,11 +255,17 @@ def _fails_too_often(lasted: Row) -> bool:
     return lasted["repairs"] >= MIN_REPAIRS and interval is not None and bool(interval[1] < MIN_SHARE)
 
 
-def _notes(found: Sequence[Repair], to_time: int) -> list[str]:
-    recent = sum(repair.ended_at + LASTING_DAYS[0] * DAY > to_time for repair in found)
-    if not recent:
-        return []
-    return [
-        f"{recent:,} of {len(found):,} repairs were made less than {LASTING_DAYS[0]} days before the period ends. "
-        "They count neither as lasting nor as failed."
-    ]
+def _notes(
+    found: Sequence[Repair], observed_until: Mapping[Node, int], outages: Mapping[Node, Sequence[Outage]], to_time: int
+) -> list[str]:
+    notes = []
+    unknown = sum(lasts(repair, LASTING_DAYS[0], observed_until, to_time) is None for repair in found)
+    if unknown:
+        notes.append(
+            f"{unknown:,} of {len(found):,} repairs were not followed for {LASTING_DAYS[0]} days: the period "
+            "ends, or the node's last event is earlier. They count neither as lasting nor as failed."
+        )
+    still_out = sum((outage := outage_of(r, outages)) is not None and outage.end_time is None for r in found)
+    if still_out:
+        notes.append(f"After {still_out:,} repairs the node is still out of service, so the times are underestimated.")
+    return notes

@@ -10,7 +10,7 @@ from healthd.fleet.view import COUNT, DURATION, PERCENT, Column, Detail, Row, Ta
 MAX_ROWS = 20
 REMEDY_NAMES = {
     "gpu_reset": "GPU reset",
-    "reboot": "reboot",
+    "reboot": "boot",
     "person": "a person",
     "check_passed": "check passed",
     "time": "no repeat",
@@ -59,13 +59,13 @@ def view(repairs: Document) -> View:
 def _sentences(repairs: Document) -> list[str]:
     if not repairs["repairs"]:
         return ["No fault that drained a node ended in this period."]
-    found = [f"{plural(repairs['repairs'], 'fault')} that drained a node ended."]
+    found = [f"Faults that drained a node ended in {plural(repairs['repairs'], 'repair')}."]
     for row in repairs["by_remedy"]:
         lasted = row["lasted_7_days"]
         if row["remedy"] in ("gpu_reset", "reboot") and lasted["repairs"]:
             found.append(
-                f"After a {_remedy(row)}, {lasted['lasted']:,} of {lasted['repairs']:,} faults "
-                f"({percent(lasted['share'])}) did not return within 7 days."
+                f"After a {_remedy(row)}, no fault returned within 7 days in {lasted['lasted']:,} of "
+                f"{lasted['repairs']:,} cases ({percent(lasted['share'])})."
             )
     return found
 

@@ -832,6 +832,7 @@ def test_new_plan_emits_one_event_with_causes() -> None:
 def test_changed_obstacles_emit_no_event() -> None:
     before = replace(Ledger(), repair=RepairRecord(plan(RepairStep.GPU_RESET, Obstacle.JOBS)))
     assert events.change_events(before, replace(before, repair=RepairRecord(plan())), NOW)[0] == []
-    assert events.change_events(before, replace(before, repair=RepairRecord()), NOW)[0] == []
+    (ended,) = events.change_events(before, replace(before, repair=RepairRecord()), NOW)[0]
+    assert (ended.fields["stage"], ended.fields["step"]) == ("withdrawn", "gpu_reset")
     reboot = replace(before, repair=RepairRecord(plan(RepairStep.REBOOT)))
     assert [event.fields["step"] for event in events.change_events(before, reboot, NOW)[0]] == ["reboot"]

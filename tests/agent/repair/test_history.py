@@ -42,6 +42,11 @@ def test_episode_recognises_ending_texts() -> None:
     assert found == [Ending.PASS, Ending.REBOOT, Ending.REPAIRED, Ending.WINDOW, None]
 
 
+def test_condition_that_was_renamed_has_not_returned() -> None:
+    first, second = episodes([opened(1.0), cleared(2.0, "renamed to gpu1"), opened(3.0, "c2")])
+    assert (first.ended_by, first.returned_at, second.ended_at) == (None, 0.0, 0.0)
+
+
 def test_return_after_28_days_is_a_new_fault() -> None:
     first, _ = episodes([opened(1.0), cleared(2.0, "reboot"), opened(30 * DAY, "c2")])
     assert first.returned_at == 0.0

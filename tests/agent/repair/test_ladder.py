@@ -47,15 +47,18 @@ def test_first_step_follows_from_ending(finding: Finding, step: RepairStep, reas
     assert step_and_reason(Node().run(finding)) == (step, reason)
 
 
-def test_fault_that_ends_by_itself_needs_no_step() -> None:
-    assert planned(Node().run(RATE)) is None
+def test_fault_that_ends_by_time_needs_person_until_repair() -> None:
+    """On a drained node, its time passes only after a repair, or for a shared cause."""
+    assert step_and_reason(Node().run(RATE)) == (PERSON, Reason.WINDOW)
+    assert planned(Node().run(replace(RATE, shared_cause=True))) is None
+    assert planned(Node().run(RATE).reboot()) is None
     assert planned(Node()) is None
 
 
 def test_declared_power_cycle_starts_with_reboot() -> None:
     found = planned(Node().run(XID), remedies={XID.code: Remedy.POWER_CYCLE})
     assert found is not None
-    assert (found.step, found.next) == (REBOOT, POWER_CYCLE)
+    assert (found.step, found.next, found.causes[0].reason) == (REBOOT, POWER_CYCLE, Reason.MILDER)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +79,35 @@ def test_step_that_site_does_not_allow_is_left_out(
     assert (found.step, found.next) == (step, after)
 
 
+def test_step_that_is_not_allowed_has_its_reason() -> None:
+    assert step_and_reason(Node().run(XID), (GPU_RESET,)) == (PERSON, Reason.NOT_ALLOWED)
+
+
 def test_relapse_after_reset_needs_reboot() -> None:
     node = Node().run(RESET).run(repairs=[Repair(Clears.GPU_RESET, GPU, "fell", 1e12)]).run(RESET, after=6 * DAY)
     assert step_and_reason(node) == (REBOOT, Reason.RELAPSE)
+
+
+def test_fault_that_returns_during_boot_is_a_relapse() -> None:
+    """The daemon ends the earlier fault when it starts, after the kernel line of the same boot."""
+    node = Node().run(XID).reboot()
+    node.event(XID, after=0.0)
+    early = replace(node.only, opened_at=node.now - 40, first_seen=node.now - 40)
+    node.conditions = {early.key: early}
+    assert early.opened_at < node.cleared[-1].cleared_at
+    assert step_and_reason(node) == (POWER_CYCLE, Reason.RELAPSE)
+
+
+def test_forged_line_is_no_relapse() -> None:
+    node = Node().run(XID).reboot()
+    node.cleared = [replace(c, observed=True) for c in node.cleared]
+    assert step_and_reason(node.run(XID, after=DAY))[0] is not POWER_CYCLE
+
+
+def test_boot_after_relapse_that_waits_for_operator_is_a_tried_step() -> None:
+    node = Node().run(XID).reboot().run(XID, after=DAY)
+    assert step_and_reason(node) == (POWER_CYCLE, Reason.RELAPSE)
+    assert step_and_reason(node.reboot()) == (PERSON, Reason.EXHAUSTED)
 
 
 def test_relapse_after_a_week_starts_over() -> None:
@@ -122,6 +151,31 @@ def test_configured_first_step_replaces_remedy() -> None:
     assert (found.step, found.causes[0].reason) == (REBOOT, Reason.CONFIGURED)
 
 
+def test_configured_step_below_remedy_is_not_taken() -> None:
+    found = planned(Node().run(XID), first_steps={XID.code: GPU_RESET})
+    assert found is not None
+    assert (found.step, found.causes[0].reason) == (REBOOT, Reason.REMEDY)
+
+
+def test_configured_step_replaces_person_for_cause() -> None:
+    found = planned(Node().run(FEWER), first_steps={FEWER.code: REBOOT})
+    assert found is not None
+    assert (found.step, found.causes[0].reason) == (REBOOT, Reason.CONFIGURED)
+
+
+def test_symptom_of_lost_gpu_does_not_hide_reboot() -> None:
+    found = planned(Node().run(XID, check="gpu_xid").run(FEWER, check="gpu_count"))
+    assert found is not None
+    assert found.step is REBOOT
+    assert [(cause.code, cause.step) for cause in found.causes] == [(XID.code, REBOOT), (FEWER.code, PERSON)]
+
+
+def test_broken_part_needs_person_before_any_step() -> None:
+    found = planned(Node().run(ROWS, check="gpu_row_remap").run(RESET, check="gpu_ecc"))
+    assert found is not None
+    assert found.step is PERSON
+
+
 def test_configured_person_takes_no_step() -> None:
     found = planned(Node().run(RESET), first_steps={RESET.code: PERSON})
     assert found is not None
@@ -144,9 +198,10 @@ def test_reset_names_each_gpu_once() -> None:
 
 
 def test_reset_without_gpu_is_for_all_gpus() -> None:
-    found = planned(Node().run(RESET, replace(RESET, subject="")))
-    assert found is not None
-    assert found.parts == ()
+    for subject in ("", "others"):
+        found = planned(Node().run(RESET, replace(RESET, subject=subject)))
+        assert found is not None
+        assert (found.step, found.parts) == (GPU_RESET, ())
 
 
 ENDING = st.sampled_from([Clears.PASS, Clears.GPU_RESET, Clears.REBOOT, Clears.OPERATOR, Clears.WINDOW])
@@ -183,6 +238,7 @@ def test_power_cycle_only_follows_reboot(
     if found is None:
         return
     assert found.step is PERSON or found.step in order
+    assert (found.reason is Reason.CONFIGURED) <= (configured is not None)
     has_rebooted = any(c.ending is not None and c.ending.value == "reboot" for c in node.cleared)
     if found.step is POWER_CYCLE:
         assert has_rebooted

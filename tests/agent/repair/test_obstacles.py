@@ -82,7 +82,7 @@ def test_drain_of_another_owner_is_an_obstacle(reason: str) -> None:
         ({"MIXED", "DRAIN"}, {Obstacle.JOBS}),
         ({"ALLOCATED", "DRAIN"}, {Obstacle.JOBS}),
         ({"IDLE", "DRAIN", "COMPLETING"}, {Obstacle.JOBS}),
-        ({"IDLE", "DRAIN", "NOT_RESPONDING"}, {Obstacle.JOBS}),
+        ({"IDLE", "DRAIN", "NOT_RESPONDING"}, {Obstacle.NOT_RESPONDING}),
         ({"DOWN", "DRAIN"}, {Obstacle.DOWN}),
         ({"IDLE", "DRAIN", "MAINTENANCE"}, {Obstacle.MAINTENANCE}),
         ({"IDLE", "DRAIN", "REBOOT_REQUESTED"}, {Obstacle.POWER}),

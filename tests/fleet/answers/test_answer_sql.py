@@ -747,6 +747,11 @@ def test_query_of_repairs_conditions__has_drains_from_events() -> None:
     ]
 
 
+def test_query_of_repairs_nodes__has_last_line_of_chosen_nodes() -> None:
+    rows = [{**NODE, "time": 5}, {**NODE, "time": 9}, {**NODE, "node": "n2", "time": 99}]
+    assert run_query("repairs_nodes", repairs.Observed, lines=rows, chosen_nodes=[NODE]) == [("c", "n1", 9)]
+
+
 # --- compare
 
 

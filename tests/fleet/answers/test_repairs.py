@@ -54,34 +54,63 @@ def test_remedy_follows_from_first_word(text: str | None, found: str) -> None:
 
 
 def test_fault_that_opens_again_has_returned() -> None:
-    found = repairs.find_repairs([fault(1, 10, "reboot"), fault(25, 30, "reboot"), fault(50, None, None)])
+    found = repairs.find_ends([fault(1, 10, "reboot"), fault(25, 30, "reboot"), fault(50, None, None)])
     assert [(r.ended_at, r.returned_after) for r in found] == [(10, 15), (30, 20)]
 
 
 def test_same_fault_on_other_part_or_node_has_not_returned() -> None:
     faults = [fault(1, 10, "reboot"), fault(25, 30, "reboot", subject="g1"), fault(25, 30, "reboot", node="b")]
-    assert [r.returned_after for r in repairs.find_repairs(faults)] == [None, None, None]
+    assert [r.returned_after for r in repairs.find_ends(faults)] == [None, None, None]
 
 
-def test_seconds_out_are_those_of_outage_around_repair() -> None:
-    found = repairs.find_repairs([fault(1, 10, "reboot"), fault(100, 200, "reboot"), fault(300, 310, "reboot")])
-    outages = [repairs.Outage("c1", "a", 2, 20, "healthd"), repairs.Outage("c1", "a", 305, None, "healthd")]
-    assert repairs.seconds_out(found, outages) == [18, None, None]
+def test_fault_that_returns_during_boot_has_returned() -> None:
+    """The daemon starts at 60 and ends the earlier fault; the kernel line is from 20."""
+    found = repairs.find_ends([fault(1, 60, "reboot"), fault(20, None, None)])
+    assert [r.returned_after for r in found] == [0]
 
 
-def test_recent_repair_is_neither_success_nor_failure() -> None:
-    found = repairs.find_repairs([fault(1, 10, "reboot")])
-    row = repairs.summary(found, [None], 10 + 7 * DAY - 1)
-    assert (row["repairs"], row["lasted_7_days"]["repairs"], row["lasted_7_days"]["share"]) == (1, 0, None)
-    row = repairs.summary(found, [60], 10 + 7 * DAY)
-    assert (row["lasted_7_days"]["share"], row["out_seconds"]) == (1.0, {"cases": 1, "median": 60, "p90": 60})
+def test_faults_that_end_together_are_one_repair() -> None:
+    other = repairs.Fault("c1", "a", "gpu_xid/79", "g1", 2, 10, "reboot")
+    found = repairs.merge_ends(repairs.find_ends([fault(1, 10, "reboot"), fault(25, 30, "reboot"), other]))
+    assert [(r.ended_at, r.returned_after) for r in found] == [(10, 15), (30, None)]
 
 
-def code_row(code: str, remedy: str, lasted: int, total: int) -> dict[str, Any]:
+def test_outage_around_repair_counts_once() -> None:
+    found = repairs.find_ends([fault(1, 10, "reboot"), fault(100, 200, "reboot"), fault(300, 310, "reboot")])
+    outages = repairs.by_node(
+        [repairs.Outage("c1", "a", 2, 20, "healthd"), repairs.Outage("c1", "a", 305, None, "healthd")]
+    )
+    assert [repairs.outage_of(repair, outages) is None for repair in found] == [False, True, False]
+    row = repairs.summary([*found, found[0]], outages, {}, 10_000)
+    assert row["out_seconds"] == {"cases": 1, "still_out": 1, "median": 18, "p90": 18}
+
+
+@pytest.mark.parametrize(
+    ("until", "to_time", "lasted"),
+    [
+        (10 + 7 * DAY, 10 + 7 * DAY, True),
+        (10 + 7 * DAY, 10 + 7 * DAY - 1, None),
+        (10 + 7 * DAY - 1, 10 + 30 * DAY, None),
+    ],
+)
+def test_repair_that_was_not_followed_is_neither_success_nor_failure(
+    until: int, to_time: int, lasted: bool | None
+) -> None:
+    (repair,) = repairs.find_ends([fault(1, 10, "reboot")])
+    assert repairs.lasts(repair, 7, {("c1", "a"): until}, to_time) is lasted
+
+
+def test_repair_that_failed_counts_even_if_it_was_not_followed() -> None:
+    repair = repairs.find_ends([fault(1, 10, "reboot"), fault(50, None, None)])[0]
+    assert repairs.lasts(repair, 7, {("c1", "a"): 60}, 60) is False
+    assert repairs.lasts(repair, 28, {}, 10**9) is False
+
+
+def code_row(code: str, remedy: str, lasted: int, total: int, nodes: int = 9) -> dict[str, Any]:
     from healthd.fleet.statistics.wilson import wilson
 
     share = {"repairs": total, "lasted": lasted, "interval": wilson(lasted, total)}
-    return {"code": code, "remedy": remedy, "lasted_7_days": share}
+    return {"code": code, "remedy": remedy, "nodes": nodes, "lasted_7_days": share}
 
 
 def test_next_step_is_suggested_if_first_step_mostly_fails() -> None:
@@ -93,6 +122,7 @@ def test_next_step_is_suggested_if_first_step_mostly_fails() -> None:
         code_row("a/4", "reboot", 0, 20),
         code_row("a/5", "reboot", 0, 20),
         code_row("a/6", "person", 0, 20),
+        code_row("a/8", "gpu_reset", 0, 20, nodes=1),  # perhaps one bad GPU
         code_row("a/7", "gpu_reset", 95, 100),
         code_row("a/7", "reboot", 0, 20),  # only faults that the reset did not end
     ]
@@ -101,17 +131,26 @@ def test_next_step_is_suggested_if_first_step_mostly_fails() -> None:
 
 def test_document_counts_repairs_of_each_remedy(tmp_path: Path) -> None:
     made = HistoryBuilder()
-    made.alive(["a", "b"], end=END)
-    for day in range(2, 14):
-        made.condition("a", XID, BEGIN + day * DAY, cleared=BEGIN + day * DAY + 3600, cleared_by="gpu_reset: fell")
+    nodes = ["a", "c", "d", "e", "f"]
+    made.alive([*nodes, "b"], end=END)
+    for node in nodes:
+        for day in range(2, 5):
+            begin = BEGIN + day * DAY
+            made.condition(node, XID, begin, cleared=begin + 3600, cleared_by="gpu_reset: fell")
     made.condition("b", "gpu_xid/79", BEGIN + DAY, cleared=BEGIN + DAY + 7200, cleared_by="reboot")
     made.outage("b", BEGIN + DAY, BEGIN + DAY + 9000)
     found = document(made, tmp_path)
     by_remedy = {row["remedy"]: row for row in found["by_remedy"]}
-    assert by_remedy["gpu_reset"]["repairs"] == 12
-    assert by_remedy["gpu_reset"]["lasted_7_days"]["lasted"] == 1
+    assert by_remedy["gpu_reset"]["repairs"] == 15
+    assert by_remedy["gpu_reset"]["lasted_7_days"]["lasted"] == 5
     assert by_remedy["reboot"]["lasted_7_days"]["share"] == 1.0
     assert by_remedy["reboot"]["out_seconds"]["median"] == 9000
+    assert found["suggested"] == {}, "5 of 15 may still be half of all"
+    for node in nodes:
+        for day in range(5, 9):
+            begin = BEGIN + day * DAY
+            made.condition(node, XID, begin, cleared=begin + 3600, cleared_by="gpu_reset: fell")
+    found = document(made, tmp_path / "more")
     assert found["suggested"] == {XID: "reboot"}
     assert repairs.has_findings(found)
     described = view(found)
@@ -139,7 +178,7 @@ TIMES = st.integers(0, 1000)
 @given(st.lists(st.tuples(TIMES, st.none() | TIMES, st.sampled_from([None, "pass", "reboot", "x"])), max_size=12))
 def test_repairs_of_any_faults_return_after_they_end(rows: list[tuple[int, int | None, str | None]]) -> None:
     faults = [fault(begin, None if cleared is None else begin + cleared, by) for begin, cleared, by in rows]
-    found = repairs.find_repairs(faults)
+    found = repairs.find_ends(faults)
     assert len(found) == sum(cleared is not None and by in ("pass", "reboot") for _, cleared, by in rows)
-    assert all(r.returned_after is None or r.returned_after > 0 for r in found)
-    assert len(repairs.seconds_out(found, [])) == len(found)
+    assert all(r.returned_after is None or r.returned_after >= 0 for r in found)
+    assert len(repairs.merge_ends(found)) <= len(found)

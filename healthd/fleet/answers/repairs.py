@@ -2,9 +2,9 @@
 
 A repair is the end of faults that drained a node: by a GPU reset, a boot (a reboot or a power cycle), a person
 (`healthd repaired`), clean runs of the check, or time. Faults of a node that end by the same remedy at the same time
-are one repair. It lasts for 7 or 28 days if none of its faults opens again on the same part of the node in that time. Only
-repairs whose node is observed for that long afterwards are counted, so that a recent repair, or that of a node that was
-removed, is neither a success nor a failure. A step that ended nothing is not recorded as a repair.
+are one repair. It lasts for 7 or 28 days if none of its faults opens again on the same part of the node in that time.
+Only repairs whose node is observed for that long afterwards are counted, so that a recent repair, or that of a node
+that was removed, is neither a success nor a failure. A step that ended nothing is not recorded as a repair.
 
 A later first step is suggested for a code if its first step has failed too often: at least MIN_REPAIRS repairs on at
 least MIN_NODES nodes, and the upper end of the 95 % interval (Wilson) for the share that lasts 7 days is below
@@ -115,9 +115,7 @@ def repairs(study: Study) -> Document:
     merged = merge_ends(ends)
     notes = _notes(merged, observed_until, outages, study.to_time)
     return {
-        **study.head(
-            "repairs", *_notes(merged, observed_until, outages, study.to_time), *study.coverage_notes("events")
-        ),
+        **study.head("repairs", *notes, *study.coverage_notes("events")),
         "repairs": len(merged),
         "lasting_days": list(LASTING_DAYS),
         "by_remedy": rows(lambda end: (end.remedy,), ("remedy",)),

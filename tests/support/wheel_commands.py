@@ -31,6 +31,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "repaired": (("gpu_xid/79", *DAEMON), 0),
     "hook epilog": (DAEMON, 0),
     "hook healthcheck": (DAEMON, 0),
+    "evidence list": (("--state-dir", "none"), 0),
+    "evidence show": (("--state-dir", "none"), 1),  # nothing is saved
+    "evidence path": (("--state-dir", "none"), 1),
+    "evidence collect": (DAEMON, 0),
     "hooks run": (DAEMON, 0),
     "hooks test": (("on_drain",), 64),  # no hook is configured
     "repair": (DAEMON, 1),  # repair is off

@@ -348,7 +348,7 @@ def test_each_event_occurs_once_with_fields_of_schema(made):
         last[line["stream_id"]] = line["seq"]
     assert counts == made.summary["events"]
     assert made.summary["repeated_lines"] > 0 < made.summary["torn_lines"]
-    assert {*EVENTS} - {*counts} <= {"repaired", "repair"}
+    assert {*EVENTS} - {*counts} <= {"repaired", "repair", "evidence"}
 
 
 @pytest.mark.one_python

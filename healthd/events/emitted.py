@@ -48,8 +48,10 @@ class Emitted(Value, frozen=True):
 
     conditions  open conditions, by key as text
     checks      configured runs
-    gpus        checksum of the GPUs in the newest `gpus`, or ""
-    gpus_boot_id  boot in which the inventory was last read; after a boot, a slot may have another GPU until then
+    gpus        checksum of the GPUs in the newest `gpus` of this stream, or ""
+    gpus_at     time of the newest `gpus`
+    gpus_boot_id  boot in which the inventory was last read
+    gpu_slots   PCI addresses of the GPUs that were read in that boot; another slot may have another GPU since the boot
     cluster     ClusterName from slurm.conf, or "" if unknown
     stopped     True if the newest event about the daemon was `stopped`
     alive_at    time of the last `alive`
@@ -60,7 +62,9 @@ class Emitted(Value, frozen=True):
     conditions: dict[str, EmittedCondition] = field(default_factory=dict)
     checks: tuple[EmittedCheck, ...] = ()
     gpus: str = ""
+    gpus_at: Moment = 0.0
     gpus_boot_id: str = ""
+    gpu_slots: tuple[str, ...] = ()
     cluster: str = ""
     stopped: bool = False
     alive_at: Moment = 0.0

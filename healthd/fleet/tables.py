@@ -149,7 +149,7 @@ EVENTS = Table(
 )
 
 # The GPUs of each node, from the events `gpus`: one row for each GPU in each event. These rows are never pruned,
-# because a node lists its GPUs only when they change.
+# because a node lists its GPUs rarely.
 GPUS = Table(
     "gpus",
     {

@@ -95,6 +95,22 @@ def test_nodes_stay(tmp_path):
     assert len(content(db)["nodes"]) == 1
 
 
+def test_lists_of_gpus_stay_and_get_the_cluster_of_their_stream(tmp_path):
+    stream = {"node": "a", "stream_id": "s1", "time": NOVEMBER}
+    first, second = (row("gpus", cluster=name, seq=seq, subject="p", **stream) for name, seq in (("", 1), ("c1", 2)))
+    unknown = row("gpus", cluster="", node="b", stream_id="s2", seq=1, subject="p", time=NOVEMBER)
+    events = [row("events", cluster=name, seq=seq, **stream) for name, seq in (("", 1), ("c1", 3))]
+    db = store_with(tmp_path / "db", {"gpus": [first, second, unknown], "events": events})
+    assert run_prune(db, DECEMBER)["events"] == 2
+    found = content(db)
+    assert "events" not in found
+    assert [(values[0], values[1]) for values in found["gpus"]] == [("", "b"), ("c1", "a"), ("c1", "a")]
+    assert sorted(values[1:] for values in found["gpus"]) == sorted(values[1:] for values in (first, second, unknown))
+    manifest = (db / "manifest.json").read_text()
+    run_prune(db, DECEMBER)
+    assert (db / "manifest.json").read_text() == manifest
+
+
 def test_pruned_rows_do_not_return(tmp_path):
     rows = {
         "jobs": [ended_job(1, NOVEMBER), job(2, DECEMBER)],

@@ -11,6 +11,7 @@ from fleet_history import DAY, History, Row
 
 Rows = list[Row]
 SEVERITIES = ("info", "warning", "degraded", "critical")
+CLOCK_SET = 978307200  # 2001; earlier times are from a clock that was not set yet
 CONDITION_EVENTS = ("opened", "seen_again", "worsened", "acknowledged", "cleared")
 
 
@@ -651,31 +652,38 @@ def sources_coverage(tables: History, begin: int, end: int) -> Rows:
 
 
 def gpu_periods(tables: History, begin: int, end: int) -> Rows:
-    names: dict[tuple[str, str], str] = {}
-    for line in [*tables["gpus"], *lines(tables)]:
-        stream = line["node"], line["stream_id"]
-        names[stream] = max(names.get(stream, ""), line["cluster"])
-    listed = [{**gpu, "cluster": names[gpu["node"], gpu["stream_id"]]} for gpu in tables["gpus"]]
+    streams = {
+        stream: {
+            "cluster": max(line["cluster"] for line in stream_lines),
+            "stream_time": min((time for time in times if time >= CLOCK_SET), default=min(times)),
+        }
+        for stream, stream_lines in groups([*tables["gpus"], *lines(tables)], "node", "stream_id").items()
+        if (times := [line["time"] for line in stream_lines])
+    }
+    listed = {(gpu["node"], gpu["stream_id"], gpu["seq"], gpu["subject"]): gpu for gpu in tables["gpus"]}.values()
+    listed = [{**gpu, **streams[gpu["node"], gpu["stream_id"]]} for gpu in listed]
     result: Rows = []
     for node_rows in groups(listed, "cluster", "node").values():
-        by_event = groups(node_rows, "time", "stream_id", "seq")
+        by_event = groups(node_rows, "stream_time", "stream_id", "seq")
         open_periods: dict[str, Row] = {}
+        time = 0
         for event in sorted(by_event):
+            time = max(time, *(gpu["time"] for gpu in by_event[event]))
             slots = _identified_gpus(by_event[event])
             for slot, period in list(open_periods.items()):
                 following = slots.get(slot)
                 if following is None or following["gpu"] != period["gpu"]:
-                    period["until_time"], period["following"] = event[0], following or {}
+                    period["until_time"], period["following"] = time, following or {}
                     del open_periods[slot]
             for slot, gpu in slots.items():
                 if slot not in open_periods:
-                    open_periods[slot] = {**gpu, "from_time": event[0], "until_time": None, "following": None}
+                    open_periods[slot] = {**gpu, "from_time": time, "until_time": None, "following": None}
                     result.append(open_periods[slot])
                 period = open_periods[slot]
                 for name in ("serial", "uuid", "name"):
                     period[name] = max(filter(None, (period[name], gpu[name])), default=None)
     for periods in groups(result, "cluster", "gpu").values():
-        periods.sort(key=lambda period: (period["from_time"], period["node"], period["subject"]))
+        periods.sort(key=lambda period: (period["from_time"], period["node"]))  # a node's periods are in order
         for period, later in zip_longest(periods, periods[1:]):
             following = period.pop("following")
             times = [time for time in (period["until_time"], later and later["from_time"]) if time is not None]

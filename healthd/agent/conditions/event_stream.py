@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -84,10 +84,10 @@ class EventStream:
         if force or events.is_alive_due(self._store.ledger.emitted, self._now()):
             self.emit(*events.alive(self._store.ledger, checks, self._now()))
 
-    def emit_gpus(self, present: Iterable[Gpu]) -> None:
-        """Emit the node's GPUs if they changed. `present` contains the GPUs of the newest inventory."""
+    def emit_gpus(self, present: Sequence[Gpu]) -> None:
+        """Emit the node's GPUs if they changed or were last listed long ago. `present` is from the newest inventory."""
         with guard.dropping_errors(STREAM):
-            self.emit(*events.gpus(self._store.ledger, present))
+            self.emit(*events.gpus(self._store.ledger, present, self._now()))
 
     def emit_stopped(self, why: str) -> None:
         self.emit(*events.stopped(self._store.ledger.emitted, why))

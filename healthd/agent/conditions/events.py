@@ -8,7 +8,7 @@ decision, a command, the daemon's start and stop) are emitted where they happen,
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from healthd.events.schema import Event
 
 REPEAT_SECONDS = 3600.0  # a repeated sighting gets another line if the last line is this old
 ALIVE_SECONDS = 24 * 3600.0
+GPUS_SECONDS = 30 * 24 * 3600.0  # the node's GPUs are listed again, in case the last list was lost
 FLUSH_SECONDS = 300.0  # from a job's end until the sightings around it are written
 BEFORE_JOB_END_SECONDS = 600.0  # sightings within this time before a job's end may explain it
 OPERATOR = "an operator"  # user who resumed the node, or ran `healthd repaired` for a flag that is still set
@@ -159,11 +160,13 @@ def _serial(c: Condition, entry: EmittedCondition | None, ledger: Ledger) -> str
     """Return the serial number of the condition's GPU, or "" if it is unknown or the condition is about another part.
 
     It is unknown if the fault may be older than the GPU: it was only in log lines from before healthd's first start, or
-    no inventory or no fault was seen since the boot.
+    no fault was seen since the boot. It is also unknown until an inventory of this boot contains the GPU, because the
+    slot may have another GPU since the boot.
     """
     if entry is not None and entry.serial:
         return entry.serial
-    if c.history or not c.boot_id == ledger.boot_id == ledger.emitted.gpus_boot_id:
+    emitted = ledger.emitted
+    if c.history or not c.boot_id == ledger.boot_id == emitted.gpus_boot_id or c.subject not in emitted.gpu_slots:
         return ""
     return next((gpu.serial for gpu in ledger.whole_gpus if gpu.pci == c.subject), "")
 
@@ -208,23 +211,35 @@ def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list
 # --- the node's GPUs
 
 
-def gpus(ledger: Ledger, present: Iterable[Gpu]) -> tuple[list[Event], Emitted]:
-    """Return the event for the node's GPUs if they changed. `present` contains the GPUs of the newest inventory.
+def gpus(ledger: Ledger, present: Sequence[Gpu], now: float) -> tuple[list[Event], Emitted]:
+    """Return the event for the node's GPUs if they changed or were last listed long ago. `present` contains the GPUs of
+    the newest inventory.
 
-    There is no event while a GPU is missing, because only its replacement shows whether it was removed.
+    The list contains a missing GPU, because only its replacement shows whether it was removed, unless the GPU is in
+    another slot now.
     """
     if not ledger.whole_gpus:
         return [], ledger.emitted
-    emitted = replace(ledger.emitted, gpus_boot_id=ledger.boot_id)
+    emitted = _with_read_slots(ledger, present)
+    slots = {gpu.pci for gpu in present}
+    uuids = {gpu.uuid for gpu in present if gpu.uuid}
     listed = tuple(
         {"subject": gpu.pci, "serial": gpu.serial, "uuid": gpu.uuid, "name": gpu.name}
         for gpu in sorted(ledger.whole_gpus, key=lambda gpu: gpu.pci)
+        if gpu.pci in slots or gpu.uuid not in uuids
     )
     checksum = f"{zlib.crc32(repr(listed).encode('utf-8', 'replace')):08x}"
-    is_complete = {gpu.pci for gpu in present} == {gpu.pci for gpu in ledger.whole_gpus}
-    if not is_complete or checksum == emitted.gpus:
+    if checksum == emitted.gpus and 0.0 <= now - emitted.gpus_at < GPUS_SECONDS:
         return [], emitted
-    return [Event("gpus", {"gpus": listed})], replace(emitted, gpus=checksum)
+    return [Event("gpus", {"gpus": listed})], replace(emitted, gpus=checksum, gpus_at=now)
+
+
+def _with_read_slots(ledger: Ledger, present: Iterable[Gpu]) -> Emitted:
+    """Return the state of the stream after an inventory with these GPUs was read."""
+    emitted = ledger.emitted
+    read_before = emitted.gpu_slots if emitted.gpus_boot_id == ledger.boot_id else ()
+    slots = tuple(sorted({*read_before, *(gpu.pci for gpu in present)}))
+    return replace(emitted, gpus_boot_id=ledger.boot_id, gpu_slots=slots)
 
 
 # --- a job's end

@@ -347,8 +347,12 @@ class ConditionStore:
 
 
 def _with_new_stream(ledger: Ledger) -> Ledger:
-    """Start a new stream. The ledger may be older than the last line, so the old stream would reuse a number."""
-    return replace(ledger, outbox=outbox.new_stream(ledger.outbox, os.urandom(8).hex()))
+    """Start a new stream. The ledger may be older than the last line, so the old stream would reuse a number.
+
+    The new stream lists the node's GPUs again, because the old list may have been lost.
+    """
+    new_outbox = outbox.new_stream(ledger.outbox, os.urandom(8).hex())
+    return replace(ledger, outbox=new_outbox, emitted=replace(ledger.emitted, gpus=""))
 
 
 def log_change(before: Ledger, after: Ledger) -> None:

@@ -139,6 +139,7 @@ class ReplacedGpu(NamedTuple):
     time: int
     serial: str | None
     uuid: str | None
+    next_gpu: str
     next_serial: str | None
     code: str
 
@@ -506,7 +507,7 @@ def gpu_swaps(
     listed_since: Mapping[tuple[str, str], int] | None = None,
 ) -> list[Row]:
     """Return the GPU replacements found in the store, sorted by time, as
-    [{cluster, node, time, subject, why, serial, uuid, next_serial}].
+    [{cluster, node, time, subject, why, serial, uuid, next_gpu, next_serial}].
 
     Replacements are inferred from flags and tickets only for times at which the node did not list its GPUs. A flag
     belongs to a ticket for its node if it was cleared while the ticket was open or within a day after it was closed.
@@ -539,7 +540,13 @@ def gpu_swaps(
             swap_keys.add(swap_key)
             found.append(_swap(flag.cluster, flag.node, flag.time, flag.subject, flag.code))
     found += [
-        _swap(row.cluster, row.node, row.time, row.subject, row.code, row.serial, row.uuid, row.next_serial)
+        {
+            **_swap(row.cluster, row.node, row.time, row.subject, row.code),
+            "serial": row.serial,
+            "uuid": row.uuid,
+            "next_gpu": row.next_gpu,
+            "next_serial": row.next_serial,
+        }
         for row in replaced
     ]
     return sorted(
@@ -554,25 +561,18 @@ def gpu_swaps(
     )
 
 
-def _swap(
-    cluster: str,
-    node: str,
-    time: int,
-    subject: str,
-    why: str,
-    serial: str | None = None,
-    uuid: str | None = None,
-    next_serial: str | None = None,
-) -> Row:
+def _swap(cluster: str, node: str, time: int, subject: str, why: str) -> Row:
+    """Return a replacement of GPUs with unknown numbers."""
     return {
         "cluster": cluster,
         "node": node,
         "time": time,
         "subject": subject,
         "why": why,
-        "serial": serial,
-        "uuid": uuid,
-        "next_serial": next_serial,
+        "serial": None,
+        "uuid": None,
+        "next_gpu": None,
+        "next_serial": None,
     }
 
 

@@ -1,4 +1,4 @@
-"""Finds GPUs that keep failing, in whatever node and slot, so that they can be replaced.
+"""Finds GPUs that keep failing, even after being moved, so that they can be replaced.
 
 The rule is that of `lemons`, with GPUs in place of nodes: a GPU's failures are the conditions that drain and are about
 this GPU, its time in service is that of the nodes in which it was, and its rate is compared with that of all GPUs of

@@ -1,7 +1,8 @@
 -- Periods in which each GPU was in each node and slot.
 --
 -- A period begins when a node first lists the GPU in this slot, and ends when the node lists its GPUs without it, or when the GPU is found in another slot. A node lists its GPUs when they change
--- and none is missing, so a GPU that was taken out stays here until its replacement is listed. A number that two GPUs of a node share does not identify a GPU. Not limited to the requested period.
+-- and repeats the list. The list still contains a GPU that is missing, so a GPU that was taken out stays here until its replacement is listed. A number that two GPUs of a node share does not identify a GPU.
+-- Lists are in the order of the node's streams, even if its clock was set back: then a list has the time of the list before it. Not limited to the requested period.
 --
 -- columns
 --   subject      PCI address of the slot
@@ -13,22 +14,31 @@
 -- source: docs/events.md, "gpus"
 
 WITH told AS (
-  SELECT node, stream_id, cluster FROM gpus
+  SELECT node, stream_id, cluster, time FROM gpus
   UNION ALL
-  SELECT node, stream_id, cluster FROM lines
+  SELECT node, stream_id, cluster, time FROM lines
 ),
 streams AS (
-  SELECT node, stream_id, max(cluster) AS cluster FROM told GROUP BY node, stream_id
+  SELECT
+    node, stream_id, max(cluster) AS cluster,
+    -- A time before 2001 is from a clock that was not set yet.
+    coalesce(min(CASE WHEN time >= 978307200 THEN time END), min(time)) AS stream_time
+  FROM told
+  GROUP BY node, stream_id
+),
+listed AS (
+  SELECT DISTINCT node, stream_id, seq, time, subject, serial, uuid, name, coalesce(uuid, serial) AS gpu
+  FROM gpus
+  WHERE time IS NOT NULL AND seq IS NOT NULL AND subject IS NOT NULL
 ),
 placed AS (
   SELECT
-    streams.cluster, gpus.node, gpus.time, gpus.subject, gpus.serial, gpus.uuid, gpus.name,
-    coalesce(gpus.uuid, gpus.serial) AS gpu,
-    dense_rank() OVER (PARTITION BY streams.cluster, gpus.node ORDER BY gpus.time, gpus.stream_id, gpus.seq) AS place,
-    count(*) OVER (PARTITION BY gpus.node, gpus.stream_id, gpus.seq, coalesce(gpus.uuid, gpus.serial)) AS copies
-  FROM gpus
-  JOIN streams ON streams.node = gpus.node AND streams.stream_id = gpus.stream_id
-  WHERE gpus.time IS NOT NULL AND gpus.seq IS NOT NULL AND gpus.subject IS NOT NULL
+    streams.cluster, listed.node, listed.subject, listed.serial, listed.uuid, listed.name, listed.gpu,
+    max(listed.time) OVER (PARTITION BY streams.cluster, listed.node ORDER BY streams.stream_time, listed.stream_id, listed.seq) AS time,
+    dense_rank() OVER (PARTITION BY streams.cluster, listed.node ORDER BY streams.stream_time, listed.stream_id, listed.seq) AS place,
+    count(*) OVER (PARTITION BY listed.node, listed.stream_id, listed.seq, listed.gpu) AS copies
+  FROM listed
+  JOIN streams ON streams.node = listed.node AND streams.stream_id = listed.stream_id
 ),
 listings AS (
   SELECT DISTINCT cluster, node, place, time FROM placed
@@ -59,7 +69,7 @@ spells AS (
 found AS (
   SELECT
     cluster, node, subject, gpu, serial, uuid, name, from_time, last_place,
-    lead(from_time) OVER (PARTITION BY cluster, gpu ORDER BY from_time, node, subject, last_place) AS next_time
+    lead(from_time) OVER (PARTITION BY cluster, gpu ORDER BY from_time, node, last_place, subject) AS next_time
   FROM spells
 )
 SELECT

@@ -83,7 +83,7 @@ SWAPS = (
     Column("node", "node"),
     Column("slot", "subject"),
     Column("serial number", lambda row: row["serial"] or row["uuid"]),
-    Column("replaced by", "next_serial"),
+    Column("replaced by", lambda row: row["next_serial"] or row["next_gpu"]),
     Column("fault or source", "why"),
 )
 

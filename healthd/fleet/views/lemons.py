@@ -75,10 +75,12 @@ def _sentences(lemons: Document) -> list[str]:
     gpus = lemons["gpus"]
     if gpus["recorded"]:
         count = len(gpus["lemons"])
+        known = plural(gpus["known"], "GPU")
         keeps = "keeps" if count == 1 else "keep"
         sentences.append(
-            f"{count or 'None'} of {plural(gpus['known'], 'GPU')} {keeps if count else 'keeps'} failing, in whatever "
-            "node and slot."
+            f"{count:,} of {known} {keeps} failing, even after being moved (slots are listed below)."
+            if count
+            else f"None of the {known} keeps failing."
         )
     return [*sentences, *(_gain_sentence(gain) for gain in lemons["gain"] if gain["by_lemons"])]
 

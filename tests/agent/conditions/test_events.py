@@ -349,7 +349,30 @@ def test_gpus_lists_each_gpu_at_first_inventory_and_after_a_swap(node: Node) -> 
     assert [gpu["uuid"] for event in node.drain_events() for gpu in event["gpus"]] == ["GPU-b", "GPU-c"]
 
 
-def test_gpus_is_not_emitted_while_a_gpu_is_missing_or_for_mig(node: Node) -> None:
+def listed_uuids(stream_events: list[dict[str, Any]]) -> list[list[tuple[str, str]]]:
+    return [[(gpu["subject"][5:7], gpu["uuid"]) for gpu in event["gpus"]] for event in stream_events if "gpus" in event]
+
+
+def test_gpus_is_repeated_after_30_days_and_in_each_new_stream(node: Node) -> None:
+    read_inventory(node, *GPUS)
+    assert node.drain_event_names() == ["gpus"]
+    for days, expected in ((29.9, []), (30, ["gpus"]), (30.1, []), (59.9, []), (60, ["gpus"])):
+        node.now = NOW + days * 86400
+        read_inventory(node, *GPUS)
+        assert node.drain_event_names() == expected, days
+    node.condition_store.save()
+    copy = (node.directory / store.FILE).read_text()
+    (node.directory / store.FILE).unlink()
+    node.start(lambda: {store.FILE: copy}, boot_id="b2")
+    for expected in (["started", "gpus"], []):
+        read_inventory(node, *GPUS)
+        assert node.drain_event_names() == expected
+    node.now = NOW
+    read_inventory(node, *GPUS)
+    assert node.drain_event_names() == ["gpus"], "the clock was set back"
+
+
+def test_gpus_is_not_emitted_for_a_missing_gpu_or_mig(node: Node) -> None:
     read_inventory(node)
     read_inventory(node, *GPUS)
     assert node.drain_event_names() == ["gpus"]
@@ -357,10 +380,20 @@ def test_gpus_is_not_emitted_while_a_gpu_is_missing_or_for_mig(node: Node) -> No
     read_inventory(node)
     read_inventory(node, replace(GPUS[0], mig=("MIG-1", "MIG-2"), index=1), replace(GPUS[1], index=0))
     assert node.drain_event_names() == []
-    read_inventory(node, SWAPPED[0])  # the other GPU is missing
-    assert node.drain_event_names() == []
+
+
+def test_gpus_lists_a_replacement_while_another_gpu_is_missing(node: Node) -> None:
+    read_inventory(node, *GPUS)
+    read_inventory(node, SWAPPED[0])
+    assert listed_uuids(node.drain_events())[1:] == [[("1b", "GPU-b"), ("61", "GPU-c")]]
     read_inventory(node, *SWAPPED)
-    assert node.drain_event_names() == ["gpus"]
+    assert node.drain_event_names() == []
+
+
+def test_gpus_lists_a_moved_gpu_once_while_its_old_slot_is_empty(node: Node) -> None:
+    read_inventory(node, *GPUS)
+    read_inventory(node, replace(GPUS[0], uuid="GPU-b", serial=GPUS[1].serial))
+    assert listed_uuids(node.drain_events())[1:] == [[("61", "GPU-b")]]
 
 
 def test_gpus_has_gpus_without_serial_numbers(node: Node) -> None:
@@ -392,6 +425,17 @@ def test_condition_of_a_missing_gpu_has_its_serial_number(node: Node) -> None:
     node.drain_events()
     node.set_conditions(XID)
     assert serials(node.drain_events()) == [("opened", "1650522003820")]
+
+
+def test_condition_of_a_gpu_that_was_not_read_since_the_boot_has_no_serial_number(node: Node) -> None:
+    read_inventory(node, *GPUS)
+    node.restart("b2")
+    read_inventory(node, GPUS[1])
+    node.drain_events()
+    node.set_conditions(replace(XID, boot_id="b2"), replace(XID, boot_id="b2", subject=GPUS[1].pci))
+    assert serials(node.drain_events()) == [("opened", None), ("opened", "1650522003821")]
+    read_inventory(node, *GPUS)
+    assert serials(node.drain_events()) == [("seen_again", "1650522003820")]
 
 
 def test_condition_gets_its_serial_number_with_the_first_inventory_of_the_boot(node: Node) -> None:

@@ -268,7 +268,7 @@ def test_gpu_swaps_come_from_tickets_and_permanent_flags():
 def test_gpu_swaps_are_not_inferred_while_the_node_lists_its_gpus():
     flags = [ClearedFlag("c", "n1", "p", "gpu_row_remap/failure", time) for time in (1499, 1500)]
     tickets = [Ticket("c", "n1", time, None, "swap GPU") for time in (900, 1600)]
-    gone = ReplacedGpu("c", "n1", "p", 1700, "1", "GPU-1", "2", "gpu_xid/79")
+    gone = ReplacedGpu("c", "n1", "p", 1700, "1", "GPU-1", "GPU-2", "2", "gpu_xid/79")
     found = gpu_swaps(flags[1:], tickets, [gone], {("c", "n1"): 1500})
     assert [(entry["time"], entry["why"], entry["serial"]) for entry in found] == [
         (900, "ticket", None),
@@ -303,6 +303,10 @@ def test_gpu_swaps_follow_serial_numbers():
     tables = {table.title: table for table in view(answer).tables}
     (shown,) = tables["GPUs replaced after a fault"].cell_texts()
     assert shown[1:] == ("n1", "s1", "1", "3", "gpu_ecc/uncorrected")
+    swap["serial"] = swap["next_serial"] = None
+    tables = {table.title: table for table in view(answer).tables}
+    (shown,) = tables["GPUs replaced after a fault"].cell_texts()
+    assert shown[3:5] == ("GPU-1", "GPU-3")
 
 
 def test_gpu_swap_needs_flag_cleared_by_repair():

@@ -318,7 +318,7 @@ def test_query_of_attribution_tickets__has_tickets_opened_in_period() -> None:
 
 SLOT = {**NODE, "subject": "s1"}
 GPU = {**SLOT, "gpu": "A", "serial": "1", "uuid": "A", "from_time": 10, "until_time": 600, "ended": "replaced"}
-GPU_FAULT = {**SLOT, "gpu": "A", "from_time": 10, "time": 500, "code": "gpu_xid/79"}
+GPU_FAULT = {**SLOT, "gpu": "A", "from_time": 10, "time": 500, "end_time": 500, "code": "gpu_xid/79"}
 
 
 def replaced(
@@ -326,11 +326,11 @@ def replaced(
 ) -> list[str]:
     found = run_query(
         *("attribution_replaced_gpus", attribution.ReplacedGpu, {"within_seconds": within}),
-        gpu_periods=[{**GPU, "next_serial": "2", **period}],
+        gpu_periods=[{**GPU, "next_gpu": "B", "next_serial": "2", **period}],
         gpu_faults=[{**GPU_FAULT, **fault} for fault in faults],
         chosen_nodes=list(chosen),
     )
-    assert all(gpu[:7] == ("c", "n1", "s1", period.get("until_time", 600), "1", "A", "2") for gpu in found)
+    assert all(gpu[:8] == ("c", "n1", "s1", period.get("until_time", 600), "1", "A", "B", "2") for gpu in found)
     return [gpu.code for gpu in found]
 
 
@@ -338,6 +338,14 @@ def test_query_of_attribution_replaced_gpus__has_last_fault() -> None:
     assert replaced({"time": 400, "code": "gpu_ecc/uncorrected"}, {}, {"time": 300, "code": "x"}) == ["gpu_xid/79"]
     assert replaced({}, within=100) == ["gpu_xid/79"]
     assert replaced({}, within=99) == []
+
+
+def test_query_of_attribution_replaced_gpus__counts_from_the_end_of_the_fault() -> None:
+    for end_time, within in ((None, 1), (601, 1), (599, 1), (500, 100)):
+        assert replaced({"time": 20, "end_time": end_time}, within=within) == ["gpu_xid/79"], end_time
+    assert replaced({"time": 20, "end_time": 598}, within=1) == []
+    later = {"time": 300, "end_time": 300, "code": "x"}
+    assert replaced({"time": 20, "end_time": None}, later, within=1) == ["gpu_xid/79"], "the later fault is too old"
 
 
 @pytest.mark.parametrize("period", [{"ended": "moved"}, {"ended": "removed"}, {"until_time": 1000}])

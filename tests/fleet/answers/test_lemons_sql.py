@@ -78,14 +78,33 @@ SLOT = {"cluster": "c", "node": "n1", "subject": "s1"}
 OLD = {**SLOT, "gpu": "A", "serial": "1", "from_time": 10, "until_time": 100}
 NEW = {**SLOT, "gpu": "B", "serial": "2", "from_time": 100, "until_time": None}
 GPU_SIGHTING = {**SIGHTING, "subject": "s1", "condition_id": "x"}
-NO_SERIAL = {"cluster": "c", "node": "n1", "condition_id": "x", "serial": None}
+LINE = {
+    "cluster": "c",
+    "node": "n1",
+    "condition_id": "x",
+    "event": "opened",
+    "time": 50,
+    "last_time": 50,
+    "serial": None,
+}
 
 
-def faulty_gpus(sightings: list[dict[str, Any]], serial: str | None = None) -> list[tuple[str, int]]:
-    row = namedtuple("Found", "cluster node subject gpu from_time time code")
-    lines = [NO_SERIAL, {**NO_SERIAL, "serial": serial}]
-    found = run_query("gpu_faults", row, sightings=sightings, lines=lines, gpu_periods=[OLD, NEW])
+GPU_FAULT = namedtuple("GPU_FAULT", "cluster node subject gpu from_time time code end_time")
+
+
+def faulty_gpus(
+    sightings: list[dict[str, Any]], serial: str | None = None, periods: tuple[dict[str, Any], ...] = (OLD, NEW)
+) -> list[tuple[str, int]]:
+    lines = [LINE, {**LINE, "serial": serial}]
+    found = run_query("gpu_faults", GPU_FAULT, sightings=sightings, lines=lines, gpu_periods=list(periods))
     return sorted((fault.gpu, fault.time) for fault in found)
+
+
+def end_of_fault(condition_id: str | None, *lines: dict[str, Any]) -> int | None:
+    sightings = [{**GPU_SIGHTING, "time": 50, "condition_id": condition_id}]
+    rows = [LINE, *({**LINE, **line} for line in lines)]
+    (fault,) = run_query("gpu_faults", GPU_FAULT, sightings=sightings, lines=rows, gpu_periods=[OLD, NEW])
+    return fault.end_time
 
 
 def test_query_of_gpu_faults__names_the_gpu_in_the_slot_at_that_time() -> None:
@@ -96,10 +115,32 @@ def test_query_of_gpu_faults__names_the_gpu_in_the_slot_at_that_time() -> None:
 
 
 def test_query_of_gpu_faults__prefers_the_serial_number_of_the_condition() -> None:
-    # The first is a new GPU that fails before the first inventory of the boot, the second a fault that stays open.
+    # A new GPU fails before the first inventory of the boot.
     assert faulty_gpus([{**GPU_SIGHTING, "time": 99}], "2") == [("B", 99)]
-    assert faulty_gpus([{**GPU_SIGHTING, "time": 500}], "1") == [("A", 500)]
-    assert faulty_gpus([{**GPU_SIGHTING, "time": 500}], "3") == []
+
+
+def test_query_of_gpu_faults__names_the_gpu_in_the_slot_for_a_fault_that_stays_open_after_a_swap() -> None:
+    assert faulty_gpus([{**GPU_SIGHTING, "time": time} for time in (99, 100, 500)], "1") == [
+        ("A", 99),
+        ("B", 100),
+        ("B", 500),
+    ]
+    assert faulty_gpus([{**GPU_SIGHTING, "time": 500}], "3") == [("B", 500)]
+
+
+def test_query_of_gpu_faults__ignores_a_later_return_of_the_gpu() -> None:
+    again = {**OLD, "from_time": 300, "until_time": None}
+    periods = (OLD, {**NEW, "until_time": 300}, again)
+    found = faulty_gpus([{**GPU_SIGHTING, "time": time} for time in (9, 200, 300)], "1", periods)
+    assert found == [("A", 9), ("A", 300), ("B", 200)]
+
+
+def test_query_of_gpu_faults__has_the_end_of_the_fault() -> None:
+    assert end_of_fault("x") is None
+    assert end_of_fault("x", {"event": "seen_again", "time": 70, "last_time": 60}) is None
+    assert end_of_fault("x", {"event": "cleared", "time": 90, "last_time": 60}) == 90
+    assert end_of_fault("x", {"event": "cleared", "time": 90, "last_time": 95}) == 95
+    assert end_of_fault(None, {"event": "cleared", "time": 90, "last_time": 60}) == 50
 
 
 @pytest.mark.parametrize(
@@ -131,8 +172,75 @@ def test_query_of_lemon_gpu_periods() -> None:
     period = {**OLD, "uuid": "A", "name": "H100", "ended": None}
     periods = [{**period, "from_time": time} for time in (5, 19_999, 20_000)]
     periods.append({**period, "node": "n2"})
-    found = run_query("lemon_gpu_periods", row, WINDOW, gpu_periods=periods, chosen_nodes=[NODE])
+    found = run_query(
+        "lemon_gpu_periods", row, WINDOW, gpu_periods=periods, chosen_nodes=[NODE], lines=[{**NODE, "time": 19_000}]
+    )
     assert [(period.node, period.from_time) for period in found] == [("n1", 5), ("n1", 19_999)]
+
+
+@pytest.mark.parametrize(
+    ("until_time", "line_times", "expected"),
+    [
+        (None, (14_999,), 14_999),
+        (None, (15_000,), None),
+        (None, (14_999, 25_000), None),
+        (None, (), 10),
+        (100, (14_999,), 100),
+    ],
+)
+def test_query_of_lemon_gpu_periods__ends_with_last_line_of_silent_node(
+    until_time: int | None, line_times: tuple[int, ...], expected: int | None
+) -> None:
+    row = namedtuple("Found", "cluster node subject gpu serial uuid name from_time until_time ended")
+    period = {**OLD, "uuid": "A", "name": "H100", "ended": None, "until_time": until_time}
+    lines = [{**NODE, "time": time} for time in line_times] + [{**NODE, "node": "n2", "time": 19_000}]
+    arguments = {**WINDOW, "silent_seconds": 5_000}
+    (found,) = run_query("lemon_gpu_periods", row, arguments, gpu_periods=[period], lines=lines, chosen_nodes=[NODE])
+    assert found.until_time == expected
+
+
+# --- periods of GPUs
+
+
+def gpu_list(seq: int, time: int, gpu: str, stream_id: str = "a", cluster: str = "c") -> dict[str, Any]:
+    head = {"cluster": cluster, "node": "n1", "stream_id": stream_id, "seq": seq, "time": time}
+    return {**head, "subject": "s1", "serial": gpu, "uuid": f"GPU-{gpu}", "name": "H100"}
+
+
+def periods_of(*lists: dict[str, Any], **line_times: int) -> list[tuple[str, int, int | None, str | None]]:
+    """Return the periods of the listed GPUs. `line_times` contains the time of a line of each stream."""
+    row = namedtuple(
+        "Found", "node subject gpu serial uuid name from_time until_time ended next_gpu next_serial cluster"
+    )
+    lines = [{**NODE, "stream_id": stream_id, "time": time} for stream_id, time in line_times.items()]
+    lines.append({**NODE, "node": "n2", "stream_id": "a", "time": 5})
+    found = run_query("gpu_periods", row, gpus=list(lists), lines=lines)
+    return sorted((period.serial, period.from_time, period.until_time, period.ended) for period in found)
+
+
+def test_query_of_gpu_periods__merges_repeated_lists() -> None:
+    lists = [gpu_list(1, 2_000_000_000, "1"), gpu_list(2, 2_000_000_500, "1"), gpu_list(1, 2_000_001_000, "1", "b")]
+    assert periods_of(*lists) == [("1", 2_000_000_000, None, None)]
+
+
+def test_query_of_gpu_periods__counts_a_list_with_and_without_cluster_once() -> None:
+    lists = [gpu_list(1, 2_000_000_000, "1"), gpu_list(1, 2_000_000_000, "1", cluster="")]
+    assert periods_of(*lists) == [("1", 2_000_000_000, None, None)]
+
+
+def test_query_of_gpu_periods__follows_the_order_of_lines_if_the_clock_is_set_back() -> None:
+    lists = [gpu_list(1, 2_000_000_000, "1"), gpu_list(2, 1_999_990_000, "2")]
+    expected = [("1", 2_000_000_000, 2_000_000_000, "replaced"), ("2", 2_000_000_000, None, None)]
+    assert periods_of(*lists) == expected
+    assert periods_of(gpu_list(2, 2_000_000_000, "1"), gpu_list(3, 1_999_990_000, "2")) == expected
+
+
+def test_query_of_gpu_periods__ignores_an_unset_clock_in_the_order_of_streams() -> None:
+    lists = [gpu_list(1, 2_000_000_000, "1"), gpu_list(2, 946_684_900, "2", "b")]
+    assert periods_of(*lists, b=2_000_000_600) == [
+        ("1", 2_000_000_000, 2_000_000_000, "replaced"),
+        ("2", 2_000_000_000, None, None),
+    ]
 
 
 # --- failed jobs, node failures, moments

@@ -12,7 +12,7 @@ import pytest
 
 from healthd.agent.hooks.request import PROGRAM
 from healthd.agent.settings.config import Settings
-from healthd.host.separate_program import request_file
+from healthd.host.separate_program import request_file, taken_file
 
 pytestmark = pytest.mark.one_python
 
@@ -40,8 +40,10 @@ def test_systemd_accepts_units(tmp_path: Path) -> None:
 
 
 def test_path_unit_watches_request_of_daemon() -> None:
-    path_unit = unit_settings((PACKAGING / "systemd/healthd-hooks.path").read_text())
-    assert path_unit["PathExists"] == request_file(Settings().runtime_dir, PROGRAM)
+    text = (PACKAGING / "systemd/healthd-hooks.path").read_text()
+    path_unit, folder = unit_settings(text), Settings().runtime_dir
+    watched = [line.partition("=")[2] for line in text.splitlines() if line.startswith("PathExists=")]
+    assert watched == [request_file(folder, PROGRAM), taken_file(folder, PROGRAM)]
     assert path_unit["PartOf"] == "healthd.service"
     assert "healthd-hooks.path" in unit_settings(UNIT.read_text())["Wants"].split()
 

@@ -639,6 +639,7 @@ class Daemon:
             without_result=registry.without_result(self.configured.checks, self.configured.loaded),
             problems=self.problems(),
             hooks=self.hooks.results,
+            hooks_problem=self.hooks.problem,
             processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.failslow.pids},
         )
 

@@ -48,12 +48,13 @@ def test_path_unit_watches_request_of_daemon() -> None:
     assert "healthd-hooks.path" in unit_settings(UNIT.read_text())["Wants"].split()
 
 
-def test_hooks_service_ends_crash_loop_and_keeps_runtime_directory() -> None:
+def test_hooks_service_survives_failed_starts_and_keeps_runtime_directory() -> None:
     service = unit_settings((PACKAGING / "systemd/healthd-hooks.service").read_text())
-    assert (service["Type"], service["Restart"]) == ("oneshot", "on-failure")
-    # The failed starts fit into the interval of the limit, so that the limit is reached.
+    # systemd 239 (EL 8) refuses a unit of type "oneshot" with Restart=, and does not have the type "exec".
+    assert (service["Type"], service["Restart"], service["OOMPolicy"]) == ("simple", "on-failure", "continue")
+    # Failed starts alone do not reach the limit.
     assert service["StartLimitIntervalSec"] == "10min"
-    assert int(service["StartLimitBurst"]) * (int(service["RestartSec"]) + 10) < 600
+    assert int(service["StartLimitBurst"]) * int(service["RestartSec"]) > 600
     assert "RuntimeDirectory" not in service, "systemd would remove the daemon's directory"
 
 

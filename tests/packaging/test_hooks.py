@@ -29,10 +29,13 @@ TIME = "2026-11-22T12:11:20.123Z"
 
 
 class Server:
-    """A server that answers each request with `status`, or never if it is 0. `requests` are (headers, document)."""
+    """A server that answers each request with `status`, or never if it is 0. `requests` are (headers, document).
+
+    `raw`, if it is not empty, is sent instead of an HTTP answer. A redirect leads to the same server.
+    """
 
     def __init__(self, status: int = 200) -> None:
-        self.status = status
+        self.status, self.raw = status, b""
         self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
         self._ended = threading.Event()
         server = self
@@ -44,9 +47,19 @@ class Server:
                 if not server.status:
                     server._ended.wait(120)
                     return
+                if server.raw:
+                    self.wfile.write(server.raw)
+                    return
                 self.send_response(server.status)
+                if 300 <= server.status < 400:
+                    self.send_header("Location", f"{server.url}/secret")
                 self.end_headers()
                 self.wfile.write(b'{"key": "HPC-12"}')
+
+            def do_GET(self) -> None:
+                server.requests.append((dict(self.headers), {}))
+                self.send_response(200)
+                self.end_headers()
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -126,6 +139,34 @@ def test_server_that_does_not_answer_is_a_failure(name, tmp_path, server):
 def test_failure_does_not_print_secret_address(name, tmp_path):
     attempt = run(name, settings(tmp_path, "http://127.0.0.1:9/services/T0/secret"), event())
     assert attempt.error
+    assert "secret" not in attempt.error + attempt.output
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308])
+@pytest.mark.parametrize("name", sorted(SETTINGS_WITH_ADDRESS))
+def test_redirect_is_a_failure_and_not_followed(name, status, tmp_path, server):
+    server.status = status
+    attempt = run(name, settings(tmp_path, server.url), event())
+    assert str(status) in attempt.error
+    assert "secret" not in attempt.error + attempt.output
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("raw", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n99\r\n{"])
+@pytest.mark.parametrize("name", sorted(SETTINGS_WITH_ADDRESS))
+def test_damaged_answer_is_a_failure_without_secret_address(name, raw, tmp_path, server):
+    server.raw = raw
+    attempt = run(name, settings(tmp_path, f"{server.url}/secret"), event())
+    assert "127.0.0.1" in attempt.error
+    assert "secret" not in attempt.error + attempt.output
+    assert "Traceback" not in attempt.output
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:secret/", "http://127.0.0.1/a secret", "secret", "http://[secret/"])
+@pytest.mark.parametrize("name", sorted(SETTINGS_WITH_ADDRESS))
+def test_invalid_address_is_not_printed(name, url, tmp_path):
+    attempt = run(name, settings(tmp_path, url), event())
+    assert "invalid" in attempt.error
     assert "secret" not in attempt.error + attempt.output
 
 

@@ -697,6 +697,7 @@ class Daemon:
             evidence_failures_total=self.evidence.failures,
             problems=self.problems(),
             hooks=self.hooks.results,
+            hooks_problem=self.hooks.problem,
             processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.failslow.pids},
         )
 

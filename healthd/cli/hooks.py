@@ -23,7 +23,7 @@ def _run(args: argparse.Namespace) -> int:
     from healthd.agent.hooks.request import PROGRAM
     from healthd.agent.hooks.runner import serve_request
     from healthd.agent.reporting import systemd
-    from healthd.common import ownership
+    from healthd.common.errors import HealthdError
     from healthd.host.oom import raise_score
     from healthd.host.separate_program import serve
 
@@ -33,7 +33,7 @@ def _run(args: argparse.Namespace) -> int:
     try:
         while not serve(runtime_dir, PROGRAM, partial(serve_request, runtime_dir=runtime_dir)):
             time.sleep(BUSY_SECONDS)
-    except ownership.Untrusted as error:
+    except HealthdError as error:
         raise Stop(f"healthd hooks run: {error}", REFUSED) from None
     except OSError as error:
         raise Stop(f"healthd hooks run: {error.filename or runtime_dir}: {error.strerror}", REFUSED) from None

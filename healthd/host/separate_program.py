@@ -5,7 +5,8 @@ for this file. The daemon thus needs no privilege and never waits, and the progr
 restart of the daemon. Without systemd, the program is a child process of the daemon.
 
 The program removes the file when it has served the request. If the program is killed, the file remains, and systemd
-(or the daemon) starts the program again.
+(or the daemon) starts the program again. For a moment, the file has the name NAME.request.taken; a program that was
+killed at this moment leaves this name, which counts as an open request.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
 
 from healthd.common import ownership
 from healthd.common.atomic_files import replace_file
@@ -31,6 +33,22 @@ RETRY_SECONDS = 30.0  # delay before a child process that left its request is st
 
 def request_file(runtime_dir: str, name: str) -> str:
     return os.path.join(runtime_dir, f"{name}.request")
+
+
+def taken_file(runtime_dir: str, name: str) -> str:
+    return f"{request_file(runtime_dir, name)}.taken"
+
+
+class OpenRequest(NamedTuple):
+    """A request that is being served.
+
+    number       1 for the first request that this process serves
+    is_replaced  returns True if the daemon has written another request since
+    """
+
+    text: str
+    number: int = 1
+    is_replaced: Callable[[], bool] = lambda: False
 
 
 class SeparateProgram:
@@ -80,7 +98,7 @@ class SeparateProgram:
 
     def adopt(self) -> bool:
         """Return True if a request of an earlier daemon is still open, and follow this request."""
-        if not self.is_open and os.path.lexists(self.path):
+        if not self.is_open and self._is_requested():
             self.is_open = True
             self._requested_at = self._poll_at = self._monotonic()
         return self.is_open
@@ -97,7 +115,7 @@ class SeparateProgram:
         if not self.is_open or now < self._poll_at:
             return False
         self._poll_at = now + POLL_SECONDS
-        if not os.path.lexists(self.path):
+        if not self._is_requested():
             self.is_open, self.problem, self._poll_at = False, "", FOREVER
             return True
         if not self._is_managed and self._child is None and now >= self._start_at:
@@ -108,6 +126,9 @@ class SeparateProgram:
         else:
             self.problem = ""
         return False
+
+    def _is_requested(self) -> bool:
+        return any(map(os.path.lexists, (self.path, taken_file(self._runtime_dir, self._name))))
 
     def _start(self, now: float) -> None:
         self._start_at = now + RETRY_SECONDS
@@ -129,33 +150,62 @@ def is_running(runtime_dir: str, name: str) -> bool:
     return is_locked(os.path.join(runtime_dir, f"{name}.lock"))
 
 
-def serve(runtime_dir: str, name: str, work: Callable[[str], None]) -> bool:
+def serve(runtime_dir: str, name: str, work: Callable[[OpenRequest], None]) -> bool:
     """Serve the open request and each request that replaces it meanwhile. Return False if another process serves them.
 
-    `work` gets the request's text. If it raises, the request stays open. Raises ownership.Untrusted or OSError.
+    If `work` raises, the request stays open. Raises ownership.Untrusted or OSError.
     """
-    descriptor = lock_file(runtime_dir, f"{name}.lock")
-    try:
+    path, taken = request_file(runtime_dir, name), taken_file(runtime_dir, name)
+    with ExitStack() as stack:
+        lock = lock_file(runtime_dir, f"{name}.lock")
+        stack.callback(os.close, lock)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        path = request_file(runtime_dir, name)
-        taken = f"{path}.taken"
-        while (text := _read(path)) is not None:
-            work(text)
-            os.rename(path, taken)
-            if _read(taken) != text:  # a new request came just before the rename
-                with suppress(FileExistsError):  # an even newer one
-                    os.link(taken, path)
+        with suppress(FileNotFoundError):  # a program was killed before it looked at the request that it had taken
+            _reopen(taken, path)
+        number = 1
+        while _serve_next(path, taken, number, work):
+            number += 1
+    return True
+
+
+def _serve_next(path: str, taken: str, number: int, work: Callable[[OpenRequest], None]) -> bool:
+    """Serve the open request. Return False if there is none.
+
+    The file stays open meanwhile, so that no later request gets its inode number. A later request may have the same
+    text, but it is another file.
+    """
+    with ExitStack() as stack:
+        try:
+            descriptor = stack.enter_context(ownership.open_file(path))
+        except FileNotFoundError:
+            return False
+        served = os.fstat(descriptor)
+
+        def is_replaced() -> bool:
+            return not _is_file(path, served)
+
+        work(OpenRequest(ownership.read_all(descriptor).decode("utf-8", "replace"), number, is_replaced))
+        os.rename(path, taken)
+        if _is_file(taken, served):
             os.unlink(taken)
-        return True
-    finally:
-        os.close(descriptor)
+        else:  # a new request came before the rename
+            _reopen(taken, path)
+    return True
 
 
-def _read(path: str) -> str | None:
+def _is_file(path: str, status: os.stat_result) -> bool:
+    """Return True if the path still has this file."""
     try:
-        return ownership.read(path).decode("utf-8", "replace")
+        return os.path.samestat(os.lstat(path), status)
     except FileNotFoundError:
-        return None
+        return False
+
+
+def _reopen(taken: str, path: str) -> None:
+    """Make a request that was taken the open request, unless there is a newer one."""
+    with suppress(FileExistsError):
+        os.link(taken, path)
+    os.unlink(taken)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from event_lines import line
 
 from healthd.agent.hooks.request import PROGRAM, HooksRequest, render_request
 from healthd.agent.hooks.result import HookResult, read_results
@@ -56,7 +57,9 @@ def test_test_without_daemon_changes_nothing(tmp_path, capsys):
 def test_run_serves_request(tmp_path):
     assert main(["hooks", "run", "--runtime-dir", str(tmp_path)]) == 0
     request = Path(request_file(str(tmp_path), PROGRAM))
-    request.write_text(render_request(HooksRequest(str(tmp_path), 0.0, HooksConfig(on_drain=("/bin/true",)))))
+    request.write_text(
+        render_request(HooksRequest(str(tmp_path), {"on_drain": 0.0}, HooksConfig(on_drain=("/bin/true",))))
+    )
     assert main(["hooks", "run", "--runtime-dir", str(tmp_path)]) == 0
     assert not request.exists()
     assert read_results(str(tmp_path)) == {"on_drain": HookResult()}
@@ -64,6 +67,21 @@ def test_run_serves_request(tmp_path):
 
 def test_run_that_cannot_record_its_state_keeps_request(tmp_path, capsys):
     request = Path(request_file(str(tmp_path), PROGRAM))
-    request.write_text(render_request(HooksRequest("/proc/none", 0.0, HooksConfig(on_drain=("/bin/true",)))))
+    request.write_text(
+        render_request(HooksRequest("/proc/none", {"on_drain": 0.0}, HooksConfig(on_drain=("/bin/true",))))
+    )
     assert main(["hooks", "run", "--runtime-dir", str(tmp_path)]) == 1
     assert request.exists()
+
+
+def test_run_leaves_request_of_newer_version_to_a_new_process(tmp_path, capsys):
+    """The hook's program writes the request, as an upgraded daemon does while an old process runs the hook."""
+    request = Path(request_file(str(tmp_path), PROGRAM))
+    (tmp_path / "events.jsonl").write_bytes(line(1, "drain", stage="confirmed", reason="healthd: x") + b"\n")
+    argv = ("/bin/sh", "-c", f"echo '{{\"new\": 1}}' > {request}.new; mv {request}.new {request}")
+    config = HooksConfig(on_drain=argv)
+    request.write_text(render_request(HooksRequest(str(tmp_path), {"on_drain": 0.0}, config)))
+    assert main(["hooks", "run", "--runtime-dir", str(tmp_path)]) == 1
+    assert json.loads(request.read_text()) == {"new": 1}
+    assert main(["hooks", "run", "--runtime-dir", str(tmp_path)]) == 0
+    assert not request.exists()

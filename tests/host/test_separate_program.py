@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from healthd.host.separate_program import SeparateProgram, is_running, request_file, serve
+from healthd.host.separate_program import OpenRequest, SeparateProgram, is_running, request_file, serve, taken_file
 
 SERVE = """
 import sys
 from healthd.host.separate_program import serve
-def work(text):
+def work(request):
     with open(sys.argv[2], "a") as file:
-        file.write(text + chr(10))
-    if text == "fail":
+        file.write(request.text + chr(10))
+    if request.text == "fail":
         raise SystemExit(3)
 serve(sys.argv[1], "evidence", work)
 """
@@ -47,7 +47,7 @@ def test_request_under_systemd_starts_no_child(tmp_path: Path) -> None:
     separate.request("first")
     assert not separate.step()
     assert list(separate.waits()) == []
-    serve(str(tmp_path), "evidence", lambda text: None)
+    serve(str(tmp_path), "evidence", lambda request: None)
     separate._poll_at = 0.0
     assert separate.step()
 
@@ -91,27 +91,44 @@ def test_missing_program_is_not_served(tmp_path: Path) -> None:
     assert separate.is_open
 
 
-def test_serve_also_serves_a_request_that_comes_meanwhile(tmp_path: Path) -> None:
-    separate, texts = program(tmp_path, is_managed=True), []
+@pytest.mark.parametrize("second", ["second", "first"])
+def test_serve_also_serves_a_request_that_comes_meanwhile(tmp_path: Path, second: str) -> None:
+    separate, requests = program(tmp_path, is_managed=True), []
     separate.request("first")
 
-    def work(text: str) -> None:
-        texts.append(text)
+    def work(request: OpenRequest) -> None:
+        requests.append(request)
         assert is_running(str(tmp_path), "evidence")
-        assert not serve(str(tmp_path), "evidence", texts.append)
-        if text == "first":
-            separate.request("second")
+        assert not serve(str(tmp_path), "evidence", requests.append)
+        assert not request.is_replaced()
+        if request.number == 1:
+            separate.request(second)
+            assert request.is_replaced()
 
     assert serve(str(tmp_path), "evidence", work)
-    assert texts == ["first", "second"]
+    assert [(request.text, request.number) for request in requests] == [("first", 1), (second, 2)]
     assert not is_running(str(tmp_path), "evidence")
+    assert not os.path.exists(request_file(str(tmp_path), "evidence"))
+
+
+@pytest.mark.parametrize("newer", ["", "newer"])
+def test_request_taken_by_killed_program_is_served(tmp_path: Path, newer: str) -> None:
+    """The program was killed between its rename and the test whether it had served this request."""
+    Path(taken_file(str(tmp_path), "evidence")).write_text("taken")
+    separate = program(tmp_path)
+    if newer:
+        separate.request(newer)
+    assert separate.adopt()
+    until(separate.step)
+    assert served(tmp_path) == [newer or "taken"]
+    assert not os.path.exists(taken_file(str(tmp_path), "evidence"))
 
 
 def test_serve_keeps_request_if_work_raises(tmp_path: Path) -> None:
     program(tmp_path, is_managed=True).request("first")
 
-    def fail(text: str) -> None:
-        raise ValueError(text)
+    def fail(request: OpenRequest) -> None:
+        raise ValueError(request.text)
 
     with pytest.raises(ValueError, match="first"):
         serve(str(tmp_path), "evidence", fail)
@@ -119,9 +136,9 @@ def test_serve_keeps_request_if_work_raises(tmp_path: Path) -> None:
 
 
 def test_serve_without_request_does_nothing(tmp_path: Path) -> None:
-    texts: list[str] = []
-    assert serve(str(tmp_path), "evidence", texts.append)
-    assert texts == []
+    requests: list[OpenRequest] = []
+    assert serve(str(tmp_path), "evidence", requests.append)
+    assert requests == []
 
 
 def test_program_that_ends_after_its_request_was_served_leaves_no_deadline(tmp_path: Path) -> None:

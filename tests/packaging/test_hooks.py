@@ -29,24 +29,43 @@ TIME = "2026-11-22T12:11:20.123Z"
 
 
 class Server:
-    """A server that answers each request with `status`, or never if it is 0. `requests` are (headers, document)."""
+    """A server that answers each request with `status`, or never if it is 0. `requests` are (headers, document).
+
+    `raw`, if it is not empty, is sent instead of an HTTP answer. A redirect leads to the same server. `searches` are
+    (path, query); a search finds the tickets that were created with the label.
+    """
 
     def __init__(self, status: int = 200) -> None:
-        self.status = status
+        self.status, self.raw = status, b""
         self.requests: list[tuple[dict[str, str], dict[str, Any]]] = []
+        self.searches: list[tuple[str, dict[str, Any]]] = []
         self._ended = threading.Event()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                server.requests.append((dict(self.headers), json.loads(body)))
+                answer = {"key": "HPC-12"}
+                if "search" in self.path:
+                    answer = server.search(self.path, json.loads(body))
+                else:
+                    server.requests.append((dict(self.headers), json.loads(body)))
                 if not server.status:
                     server._ended.wait(120)
                     return
+                if server.raw:
+                    self.wfile.write(server.raw)
+                    return
                 self.send_response(server.status)
+                if 300 <= server.status < 400:
+                    self.send_header("Location", f"{server.url}/secret")
                 self.end_headers()
-                self.wfile.write(b'{"key": "HPC-12"}')
+                self.wfile.write(json.dumps(answer).encode())
+
+            def do_GET(self) -> None:
+                server.requests.append((dict(self.headers), {}))
+                self.send_response(200)
+                self.end_headers()
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -61,6 +80,12 @@ class Server:
         self._http.shutdown()
         self._thread.join(120)
         self._http.server_close()
+
+    def search(self, path: str, query: dict[str, Any]) -> dict[str, Any]:
+        self.searches.append((path, query))
+        labels = [name for document in self.documents for name in document["fields"]["labels"]]
+        is_found = any(f'labels = "{name}"' in query["jql"] for name in labels)
+        return {"issues": [{"id": "1", "key": "HPC-12"}] if is_found else []}
 
     @property
     def documents(self) -> list[dict[str, Any]]:
@@ -119,13 +144,43 @@ def test_server_that_does_not_answer_is_a_failure(name, tmp_path, server):
     began = time.monotonic()
     assert run(name, settings(tmp_path, server.url), event(), seconds=3.0).error
     assert time.monotonic() - began < 60
-    assert len(server.requests) == 1
+    assert len(server.requests) + len(server.searches) == 1
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS_WITH_ADDRESS))
 def test_failure_does_not_print_secret_address(name, tmp_path):
     attempt = run(name, settings(tmp_path, "http://127.0.0.1:9/services/T0/secret"), event())
     assert attempt.error
+    assert "secret" not in attempt.error + attempt.output
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308])
+@pytest.mark.parametrize("name", sorted(SETTINGS_WITH_ADDRESS))
+def test_redirect_is_a_failure_and_not_followed(name, status, tmp_path, server):
+    server.status = status
+    attempt = run(name, settings(tmp_path, server.url), event())
+    assert str(status) in attempt.error
+    assert "secret" not in attempt.error + attempt.output
+    assert len(server.requests) + len(server.searches) == 1
+
+
+@pytest.mark.parametrize("raw", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n99\r\n{"])
+@pytest.mark.parametrize("name", sorted(SETTINGS_WITH_ADDRESS))
+def test_damaged_answer_is_a_failure_without_secret_address(name, raw, tmp_path, server):
+    server.raw = raw
+    attempt = run(name, settings(tmp_path, f"{server.url}/secret"), event())
+    assert "127.0.0.1" in attempt.error
+    assert "secret" not in attempt.error + attempt.output
+    assert "Traceback" not in attempt.output
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:secret/", "http://127.0.0.1/a secret/hook", "secret", "http://[secret/"]
+)
+@pytest.mark.parametrize("name", sorted(SETTINGS_WITH_ADDRESS))
+def test_invalid_address_is_not_printed(name, url, tmp_path):
+    attempt = run(name, settings(tmp_path, url), event())
+    assert "invalid" in attempt.error
     assert "secret" not in attempt.error + attempt.output
 
 
@@ -171,7 +226,8 @@ def test_pagerduty_resolves_alert_of_drain(tmp_path, server):
 
 def test_ticket_has_fields_of_jira_and_authorization(tmp_path, server):
     assert "HPC-12" in run("ticket", settings(tmp_path, server.url), event()).output
-    run("ticket", settings(tmp_path, server.url, TICKET_USER="me", TICKET_TYPE="Bug"), event())
+    changed = event(drained_at="2026-11-23T12:00:00.000Z")
+    run("ticket", settings(tmp_path, server.url, TICKET_USER="me", TICKET_TYPE="Bug"), changed)
     (bearer, issue), (basic, bug) = server.requests
     assert bearer["Authorization"] == "Bearer secret"
     assert basic["Authorization"] == "Basic " + base64.b64encode(b"me:secret").decode()
@@ -180,8 +236,32 @@ def test_ticket_has_fields_of_jira_and_authorization(tmp_path, server):
     assert "1650522012345" in issue["fields"]["description"]
 
 
-def test_ticket_is_not_created_again_for_changed_reason(tmp_path, server):
-    assert run("ticket", settings(tmp_path, server.url), event(previous_reason="healthd: other")).error == ""
+def test_ticket_is_created_once_for_each_drain(tmp_path, server):
+    path = settings(tmp_path, server.url)
+    assert run("ticket", path, event(previous_reason="healthd: other")).error == ""
+    assert len(server.requests) == 1, "a Reason that changed does not prove that a ticket exists"
+    again = run("ticket", path, event(id="test-2", reason="healthd: worse", previous_reason="healthd: gpu_xid/79"))
+    assert (again.error, len(server.requests)) == ("", 1)
+    assert "HPC-12" in again.output
+    run("ticket", path, event("on_repair_failed"))
+    run("ticket", path, event(drained_at="2026-11-23T12:00:00.000Z"))
+    labels = [document["fields"]["labels"][-1] for document in server.documents]
+    assert len(set(labels)) == len(server.requests) == 3
+    assert labels[0] == "healthd-c1-gpu-1-2026-11-22T12-11-20.123Z"
+
+
+def test_ticket_search_has_address_of_server(tmp_path, server):
+    run("ticket", settings(tmp_path, server.url), event())
+    run("ticket", settings(tmp_path, server.url, TICKET_USER="me"), event())
+    other = server.url.replace("hook", "my/search")
+    run("ticket", settings(tmp_path, server.url, TICKET_SEARCH_URL=other), event())
+    assert [path for path, _ in server.searches] == ["/search", "/search/jql", "/my/search"]
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"{}", b'{"issues": 1}', b'{"issues": [{}]}', b"<html>"])
+def test_ticket_without_answer_to_search_is_not_created(raw, tmp_path, server):
+    server.raw = b"HTTP/1.1 200 OK\r\n\r\n" + raw
+    assert "list of issues" in run("ticket", settings(tmp_path, server.url), event()).error
     assert server.requests == []
 
 

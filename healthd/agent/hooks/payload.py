@@ -3,7 +3,10 @@
 docs/hooks.md is the contract with programs. A new field may be added at any time; any other change needs a new VERSION.
 
 The event of a drain does not name its conditions. `follow` therefore collects the open conditions from the events
-before it. Events of a newer healthd may have further fields, which are ignored.
+before it. The event of a resume may be missing: Slurm can end a drain at a reboot, and lines can be dropped. A drain
+whose conditions have all been cleared therefore ends with the next drain, and any drain ends with `dropped`.
+
+Events of a newer healthd may have further fields, which are ignored.
 """
 
 from __future__ import annotations
@@ -88,11 +91,12 @@ def follow(view: View, fields: Fields) -> View:
     if event == "evidence" and (path := _text(fields, "path")):
         return replace(view, evidence=path)
     if hook_for_event(fields) == "on_drain":
-        first = view.drain.time if view.drain else _text(fields, "time")
+        current = view.drain if view.drain and not _has_ended(view.drain, view.conditions) else None
+        first = current.time if current else _text(fields, "time")
         causes = _causes(view.conditions, _text(fields, "reason"))
-        evidence = view.evidence if view.drain else ""
+        evidence = view.evidence if current else ""
         return replace(view, drain=DrainView(_text(fields, "reason"), first, causes), evidence=evidence)
-    if hook_for_event(fields) == "on_resume":
+    if hook_for_event(fields) == "on_resume" or event == "dropped":
         return replace(view, drain=None, evidence="")
     return view
 
@@ -122,6 +126,12 @@ def _still_open(conditions: dict[str, OpenCondition], listed: object) -> dict[st
     return {name: condition for name, condition in conditions.items() if name in names}
 
 
+def _has_ended(drain: DrainView, conditions: Mapping[str, OpenCondition]) -> bool:
+    """Return True if all conditions of a drain have been cleared. A drain without recorded conditions is in force."""
+    still_open = {(c.code, c.subject, c.since) for c in conditions.values()}
+    return bool(drain.conditions) and all((c.code, c.subject, c.since) not in still_open for c in drain.conditions)
+
+
 def _causes(conditions: Mapping[str, OpenCondition], reason: str) -> tuple[OpenCondition, ...]:
     """Return the conditions that drain, with the one that the Reason names first, then the worst."""
     found = [c for c in conditions.values() if c.severity in SEVERITIES and not c.acknowledged and not c.observed]
@@ -141,6 +151,7 @@ def document(hook: str, fields: Fields, before: View, after: View) -> dict[str, 
     """Return the document for an event. `before` and `after` are the views before and after the event."""
     event = _text(fields, "event")
     drain = after.drain or before.drain
+    is_new_drain = bool(after.drain and before.drain and after.drain.time != before.drain.time)
     conditions = drain.conditions if drain else _causes(before.conditions, "")
     found: dict[str, Any] = {
         "v": VERSION,
@@ -154,14 +165,14 @@ def document(hook: str, fields: Fields, before: View, after: View) -> dict[str, 
     }
     if drain:
         found["drained_at"] = drain.time
-    if event == "drain" and before.drain and before.drain.reason != found["reason"]:
+    if event == "drain" and before.drain and not is_new_drain and before.drain.reason != found["reason"]:
         found["previous_reason"] = before.drain.reason
     if who := _text(fields, "who"):
         found["who"] = who
     if event == "repair":
         names = ("stage", "step", "attempt", "why", "error", "message")
         found["repair"] = {name: fields[name] for name in names if isinstance(fields.get(name), str | int)}
-    if evidence := _text(fields, "evidence") or before.evidence:
+    if evidence := _text(fields, "evidence") or (after if is_new_drain else before).evidence:
         found["evidence"] = evidence
     found["conditions"] = [_condition_document(condition) for condition in conditions]
     found["jobs"] = sorted({job for condition in conditions for job in condition.jobs})

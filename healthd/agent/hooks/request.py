@@ -7,17 +7,25 @@ program always agree.
 from __future__ import annotations
 
 from healthd.agent.settings.config import HooksConfig
+from healthd.common.errors import HealthdError
 from healthd.common.values import DecodeError, Value, decode, encode
 
 PROGRAM = "hooks"
 
 
 class HooksRequest(Value, frozen=True):
-    """A request. `since` is the time in epoch seconds from which the daemon has had these hooks."""
+    """A request.
+
+    since  for each hook, the time in epoch seconds from which it gets events if the program has no record of the hook
+    """
 
     state_dir: str
-    since: float
+    since: dict[str, float]
     hooks: HooksConfig
+
+
+class UnreadableRequest(HealthdError):
+    """Raised if a newer version of healthd may have written the request."""
 
 
 def render_request(request: HooksRequest) -> str:
@@ -27,6 +35,7 @@ def render_request(request: HooksRequest) -> str:
 def parse_request(text: str) -> HooksRequest | None:
     """Return the request, or None if another version of healthd wrote it or it is damaged."""
     try:
-        return decode(HooksRequest, text)
+        request = decode(HooksRequest, text)
     except DecodeError:
         return None
+    return request if request.since.keys() >= request.hooks.programs.keys() else None

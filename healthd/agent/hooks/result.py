@@ -1,4 +1,7 @@
-"""Results of the hooks. The runner writes them to the runtime directory, and the daemon reads them from there."""
+"""Results of the hooks. The runner writes them to the runtime directory, and the daemon reads them from there.
+
+The runner's own record is in the state directory. The daemon only tests whether it exists.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,11 @@ class HookResult(Value, frozen=True):
 
     failures: Whole = 0
     error: str = ""
+
+
+def state_path(state_dir: str) -> str:
+    """Return the path of the program's record, which exists if hooks were configured before."""
+    return os.path.join(state_dir, "hooks.json")
 
 
 def result_path(runtime_dir: str) -> str:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from healthd.agent.hooks.request import PROGRAM, HooksRequest, parse_request, render_request
-from healthd.agent.hooks.result import HookResult, read_results, result_path
+from healthd.agent.hooks.result import HookResult, read_results, result_path, state_path
 from healthd.agent.settings.config import Settings
 from healthd.common import guard, ownership
 from healthd.common.guard import HOOKS
@@ -43,7 +43,8 @@ class HookTrigger:
         self._found: dict[str, HookResult] = {}
         self._settings = settings
         self._now = now
-        self._since = 0.0
+        self._since: dict[str, float] = {}
+        self._requested_at = 0.0
         self._problem = ""
         self._result_id: tuple[int, int] = (0, 0)
         self._program = SeparateProgram(PROGRAM, argv, settings.runtime_dir, LONGEST_RUN_SECONDS, is_managed, monotonic)
@@ -71,17 +72,19 @@ class HookTrigger:
         Without hooks, request a run only if hooks were configured before, so that hooks which are configured again
         later do not get old events.
         """
-        self._since = self._now()
-        if self._settings.hooks.programs or os.path.lexists(result_path(self._settings.runtime_dir)):
-            self._since = min(self._since, self._open_request_since())
+        settings, now = self._settings, self._now()
+        self._since = dict.fromkeys(settings.hooks.programs, now)
+        if self._since or os.path.lexists(state_path(settings.state_dir)) or self._program.adopt():
+            earlier = self._open_request_since()
+            self._since = {name: min(now, earlier.get(name, now)) for name in self._since}
             self._request()
 
     def reconfigure(self, settings: Settings) -> None:
         """Apply the settings after a reload."""
         before, self._settings = self._settings, settings
         if settings.hooks != before.hooks:
-            if not self._program.is_open:
-                self._since = self._now()
+            now = self._now()
+            self._since = {name: self._since.get(name, now) for name in settings.hooks.programs}
             self._request()
 
     def take_written(self, lines: Iterable[str]) -> None:
@@ -94,6 +97,8 @@ class HookTrigger:
     def step(self) -> None:
         """Start the program if systemd does not do this, and read the results when a request has been served."""
         if self._program.step():
+            # A record that is lost later does not repeat the events that were handled.
+            self._since = {name: max(since, self._requested_at) for name, since in self._since.items()}
             self._read_results()
 
     def end_round(self) -> None:
@@ -127,11 +132,12 @@ class HookTrigger:
             log.error("hooks cannot run: %s", error)
         else:
             self._problem = ""
+            self._requested_at = self._now()
 
-    def _open_request_since(self) -> float:
-        """Return the time in a request of an earlier daemon that has not been served yet, or infinity."""
+    def _open_request_since(self) -> dict[str, float]:
+        """Return the times in a request of an earlier daemon that has not been served yet."""
         try:
             request = parse_request(ownership.read(self._program.path).decode("utf-8", "replace"))
         except OSError:
-            return float("inf")
-        return request.since if request else float("inf")
+            return {}
+        return request.since if request else {}

@@ -226,7 +226,7 @@ def _workers(s: Snapshot) -> Iterator[Rows]:
     yield "stream_lines_dropped_total", [({}, s.stream.dropped_total)]
     yield "stream_journal_lost_total", [({}, s.stream.journal_lost_total)]
     yield "hook_failures_total", [({"hook": name}, result.failures) for name, result in s.hooks.items()]
-    yield "hook_failing", [({"hook": name}, bool(result.error)) for name, result in s.hooks.items()]
+    yield "hook_failing", [({"hook": name}, bool(result.error or s.hooks_problem)) for name, result in s.hooks.items()]
     yield "inputs_dropped_total", [({"from": boundary}, count) for boundary, count in s.dropped.items()]
     yield "resource_shortages_total", [({"resource": name}, count) for name, count in s.shortages.items()]
 

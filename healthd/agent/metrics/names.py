@@ -176,7 +176,9 @@ FAMILIES = {
         (), "Lines of the event stream that the journal did not accept; they are in the file."
     ),
     "hook_failures_total": Family(("hook",), "Events for which all runs of a hook failed."),
-    "hook_failing": Family(("hook",), "1 if all runs of a hook for its last event failed, else 0."),
+    "hook_failing": Family(
+        ("hook",), "1 if all runs of a hook for its last event failed, or if hooks cannot run, else 0."
+    ),
     "inputs_dropped_total": Family(
         ("from",), "Inputs that healthd dropped because of an internal error, by source; the log has the reason."
     ),

@@ -111,6 +111,7 @@ class Snapshot(Value, frozen=True):
     without_result: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for each reason, the checks
     problems: tuple[Problem, ...] = ()
     hooks: Mapping[str, HookResult] = field(default_factory=dict)  # for each configured hook, its result
+    hooks_problem: str = ""  # why no hook can run
     evidence: Case | None = None
     evidence_failures_total: int = 0
     processes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # pids of "daemon", "worker" and "live"

@@ -85,6 +85,29 @@ def test_document_of_changed_reason_names_previous_reason():
     assert found["drained_at"] == HEAD["time"]
 
 
+def test_drain_after_lost_resume_is_a_new_drain():
+    """The conditions of the first drain have been cleared, so Slurm ended this drain without an event."""
+    evidence = event("evidence", 6, path="/var/lib/healthd/evidence/1.tar.gz")
+    cleared = opened(name="cleared", cleared_by="a new boot")
+    other = opened("m-1", "mount/missing", first="2026-11-22T12:59:00.000Z")
+    later = event("drain", 9, stage="confirmed", reason="healthd: mount/missing", time="2026-11-22T13:00:00.000Z")
+    found = document_of(opened(), DRAIN, evidence, cleared, other, later)
+    assert found["drained_at"] == "2026-11-22T13:00:00.000Z"
+    assert [c["code"] for c in found["conditions"]] == ["mount/missing"]
+    assert found.keys() & {"previous_reason", "evidence"} == set()
+    still_open = document_of(opened(), DRAIN, evidence, other, later)
+    assert (still_open["drained_at"], still_open["previous_reason"]) == (HEAD["time"], REASON)
+
+
+def test_dropped_lines_end_the_drain():
+    dropped = event("dropped", 8, count=3, from_seq=5, to_seq=7)
+    assert after(opened(), DRAIN, dropped).drain is None
+    later = event("drain", 9, stage="confirmed", reason="healthd: gpu_xid/94", time="2026-11-22T13:00:00.000Z")
+    found = document_of(opened(), DRAIN, dropped, later)
+    assert found["drained_at"] == "2026-11-22T13:00:00.000Z"
+    assert "previous_reason" not in found
+
+
 def test_document_of_resume_has_conditions_of_drain():
     cleared = opened(name="cleared", cleared_by="repaired by root (uid 0)")
     found = document_of(opened(), DRAIN, cleared, {**RESUME, "who": "an operator"})

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
-from healthd.agent.hooks.request import HooksRequest, parse_request, render_request
+from healthd.agent.hooks.request import HooksRequest, UnreadableRequest, parse_request, render_request
 from healthd.agent.hooks.result import HookResult, parse_results, read_results, render_results
-from healthd.agent.hooks.runner import FILE, HooksState, load_state, mark_working, run_hook, serve_request
+from healthd.agent.hooks.runner import HooksState, load_state, mark_working, run_hook, serve_request
 from healthd.agent.settings.config import HooksConfig
 from healthd.common.values import DecodeError, decode, encode
+from healthd.host.separate_program import OpenRequest
 
+FILE = "hooks.json"
 REASON = "healthd: gpu_xid/79"
 FIRST = f'"reason":"{REASON} 1"'
 
@@ -48,9 +51,20 @@ def write(folder: Path, *lines: bytes, name: str = "events.jsonl") -> None:
         file.write(b"".join(lines))
 
 
-def serve(folder: Path, since: float = NOON, delays: list[float] | None = None, **hooks: Any) -> None:
-    request = HooksRequest(str(folder), since, HooksConfig(**hooks))
-    serve_request(render_request(request), str(folder), ([] if delays is None else delays).append)
+def request_text(folder: Path, since: float = NOON, **hooks: Any) -> str:
+    config = HooksConfig(**hooks)
+    return render_request(HooksRequest(str(folder), dict.fromkeys(config.programs, since), config))
+
+
+def serve(
+    folder: Path,
+    since: float = NOON,
+    delays: list[float] | None = None,
+    is_replaced: Callable[[], bool] = lambda: False,
+    **hooks: Any,
+) -> None:
+    request = OpenRequest(request_text(folder, since, **hooks), is_replaced=is_replaced)
+    serve_request(request, str(folder), ([] if delays is None else delays).append)
 
 
 def payloads(folder: Path) -> list[dict[str, Any]]:
@@ -178,20 +192,23 @@ def test_program_gets_environment_and_json(tmp_path):
     assert payloads(tmp_path) == [{"hook": "on_resume", "arg": "a b"}]
 
 
-RUN = "import sys; from healthd.agent.hooks.runner import serve_request; serve_request(sys.argv[1], sys.argv[2])"
+RUN = (
+    "import sys; from healthd.agent.hooks.runner import serve_request; "
+    "from healthd.host.separate_program import OpenRequest; serve_request(OpenRequest(sys.argv[1]), sys.argv[2])"
+)
 
 
 def test_killed_runner_runs_event_again_and_only_this_event(tmp_path):
     body = f"cat >> $OUT; [ -e {tmp_path}/go ] || {{ touch {tmp_path}/started; sleep 600; }}"
     argv = program(tmp_path, f"if grep -q '{FIRST}'; then echo first >> $OUT; exit 0; fi; {body}")
     write(tmp_path, drain(1), drain(2), drain(3))
-    text = render_request(HooksRequest(str(tmp_path), NOON, HooksConfig(on_drain=argv, timeout_seconds=600.0)))
+    text = request_text(tmp_path, on_drain=argv, timeout_seconds=600.0)
     command = [sys.executable, "-c", RUN, text, str(tmp_path)]
     with subprocess.Popen(command, start_new_session=True) as runner:
         until((tmp_path / "started").exists, "the second event runs")
         runner.send_signal(signal.SIGKILL)
     (tmp_path / "go").touch()
-    serve_request(text, str(tmp_path), time.sleep)
+    serve_request(OpenRequest(text), str(tmp_path), time.sleep)
     assert (tmp_path / "out").read_text().splitlines().count("first") == 1
     state = load_state(str(tmp_path))
     assert state.view.drain is not None
@@ -199,6 +216,50 @@ def test_killed_runner_runs_event_again_and_only_this_event(tmp_path):
     for process in os.listdir("/proc"):  # the killed runner's program
         if process.isdigit() and argv[0].encode() in _command_line(process):
             os.killpg(int(process), signal.SIGKILL)
+
+
+def test_program_that_kills_the_runner_runs_a_limited_number_of_times(tmp_path):
+    argv = program(tmp_path, f"if grep -q '{FIRST}'; then echo first >> $OUT; kill -9 $PPID; fi; exit 0")
+    serve(tmp_path, on_drain=argv, retries=1)  # the hook is settled before the first event
+    write(tmp_path, drain(1), drain(2))
+    command = [sys.executable, "-c", RUN, request_text(tmp_path, on_drain=argv, retries=1), str(tmp_path)]
+    statuses = [subprocess.run(command, timeout=240).returncode for _ in range(4)]
+    assert statuses == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
+    assert (tmp_path / "out").read_text().split() == ["first", "first"]
+    assert read_results(str(tmp_path))["on_drain"] == HookResult(failures=1)
+    assert (load_state(str(tmp_path)).event, load_state(str(tmp_path)).runs) == ("", 0)
+
+
+def test_interrupted_run_without_retry_is_a_failure(tmp_path):
+    argv = program(tmp_path, "kill -9 $PPID")
+    write(tmp_path, drain(1))
+    command = [sys.executable, "-c", RUN, request_text(tmp_path, on_drain=argv, retries=0), str(tmp_path)]
+    assert subprocess.run(command, timeout=240).returncode == -signal.SIGKILL
+    serve(tmp_path, on_drain=argv, retries=0)
+    result = read_results(str(tmp_path))["on_drain"]
+    assert result.failures == 1
+    assert "interrupted" in result.error
+
+
+def test_replaced_request_ends_pass_between_retries_and_keeps_number_of_runs(tmp_path):
+    argv = program(tmp_path, "cat >> $OUT; echo >> $OUT; exit 1")
+    write(tmp_path, drain(1))
+    serve(tmp_path, is_replaced=lambda: bool(payloads(tmp_path)), on_drain=argv, retries=1)
+    assert (seqs(tmp_path), load_state(str(tmp_path)).runs) == ([1], 1)
+    assert read_results(str(tmp_path))["on_drain"] == HookResult()
+    delays: list[float] = []
+    serve(tmp_path, delays=delays, on_drain=argv, retries=1)
+    assert (seqs(tmp_path), delays) == ([1, 1], [])
+    assert read_results(str(tmp_path))["on_drain"].failures == 1
+
+
+def test_replaced_request_ends_pass_between_events(tmp_path):
+    argv = program(tmp_path)
+    write(tmp_path, drain(1), drain(2))
+    serve(tmp_path, is_replaced=lambda: bool(payloads(tmp_path)), on_drain=argv)
+    assert seqs(tmp_path) == [1]
+    serve(tmp_path, on_drain=argv)
+    assert seqs(tmp_path) == [1, 2]
 
 
 def _command_line(pid: str) -> bytes:
@@ -226,14 +287,42 @@ def test_state_that_cannot_be_recorded_stops_before_a_program_runs(tmp_path):
     assert payloads(tmp_path) == []
 
 
+def test_run_that_cannot_be_recorded_does_not_begin(tmp_path):
+    """The state is settled, so that the first record of the pass changes nothing on disk."""
+    argv = program(tmp_path)
+    serve(tmp_path, on_drain=argv)
+    write(tmp_path, drain(1))
+    obstacle = tmp_path / f"{FILE}.{os.getpid()}.new"
+    obstacle.mkdir()
+    for _ in range(3):
+        with pytest.raises(OSError, match="directory"):
+            serve(tmp_path, on_drain=argv)
+    assert payloads(tmp_path) == []
+    obstacle.rmdir()
+    serve(tmp_path, on_drain=argv)
+    assert seqs(tmp_path) == [1]
+
+
+def test_removed_hooks_remove_state_and_results(tmp_path):
+    serve(tmp_path, on_drain=program(tmp_path))
+    assert (tmp_path / FILE).exists()
+    for _ in range(2):
+        serve(tmp_path)
+        assert not (tmp_path / FILE).exists()
+        assert read_results(str(tmp_path)) == {}
+
+
 def test_missing_state_directory_is_created(tmp_path):
-    request = HooksRequest(str(tmp_path / "state"), NOON, HooksConfig(on_drain=program(tmp_path)))
-    serve_request(render_request(request), str(tmp_path))
+    text = request_text(tmp_path / "state", on_drain=program(tmp_path))
+    serve_request(OpenRequest(text), str(tmp_path))
     assert (tmp_path / "state" / FILE).exists()
 
 
-def test_invalid_request_is_ignored(tmp_path):
-    serve_request("{}", str(tmp_path))
+@pytest.mark.parametrize("text", ["{}", '{"state_dir": "/x", "since": {}, "hooks": {"on_drain": ["/x"]}}'])
+def test_request_that_no_version_wrote_is_ignored_by_a_new_process_only(tmp_path, text):
+    with pytest.raises(UnreadableRequest):
+        serve_request(OpenRequest(text, number=2), str(tmp_path))
+    serve_request(OpenRequest(text), str(tmp_path))
     assert not (tmp_path / FILE).exists()
 
 
@@ -245,7 +334,7 @@ def test_parse_request_accepts_any_text(text):
 
 @given(st.floats(0, 1e12), st.lists(st.text(), max_size=3), st.integers(0, 10))
 def test_request_is_parsed_as_rendered(since, words, retries):
-    request = HooksRequest("/s", since, HooksConfig(on_drain=tuple(words), retries=retries))
+    request = HooksRequest("/s", {"on_drain": since}, HooksConfig(on_drain=tuple(words), retries=retries))
     assert parse_request(render_request(request)) == request
 
 
@@ -261,5 +350,5 @@ def test_parse_results_rejects_other_bytes(data):
 
 
 def test_state_is_read_as_written():
-    state = HooksState("[[],[]]", hooks={"on_drain": 0.0}, results={"on_drain": HookResult(1, "e")})
+    state = HooksState("[[],[]]", hooks={"on_drain": 0.0}, results={"on_drain": HookResult(1, "e")}, runs=1)
     assert decode(HooksState, encode(state)) == state

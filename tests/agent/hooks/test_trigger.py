@@ -30,7 +30,7 @@ def trigger(folder: Path, now: float = 1000.0, argv: tuple[str, ...] = ("true",)
 
 
 def settings(folder: Path, **hooks: Any) -> Settings:
-    return Settings(runtime_dir=str(folder), state_dir="/state", hooks=HooksConfig(**hooks))
+    return Settings(runtime_dir=str(folder), state_dir=f"{folder}/state", hooks=HooksConfig(**hooks))
 
 
 def requested(folder: Path) -> HooksRequest | None:
@@ -52,7 +52,8 @@ def test_marks_match_events_of_hooks():
 
 def test_start_requests_run_with_settings(tmp_path):
     trigger(tmp_path, on_drain=("/x", "a"), retries=1).start()
-    assert requested(tmp_path) == HooksRequest("/state", 1000.0, HooksConfig(on_drain=("/x", "a"), retries=1))
+    config = HooksConfig(on_drain=("/x", "a"), retries=1)
+    assert requested(tmp_path) == HooksRequest(f"{tmp_path}/state", {"on_drain": 1000.0}, config)
 
 
 def test_node_without_hooks_requests_nothing(tmp_path):
@@ -65,10 +66,18 @@ def test_node_without_hooks_requests_nothing(tmp_path):
     assert (hooks.results, hooks.problem) == ({}, "")
 
 
-def test_removed_hooks_are_reported_to_runner_once(tmp_path):
-    Path(result_path(str(tmp_path))).write_bytes(render_results({"on_drain": HookResult()}))
+def test_removed_hooks_are_reported_to_runner(tmp_path):
+    """The record is in the state directory, which a reboot does not clear."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "hooks.json").touch()
     trigger(tmp_path).start()
-    assert requested(tmp_path) == HooksRequest("/state", 1000.0, HooksConfig())
+    assert requested(tmp_path) == HooksRequest(f"{tmp_path}/state", {}, HooksConfig())
+
+
+def test_removed_hooks_replace_request_that_was_not_served(tmp_path):
+    trigger(tmp_path, on_drain=("/x",)).start()
+    trigger(tmp_path).start()
+    assert requested(tmp_path) == HooksRequest(f"{tmp_path}/state", {}, HooksConfig())
 
 
 def test_written_event_requests_run(tmp_path):
@@ -81,12 +90,43 @@ def test_written_event_requests_run(tmp_path):
     assert requested(tmp_path) is not None
 
 
+def since(folder: Path) -> dict[str, float]:
+    request = requested(folder)
+    assert request is not None
+    return request.since
+
+
 def test_next_daemon_keeps_time_of_request_that_is_not_served(tmp_path):
     trigger(tmp_path, 1000.0, on_drain=("/x",)).start()
-    trigger(tmp_path, 2000.0, on_drain=("/x",)).start()
-    request = requested(tmp_path)
-    assert request is not None
-    assert request.since == 1000.0
+    trigger(tmp_path, 2000.0, on_drain=("/x",), on_resume=("/x",)).start()
+    assert since(tmp_path) == {"on_drain": 1000.0, "on_resume": 2000.0}
+
+
+def test_each_hook_has_the_time_of_its_first_configuration(tmp_path):
+    times = iter((1000.0, 1000.0, 2000.0, 2000.0, 3000.0, 3000.0))
+    configured = settings(tmp_path, on_drain=("/x",))
+    hooks = HookTrigger(configured, ("true",), True, lambda: next(times), time.monotonic)
+    hooks.start()
+    hooks.reconfigure(settings(tmp_path, on_drain=("/x",), on_resume=("/x",)))
+    assert since(tmp_path) == {"on_drain": 1000.0, "on_resume": 2000.0}
+    hooks.reconfigure(settings(tmp_path, on_resume=("/x",)))
+    assert since(tmp_path) == {"on_resume": 2000.0}
+
+
+def test_served_request_is_the_time_for_a_record_that_is_lost_later(tmp_path):
+    now, monotonic = [1000.0], [0.0]
+    configured = settings(tmp_path, on_drain=("/x",))
+    hooks = HookTrigger(configured, ("true",), True, lambda: now[0], lambda: monotonic[0])
+    hooks.start()
+    now[0] = 2000.0
+    hooks.take_written([DRAIN])
+    assert since(tmp_path) == {"on_drain": 1000.0}
+    served(tmp_path)
+    now[0], monotonic[0] = 2500.0, 60.0
+    hooks.step()
+    now[0] = 3000.0
+    hooks.take_written([DRAIN])
+    assert since(tmp_path) == {"on_drain": 2000.0}
 
 
 def test_reload_requests_run_only_if_hooks_changed(tmp_path):

@@ -503,3 +503,5 @@ def test_hooks_have_failures_and_last_result(faulty: Snapshot) -> None:
     failures = [found["healthd_hook_failures_total", (("hook", name),)] for name in ("on_drain", "on_resume")]
     failing = [found["healthd_hook_failing", (("hook", name),)] for name in ("on_drain", "on_resume")]
     assert (failures, failing) == ([2, 0], [1, 0])
+    found = samples(replace(faulty, hooks_problem="the request is not served"))
+    assert [found["healthd_hook_failing", (("hook", name),)] for name in ("on_drain", "on_resume")] == [1, 1]

@@ -21,7 +21,7 @@ FAKES = {
     "journalctl": 'echo "$@"',
     "ipmitool": 'if [ "$1" = mc ]; then echo "Firmware Revision : 13.06"; else echo "Product Serial : S1"; fi',
     "nvidia-smi": f"echo '{SMI}'; echo \"$@\"",
-    "nvidia-bug-report.sh": 'echo report | gzip >"$3.gz"',
+    "nvidia-bug-report.sh": 'echo start | gzip >"$3.gz"; echo end | gzip >>"$3.gz"',
 }
 
 

@@ -6,6 +6,7 @@ is being collected. What has been collected until then is saved.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -28,6 +29,7 @@ from healthd.agent.evidence.sources import Entry, first_sources, full_sources
 from healthd.common.atomic_files import replace_file
 from healthd.common.values import DecodeError, decode, encode
 from healthd.host.job_processes import local_jobs
+from healthd.host.lock import lock_file
 from healthd.host.separate_program import request_file, serve
 
 log = logging.getLogger("healthd")
@@ -46,10 +48,21 @@ def prepare_process() -> None:
     become_subreaper()
 
 
-def serve_requests(runtime_dir: str) -> bool:
-    """Serve the daemon's request. Return False if another collector serves it. Raises ownership.Untrusted or
-    OSError."""
-    return serve(runtime_dir, NAME, lambda text: _serve_text(runtime_dir, text))
+def serve_requests(runtime_dir: str) -> None:
+    """Serve the daemon's request, after another collector has ended. Raises ownership.Untrusted or OSError.
+
+    If this returned while the request is still open, systemd would start it again at once (PathExists=).
+    """
+    while not serve(runtime_dir, NAME, lambda text: _serve_text(runtime_dir, text)):
+        _wait_for_other_collector(runtime_dir)
+
+
+def _wait_for_other_collector(runtime_dir: str) -> None:
+    descriptor = lock_file(runtime_dir, f"{NAME}.lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
 
 
 def _serve_text(runtime_dir: str, text: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -174,16 +177,39 @@ def result_of(tmp_path: Path) -> Result | None:
 
 def test_serve_writes_the_result_and_removes_the_request(tmp_path: Path, fakes: Path) -> None:
     path = write_request(tmp_path, request(tmp_path, attempt=2))
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     assert not os.path.exists(path)
     result = result_of(tmp_path)
     assert result is not None
     assert (result.part, result.attempt, bool(result.path)) == ("first", 2, True)
 
 
+HOLD_LOCK = """
+import fcntl, sys, time
+from healthd.host.lock import lock_file
+fcntl.flock(lock_file(sys.argv[1], "evidence.lock"), fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_serve_waits_for_another_collector(tmp_path: Path, fakes: Path) -> None:
+    path = write_request(tmp_path, request(tmp_path))
+    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        timer = threading.Timer(0.5, other.stdin.close)
+        timer.start()
+        collect.serve_requests(str(tmp_path))
+        assert not timer.is_alive()
+    assert not os.path.exists(path)
+
+
 def test_stop_request_collects_nothing(tmp_path: Path) -> None:
     write_request(tmp_path, request(tmp_path, "stop"))
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     assert result_of(tmp_path) is None
     assert os.listdir(tmp_path / "state") == []
 
@@ -191,7 +217,7 @@ def test_stop_request_collects_nothing(tmp_path: Path) -> None:
 def test_invalid_request_is_dropped(tmp_path: Path) -> None:
     path = Path(request_file(str(tmp_path), "evidence"))
     path.write_text("x")
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     assert not path.exists()
 
 
@@ -202,7 +228,7 @@ def test_stop_request_stops_running_part(tmp_path: Path, fakes: Path, monkeypatc
     (tmp_path / "stop").write_bytes(encode(request(tmp_path, "stop")))
     write_fake(fakes, "nvidia-bug-report.sh", f"cp {tmp_path}/stop {path}; sleep 600")
     write_request(tmp_path, request(tmp_path, "full"))
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     result = result_of(tmp_path)
     assert result is not None
     assert result.stopped
@@ -219,7 +245,7 @@ def test_collector_that_is_always_killed_gives_up(tmp_path: Path, monkeypatch: p
         with pytest.raises(KeyboardInterrupt):
             collect.serve_requests(str(tmp_path))
         assert os.path.exists(path)
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     result = result_of(tmp_path)
     assert result is not None
     assert result.error

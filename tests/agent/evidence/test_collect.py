@@ -15,6 +15,7 @@ from healthd.agent.evidence import archive, collect, programs
 from healthd.agent.evidence.case import MAX_ATTEMPTS, Cause, Result
 from healthd.agent.evidence.request import RESULT_FILE, Request, parse_result
 from healthd.agent.settings.config import EvidenceConfig
+from healthd.common.model import Gpu
 from healthd.common.values import encode
 from healthd.host.separate_program import request_file
 
@@ -90,6 +91,15 @@ def test_both_parts_are_in_one_file(tmp_path: Path, fakes: Path) -> None:
         journal = tar.extractfile(f"{found.id}/first/journal.log")
         assert journal is not None
         assert f"@{9000 - 3600}" in journal.read().decode()
+
+
+def test_manifest_has_the_gpu_that_nvidia_smi_no_longer_shows(tmp_path: Path, fakes: Path) -> None:
+    gpus = (Gpu("0000:1b:00.0", 0), Gpu("0000:1c:00.0", 1, "GPU-2", "H100", serial="1651"))
+    first = collected(tmp_path, request(tmp_path, gpus=gpus))
+    assert [gpu.serial for gpu in archive.read_manifest(first.path).hardware.gpus] == ["", "1651"]
+    full = collected(tmp_path, request(tmp_path, "full"))
+    found = archive.read_manifest(full.path).hardware.gpus
+    assert [(gpu.pci, gpu.serial) for gpu in found] == [("0000:1b:00.0", "1650"), ("0000:1c:00.0", "1651")]
 
 
 def test_only_the_archive_remains(tmp_path: Path, fakes: Path) -> None:

@@ -538,9 +538,9 @@ class Daemon:
                 is_idle=self.controller.is_drained_and_idle(self.verdict),
                 is_in_use=node is not None and not is_idle(node),
             )
-            self.store.change(
-                evidence=self.evidence.step(ledger.evidence, view, self.settings, self.store.stream.cluster)
-            )
+            cluster = self.store.stream.cluster
+            case = self.evidence.step(ledger.evidence, view, self.settings, cluster, ledger.whole_gpus)
+            self.store.change(evidence=case)
 
     def record_flags(self) -> tuple[str, ...]:
         """Return the flags with which `healthd record` inspects the same machine as the daemon."""

@@ -184,7 +184,7 @@ def _collect(args: argparse.Namespace) -> int:
     try:
         if args.now:
             return _collect_now(args, runtime_dir)
-        collect.serve_requests(runtime_dir)  # False: another collector serves the request
+        collect.serve_requests(runtime_dir)
     except Untrusted as error:
         raise Stop(f"healthd evidence collect: {error.with_context(runtime_dir, 'runtime_dir')}", UNKNOWN) from None
     except OSError as error:

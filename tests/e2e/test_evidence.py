@@ -23,6 +23,7 @@ BUG_REPORT = """#!/bin/bash
 echo "$$ $PPID" >>{folder}/runs
 echo "Start of NVIDIA bug report log file" | gzip >"$3.gz"
 until [ -e {folder}/go ]; do sleep 0.1; done
+echo "End of NVIDIA bug report log file" | gzip >>"$3.gz"
 """
 SECONDS = 300
 

@@ -42,7 +42,7 @@ def test_path_unit_waits_for_the_request_of_the_daemon() -> None:
 def test_service_ends_everything_and_gives_up() -> None:
     assert SERVICE["KillMode"] == "control-group"
     assert (SERVICE["Nice"], SERVICE["IOSchedulingClass"]) == ("19", "idle")
-    assert int(SERVICE["StartLimitBurst"]) > 3, "the collector itself gives up after three kills"
+    assert int(SERVICE["StartLimitBurst"]) >= 30, "successful starts count too, two or more per drain"
     minutes = int(SERVICE["TimeoutStartSec"].removesuffix("min"))
     assert minutes * 60 > EvidenceConfig().timeout_seconds + 1800
 

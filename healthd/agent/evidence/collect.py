@@ -6,6 +6,7 @@ is being collected. What has been collected until then is saved.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -20,14 +21,16 @@ import healthd
 from healthd.agent.evidence import archive, manifest
 from healthd.agent.evidence.archive import ArchiveError
 from healthd.agent.evidence.case import FIRST, MAX_ATTEMPTS, Process, Result
-from healthd.agent.evidence.hardware import Hardware, parse_ipmi, parse_nvidia_smi
+from healthd.agent.evidence.hardware import GpuPart, Hardware, merge_gpus, parse_ipmi, parse_nvidia_smi
 from healthd.agent.evidence.manifest import Manifest, SavedPart
 from healthd.agent.evidence.programs import become_subreaper, end_earlier_session, run_source
 from healthd.agent.evidence.request import ATTEMPTS_FILE, NAME, RESULT_FILE, STOP, Request, parse_request
 from healthd.agent.evidence.sources import Entry, first_sources, full_sources
 from healthd.common.atomic_files import replace_file
+from healthd.common.model import Gpu
 from healthd.common.values import DecodeError, decode, encode
 from healthd.host.job_processes import local_jobs
+from healthd.host.lock import lock_file
 from healthd.host.separate_program import request_file, serve
 
 log = logging.getLogger("healthd")
@@ -46,10 +49,21 @@ def prepare_process() -> None:
     become_subreaper()
 
 
-def serve_requests(runtime_dir: str) -> bool:
-    """Serve the daemon's request. Return False if another collector serves it. Raises ownership.Untrusted or
-    OSError."""
-    return serve(runtime_dir, NAME, lambda text: _serve_text(runtime_dir, text))
+def serve_requests(runtime_dir: str) -> None:
+    """Serve the daemon's request, after another collector has ended. Raises ownership.Untrusted or OSError.
+
+    If this returned while the request is still open, systemd would start it again at once (PathExists=).
+    """
+    while not serve(runtime_dir, NAME, lambda text: _serve_text(runtime_dir, text)):
+        _wait_for_other_collector(runtime_dir)
+
+
+def _wait_for_other_collector(runtime_dir: str) -> None:
+    descriptor = lock_file(runtime_dir, f"{NAME}.lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
 
 
 def _serve_text(runtime_dir: str, text: str) -> None:
@@ -209,7 +223,9 @@ def _save(request: Request, part: SavedPart, work: str) -> tuple[str, int]:
         if os.path.isfile(os.path.join(work, entry.file)) and (entry.bytes or not entry.missing)
     }
     document = manifest.with_part(before or _new_manifest(request), part)
-    document = replace(document, hardware=_hardware(work, document.hardware), reason=request.reason or document.reason)
+    document = replace(
+        document, hardware=_hardware(work, document.hardware, request.gpus), reason=request.reason or document.reason
+    )
     document = replace(document, causes=request.causes or document.causes)
     earlier = path if earlier_files else ""
     size = archive.write_archive(path, document, files, earlier, settings.max_mib << 20)
@@ -242,18 +258,21 @@ def _new_manifest(request: Request) -> Manifest:
     )
 
 
-def _hardware(work: str, before: Hardware) -> Hardware:
-    """Return the hardware, from the programs' output. What is missing stays as before."""
+def _hardware(work: str, before: Hardware, inventory: tuple[Gpu, ...]) -> Hardware:
+    """Return the hardware, from the daemon's inventory and the programs' output. What is missing stays as before."""
     text = {name: _read(os.path.join(work, name)) or "" for name in ("nvidia-smi.xml", "bmc.txt", "fru.txt")}
     found = before
     for name in ("system.json", "hardware.json"):
         with suppress(DecodeError, OSError), open(os.path.join(work, name), "rb") as file:
             found = decode(Hardware, file.read(1 << 20))
-    if text["nvidia-smi.xml"]:
-        report = parse_nvidia_smi(text["nvidia-smi.xml"])
-        found = replace(
-            found, driver=report.driver or found.driver, chassis_serial=report.chassis_serial, gpus=report.gpus
-        )
+    report = parse_nvidia_smi(text["nvidia-smi.xml"])
+    known = (GpuPart(gpu.pci, gpu.name, gpu.uuid, gpu.serial) for gpu in inventory)
+    found = replace(
+        found,
+        driver=report.driver or found.driver or before.driver,
+        chassis_serial=report.chassis_serial or before.chassis_serial,
+        gpus=merge_gpus(merge_gpus(known, before.gpus), report.gpus),
+    )
     if text["bmc.txt"] or text["fru.txt"]:
-        found = replace(found, bmc=parse_ipmi(text["bmc.txt"], text["fru.txt"]))
-    return found
+        return replace(found, bmc=parse_ipmi(text["bmc.txt"], text["fru.txt"]))
+    return replace(found, bmc=before.bmc)

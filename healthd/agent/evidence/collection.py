@@ -25,6 +25,7 @@ from healthd.agent.evidence.case import (
 from healthd.agent.evidence.request import NAME, RESULT_FILE, STOP, Request, parse_result
 from healthd.agent.settings.config import Settings
 from healthd.common import ownership
+from healthd.common.model import Gpu
 from healthd.common.values import encode
 from healthd.host.separate_program import SeparateProgram
 
@@ -57,6 +58,7 @@ class EvidenceCollection:
         self._emit, self._now, self._monotonic = emit, now, monotonic
         seconds = settings.evidence.timeout_seconds + EXTRA_SECONDS
         self._program = SeparateProgram(NAME, argv, settings.runtime_dir, seconds, is_managed, monotonic)
+        self._gpus: tuple[Gpu, ...] = ()
         self._request_problem = ""
         self._is_adopted = self._is_unserved = False
 
@@ -76,9 +78,14 @@ class EvidenceCollection:
             return self._request_problem or self._program.problem
         return case.error if case is not None else ""
 
-    def step(self, case: Case | None, view: View, settings: Settings, cluster: str) -> Case | None:
-        """Return the case after this turn. `settings` are the current settings, which a reload may have changed."""
-        self._settings = settings
+    def step(
+        self, case: Case | None, view: View, settings: Settings, cluster: str, gpus: tuple[Gpu, ...] = ()
+    ) -> Case | None:
+        """Return the case after this turn. `settings` are the current settings, which a reload may have changed.
+
+        `gpus` are the GPUs of the last complete inventory.
+        """
+        self._settings, self._gpus = settings, gpus
         if case is None and not view.causes:
             return None
         if not self._is_adopted:
@@ -120,6 +127,7 @@ class EvidenceCollection:
             fault_at=case.fault_at,
             reason=case.reason,
             causes=case.causes,
+            gpus=self._gpus,
             flags=self._record_flags,
             root=settings.root,
             settings=settings.evidence,

@@ -6,14 +6,20 @@ NVSwitches, and `ipmitool mc info` and `fru print` for the BMC.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import asdict, replace
 
 from healthd.common.text import regex
 from healthd.common.values import Value
 
 _TAG = regex(r"<(/?)([A-Za-z0-9_]{1,60})([^<>]{0,200})>|([^<]+)")
 _ID = regex(r'id="([^"]{1,40})"')
-_ABSENT = ("", "N/A", "[N/A]", "Unknown Error", "Not Specified", "To be filled by O.E.M.", "Default string")
+# Values that contain no identity, in lower case and without brackets. nvidia-smi prints errors of a lost GPU as values.
+_ABSENT = (
+    *("", "n/a", "not available", "not supported", "not specified", "to be filled by o.e.m.", "default string"),
+    *("unknown error", "gpu is lost", "gpu requires reset", "err!"),
+)
 
 
 class GpuPart(Value, frozen=True):
@@ -102,6 +108,20 @@ def parse_nvidia_smi(text: str) -> SmiReport:
     return SmiReport(driver, chassis, tuple(gpus))
 
 
+def merge_gpus(before: Iterable[GpuPart], found: Iterable[GpuPart]) -> tuple[GpuPart, ...]:
+    """Return all GPUs, by PCI address. A value that is missing in `found` stays as before.
+
+    nvidia-smi omits a GPU that fell off the bus, and this is the GPU whose serial number is needed.
+    """
+    merged = {gpu.pci: gpu for gpu in before}
+    for gpu in found:
+        old = merged.get(gpu.pci)
+        is_same = old is not None and (not gpu.uuid or not old.uuid or gpu.uuid == old.uuid)
+        known = {name: value for name, value in asdict(gpu).items() if value}
+        merged[gpu.pci] = replace(old, **known) if old is not None and is_same else gpu
+    return tuple(merged[pci] for pci in sorted(merged))
+
+
 def _gpu(pci: str, values: Mapping[str, str]) -> GpuPart:
     return GpuPart(
         pci,
@@ -119,7 +139,7 @@ def _value(values: Mapping[str, str], path: str) -> str:
 
 
 def _known(text: str) -> str:
-    return "" if text in _ABSENT else text[:200]
+    return "" if text.strip("[] ").lower() in _ABSENT else text[:200]
 
 
 def _sysfs_address(address: str) -> str:

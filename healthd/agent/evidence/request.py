@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from healthd.agent.evidence.case import Cause, Result
 from healthd.agent.settings.config import EvidenceConfig
+from healthd.common.model import Gpu
 from healthd.common.text import regex
 from healthd.common.values import DecodeError, Value, decode
 
@@ -23,6 +24,7 @@ class Request(Value, frozen=True):
     part       "first", "full" or "stop"
     attempt    number of the request for this part, which the result repeats
     began      when the case began; `fault_at` is the time of the first fault (epoch seconds)
+    gpus       GPUs before the fault: nvidia-smi no longer shows a GPU that fell off the bus
     flags      flags for `healthd record`, so that it inspects the machine that the daemon monitors
     root       where Slurm's cgroups are, to detect a job
     """
@@ -38,6 +40,7 @@ class Request(Value, frozen=True):
     fault_at: float = 0.0
     reason: str = ""
     causes: tuple[Cause, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     flags: tuple[str, ...] = ()
     root: str = "/"
     settings: EvidenceConfig = EvidenceConfig()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from healthd.agent.evidence import archive, collect, programs
 from healthd.agent.evidence.case import MAX_ATTEMPTS, Cause, Result
 from healthd.agent.evidence.request import RESULT_FILE, Request, parse_result
 from healthd.agent.settings.config import EvidenceConfig
+from healthd.common.model import Gpu
 from healthd.common.values import encode
 from healthd.host.separate_program import request_file
 
@@ -21,7 +25,7 @@ FAKES = {
     "journalctl": 'echo "$@"',
     "ipmitool": 'if [ "$1" = mc ]; then echo "Firmware Revision : 13.06"; else echo "Product Serial : S1"; fi',
     "nvidia-smi": f"echo '{SMI}'; echo \"$@\"",
-    "nvidia-bug-report.sh": 'echo report | gzip >"$3.gz"',
+    "nvidia-bug-report.sh": 'echo start | gzip >"$3.gz"; echo end | gzip >>"$3.gz"',
 }
 
 
@@ -87,6 +91,15 @@ def test_both_parts_are_in_one_file(tmp_path: Path, fakes: Path) -> None:
         journal = tar.extractfile(f"{found.id}/first/journal.log")
         assert journal is not None
         assert f"@{9000 - 3600}" in journal.read().decode()
+
+
+def test_manifest_has_the_gpu_that_nvidia_smi_no_longer_shows(tmp_path: Path, fakes: Path) -> None:
+    gpus = (Gpu("0000:1b:00.0", 0), Gpu("0000:1c:00.0", 1, "GPU-2", "H100", serial="1651"))
+    first = collected(tmp_path, request(tmp_path, gpus=gpus))
+    assert [gpu.serial for gpu in archive.read_manifest(first.path).hardware.gpus] == ["", "1651"]
+    full = collected(tmp_path, request(tmp_path, "full"))
+    found = archive.read_manifest(full.path).hardware.gpus
+    assert [(gpu.pci, gpu.serial) for gpu in found] == [("0000:1b:00.0", "1650"), ("0000:1c:00.0", "1651")]
 
 
 def test_only_the_archive_remains(tmp_path: Path, fakes: Path) -> None:
@@ -174,16 +187,39 @@ def result_of(tmp_path: Path) -> Result | None:
 
 def test_serve_writes_the_result_and_removes_the_request(tmp_path: Path, fakes: Path) -> None:
     path = write_request(tmp_path, request(tmp_path, attempt=2))
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     assert not os.path.exists(path)
     result = result_of(tmp_path)
     assert result is not None
     assert (result.part, result.attempt, bool(result.path)) == ("first", 2, True)
 
 
+HOLD_LOCK = """
+import fcntl, sys, time
+from healthd.host.lock import lock_file
+fcntl.flock(lock_file(sys.argv[1], "evidence.lock"), fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_serve_waits_for_another_collector(tmp_path: Path, fakes: Path) -> None:
+    path = write_request(tmp_path, request(tmp_path))
+    command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        timer = threading.Timer(0.5, other.stdin.close)
+        timer.start()
+        collect.serve_requests(str(tmp_path))
+        assert not timer.is_alive()
+    assert not os.path.exists(path)
+
+
 def test_stop_request_collects_nothing(tmp_path: Path) -> None:
     write_request(tmp_path, request(tmp_path, "stop"))
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     assert result_of(tmp_path) is None
     assert os.listdir(tmp_path / "state") == []
 
@@ -191,7 +227,7 @@ def test_stop_request_collects_nothing(tmp_path: Path) -> None:
 def test_invalid_request_is_dropped(tmp_path: Path) -> None:
     path = Path(request_file(str(tmp_path), "evidence"))
     path.write_text("x")
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     assert not path.exists()
 
 
@@ -202,7 +238,7 @@ def test_stop_request_stops_running_part(tmp_path: Path, fakes: Path, monkeypatc
     (tmp_path / "stop").write_bytes(encode(request(tmp_path, "stop")))
     write_fake(fakes, "nvidia-bug-report.sh", f"cp {tmp_path}/stop {path}; sleep 600")
     write_request(tmp_path, request(tmp_path, "full"))
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     result = result_of(tmp_path)
     assert result is not None
     assert result.stopped
@@ -219,7 +255,7 @@ def test_collector_that_is_always_killed_gives_up(tmp_path: Path, monkeypatch: p
         with pytest.raises(KeyboardInterrupt):
             collect.serve_requests(str(tmp_path))
         assert os.path.exists(path)
-    assert collect.serve_requests(str(tmp_path))
+    collect.serve_requests(str(tmp_path))
     result = result_of(tmp_path)
     assert result is not None
     assert result.error

@@ -13,6 +13,7 @@ from healthd.agent.evidence.case import Case, Cause, Process, Result, Stage, Vie
 from healthd.agent.evidence.collection import EvidenceCollection
 from healthd.agent.evidence.request import RESULT_FILE, Request, parse_request
 from healthd.agent.settings.config import EvidenceConfig, Settings
+from healthd.common.model import Gpu
 from healthd.common.values import encode
 from healthd.host.separate_program import request_file
 
@@ -75,6 +76,14 @@ def test_healthy_node_makes_no_request(tmp_path: Path) -> None:
     for _ in range(3):
         assert node.step(HEALTHY) is None
     assert (node.request(), node.events, node.collection.deadline) == (None, [], float("inf"))
+
+
+def test_request_has_the_gpus_of_the_inventory(tmp_path: Path) -> None:
+    node, gpus = Node(tmp_path), (Gpu("0000:1b:00.0", 0, serial="1650"),)
+    node.collection.step(None, DRAINING, node.settings, "cluster", gpus)
+    request = node.request()
+    assert request is not None
+    assert request.gpus == gpus
 
 
 def test_drain_requests_both_parts(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import write
 
-from healthd.agent.evidence.hardware import Bmc, device_serial, parse_ipmi, parse_nvidia_smi, parse_vpd
+from healthd.agent.evidence.hardware import (
+    Bmc,
+    GpuPart,
+    device_serial,
+    merge_gpus,
+    parse_ipmi,
+    parse_nvidia_smi,
+    parse_vpd,
+)
 from healthd.agent.evidence.identify import read_hardware
 
 CAPTURES = sorted((Path(__file__).parents[2] / "data/nvidia_smi").glob("*.xml"))
@@ -52,6 +60,24 @@ def test_parse_nvidia_smi_reads_identity() -> None:
     assert (first.pci, first.serial, first.vbios) == ("0000:1b:00.0", "1650123456789", "96.00.99.00.01")
     assert (first.uuid, first.board_part_number, first.inforom) == ("GPU-1", "692-2G520-0200-000", "G520.0200.00.05")
     assert (second.pci, second.serial) == ("0000:c3:00.0", "")
+
+
+@pytest.mark.parametrize("error", ["GPU is lost", "[GPU requires reset]", "Unknown Error", "[N/A]"])
+def test_parse_nvidia_smi_takes_no_error_for_a_serial_number(error: str) -> None:
+    assert parse_nvidia_smi(smi(error)).gpus[0].serial == ""
+
+
+def test_merge_gpus_keeps_what_nvidia_smi_no_longer_shows() -> None:
+    lost, other = GpuPart("0000:1b:00.0", "H100", "GPU-1", "165"), GpuPart("0000:1c:00.0", "H100", "GPU-2", "166")
+    found = GpuPart("0000:1c:00.0", uuid="GPU-2", vbios="96")
+    assert merge_gpus([lost, other], [found]) == (lost, GpuPart("0000:1c:00.0", "H100", "GPU-2", "166", vbios="96"))
+    assert merge_gpus([lost], [GpuPart("0000:1b:00.0")]) == (lost,)
+    assert merge_gpus([], [found, lost]) == (lost, found)
+
+
+def test_merge_gpus_does_not_mix_two_boards() -> None:
+    replaced = GpuPart("0000:1b:00.0", uuid="GPU-9")
+    assert merge_gpus([GpuPart("0000:1b:00.0", "H100", "GPU-1", "165")], [replaced]) == (replaced,)
 
 
 @given(st.integers(0, len(smi())))

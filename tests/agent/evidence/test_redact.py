@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from healthd.agent.evidence import archive
 from healthd.agent.evidence.case import Cause
 from healthd.agent.evidence.manifest import Manifest, SavedPart
 from healthd.agent.evidence.redact import redact_file, redact_line, redact_manifest
-from healthd.agent.evidence.redacted_copy import write_redacted
+from healthd.agent.evidence.redacted_copy import gunzip, write_redacted
 from healthd.agent.evidence.sources import Entry
 
 USERS = ["alice", "bob_b"]
@@ -153,10 +154,31 @@ def test_manifest_has_no_names() -> None:
     assert redacted.causes[0] == MANIFEST.causes[0]
 
 
+def members(text: str) -> bytes:
+    """Return the file as nvidia-bug-report.sh writes it: each section is compressed and appended."""
+    return b"".join(gzip.compress(section.encode()) for section in re.split(f"(?={LINE})", text))
+
+
+@given(st.lists(st.binary()), st.integers(0, 100), st.integers(0, 60))
+def test_gunzip_reads_every_member(sections: list[bytes], cut: int, limit: int) -> None:
+    whole, data = b"".join(sections), b"".join(map(gzip.compress, sections))
+    assert gunzip(data, 1 << 20) == (whole, bool(sections))
+    found, is_whole = gunzip(data[: max(len(data) - cut, 0)], 1 << 20)
+    assert whole.startswith(found)
+    assert is_whole or cut or not sections
+    assert gunzip(data, limit) == (whole[:limit], len(whole) <= limit and bool(sections))
+
+
+@given(st.binary(), st.binary())
+def test_gunzip_survives_any_data(before: bytes, data: bytes) -> None:
+    gunzip(data, 100)
+    assert gunzip(gzip.compress(before) + data, 1 << 20)[0].startswith(before)
+
+
 def test_write_redacted_copy(tmp_path: Path) -> None:
     folder = archive.prepare_folder(str(tmp_path))
     names = {"first/journal.log": JOURNAL.encode(), "first/record.rec": b"x"}
-    names["full/nvidia-bug-report.log.gz"] = gzip.compress(BUG_REPORT.encode())[:-8]  # cut off at a deadline
+    names["full/nvidia-bug-report.log.gz"] = members(BUG_REPORT)[:-8]  # cut off at a deadline
     files = {}
     for number, (name, data) in enumerate(names.items()):
         files[name] = str(tmp_path / str(number))
@@ -165,7 +187,7 @@ def test_write_redacted_copy(tmp_path: Path) -> None:
     archive.write_archive(source, MANIFEST, files)
     target = str(tmp_path / "vendor.tar.gz")
     left_out, size = write_redacted(source, target, USERS)
-    assert left_out == ["first/record.rec"]
+    assert left_out == ["first/record.rec", "full/nvidia-bug-report.log.gz"]
     assert size == Path(target).stat().st_size
     assert Path(target).stat().st_mode & 0o777 == 0o600
     assert archive.read_manifest(target).redacted
@@ -174,3 +196,5 @@ def test_write_redacted_copy(tmp_path: Path) -> None:
             data = tar.extractfile(member).read()  # type: ignore[union-attr]
             text = (gzip.decompress(data) if member.name.endswith(".gz") else data).decode()
             assert [word for word in ("secretjob", "alice", "gpu-1") if word in text] == [], member.name
+            if member.name.endswith(".gz"):
+                assert [fact for fact in ("Version: 1", "570.86.15", "1650") if fact not in text] == []

@@ -31,7 +31,7 @@ from healthd.common.model import Gpu
 from healthd.common.values import DecodeError, decode, encode
 from healthd.host.job_processes import local_jobs
 from healthd.host.lock import lock_file
-from healthd.host.separate_program import request_file, serve
+from healthd.host.separate_program import OpenRequest, serve
 
 log = logging.getLogger("healthd")
 
@@ -54,7 +54,7 @@ def serve_requests(runtime_dir: str) -> None:
 
     If this returned while the request is still open, systemd would start it again at once (PathExists=).
     """
-    while not serve(runtime_dir, NAME, lambda text: _serve_text(runtime_dir, text)):
+    while not serve(runtime_dir, NAME, lambda request: _serve(runtime_dir, request)):
         _wait_for_other_collector(runtime_dir)
 
 
@@ -66,9 +66,9 @@ def _wait_for_other_collector(runtime_dir: str) -> None:
         os.close(descriptor)
 
 
-def _serve_text(runtime_dir: str, text: str) -> None:
+def _serve(runtime_dir: str, open_request: OpenRequest) -> None:
     try:
-        request = parse_request(text)
+        request = parse_request(open_request.text)
     except DecodeError as error:
         log.error("evidence: the request cannot be read: %s", error)
         return
@@ -78,8 +78,7 @@ def _serve_text(runtime_dir: str, text: str) -> None:
         why = f"the {request.part} part of {request.id} was not saved: the collector was killed {MAX_ATTEMPTS} times"
         result = Result(request.id, request.part, request.attempt, error=why)
     else:
-        path = request_file(runtime_dir, NAME)
-        result = collect_part(request, runtime_dir, stop_reason(request, lambda: _read(path) not in (text, None)))
+        result = collect_part(request, runtime_dir, stop_reason(request, open_request.is_replaced))
     replace_file(os.path.join(runtime_dir, RESULT_FILE), encode(result))
     log_result(result)
 

@@ -197,9 +197,9 @@ class FakeLibrary:
         first = zlib.crc32(gpu.serial.encode()) if gpu.serial else handle.index
         return f"{kind}-{first:08x}-{part:04x}-4000-8000-{domain & 0xFFFF:04x}{bus:04x}{device:04x}"
 
-    def nvmlDeviceGetGpuUptime_v1(self, handle: Handle, uptime: Any) -> int:
+    def nvmlDeviceGetGpuUptime_v1(self, device: Handle, uptime: Any) -> int:
         """Fill in the uptime. `uptime` is a ctypes reference, as for the driver."""
-        uptime._obj.value = _supported(self._gpu_for_call("nvmlDeviceGetGpuUptime_v1", handle).uptime_seconds)
+        uptime._obj.value = _supported(self._gpu_for_call("nvmlDeviceGetGpuUptime_v1", device).uptime_seconds)
         return 0
 
     def nvmlDeviceGetSerial(self, handle: Handle) -> str:

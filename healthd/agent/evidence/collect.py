@@ -167,7 +167,7 @@ def _run_sources(
 ) -> str:
     """Run the part's programs one after another. Return why the part was stopped, or "". Raises OSError."""
     choose = first_sources if request.part == FIRST else full_sources
-    sources = choose(request, work, (sys.executable, "-m"))
+    sources = choose(request, work, (sys.executable, "-m"), time.time())
     for source in sources:
         if stopped := check():
             return stopped

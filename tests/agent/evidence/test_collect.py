@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from healthd.agent.evidence import archive, collect, programs
 from healthd.agent.evidence.case import MAX_ATTEMPTS, Cause, Result
 from healthd.agent.evidence.request import RESULT_FILE, Request, parse_result
+from healthd.agent.evidence.sources import first_sources, full_sources
 from healthd.agent.settings.config import EvidenceConfig
 from healthd.common.model import Gpu
 from healthd.common.values import encode
@@ -78,7 +79,8 @@ def test_both_parts_are_in_one_file(tmp_path: Path, fakes: Path) -> None:
     names = {name for name, _ in archive.list_files(full.path)}
     assert names == {
         "manifest.json",
-        *(f"first/{name}" for name in ("kernel.log", "journal.log", "record.rec", "system.json")),
+        *(f"first/{name}" for name in ("kernel.log", "record.rec", "system.json")),
+        *(f"{part}/journal{name}.log" for part in ("first", "full") for name in ("", "-vendor")),
         *(f"full/{name}" for name in ("hardware.json", "sel.txt", "bmc.txt", "fru.txt", "kernel-idle.log")),
         *(f"full/{name}" for name in ("nvidia-smi.txt", "nvidia-smi.xml", "nvidia-bug-report.log.gz")),
     }
@@ -88,9 +90,17 @@ def test_both_parts_are_in_one_file(tmp_path: Path, fakes: Path) -> None:
     assert (found.hardware.driver, found.hardware.bmc.serial, found.hardware.bmc.firmware) == ("570.1", "S1", "13.06")
     assert found.causes == (Cause("gpu_xid/79 0000:1b:00.0", "a-1"),)
     with archive.open_archive(full.path) as tar:
-        journal = tar.extractfile(f"{found.id}/first/journal.log")
-        assert journal is not None
-        assert f"@{9000 - 3600}" in journal.read().decode()
+        for part, since in (("first", 9000 - 3600), ("full", 9000)):
+            journal = tar.extractfile(f"{found.id}/{part}/journal.log")
+            assert journal is not None
+            assert f"@{since}" in journal.read().decode()
+
+
+def test_journal_begins_before_now_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    for sources in (first_sources, full_sources):
+        found = sources(request(tmp_path, fault_at=1e9), "/work", ("python3",), 5000.0)
+        since = [word for source in found if "journalctl" in source.argv for word in source.argv if word[0] == "@"]
+        assert [float(time[1:]) <= 5000.0 for time in since] == [True, True]
 
 
 def test_manifest_has_the_gpu_that_nvidia_smi_no_longer_shows(tmp_path: Path, fakes: Path) -> None:

@@ -36,6 +36,7 @@ from healthd.host.separate_program import request_file, serve
 log = logging.getLogger("healthd")
 
 WORK = ".work"  # folder of the running part, below the evidence folder
+TEMPORARY = "tmp"  # folder for the programs' temporary files, below the work folder
 MIN_FREE_BYTES = 64 << 20  # less free space than this, and nothing is collected
 NICE = 19
 STOP_POLL_SECONDS = 0.5
@@ -172,7 +173,7 @@ def _run_sources(
         if stopped := check():
             return stopped
         path, max_bytes = os.path.join(work, source.file), request.settings.max_mib << 20
-        run = run_source(source, path, session_file, check, _environment(), max_bytes)
+        run = run_source(source, path, session_file, check, _environment(work), max_bytes)
         entries.append(run.entry)
         stuck += run.stuck
         if run.stopped:
@@ -180,9 +181,11 @@ def _run_sources(
     return ""
 
 
-def _environment() -> dict[str, str]:
-    """Return what healthd's own programs need: the path of its modules in a source tree."""
-    return {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+def _environment(work: str) -> dict[str, str]:
+    """Return a private folder for temporary files, because some programs use predictable names in /tmp. Healthd's own
+    programs need the path of its modules in a source tree."""
+    own = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    return {"TMPDIR": os.path.join(work, TEMPORARY), **own}
 
 
 @contextmanager
@@ -192,6 +195,7 @@ def _work_folder(state_dir: str) -> Iterator[tuple[str, str]]:
     work, session_file = os.path.join(folder, WORK), os.path.join(folder, ".session")
     shutil.rmtree(work, ignore_errors=True)
     os.mkdir(work, 0o700)
+    os.mkdir(os.path.join(work, TEMPORARY), 0o700)
     try:
         yield work, session_file
     finally:

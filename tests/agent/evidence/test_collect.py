@@ -112,6 +112,16 @@ def test_manifest_has_the_gpu_that_nvidia_smi_no_longer_shows(tmp_path: Path, fa
     assert [(gpu.pci, gpu.serial) for gpu in found] == [("0000:1b:00.0", "1650"), ("0000:1c:00.0", "1651")]
 
 
+def test_programs_have_a_private_folder_for_temporary_files(tmp_path: Path, fakes: Path) -> None:
+    write_fake(fakes, "dmesg", 'echo "$TMPDIR"; stat -c %a "$TMPDIR"')
+    result = collected(tmp_path, request(tmp_path))
+    with archive.open_archive(result.path) as tar:
+        member = tar.extractfile(f"{request(tmp_path).id}/first/kernel.log")
+        assert member is not None
+        folder, mode = member.read().decode().split()
+    assert (folder.startswith(archive.folder(request(tmp_path).state_dir)), mode) == (True, "700")
+
+
 def test_only_the_archive_remains(tmp_path: Path, fakes: Path) -> None:
     result = collected(tmp_path, request(tmp_path))
     assert os.listdir(archive.folder(request(tmp_path).state_dir)) == [os.path.basename(result.path)]

@@ -27,6 +27,7 @@ _NOT_IN_ID = regex(r"[^a-z0-9_-]+")
 REPEAT_SECONDS = 3600.0  # a fault that returns without a drain within this time belongs to the same case
 MAX_ATTEMPTS = 3  # requests for a part, including those that a job interrupted
 MAX_CAUSES = 20
+MAX_STUCK = 20
 
 
 class Stage(enum.Enum):
@@ -85,6 +86,7 @@ class Case(Value, frozen=True):
     attempts     requests for the current part
     is_requested  True until the result of the last request has been read
     error        why a part was not saved, or ""; `problems` are programs that failed
+    stuck        processes that hang in the kernel, also those of earlier cases
     """
 
     id: str
@@ -150,7 +152,9 @@ def _after_end(case: Case | None, view: View, new_id: str, now: float) -> Case |
         case = replace(case, is_released=True)
     if not view.causes or (case is not None and _is_same_incident(case, view, now)):
         return case
-    return Case(new_id, Stage.FIRST, now, view.fault_at, view.causes[:MAX_CAUSES], view.reason, view.is_drained)
+    stuck = case.stuck if case is not None else ()  # they still exist, and a GPU reset must still wait for their end
+    causes = view.causes[:MAX_CAUSES]
+    return Case(new_id, Stage.FIRST, now, view.fault_at, causes, view.reason, view.is_drained, stuck=stuck)
 
 
 def _is_same_incident(case: Case, view: View, now: float) -> bool:
@@ -196,7 +200,7 @@ def after_result(case: Case, result: Result | None) -> Case:
 
 def _with_file(case: Case, result: Result) -> Case:
     stuck = (*case.stuck, *(process for process in result.stuck if process not in case.stuck))
-    case = replace(case, problems=result.problems, stuck=stuck)
+    case = replace(case, problems=result.problems, stuck=stuck[-MAX_STUCK:])
     return replace(case, path=result.path, bytes=result.bytes) if result.path else case
 
 

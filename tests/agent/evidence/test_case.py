@@ -168,6 +168,13 @@ VIEWS = st.builds(
 )
 
 
+def test_new_case_keeps_processes_that_hang() -> None:
+    processes = tuple(Process(pid, 1) for pid in range(100))
+    case = step(served(begun(), stuck=processes), HEALTHY)
+    after = step(step(case, HEALTHY), DRAINING)
+    assert (after.id, after.stuck) == ("new", processes[-20:])
+
+
 @given(st.lists(st.tuples(VIEWS, st.sampled_from(("none", "lost", "saved", "stopped", "failed"))), max_size=30))
 def test_any_history_requests_one_part_at_a_time_and_survives_restart(history: list[tuple[View, str]]) -> None:
     case: Case | None = None

@@ -142,7 +142,7 @@ def collect_part(request: Request, runtime_dir: str, check: Callable[[], str]) -
             _require_space(request.state_dir)
             stopped = _run_sources(request, work, session_file, check, entries, stuck)
             part = SavedPart(request.part, began, round(time.monotonic() - started, 3), tuple(entries), stopped)
-            path, size = _save(request, part, work)
+            path, size, part = _save(request, part, work)
     except (OSError, ArchiveError) as error:
         why = str(error) if isinstance(error, ArchiveError) else f"{archive.folder(request.state_dir)}: {_why(error)}"
         return Result(*head, seconds=_since(started), error=why, stuck=tuple(stuck))
@@ -215,35 +215,42 @@ def _require_space(state_dir: str) -> None:
 # --- the archive
 
 
-def _save(request: Request, part: SavedPart, work: str) -> tuple[str, int]:
-    """Add the part to the case's archive. Return its path and size. Raises ArchiveError or OSError."""
+def _save(request: Request, part: SavedPart, work: str) -> tuple[str, int, SavedPart]:
+    """Add the part to the case's archive. Return its path and size, and the part with what earlier attempts saved.
+
+    Raises ArchiveError or OSError.
+    """
     path = os.path.join(archive.folder(request.state_dir), f"{request.id}{archive.SUFFIX}")
     settings = request.settings
-    before = _earlier_manifest(path)
-    earlier_files: dict[str, int] = dict(archive.list_files(path)) if before else {}
+    before = _earlier_manifest(path, request.id)
+    part, taken = manifest.merge_part(manifest.find_part(before, part.name) if before else None, part)
     files = {
         f"{part.name}/{entry.file}": os.path.join(work, entry.file)
         for entry in part.entries
-        if os.path.isfile(os.path.join(work, entry.file)) and (entry.bytes or not entry.missing)
+        if entry.file in taken and os.path.isfile(os.path.join(work, entry.file)) and (entry.bytes or not entry.missing)
     }
     document = manifest.with_part(before or _new_manifest(request), part)
     document = replace(
         document, hardware=_hardware(work, document.hardware, request.gpus), reason=request.reason or document.reason
     )
     document = replace(document, causes=request.causes or document.causes)
-    earlier = path if earlier_files else ""
-    size = archive.write_archive(path, document, files, earlier, settings.max_mib << 20)
+    size = archive.write_archive(path, document, files, path if before else "", settings.max_mib << 20)
     for removed in archive.remove_old(
         request.state_dir, request.id, settings.max_files, settings.max_mib, settings.max_days
     ):
         log.info("evidence: removed %s (evidence.max_files, max_mib or max_days)", removed.path)
-    return path, size
+    return path, size, part
 
 
-def _earlier_manifest(path: str) -> Manifest | None:
+def _earlier_manifest(path: str, id: str) -> Manifest | None:
+    """Return the manifest of the case's archive, or None. A damaged archive is put aside. Raises OSError."""
+    if not os.path.lexists(path):
+        return None
     try:
+        archive.verify(path)
         return archive.read_manifest(path)
-    except ArchiveError:
+    except ArchiveError as error:
+        log.warning("evidence: %s; it is now %s", error, archive.put_aside(path, id))
         return None
 
 

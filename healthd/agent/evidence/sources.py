@@ -63,8 +63,8 @@ def first_sources(request: Request, work: str, python: tuple[str, ...], now: flo
 
 def _journals(since: float) -> Iterator[Source]:
     """Yield the sources of the journal. The newest entry is first, so that a limit or deadline cuts off the oldest."""
-    command = ("journalctl", "--no-pager", "--quiet", "--reverse", "--output", "short-iso-precise")
-    command = (*command, "--since", f"@{max(int(since), 0)}")
+    options = ("--no-pager", "--quiet", "--reverse", "--output", "short-iso-precise")
+    command = ("journalctl", *options, "--since", f"@{max(int(since), 0)}")
     units = (f"_SYSTEMD_UNIT={unit}.service" for unit in _VENDOR_UNITS)
     yield Source(VENDOR_JOURNAL, (*command, "_TRANSPORT=kernel", "+", *units), 60.0, is_optional=True)
     yield Source("journal.log", command, 120.0, is_optional=True)

@@ -158,6 +158,37 @@ def test_stopped_part_saves_what_it_has(tmp_path: Path, fakes: Path) -> None:
     assert archive.read_manifest(result.path).parts[0].stopped == "a job"
 
 
+def test_second_attempt_keeps_what_the_first_completed(tmp_path: Path, fakes: Path) -> None:
+    wanted = request(tmp_path, "full")
+    first = collected(tmp_path, wanted)
+    write_fake(fakes, "nvidia-bug-report.sh", 'echo part >"$3.gz"; exit 1')
+    write_fake(fakes, "nvidia-smi", "exit 1")
+    second = collected(tmp_path, wanted)
+    assert (second.problems, second.stopped) == ((), "")
+    assert dict(archive.list_files(second.path)).keys() == dict(archive.list_files(first.path)).keys()
+    assert dict(archive.list_files(second.path))["full/nvidia-bug-report.log.gz"] > len("part\n")
+
+
+def test_second_attempt_adds_what_the_first_lacked(tmp_path: Path, fakes: Path) -> None:
+    wanted = request(tmp_path, "full")
+    write_fake(fakes, "ipmitool", "exit 1")
+    assert collected(tmp_path, wanted, stop="").problems
+    write_fake(fakes, "ipmitool", "echo sel")
+    second = collected(tmp_path, wanted)
+    assert second.problems == ()
+    assert dict(archive.list_files(second.path))["full/sel.txt"] == len("sel\n")
+
+
+@pytest.mark.parametrize("end", [b"", b"\xff" * 64])
+def test_damaged_archive_is_put_aside(tmp_path: Path, fakes: Path, end: bytes) -> None:
+    path = Path(collected(tmp_path, request(tmp_path)).path)
+    path.write_bytes(path.read_bytes()[:-100] + end)
+    result = collected(tmp_path, request(tmp_path, "full"))
+    assert (result.error, result.path) == ("", str(path))
+    assert "full/sel.txt" in dict(archive.list_files(result.path))
+    assert [found.path == str(path) for found in archive.list_archives(request(tmp_path).state_dir)] == [False, True]
+
+
 def test_full_disk_is_one_error_and_leaves_nothing(
     tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,8 +139,11 @@ def collect_part(request: Request, runtime_dir: str, check: Callable[[], str]) -
         with _work_folder(request.state_dir) as (work, session_file):
             earlier_stuck = end_earlier_session(session_file)
             stuck += earlier_stuck
-            _require_space(request.state_dir)
-            stopped = _run_sources(request, work, session_file, check, entries, stuck)
+            _remove_old(request)
+            if shortage := _shortage(request.state_dir):
+                raise OSError(0, shortage)
+            is_stopped = _with_space_check(request.state_dir, check)
+            stopped = _run_sources(request, work, session_file, is_stopped, entries, stuck)
             part = SavedPart(request.part, began, round(time.monotonic() - started, 3), tuple(entries), stopped)
             path, size, part = _save(request, part, work)
     except (OSError, ArchiveError) as error:
@@ -204,12 +207,17 @@ def _work_folder(state_dir: str) -> Iterator[tuple[str, str]]:
             os.unlink(session_file)
 
 
-def _require_space(state_dir: str) -> None:
-    """Raise OSError if the disk is almost full: events and the ledger's copy need the rest."""
+def _shortage(state_dir: str) -> str:
+    """Return a text if the disk is almost full: events and the ledger's copy need the rest. Raises OSError."""
     status = os.statvfs(archive.folder(state_dir))
     free = status.f_bavail * status.f_frsize
-    if free < MIN_FREE_BYTES:
-        raise OSError(0, f"only {free >> 20} MiB are free, and evidence needs {MIN_FREE_BYTES >> 20} MiB")
+    if free >= MIN_FREE_BYTES:
+        return ""
+    return f"only {free >> 20} MiB are free, and evidence needs {MIN_FREE_BYTES >> 20} MiB"
+
+
+def _with_space_check(state_dir: str, check: Callable[[], str]) -> Callable[[], str]:
+    return lambda: check() or _shortage(state_dir)
 
 
 # --- the archive
@@ -221,7 +229,6 @@ def _save(request: Request, part: SavedPart, work: str) -> tuple[str, int, Saved
     Raises ArchiveError or OSError.
     """
     path = os.path.join(archive.folder(request.state_dir), f"{request.id}{archive.SUFFIX}")
-    settings = request.settings
     before = _earlier_manifest(path, request.id)
     part, taken = manifest.merge_part(manifest.find_part(before, part.name) if before else None, part)
     files = {
@@ -234,12 +241,16 @@ def _save(request: Request, part: SavedPart, work: str) -> tuple[str, int, Saved
         document, hardware=_hardware(work, document.hardware, request.gpus), reason=request.reason or document.reason
     )
     document = replace(document, causes=request.causes or document.causes)
-    size = archive.write_archive(path, document, files, path if before else "", settings.max_mib << 20)
-    for removed in archive.remove_old(
-        request.state_dir, request.id, settings.max_files, settings.max_mib, settings.max_days
-    ):
-        log.info("evidence: removed %s (evidence.max_files, max_mib or max_days)", removed.path)
+    size = archive.write_archive(path, document, files, path if before else "", request.settings.max_mib << 20)
+    _remove_old(request)
     return path, size, part
+
+
+def _remove_old(request: Request) -> None:
+    """Remove the archives that exceed the limits. Raises OSError."""
+    limits = request.settings
+    for removed in archive.remove_old(request.state_dir, request.id, limits.max_files, limits.max_mib, limits.max_days):
+        log.info("evidence: removed %s (evidence.max_files, max_mib or max_days)", removed.path)
 
 
 def _earlier_manifest(path: str, id: str) -> Manifest | None:

@@ -198,6 +198,27 @@ def test_full_disk_is_one_error_and_leaves_nothing(
     assert os.listdir(archive.folder(request(tmp_path).state_dir)) == []
 
 
+def test_part_stops_when_the_disk_becomes_full(tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill() -> str:
+        if (tmp_path / "runs").exists():
+            monkeypatch.setattr(collect, "MIN_FREE_BYTES", 1 << 62)
+        return ""
+
+    write_fake(fakes, "nvidia-bug-report.sh", f"touch {tmp_path}/runs; sleep 600")
+    result = collect.collect_part(request(tmp_path, "full"), str(tmp_path), fill)
+    assert (bool(result.stopped), result.error) == (True, "")
+    assert "full/sel.txt" in dict(archive.list_files(result.path))
+
+
+def test_old_archives_are_removed_before_the_part_is_collected(tmp_path: Path, fakes: Path) -> None:
+    wanted = request(tmp_path)
+    old = Path(archive.prepare_folder(wanted.state_dir)) / "20250101T000000Z-x.tar.gz"
+    old.touch()
+    os.utime(old, (0, 0))
+    write_fake(fakes, "dmesg", f"ls {old}")
+    assert len(collected(tmp_path, wanted).problems) == 1
+
+
 def test_missing_state_directory_is_one_error(tmp_path: Path, fakes: Path) -> None:
     (tmp_path / "file").touch()
     result = collected(tmp_path, request(tmp_path, state_dir=f"{tmp_path}/file"))

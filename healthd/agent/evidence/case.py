@@ -6,8 +6,9 @@
     DONE      the case is closed
 
 There is one case per drain. It begins when a fault drains the node or would drain it (mode "observe", a pause, the
-fleet limit). It ends when everything is saved, or when no open fault drains the node any more: the fault was repaired,
-or an operator resumed the node.
+fleet limit). It ends when everything is saved, or when the drain has ended and no open fault drains the node any more.
+While the drain is in force without such a fault (a fault that comes and goes, a check before the resume), the case
+waits: the node may be resumed at any time.
 """
 
 from __future__ import annotations
@@ -137,11 +138,11 @@ def next_case(case: Case | None, view: View, new_id: str, now: float) -> Case | 
     )
     if case.stage is Stage.FIRST:
         return case
-    if not view.causes:
+    if not view.causes and not view.is_drained:
         return replace(case, stage=Stage.DONE, is_requested=False)
-    if case.stage is Stage.FULL and view.is_in_use:
+    if case.stage is Stage.FULL and (view.is_in_use or not view.causes):
         return replace(case, stage=Stage.WAITING, is_requested=False)
-    if case.stage is Stage.WAITING and view.is_idle:
+    if case.stage is Stage.WAITING and view.is_idle and view.causes:
         return replace(case, stage=Stage.FULL)
     return case
 
@@ -163,7 +164,7 @@ def _is_same_incident(case: Case, view: View, now: float) -> bool:
         return False
     if case.has_drained:
         return not case.is_released
-    return now - case.began < REPEAT_SECONDS
+    return 0.0 <= now - case.began < REPEAT_SECONDS  # if the clock was set back, save too much rather than too little
 
 
 def _union(before: Sequence[Cause], causes: Sequence[Cause]) -> tuple[Cause, ...]:

@@ -157,6 +157,12 @@ def test_to_remove_takes_old_then_oldest_files() -> None:
     assert to_remove(found, found[0].id, 1, 15, 90, 0.0) == found[1:]
 
 
+def test_to_remove_keeps_files_from_the_future() -> None:
+    """The clock was wrong when the file was written, or is wrong now."""
+    found = entries((10, -1000.0), (10, -1.0))
+    assert to_remove(found, "", 10, 1000, 90, 0.0) == []
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 100), st.floats(0, 200)), min_size=1),
     st.integers(1, 10),

@@ -71,10 +71,14 @@ class Result(Value, frozen=True):
 
 
 class Cause(Value, frozen=True):
-    """A fault that drains. `text` is its code and part, and `event` its name in the event stream."""
+    """A fault that drains. `text` is its code and part, and `event` its name in the event stream.
+
+    `shared_cause` is true if the cause may be outside this node, such as a file server.
+    """
 
     text: str
     event: str = ""
+    shared_cause: bool = False
 
 
 class Case(Value, frozen=True):

@@ -71,8 +71,12 @@ def _journals(since: float) -> Iterator[Source]:
 
 
 def full_sources(request: Request, work: str, python: tuple[str, ...], now: float) -> tuple[Source, ...]:
-    """Return the programs that run only on the idle node. The bug report is last, because it may hang."""
+    """Return the programs that run only on the idle node. The bug report is last, because it may hang.
+
+    It is omitted if the cause of all faults may be outside this node: many nodes would then run it at the same time.
+    """
     report = f"{work}/{_BUG_REPORT}"
+    is_shared = bool(request.causes) and all(cause.shared_cause for cause in request.causes)
     bug_report = Source(
         f"{_BUG_REPORT}.gz",
         ("nvidia-bug-report.sh", "--safe-mode", "--output-file", report),
@@ -89,5 +93,5 @@ def full_sources(request: Request, work: str, python: tuple[str, ...], now: floa
         Source("nvidia-smi.xml", ("nvidia-smi", "-q", "-x"), 120.0, is_optional=True),
         Source("kernel-idle.log", ("dmesg", "--decode", "--time-format", "iso"), 30.0),
         *_journals(min(request.fault_at, now)),
-        *((bug_report,) if request.settings.bug_report else ()),
+        *((bug_report,) if request.settings.bug_report and not is_shared else ()),
     )

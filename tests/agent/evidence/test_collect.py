@@ -133,6 +133,13 @@ def test_bug_report_can_be_switched_off(tmp_path: Path, fakes: Path) -> None:
     assert "full/nvidia-bug-report.log.gz" not in dict(archive.list_files(result.path))
 
 
+def test_bug_report_is_omitted_if_many_nodes_have_the_same_cause(tmp_path: Path) -> None:
+    shared, own = Cause("mount/missing /home", shared_cause=True), Cause("gpu_xid/79 0000:1b:00.0")
+    for causes, runs in (((shared,), False), ((shared, own), True), ((), True)):
+        sources = full_sources(request(tmp_path, "full", causes=causes), "/work", ("python3",), 5000.0)
+        assert ("nvidia-bug-report.sh" in {source.argv[0] for source in sources}) is runs
+
+
 def test_hung_bug_report_is_a_problem_and_the_rest_is_saved(tmp_path: Path, fakes: Path) -> None:
     write_fake(fakes, "nvidia-bug-report.sh", 'echo part >"$3.gz"; sleep 600')
     settings = EvidenceConfig(timeout_seconds=1.0)

@@ -529,7 +529,11 @@ class Daemon:
             names = ledger.emitted.conditions
             view = View(
                 tuple(
-                    Cause(f"{c.code} {c.subject}".strip(), names[str(c.key)].condition if str(c.key) in names else "")
+                    Cause(
+                        f"{c.code} {c.subject}".strip(),
+                        names[str(c.key)].condition if str(c.key) in names else "",
+                        c.shared_cause,
+                    )
                     for c in causes
                 ),
                 max(min(times, default=self.now()), self.now() - FAULT_AGE_SECONDS),

@@ -147,7 +147,7 @@ def _path(args: argparse.Namespace) -> int:
         target = os.path.abspath(args.out)
         if os.path.lexists(target):
             raise Stop(f"healthd evidence path: {target}: already exists", REFUSED)
-        left_out, size = write_redacted(entry.path, target, _user_names())
+        left_out, size = write_redacted(entry.path, target, (*_user_names(), os.uname().nodename))
     lines = [f"{target}: {size_text(size)}; left out: {', '.join(left_out) or 'nothing'}"]
     lines += ["Read the copy before you send it: a rule cannot know every name."]
     return write_output("\n".join(lines) + "\n")

@@ -10,6 +10,7 @@ import io
 import os
 import tarfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -25,6 +26,7 @@ SUFFIX = ".tar.gz"
 UNFINISHED = ".new"
 MAX_MANIFEST_BYTES = 1 << 20
 DAY_SECONDS = 86400.0
+_READ_ERRORS = (OSError, tarfile.TarError, EOFError, ValueError, zlib.error)  # of a damaged archive
 
 
 class ArchiveError(HealthdError):
@@ -102,8 +104,12 @@ def write_archive(
     Return its size. Raises ArchiveError; nothing of the new archive then remains.
     """
     unfinished = f"{path}{UNFINISHED}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(unfinished, flags, 0o600)
+    except OSError as error:
+        raise ArchiveError(f"{path}: not written: {_why(error)}") from None
+    try:
         with open(descriptor, "wb") as file:
             with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as tar:
                 _add(tar, f"{manifest.id}/{manifests.FILE}", encode(manifest))
@@ -117,12 +123,36 @@ def write_archive(
         if max_bytes and size > max_bytes:
             raise OSError(errno.EFBIG, f"{size >> 20} MiB is more than evidence.max_mib allows")
         os.replace(unfinished, path)
-        return size
-    except (OSError, tarfile.TarError, EOFError) as error:
+    except _READ_ERRORS as error:
         with suppress(OSError):
             os.unlink(unfinished)
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ArchiveError(f"{path}: not written: {why}") from None
+        raise ArchiveError(f"{path}: not written: {_why(error)}") from None
+    _sync_folder(os.path.dirname(path) or ".")
+    return size
+
+
+def _why(error: Exception) -> object:
+    return error.strerror if isinstance(error, OSError) and error.strerror else error
+
+
+def _sync_folder(path: str) -> None:
+    """Make a rename in the folder survive a power loss. Some file systems do not support this."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def put_aside(path: str, id: str) -> str:
+    """Rename a damaged archive, so that its case can be saved anew. Return the new path. Raises OSError.
+
+    The new name is also an id, so that the limits apply. It sorts before the case's own id.
+    """
+    aside = os.path.join(os.path.dirname(path), f"{f'{id[:17]}0-damaged-{id[17:]}'[:57]}{SUFFIX}")
+    os.replace(path, aside)
+    return aside
 
 
 def _copy(tar: tarfile.TarFile, earlier: str, without: set[str]) -> None:
@@ -151,9 +181,8 @@ def open_archive(path: str) -> Iterator[tarfile.TarFile]:
     try:
         with tarfile.open(path, "r:gz") as tar:
             yield tar
-    except (OSError, tarfile.TarError, EOFError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ArchiveError(f"{path}: cannot be read: {why}") from None
+    except _READ_ERRORS as error:
+        raise ArchiveError(f"{path}: cannot be read: {_why(error)}") from None
 
 
 def read_manifest(path: str) -> Manifest:
@@ -182,3 +211,12 @@ def list_files(path: str) -> list[tuple[str, int]]:
     """Return (name, size) of an archive's files. Raises ArchiveError."""
     with open_archive(path) as tar:
         return [(member.name.partition("/")[2], member.size) for member in tar if member.isfile()]
+
+
+def verify(path: str) -> None:
+    """Read an archive to its end, including its checksum. Raises ArchiveError."""
+    with open_archive(path) as tar:
+        for _ in tar:
+            pass
+        while tar.fileobj is not None and tar.fileobj.read(1 << 16):
+            pass

@@ -6,8 +6,9 @@
     DONE      the case is closed
 
 There is one case per drain. It begins when a fault drains the node or would drain it (mode "observe", a pause, the
-fleet limit). It ends when everything is saved, or when no open fault drains the node any more: the fault was repaired,
-or an operator resumed the node.
+fleet limit). It ends when everything is saved, or when the drain has ended and no open fault drains the node any more.
+While the drain is in force without such a fault (a fault that comes and goes, a check before the resume), the case
+waits: the node may be resumed at any time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _NOT_IN_ID = regex(r"[^a-z0-9_-]+")
 REPEAT_SECONDS = 3600.0  # a fault that returns without a drain within this time belongs to the same case
 MAX_ATTEMPTS = 3  # requests for a part, including those that a job interrupted
 MAX_CAUSES = 20
+MAX_STUCK = 20
 
 
 class Stage(enum.Enum):
@@ -69,10 +71,14 @@ class Result(Value, frozen=True):
 
 
 class Cause(Value, frozen=True):
-    """A fault that drains. `text` is its code and part, and `event` its name in the event stream."""
+    """A fault that drains. `text` is its code and part, and `event` its name in the event stream.
+
+    `shared_cause` is true if the cause may be outside this node, such as a file server.
+    """
 
     text: str
     event: str = ""
+    shared_cause: bool = False
 
 
 class Case(Value, frozen=True):
@@ -85,6 +91,7 @@ class Case(Value, frozen=True):
     attempts     requests for the current part
     is_requested  True until the result of the last request has been read
     error        why a part was not saved, or ""; `problems` are programs that failed
+    stuck        processes that hang in the kernel, also those of earlier cases
     """
 
     id: str
@@ -135,11 +142,11 @@ def next_case(case: Case | None, view: View, new_id: str, now: float) -> Case | 
     )
     if case.stage is Stage.FIRST:
         return case
-    if not view.causes:
+    if not view.causes and not view.is_drained:
         return replace(case, stage=Stage.DONE, is_requested=False)
-    if case.stage is Stage.FULL and view.is_in_use:
+    if case.stage is Stage.FULL and (view.is_in_use or not view.causes):
         return replace(case, stage=Stage.WAITING, is_requested=False)
-    if case.stage is Stage.WAITING and view.is_idle:
+    if case.stage is Stage.WAITING and view.is_idle and view.causes:
         return replace(case, stage=Stage.FULL)
     return case
 
@@ -150,7 +157,9 @@ def _after_end(case: Case | None, view: View, new_id: str, now: float) -> Case |
         case = replace(case, is_released=True)
     if not view.causes or (case is not None and _is_same_incident(case, view, now)):
         return case
-    return Case(new_id, Stage.FIRST, now, view.fault_at, view.causes[:MAX_CAUSES], view.reason, view.is_drained)
+    stuck = case.stuck if case is not None else ()  # they still exist, and a GPU reset must still wait for their end
+    causes = view.causes[:MAX_CAUSES]
+    return Case(new_id, Stage.FIRST, now, view.fault_at, causes, view.reason, view.is_drained, stuck=stuck)
 
 
 def _is_same_incident(case: Case, view: View, now: float) -> bool:
@@ -159,7 +168,7 @@ def _is_same_incident(case: Case, view: View, now: float) -> bool:
         return False
     if case.has_drained:
         return not case.is_released
-    return now - case.began < REPEAT_SECONDS
+    return 0.0 <= now - case.began < REPEAT_SECONDS  # if the clock was set back, save too much rather than too little
 
 
 def _union(before: Sequence[Cause], causes: Sequence[Cause]) -> tuple[Cause, ...]:
@@ -196,7 +205,7 @@ def after_result(case: Case, result: Result | None) -> Case:
 
 def _with_file(case: Case, result: Result) -> Case:
     stuck = (*case.stuck, *(process for process in result.stuck if process not in case.stuck))
-    case = replace(case, problems=result.problems, stuck=stuck)
+    case = replace(case, problems=result.problems, stuck=stuck[-MAX_STUCK:])
     return replace(case, path=result.path, bytes=result.bytes) if result.path else case
 
 

@@ -36,6 +36,7 @@ from healthd.host.separate_program import OpenRequest, serve
 log = logging.getLogger("healthd")
 
 WORK = ".work"  # folder of the running part, below the evidence folder
+TEMPORARY = "tmp"  # folder for the programs' temporary files, below the work folder
 MIN_FREE_BYTES = 64 << 20  # less free space than this, and nothing is collected
 NICE = 19
 STOP_POLL_SECONDS = 0.5
@@ -137,10 +138,13 @@ def collect_part(request: Request, runtime_dir: str, check: Callable[[], str]) -
         with _work_folder(request.state_dir) as (work, session_file):
             earlier_stuck = end_earlier_session(session_file)
             stuck += earlier_stuck
-            _require_space(request.state_dir)
-            stopped = _run_sources(request, work, session_file, check, entries, stuck)
+            _remove_old(request)
+            if shortage := _shortage(request.state_dir):
+                raise OSError(0, shortage)
+            is_stopped = _with_space_check(request.state_dir, check)
+            stopped = _run_sources(request, work, session_file, is_stopped, entries, stuck)
             part = SavedPart(request.part, began, round(time.monotonic() - started, 3), tuple(entries), stopped)
-            path, size = _save(request, part, work)
+            path, size, part = _save(request, part, work)
     except (OSError, ArchiveError) as error:
         why = str(error) if isinstance(error, ArchiveError) else f"{archive.folder(request.state_dir)}: {_why(error)}"
         return Result(*head, seconds=_since(started), error=why, stuck=tuple(stuck))
@@ -166,12 +170,12 @@ def _run_sources(
 ) -> str:
     """Run the part's programs one after another. Return why the part was stopped, or "". Raises OSError."""
     choose = first_sources if request.part == FIRST else full_sources
-    sources = choose(request, work, (sys.executable, "-m"))
+    sources = choose(request, work, (sys.executable, "-m"), time.time())
     for source in sources:
         if stopped := check():
             return stopped
         path, max_bytes = os.path.join(work, source.file), request.settings.max_mib << 20
-        run = run_source(source, path, session_file, check, _environment(), max_bytes)
+        run = run_source(source, path, session_file, check, _environment(work), max_bytes)
         entries.append(run.entry)
         stuck += run.stuck
         if run.stopped:
@@ -179,9 +183,11 @@ def _run_sources(
     return ""
 
 
-def _environment() -> dict[str, str]:
-    """Return what healthd's own programs need: the path of its modules in a source tree."""
-    return {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+def _environment(work: str) -> dict[str, str]:
+    """Return a private folder for temporary files, because some programs use predictable names in /tmp. Healthd's own
+    programs need the path of its modules in a source tree."""
+    own = {"PYTHONPATH": os.environ["PYTHONPATH"]} if "PYTHONPATH" in os.environ else {}
+    return {"TMPDIR": os.path.join(work, TEMPORARY), **own}
 
 
 @contextmanager
@@ -191,6 +197,7 @@ def _work_folder(state_dir: str) -> Iterator[tuple[str, str]]:
     work, session_file = os.path.join(folder, WORK), os.path.join(folder, ".session")
     shutil.rmtree(work, ignore_errors=True)
     os.mkdir(work, 0o700)
+    os.mkdir(os.path.join(work, TEMPORARY), 0o700)
     try:
         yield work, session_file
     finally:
@@ -199,46 +206,61 @@ def _work_folder(state_dir: str) -> Iterator[tuple[str, str]]:
             os.unlink(session_file)
 
 
-def _require_space(state_dir: str) -> None:
-    """Raise OSError if the disk is almost full: events and the ledger's copy need the rest."""
+def _shortage(state_dir: str) -> str:
+    """Return a text if the disk is almost full: events and the ledger's copy need the rest. Raises OSError."""
     status = os.statvfs(archive.folder(state_dir))
     free = status.f_bavail * status.f_frsize
-    if free < MIN_FREE_BYTES:
-        raise OSError(0, f"only {free >> 20} MiB are free, and evidence needs {MIN_FREE_BYTES >> 20} MiB")
+    if free >= MIN_FREE_BYTES:
+        return ""
+    return f"only {free >> 20} MiB are free, and evidence needs {MIN_FREE_BYTES >> 20} MiB"
+
+
+def _with_space_check(state_dir: str, check: Callable[[], str]) -> Callable[[], str]:
+    return lambda: check() or _shortage(state_dir)
 
 
 # --- the archive
 
 
-def _save(request: Request, part: SavedPart, work: str) -> tuple[str, int]:
-    """Add the part to the case's archive. Return its path and size. Raises ArchiveError or OSError."""
+def _save(request: Request, part: SavedPart, work: str) -> tuple[str, int, SavedPart]:
+    """Add the part to the case's archive. Return its path and size, and the part with what earlier attempts saved.
+
+    Raises ArchiveError or OSError.
+    """
     path = os.path.join(archive.folder(request.state_dir), f"{request.id}{archive.SUFFIX}")
-    settings = request.settings
-    before = _earlier_manifest(path)
-    earlier_files: dict[str, int] = dict(archive.list_files(path)) if before else {}
+    before = _earlier_manifest(path, request.id)
+    part, taken = manifest.merge_part(manifest.find_part(before, part.name) if before else None, part)
     files = {
         f"{part.name}/{entry.file}": os.path.join(work, entry.file)
         for entry in part.entries
-        if os.path.isfile(os.path.join(work, entry.file)) and (entry.bytes or not entry.missing)
+        if entry.file in taken and os.path.isfile(os.path.join(work, entry.file)) and (entry.bytes or not entry.missing)
     }
     document = manifest.with_part(before or _new_manifest(request), part)
     document = replace(
         document, hardware=_hardware(work, document.hardware, request.gpus), reason=request.reason or document.reason
     )
     document = replace(document, causes=request.causes or document.causes)
-    earlier = path if earlier_files else ""
-    size = archive.write_archive(path, document, files, earlier, settings.max_mib << 20)
-    for removed in archive.remove_old(
-        request.state_dir, request.id, settings.max_files, settings.max_mib, settings.max_days
-    ):
+    size = archive.write_archive(path, document, files, path if before else "", request.settings.max_mib << 20)
+    _remove_old(request)
+    return path, size, part
+
+
+def _remove_old(request: Request) -> None:
+    """Remove the archives that exceed the limits. Raises OSError."""
+    limits = request.settings
+    for removed in archive.remove_old(request.state_dir, request.id, limits.max_files, limits.max_mib, limits.max_days):
         log.info("evidence: removed %s (evidence.max_files, max_mib or max_days)", removed.path)
-    return path, size
 
 
-def _earlier_manifest(path: str) -> Manifest | None:
+def _earlier_manifest(path: str, id: str) -> Manifest | None:
+    """Return the manifest of the case's archive, or None. A damaged archive is put aside. Raises OSError."""
+    if not os.path.lexists(path):
+        return None
     try:
+        archive.verify(path)
         return archive.read_manifest(path)
-    except ArchiveError:
+    except ArchiveError as error:
+        log.warning("evidence: %s; it is now %s", error, archive.put_aside(path, id))
         return None
 
 

@@ -98,7 +98,8 @@ class EvidenceCollection:
         if case is not None and (was_served or (case.is_requested and not self._program.is_open)):
             case = self._take_result(case)
         if not settings.evidence.enabled:
-            view = view._replace(causes=())  # no case begins, and an open case ends
+            is_drained = view.is_drained and (case is None or case.stage is Stage.DONE)
+            view = view._replace(causes=(), is_drained=is_drained)  # no case begins, and an open case ends
         before = case
         case = next_case(case, view, make_id(_time_text(self._now()), view.causes), self._now())
         if case is None:

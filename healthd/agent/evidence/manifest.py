@@ -49,6 +49,27 @@ class Manifest(Value, frozen=True):
     redacted: bool = False
 
 
+def merge_part(before: SavedPart | None, new: SavedPart) -> tuple[SavedPart, tuple[str, ...]]:
+    """Return the part after another attempt, and the files to take from this attempt.
+
+    A complete file is not replaced: it is closer to the fault. Of two incomplete files, the larger one is kept.
+    """
+    old = {entry.file: entry for entry in before.entries} if before is not None else {}
+    taken = tuple(e for e in new.entries if e.file not in old or _quality(e) > _quality(old[e.file]))
+    entries = {**old, **{entry.file: entry for entry in taken}}
+    stopped = new.stopped if before is None or before.stopped else ""
+    return replace(new, entries=tuple(entries.values()), stopped=stopped), tuple(entry.file for entry in taken)
+
+
+def _quality(entry: Entry) -> tuple[bool, bool, int]:
+    is_complete = not entry.problem and not entry.missing
+    return is_complete and entry.bytes > 0, is_complete, 0 if is_complete else entry.bytes
+
+
+def find_part(manifest: Manifest, name: str) -> SavedPart | None:
+    return next((part for part in manifest.parts if part.name == name), None)
+
+
 def with_part(manifest: Manifest, part: SavedPart) -> Manifest:
     """Return the manifest with this part, which replaces an earlier one with the same name."""
     return replace(manifest, parts=(*(p for p in manifest.parts if p.name != part.name), part))

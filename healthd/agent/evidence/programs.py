@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from healthd.agent.evidence.case import Process
 from healthd.agent.evidence.sources import Entry, Source
+from healthd.agent.evidence.stuck import has_ended
 from healthd.common.text import is_decimal
 from healthd.host.program import ENVIRONMENT, find_program
 
@@ -34,6 +35,7 @@ MARK = "HEALTHD_EVIDENCE"  # environment variable of every program, which identi
 # The shell records the session before the program starts. A collector that is killed at any time thus leaves either no
 # program or a record.
 _RECORD_SESSION = 'echo $$ >"$0"; exec "$@"'
+_NOT_READ = ("D", "Z")  # states of processes whose environment is not read
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -187,6 +189,11 @@ class _Stat(NamedTuple):
     session: int
     state: str
     start: int
+    threads: int
+
+    @property
+    def has_ended(self) -> bool:
+        return has_ended(self.state, self.threads)
 
 
 def _processes() -> Iterator[_Stat]:
@@ -197,7 +204,7 @@ def _processes() -> Iterator[_Stat]:
         try:
             with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()
-            yield _Stat(int(name), int(fields[1]), int(fields[3]), fields[0], int(fields[19]))
+            yield _Stat(int(name), int(fields[1]), int(fields[3]), fields[0], int(fields[19]), int(fields[17]))
         except (OSError, ValueError, IndexError):
             continue
 
@@ -219,7 +226,7 @@ def _end_descendants(process: subprocess.Popen[bytes], others: set[tuple[int, in
     while True:
         alive = []
         for found in _descendants(others):
-            if found.state in ("Z", "X"):
+            if found.has_ended:
                 _reap(process, found.pid)
             else:
                 alive.append(found)
@@ -257,13 +264,11 @@ def end_earlier_session(session_file: str) -> tuple[Process, ...]:
     except (OSError, ValueError):
         return ()
     deadline = time.monotonic() + KILL_SECONDS
-    while session and (
-        left := [p for p in _processes() if p.session == session and p.state not in ("Z", "X") and _is_marked(p)]
-    ):
+    while session and (left := [p for p in _processes() if p.session == session and not p.has_ended and _is_marked(p)]):
         if time.monotonic() >= deadline:
             return tuple(Process(found.pid, found.start) for found in left)
         for found in left:
-            if found.state != "D":
+            if found.state not in _NOT_READ:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(found.pid, signal.SIGKILL)
         time.sleep(0.05)
@@ -273,9 +278,10 @@ def end_earlier_session(session_file: str) -> tuple[Process, ...]:
 def _is_marked(process: _Stat) -> bool:
     """Return True if this is one of the collector's programs, and not a later process with the same session number.
 
-    The environment of a process in D state is not read, because that may hang. Such a process is reported, not killed.
+    The environment of a process in D state is not read, because that may hang; a zombie with threads has none. Such a
+    process is reported, not killed.
     """
-    if process.state == "D":
+    if process.state in _NOT_READ:
         return True
     try:
         with open(f"/proc/{process.pid}/environ", "rb") as file:

@@ -21,7 +21,9 @@ def write_redacted(source: str, target: str, user_names: Collection[str]) -> tup
     A file of which only the beginning can be read is copied that far, and is also among the files that were left out.
     The copy's text files may contain a name that no rule knows: a person must read it before it is sent.
     """
-    document = redact_manifest(archive.read_manifest(source))
+    original = archive.read_manifest(source)
+    document = redact_manifest(original, user_names)
+    names = (*user_names, original.node, original.cluster)
     left_out = []
     with tempfile.TemporaryDirectory(prefix="healthd-evidence.", dir=os.path.dirname(target) or ".") as folder:
         files: dict[str, str] = {}
@@ -32,7 +34,7 @@ def write_redacted(source: str, target: str, user_names: Collection[str]) -> tup
                     continue
                 content = tar.extractfile(member)
                 data, is_whole = _content(name, content.read(MAX_TEXT_BYTES) if content else b"")
-                text = redact_file(name, data.decode("utf-8", "replace"), user_names)
+                text = redact_file(name, data.decode("utf-8", "replace"), names)
                 if text is None or not is_whole or member.size > MAX_TEXT_BYTES:
                     left_out.append(name)
                 if text is None:

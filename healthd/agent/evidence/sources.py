@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from healthd.agent.evidence.request import Request
 from healthd.common.values import Value
 
 _BUG_REPORT = "nvidia-bug-report.log"
+# Entries of the kernel and of NVIDIA's services, by fields that journald itself sets (systemd.journal-fields(7)).
+VENDOR_JOURNAL = "journal-vendor.log"
+_VENDOR_UNITS = ("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-imex", "nvidia-dcgm", "dcgm", "nvlsm")
 
 
 class Source(Value, frozen=True):
@@ -45,22 +50,33 @@ class Entry(Value, frozen=True):
     missing: bool = False
 
 
-def first_sources(request: Request, work: str, python: tuple[str, ...]) -> tuple[Source, ...]:
+def first_sources(request: Request, work: str, python: tuple[str, ...], now: float) -> tuple[Source, ...]:
     """Return the programs that may run while a job runs. None of them changes anything on the node."""
-    since = f"@{max(int(request.fault_at - request.settings.journal_before_seconds), 0)}"
     recording = f"{work}/record.rec"
-    journal = ("journalctl", "--no-pager", "--quiet", "--output", "short-iso-precise", "--since", since)
     return (
         Source("kernel.log", ("dmesg", "--decode", "--time-format", "iso"), 30.0),
-        Source("journal.log", journal, 120.0, is_optional=True),
+        *_journals(min(request.fault_at, now) - request.settings.journal_before_seconds),
         Source("record.rec", (*python, "healthd", "record", *request.flags, "--force", recording), 300.0, recording),
         Source("system.json", (*python, "healthd.agent.evidence.identify", "--system-only"), 30.0),
     )
 
 
-def full_sources(request: Request, work: str, python: tuple[str, ...]) -> tuple[Source, ...]:
-    """Return the programs that run only on the idle node. The bug report is last, because it may hang."""
+def _journals(since: float) -> Iterator[Source]:
+    """Yield the sources of the journal. The newest entry is first, so that a limit or deadline cuts off the oldest."""
+    options = ("--no-pager", "--quiet", "--reverse", "--output", "short-iso-precise")
+    command = ("journalctl", *options, "--since", f"@{max(int(since), 0)}")
+    units = (f"_SYSTEMD_UNIT={unit}.service" for unit in _VENDOR_UNITS)
+    yield Source(VENDOR_JOURNAL, (*command, "_TRANSPORT=kernel", "+", *units), 60.0, is_optional=True)
+    yield Source("journal.log", command, 120.0, is_optional=True)
+
+
+def full_sources(request: Request, work: str, python: tuple[str, ...], now: float) -> tuple[Source, ...]:
+    """Return the programs that run only on the idle node. The bug report is last, because it may hang.
+
+    It is omitted if the cause of all faults may be outside this node: many nodes would then run it at the same time.
+    """
     report = f"{work}/{_BUG_REPORT}"
+    is_shared = bool(request.causes) and all(cause.shared_cause for cause in request.causes)
     bug_report = Source(
         f"{_BUG_REPORT}.gz",
         ("nvidia-bug-report.sh", "--safe-mode", "--output-file", report),
@@ -76,5 +92,6 @@ def full_sources(request: Request, work: str, python: tuple[str, ...]) -> tuple[
         Source("nvidia-smi.txt", ("nvidia-smi", "-q"), 120.0, is_optional=True),
         Source("nvidia-smi.xml", ("nvidia-smi", "-q", "-x"), 120.0, is_optional=True),
         Source("kernel-idle.log", ("dmesg", "--decode", "--time-format", "iso"), 30.0),
-        *((bug_report,) if request.settings.bug_report else ()),
+        *_journals(min(request.fault_at, now)),
+        *((bug_report,) if request.settings.bug_report and not is_shared else ()),
     )

@@ -83,6 +83,32 @@ def test_full_disk_leaves_nothing_partial(tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir(tmp_path / "evidence") == []
 
 
+def test_unfinished_file_of_another_process_is_not_removed(tmp_path: Path) -> None:
+    folder = Path(archive.prepare_folder(str(tmp_path)))
+    other = folder / f"{ID}.tar.gz.new"
+    other.write_text("other")
+    with pytest.raises(ArchiveError):
+        archive.write_archive(str(folder / f"{ID}.tar.gz"), manifest(), {})
+    assert other.read_text() == "other"
+
+
+def test_archive_with_damaged_data_is_an_error(tmp_path: Path) -> None:
+    path = saved(tmp_path, kernel=os.urandom(20_000).hex())
+    archive.verify(path)
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[:2000] + b"\xff" * 2000 + data[4000:])
+    with pytest.raises(ArchiveError):
+        archive.verify(path)
+
+
+@pytest.mark.parametrize("name", ["gpu_xid-79", "a" * 40])
+def test_damaged_archive_that_was_put_aside_is_not_the_newest(tmp_path: Path, name: str) -> None:
+    id = f"20261129T060000Z-{name}"
+    damaged = archive.put_aside(saved(tmp_path, id), id)
+    path = saved(tmp_path, id)
+    assert [found.path for found in archive.list_archives(str(tmp_path))] == [damaged, path]
+
+
 def test_prepare_folder_removes_unfinished_files(tmp_path: Path) -> None:
     folder = Path(archive.prepare_folder(str(tmp_path)))
     (folder / f"{ID}.tar.gz.new").touch()
@@ -129,6 +155,12 @@ def test_to_remove_takes_old_then_oldest_files() -> None:
     assert to_remove(found, "", 2, 1000, 90, 0.0) == found[:2]
     assert to_remove(found, "", 10, 15, 90, 0.0) == found[:3]
     assert to_remove(found, found[0].id, 1, 15, 90, 0.0) == found[1:]
+
+
+def test_to_remove_keeps_files_from_the_future() -> None:
+    """The clock was wrong when the file was written, or is wrong now."""
+    found = entries((10, -1000.0), (10, -1.0))
+    assert to_remove(found, "", 10, 1000, 90, 0.0) == []
 
 
 @given(

@@ -168,6 +168,33 @@ VIEWS = st.builds(
 )
 
 
+def test_case_stays_open_while_the_drain_is_in_force() -> None:
+    """The fault comes and goes, or a check runs before the resume."""
+    without = IDLE._replace(causes=(), reason="")
+    case = step(served(begun()), without)
+    assert (case.id, case.stage) == ("id", Stage.WAITING), "the node may be resumed at any time"
+    case = after_request(step(case, IDLE))
+    assert case.stage is Stage.FULL
+    stopped = step(case, without)
+    assert (stopped.stage, stopped.is_requested) == (Stage.WAITING, False)
+    again = step(stopped, IDLE)
+    assert (again.id, again.stage) == ("id", Stage.FULL)
+    assert step(stopped, HEALTHY).stage is Stage.DONE
+
+
+def test_fault_is_a_new_incident_after_the_clock_was_set_back() -> None:
+    view = DRAINING._replace(is_drained=False)
+    done = step(served(begun(view)), HEALTHY)
+    assert step(done, view, now=50.0).id == "new"
+
+
+def test_new_case_keeps_processes_that_hang() -> None:
+    processes = tuple(Process(pid, 1) for pid in range(100))
+    case = step(served(begun(), stuck=processes), HEALTHY)
+    after = step(step(case, HEALTHY), DRAINING)
+    assert (after.id, after.stuck) == ("new", processes[-20:])
+
+
 @given(st.lists(st.tuples(VIEWS, st.sampled_from(("none", "lost", "saved", "stopped", "failed"))), max_size=30))
 def test_any_history_requests_one_part_at_a_time_and_survives_restart(history: list[tuple[View, str]]) -> None:
     case: Case | None = None

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from healthd.agent.evidence import archive, collect, programs
 from healthd.agent.evidence.case import MAX_ATTEMPTS, Cause, Result
 from healthd.agent.evidence.request import RESULT_FILE, Request, parse_result
+from healthd.agent.evidence.sources import first_sources, full_sources
 from healthd.agent.settings.config import EvidenceConfig
 from healthd.common.model import Gpu
 from healthd.common.values import encode
@@ -78,7 +79,8 @@ def test_both_parts_are_in_one_file(tmp_path: Path, fakes: Path) -> None:
     names = {name for name, _ in archive.list_files(full.path)}
     assert names == {
         "manifest.json",
-        *(f"first/{name}" for name in ("kernel.log", "journal.log", "record.rec", "system.json")),
+        *(f"first/{name}" for name in ("kernel.log", "record.rec", "system.json")),
+        *(f"{part}/journal{name}.log" for part in ("first", "full") for name in ("", "-vendor")),
         *(f"full/{name}" for name in ("hardware.json", "sel.txt", "bmc.txt", "fru.txt", "kernel-idle.log")),
         *(f"full/{name}" for name in ("nvidia-smi.txt", "nvidia-smi.xml", "nvidia-bug-report.log.gz")),
     }
@@ -88,9 +90,17 @@ def test_both_parts_are_in_one_file(tmp_path: Path, fakes: Path) -> None:
     assert (found.hardware.driver, found.hardware.bmc.serial, found.hardware.bmc.firmware) == ("570.1", "S1", "13.06")
     assert found.causes == (Cause("gpu_xid/79 0000:1b:00.0", "a-1"),)
     with archive.open_archive(full.path) as tar:
-        journal = tar.extractfile(f"{found.id}/first/journal.log")
-        assert journal is not None
-        assert f"@{9000 - 3600}" in journal.read().decode()
+        for part, since in (("first", 9000 - 3600), ("full", 9000)):
+            journal = tar.extractfile(f"{found.id}/{part}/journal.log")
+            assert journal is not None
+            assert f"@{since}" in journal.read().decode()
+
+
+def test_journal_begins_before_now_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    for sources in (first_sources, full_sources):
+        found = sources(request(tmp_path, fault_at=1e9), "/work", ("python3",), 5000.0)
+        since = [word for source in found if "journalctl" in source.argv for word in source.argv if word[0] == "@"]
+        assert [float(time[1:]) <= 5000.0 for time in since] == [True, True]
 
 
 def test_manifest_has_the_gpu_that_nvidia_smi_no_longer_shows(tmp_path: Path, fakes: Path) -> None:
@@ -102,6 +112,16 @@ def test_manifest_has_the_gpu_that_nvidia_smi_no_longer_shows(tmp_path: Path, fa
     assert [(gpu.pci, gpu.serial) for gpu in found] == [("0000:1b:00.0", "1650"), ("0000:1c:00.0", "1651")]
 
 
+def test_programs_have_a_private_folder_for_temporary_files(tmp_path: Path, fakes: Path) -> None:
+    write_fake(fakes, "dmesg", 'echo "$TMPDIR"; stat -c %a "$TMPDIR"')
+    result = collected(tmp_path, request(tmp_path))
+    with archive.open_archive(result.path) as tar:
+        member = tar.extractfile(f"{request(tmp_path).id}/first/kernel.log")
+        assert member is not None
+        folder, mode = member.read().decode().split()
+    assert (folder.startswith(archive.folder(request(tmp_path).state_dir)), mode) == (True, "700")
+
+
 def test_only_the_archive_remains(tmp_path: Path, fakes: Path) -> None:
     result = collected(tmp_path, request(tmp_path))
     assert os.listdir(archive.folder(request(tmp_path).state_dir)) == [os.path.basename(result.path)]
@@ -111,6 +131,13 @@ def test_bug_report_can_be_switched_off(tmp_path: Path, fakes: Path) -> None:
     settings = EvidenceConfig(bug_report=False)
     result = collected(tmp_path, request(tmp_path, "full", settings=settings))
     assert "full/nvidia-bug-report.log.gz" not in dict(archive.list_files(result.path))
+
+
+def test_bug_report_is_omitted_if_many_nodes_have_the_same_cause(tmp_path: Path) -> None:
+    shared, own = Cause("mount/missing /home", shared_cause=True), Cause("gpu_xid/79 0000:1b:00.0")
+    for causes, runs in (((shared,), False), ((shared, own), True), ((), True)):
+        sources = full_sources(request(tmp_path, "full", causes=causes), "/work", ("python3",), 5000.0)
+        assert ("nvidia-bug-report.sh" in {source.argv[0] for source in sources}) is runs
 
 
 def test_hung_bug_report_is_a_problem_and_the_rest_is_saved(tmp_path: Path, fakes: Path) -> None:
@@ -138,6 +165,37 @@ def test_stopped_part_saves_what_it_has(tmp_path: Path, fakes: Path) -> None:
     assert archive.read_manifest(result.path).parts[0].stopped == "a job"
 
 
+def test_second_attempt_keeps_what_the_first_completed(tmp_path: Path, fakes: Path) -> None:
+    wanted = request(tmp_path, "full")
+    first = collected(tmp_path, wanted)
+    write_fake(fakes, "nvidia-bug-report.sh", 'echo part >"$3.gz"; exit 1')
+    write_fake(fakes, "nvidia-smi", "exit 1")
+    second = collected(tmp_path, wanted)
+    assert (second.problems, second.stopped) == ((), "")
+    assert dict(archive.list_files(second.path)).keys() == dict(archive.list_files(first.path)).keys()
+    assert dict(archive.list_files(second.path))["full/nvidia-bug-report.log.gz"] > len("part\n")
+
+
+def test_second_attempt_adds_what_the_first_lacked(tmp_path: Path, fakes: Path) -> None:
+    wanted = request(tmp_path, "full")
+    write_fake(fakes, "ipmitool", "exit 1")
+    assert collected(tmp_path, wanted, stop="").problems
+    write_fake(fakes, "ipmitool", "echo sel")
+    second = collected(tmp_path, wanted)
+    assert second.problems == ()
+    assert dict(archive.list_files(second.path))["full/sel.txt"] == len("sel\n")
+
+
+@pytest.mark.parametrize("end", [b"", b"\xff" * 64])
+def test_damaged_archive_is_put_aside(tmp_path: Path, fakes: Path, end: bytes) -> None:
+    path = Path(collected(tmp_path, request(tmp_path)).path)
+    path.write_bytes(path.read_bytes()[:-100] + end)
+    result = collected(tmp_path, request(tmp_path, "full"))
+    assert (result.error, result.path) == ("", str(path))
+    assert "full/sel.txt" in dict(archive.list_files(result.path))
+    assert [found.path == str(path) for found in archive.list_archives(request(tmp_path).state_dir)] == [False, True]
+
+
 def test_full_disk_is_one_error_and_leaves_nothing(
     tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +203,27 @@ def test_full_disk_is_one_error_and_leaves_nothing(
     result = collected(tmp_path, request(tmp_path))
     assert (bool(result.error), result.path) == (True, "")
     assert os.listdir(archive.folder(request(tmp_path).state_dir)) == []
+
+
+def test_part_stops_when_the_disk_becomes_full(tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill() -> str:
+        if (tmp_path / "runs").exists():
+            monkeypatch.setattr(collect, "MIN_FREE_BYTES", 1 << 62)
+        return ""
+
+    write_fake(fakes, "nvidia-bug-report.sh", f"touch {tmp_path}/runs; sleep 600")
+    result = collect.collect_part(request(tmp_path, "full"), str(tmp_path), fill)
+    assert (bool(result.stopped), result.error) == (True, "")
+    assert "full/sel.txt" in dict(archive.list_files(result.path))
+
+
+def test_old_archives_are_removed_before_the_part_is_collected(tmp_path: Path, fakes: Path) -> None:
+    wanted = request(tmp_path)
+    old = Path(archive.prepare_folder(wanted.state_dir)) / "20250101T000000Z-x.tar.gz"
+    old.touch()
+    os.utime(old, (0, 0))
+    write_fake(fakes, "dmesg", f"ls {old}")
+    assert len(collected(tmp_path, wanted).problems) == 1
 
 
 def test_missing_state_directory_is_one_error(tmp_path: Path, fakes: Path) -> None:

@@ -11,14 +11,14 @@ import pytest
 from healthd.agent.evidence.request import NAME
 from healthd.agent.settings.config import EvidenceConfig
 from healthd.common.paths import RUNTIME_DIR
-from healthd.host.separate_program import request_file
+from healthd.host.separate_program import request_file, taken_file
 from tests.packaging.test_unit import NEVER, directives
 
 pytestmark = pytest.mark.one_python
 
 SYSTEMD = Path(__file__).parents[2] / "packaging/systemd"
 SERVICE = dict(directives((SYSTEMD / "healthd-evidence.service").read_text()))
-PATH = dict(directives((SYSTEMD / "healthd-evidence.path").read_text()))
+PATH = directives((SYSTEMD / "healthd-evidence.path").read_text())
 DAEMON = directives((SYSTEMD / "healthd.service").read_text())
 
 
@@ -35,8 +35,11 @@ def test_systemd_accepts_units(tmp_path: Path) -> None:
 
 
 def test_path_unit_waits_for_the_request_of_the_daemon() -> None:
-    assert PATH["PathExists"] == request_file(RUNTIME_DIR, NAME)
-    assert ("Wants", "healthd-evidence.path") in DAEMON
+    watched = [
+        value for name, value in directives((SYSTEMD / "healthd-evidence.path").read_text()) if name == "PathExists"
+    ]
+    assert watched == [request_file(RUNTIME_DIR, NAME), taken_file(RUNTIME_DIR, NAME)]
+    assert "healthd-evidence.path" in dict(DAEMON)["Wants"].split()
 
 
 def test_service_ends_everything_and_gives_up() -> None:

@@ -25,7 +25,10 @@ _JOURNAL_LINE = regex(r"(\S+) (\S+) ([^\s:\[]+)(\[[0-9]+\])?: (.*)")
 _JOURNAL_KEEPS = regex(r"kernel|nvidia-[a-z0-9-]+|nv-[a-z0-9-]+|nvlsm|dcgm[a-z-]*")
 
 # The beginning of a kernel message in dmesg's formats: facility and level, then the time.
-_PREFIX = r"^((?:[a-z]+ *:[a-z]+ *: *)?(?:\[ *[0-9.]+\] *|[0-9]{4}-[0-9-]+T\S+ )?(?:traps: |watchdog: |INFO: )?)"
+_PREFIX = (
+    r"^((?:[a-z]{1,10} {0,8}:[a-z]{1,10} {0,8}: {0,8})?"
+    r"(?:\[ {0,12}[0-9.]{1,24}\] {0,4}|[0-9]{4}-[0-9-]{1,8}T\S{1,40} )?(?:traps: |watchdog: |INFO: )?)"
+)
 # Beginnings of the driver's text after the name of a process. Anything else belongs to the name, which may have commas.
 _XID_TEXT = (
     r"Ch [0-9a-f]|[Cc]hannel |GPU (?:has|is|lost)\b|Timeout |NVLink|Contained|Uncontained|An uncorrectable|Row Remap"
@@ -42,7 +45,7 @@ _PATH_CHARACTERS = r"(?:[^\s,;:\"')\]<>]|[,;:](?!\s|$|\w+=))*"
 _PATTERNS = (
     (regex(rf"(\bname=)[^\n]*?(?=, (?:{_XID_TEXT})|$)"), rf"\1{REMOVED}"),  # NVRM: Xid (PCI:...): 31, pid=4, name=a, Ch
     (regex(r"(?i)(\bcomm: ?)[^\n]*?(?= (?:not )?tainted|$)"), rf"\1{REMOVED}"),
-    (regex(r"(?i)(\bcomm=)(?:\"[^\"\n]{0,300}\"|[^\n]*?(?=[ ,]+\w+=|$))"), rf"\1{REMOVED}"),
+    (regex(r"(?i)(\bcomm=)(?:\"[^\"\n]{0,300}\"|[^\n]*?(?=[ ,]\w{1,30}=|$))"), rf"\1{REMOVED}"),
     (regex(r"(\b(?:exe|cmd|cmdline|proctitle|acct|cwd|path)=)(\"[^\"\n]{0,300}\"|\S+)"), rf"\1{REMOVED}"),
     (regex(r"(\btask=)[^\n]*?(?=,pid=[0-9]|$)"), rf"\1{REMOVED}"),
     (regex(r"(\b(?:[Kk]illed|reaped) process [0-9]{1,10},? )\([^\n]{0,100}?\)(?= total-vm|,|\s*$)"), rf"\1{REMOVED}"),

@@ -315,7 +315,7 @@ def test_stop_request_stops_running_part(tmp_path: Path, fakes: Path, monkeypatc
     monkeypatch.setattr(collect, "STOP_POLL_SECONDS", 0.0)
     path = request_file(str(tmp_path), "evidence")
     (tmp_path / "stop").write_bytes(encode(request(tmp_path, "stop")))
-    write_fake(fakes, "nvidia-bug-report.sh", f"cp {tmp_path}/stop {path}; sleep 600")
+    write_fake(fakes, "nvidia-bug-report.sh", f"mv {tmp_path}/stop {path}; sleep 600")
     write_request(tmp_path, request(tmp_path, "full"))
     collect.serve_requests(str(tmp_path))
     result = result_of(tmp_path)

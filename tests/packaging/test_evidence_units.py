@@ -35,9 +35,7 @@ def test_systemd_accepts_units(tmp_path: Path) -> None:
 
 
 def test_path_unit_waits_for_the_request_of_the_daemon() -> None:
-    watched = [
-        value for name, value in directives((SYSTEMD / "healthd-evidence.path").read_text()) if name == "PathExists"
-    ]
+    watched = [value for name, value in PATH if name == "PathExists"]
     assert watched == [request_file(RUNTIME_DIR, NAME), taken_file(RUNTIME_DIR, NAME)]
     assert "healthd-evidence.path" in dict(DAEMON)["Wants"].split()
 

@@ -40,7 +40,6 @@ build() { # DIRECTORY RELEASE [OPTION]: build in a copy of the tree on that rele
   [ -n "$maintainer" ] || die "pyproject.toml has no line maintainers = [{name = ..., email = ...}]"
   sed -i "s|^Maintainer: .*|Maintainer: $maintainer|" debian/control
   cp packaging/systemd/healthd.service debian/
-  for unit in evidence.path evidence.service; do cp "packaging/systemd/healthd-$unit" "debian/healthd.healthd-$unit"; done
   if [ -e packaging/systemd/healthd-tmpfiles.conf ]; then cp packaging/systemd/healthd-tmpfiles.conf debian/healthd.tmpfiles; fi
   cat >debian/changelog <<END
 healthd ($version) $2; urgency=medium

@@ -103,6 +103,7 @@ class RepairMode(enum.Enum):
 
     OFF = "off"
     ADVISE = "advise"  # report the step that the node needs
+    ACT = "act"  # take the step
 
 
 class RepairStep(enum.Enum):
@@ -115,6 +116,32 @@ class RepairStep(enum.Enum):
 
 
 LADDER = tuple(RepairStep)
+
+
+class RepairClaim(Value, frozen=True):
+    """The note that a repair adds to the Reason of healthd's drain, so that all nodes see it in Slurm.
+
+    step            the claimed step. PERSON: the repair has failed and a person must act; this is not counted
+    max_concurrent  repairs in the cluster at the same time: a number, or a percentage of its nodes ("2%")
+    is_booted       True if healthd's own step has booted this machine, so that DOWN in Slurm may be a result of it
+    """
+
+    step: RepairStep
+    max_concurrent: int | str = 1
+    is_booted: bool = False
+
+
+class ClaimHold(Value, frozen=True):
+    """A claim that waits, because other nodes are being repaired or cannot be counted.
+
+    until    when the claim is tried again (epoch seconds)
+    times    number of tries so far
+    problem  why it waits, as one sentence
+    """
+
+    until: Moment
+    times: Whole
+    problem: str
 
 
 class Ends(Value, frozen=True):
@@ -785,6 +812,8 @@ class DrainRecord(Value, frozen=True):
     count_failing_since  since when a drain is desired or set but the fleet cannot be counted (0 = it can be counted, or
                          need not be)
     count_failed_at  when the last count failed, or 0 if none has failed since a complete one
+    claim         the claimed step of a repair, once it stands in the Reason and has been counted, or None
+    claim_hold    why a claim waits
     """
 
     reason: str = ""
@@ -813,6 +842,8 @@ class DrainRecord(Value, frozen=True):
     stored_count: FleetCount | None = None
     count_failing_since: PastMoment = 0.0
     count_failed_at: PastMoment = 0.0
+    claim: RepairStep | None = None
+    claim_hold: ClaimHold | None = None
 
 
 # --- a node's hardware, for its baseline

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 
 from healthd.common.model import RepairStep
-from healthd.common.values import Value
+from healthd.common.moments import Moment, PastMoment
+from healthd.common.values import Value, Whole
 
 
 class Reason(enum.Enum):
@@ -46,6 +47,13 @@ class Obstacle(enum.Enum):
     NOT_RESPONDING = "not_responding"  # slurmd does not respond, so Slurm's list of jobs may be out of date
     JOBS = "jobs"  # a job or its epilog is on the node
     POWER = "power"  # a reboot or a power change is pending in Slurm
+    EVIDENCE = "evidence"  # the evidence of the fault is not saved yet
+    STUCK = "stuck"  # a process hangs in the kernel, so a GPU reset may hang too
+    STATE_DIR = "state_dir"  # not shown yet that state_dir survives a reboot
+    BEFORE_ACT = "before_act"  # healthd drained the node before repair.mode = "act"
+    STOPPED = "stopped"  # healthd repair stop
+    TRIED = "tried"  # the step was taken for this cause in the last 24 hours
+    RETRY = "retry"  # the last try was refused a short time ago
 
 
 class Plan(Value, frozen=True):
@@ -64,7 +72,65 @@ class Plan(Value, frozen=True):
     obstacles: tuple[Obstacle, ...] = ()
 
 
+class AttemptStage(enum.Enum):
+    """Progress of one step of a repair."""
+
+    CLAIM = "claim"  # the claim is being written to the drain's Reason, and counted
+    STEP = "step"  # the step is being taken
+    VERIFY = "verify"  # all checks and a validation run; then healthd resumes the node
+
+
+class Attempt(Value, frozen=True):
+    """One step of a repair, from its claim to the resume.
+
+    id       names the step in the journal (agent/repair/journal.py)
+    causes   faults as "CODE PART"
+    since    when the stage began
+    taken_at  when the step ended, in stage VERIFY
+    """
+
+    id: str
+    step: RepairStep
+    stage: AttemptStage
+    since: Moment
+    causes: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+    taken_at: Moment = 0.0
+
+
+class FailedStep(Value, frozen=True):
+    """A step of this drain that did not end the faults. `why` is one sentence."""
+
+    step: RepairStep
+    at: Moment
+    causes: tuple[str, ...]
+    why: str
+
+
 class RepairRecord(Value, frozen=True):
-    """healthd's plan for this node, as last written to the event stream."""
+    """The repair of this node. The ledger keeps it across restarts.
+
+    plan         healthd's plan, as last written to the event stream
+    attempt      the step in progress
+    failed       steps of the current drain that failed, oldest first
+    has_given_up  True if the last step failed; the node stays drained until a person acts
+    retry_at     when a refused step may be tried again
+    refusals     refusals in a row
+    refused      why the last try was refused, or ""
+    stopped_by   the operator who stopped the repair of the current drain, or ""
+    ordered_by   the operator who ordered a repair of the current drain, or ""
+    act_since    when mode "act" was set, or 0
+    concluded    id of the last step that is over
+    """
 
     plan: Plan | None = None
+    attempt: Attempt | None = None
+    failed: tuple[FailedStep, ...] = ()
+    has_given_up: bool = False
+    retry_at: Moment = 0.0
+    refusals: Whole = 0
+    refused: str = ""
+    stopped_by: str = ""
+    ordered_by: str = ""
+    act_since: PastMoment = 0.0
+    concluded: str = ""

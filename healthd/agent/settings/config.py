@@ -21,6 +21,7 @@ from healthd.agent.settings.limits import (
     FileOrName,
     KernelLog,
     LinePattern,
+    MaxConcurrent,
     Mib,
     NodeName,
     Nodes,
@@ -182,7 +183,11 @@ class RepairConfig(Value, frozen=True):
 
     `order` lists the steps that this site allows. `first_step` replaces a code's first step; it never names a power
     cycle, which follows only a failed reboot (agent/repair/ladder.py). `stop_services` are the services that may use
-    the GPUs on a node without jobs.
+    the GPUs on a node without jobs; a reset stops them. At most `max_concurrent` nodes of the cluster are repaired at
+    the same time: a number, or a percentage ("2%"). A reset may take `reset_timeout_seconds`, a boot
+    `boot_timeout_seconds`, and the checks and the validation after a step `verify_timeout_seconds`.
+    `power_cycle_command` switches the machine off and on. `bmc_command` prints the serial numbers of the BMC that this
+    command uses (`ipmitool fru print 0`).
     """
 
     mode: RepairMode = RepairMode.OFF
@@ -195,6 +200,12 @@ class RepairConfig(Value, frozen=True):
         "dcgm-exporter",
         "nvsm",
     )
+    max_concurrent: MaxConcurrent = 1
+    reset_timeout_seconds: Period = 300.0
+    boot_timeout_seconds: Period = 3600.0
+    verify_timeout_seconds: Period = 1800.0
+    power_cycle_command: ProgramOrNone = ()
+    bmc_command: ProgramOrNone = ("/usr/bin/ipmitool", "fru", "print", "0")
 
 
 class MetricsConfig(Value, frozen=True):

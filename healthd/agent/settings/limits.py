@@ -147,6 +147,15 @@ def _repair_first_steps(value: dict[str, RepairStep]) -> str:
     return "" if refused is None else f'"{refused}": must not be "power_cycle", which only follows a failed reboot'
 
 
+_CONCURRENT = regex(r"(?:100|[1-9]?[0-9])%")
+
+
+def _max_concurrent(value: int | str) -> str:
+    """Return the reason why this number of concurrent repairs is refused, or ""."""
+    is_valid = _CONCURRENT.fullmatch(value) if isinstance(value, str) else 1 <= value <= 65536
+    return "" if is_valid else f'must be at least 1, or a percentage such as "2%", got {show(value)}'
+
+
 # Wide enough for every existing or announced machine, and narrow enough to catch a wrong unit or an extra digit.
 Period = Annotated[float, between(0.1, 7 * 86400, " seconds (a week)")]  # an interval or a maximum duration
 Seconds = Annotated[float, between(0, 366 * 86400, " seconds (a year)")]  # how long to wait or remember
@@ -186,4 +195,5 @@ Addresses = Annotated[tuple[Address, ...], Rule(addresses_problem)]
 ProgramOrNone = Annotated[tuple[str, ...], Rule(program_problem)]  # a program and its arguments; () = none
 ClusterName = Annotated[str, Rule(_cluster_name)]  # "" = ClusterName in the node's slurm.conf
 RepairOrder = Annotated[tuple[RepairStep, ...], Rule(_repair_order)]
+MaxConcurrent = Annotated[int | str, Rule(_max_concurrent)]  # 2, "5%"
 RepairFirstSteps = Annotated[dict[str, RepairStep], Rule(_repair_first_steps)]

@@ -50,6 +50,7 @@ from healthd.common.model import (
     Leave,
     Mode,
     NodeState,
+    RepairClaim,
     Requeue,
     Resume,
     Severity,
@@ -95,6 +96,7 @@ class Policy(Value, frozen=True):
     flapping               when a repeated drain is resumed
     fleet                  how many nodes healthd may keep drained
     requeue                which jobs a CRITICAL fault requeues (affected_jobs.py)
+    claim                  the repair that this node claims, or None
     """
 
     mode: Mode = Mode.OBSERVE
@@ -106,6 +108,7 @@ class Policy(Value, frozen=True):
     flapping: Flapping = field(default_factory=Flapping)
     fleet: FleetLimits = field(default_factory=FleetLimits)
     requeue: Requeue = Requeue.PART
+    claim: RepairClaim | None = None
 
 
 class Owner(enum.Enum):

@@ -1,0 +1,147 @@
+"""The journal of repair steps: each step is recorded before it is taken, and is never taken twice.
+
+The program `healthd repair run` writes the journal to STATE_DIR/repair.json, durably, and a copy to the runtime
+directory, which the daemon reads. All functions are pure.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from healthd.agent.evidence.case import Process
+from healthd.agent.settings.config import RepairConfig
+from healthd.common.model import Gpu, RepairStep
+from healthd.common.moments import Moment
+from healthd.common.text import regex
+from healthd.common.values import DecodeError, Value, decode
+
+NAME = "repair"  # of the request file, the lock and the systemd units
+JOURNAL_FILE = "repair.json"  # in the state directory; the runtime directory has a copy
+ID = regex(r"[0-9]{8}T[0-9]{6}Z-[a-z_]{1,20}")
+MAX_ENTRIES = 100
+DAY_SECONDS = 86400.0
+
+
+class Outcome(enum.Enum):
+    """The outcome of a step.
+
+    A step is over with each outcome except TAKING.
+    """
+
+    TAKING = "taking"  # recorded before the step. After a boot: the machine was booted by it, or meanwhile
+    DONE = "done"  # the step was taken, and proven where a proof exists
+    FAILED = "failed"  # the step was taken and had no effect, or its program failed
+    IMPOSSIBLE = "impossible"  # the step cannot be taken on this machine or in its state; nothing was changed
+    UNKNOWN = "unknown"  # the program was killed during the step, which is not repeated
+    REFUSED = "refused"  # a requirement was not met; nothing was changed, and the step may be tried again
+
+
+class Entry(Value, frozen=True):
+    """One step of one repair.
+
+    at        when the step was recorded, or refused (epoch seconds)
+    boot_id   the machine's boot at that time
+    problem   why the step was refused or failed, as one sentence, or ""
+    proof     evidence of its effect, or ""
+    seconds   duration of the step
+    services  services that were stopped for the step and have not been started again
+    """
+
+    id: str
+    step: RepairStep
+    at: float
+    boot_id: str
+    outcome: Outcome
+    causes: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    problem: str = ""
+    proof: str = ""
+    seconds: float = 0.0
+    services: tuple[str, ...] = ()
+
+
+class Journal(Value, frozen=True):
+    """All steps, oldest first.
+
+    first_boot  the machine's boot in which the journal was created. In a later boot, it proves that the directory
+                survives a reboot
+    refused     the last refusal, which is no step
+    """
+
+    first_boot: str = ""
+    entries: tuple[Entry, ...] = ()
+    refused: Entry | None = None
+
+    def find(self, id: str) -> Entry | None:
+        """Return the step with this id, or its refusal, or None."""
+        if self.refused is not None and self.refused.id == id:
+            return self.refused
+        return next((entry for entry in reversed(self.entries) if entry.id == id), None)
+
+
+def survives_reboot(journal: Journal, boot_id: str) -> bool:
+    """Return True if the journal is from an earlier boot, so that its directory survives a reboot."""
+    return journal.first_boot not in ("", boot_id)
+
+
+def with_entry(journal: Journal, entry: Entry) -> Journal:
+    """Return the journal with this entry, which replaces an earlier one with its id."""
+    if entry.outcome is Outcome.REFUSED:
+        return replace(journal, refused=entry)
+    others = tuple(e for e in journal.entries if e.id != entry.id)
+    return replace(journal, entries=(*others, entry)[-MAX_ENTRIES:])
+
+
+def tried_within_day(journal: Journal, step: RepairStep, causes: Sequence[str], now: float) -> bool:
+    """Return True if this step was taken for one of these causes in the last 24 hours. A time in the future counts."""
+    return any(
+        entry.step is step and now - entry.at < DAY_SECONDS and not set(causes).isdisjoint(entry.causes)
+        for entry in journal.entries
+        if entry.outcome is not Outcome.IMPOSSIBLE
+    )
+
+
+def parse_journal(text: str) -> Journal:
+    """Parse a journal. Raises DecodeError."""
+    return decode(Journal, text)
+
+
+# --- the daemon's request
+
+
+class Request(Value, frozen=True):
+    """A step to take, or with an empty id only the request to create the journal.
+
+    reason   the drain's Reason with the claim, as it stands in Slurm without Slurm's own suffixes
+    causes   faults as "CODE PART"
+    parts    PCI addresses of the GPUs to reset; () for all
+    gpus     the GPUs of the last complete inventory
+    stuck    processes that hang in the kernel, which a reset must wait for
+    root     where /proc, /sys and /run are
+    """
+
+    id: str
+    state_dir: str
+    node: str = ""
+    boot_id: str = ""
+    step: RepairStep = RepairStep.PERSON
+    reason: str = ""
+    causes: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    stuck: tuple[Process, ...] = ()
+    requested_at: Moment = 0.0
+    command_timeout_seconds: float = 30.0
+    root: str = "/"
+    settings: RepairConfig = RepairConfig()
+
+
+def parse_request(text: str) -> Request:
+    """Parse a request. Raises DecodeError."""
+    request = decode(Request, text)
+    if (request.id and not ID.fullmatch(request.id)) or not request.state_dir.startswith("/"):
+        raise DecodeError("not a request for a repair step")
+    return request

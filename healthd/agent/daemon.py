@@ -102,6 +102,7 @@ STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy worker ex
 SETTINGS_FILE = "/etc/healthd/healthd.toml"  # only for messages; `load_settings` reads the file
 FAULT_AGE_SECONDS = 3600.0  # evidence of an older fault begins at most this long before now
 EVIDENCE_COMMAND = "systemctl status healthd-evidence.path; journalctl -u healthd-evidence -n 50"
+REPAIR_COMMAND = "systemctl status healthd-repair.path; journalctl -u healthd-repair -n 50"
 READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
 # Reads the settings and finds the checks. The argument overrides the directory with the site's checks.
@@ -669,8 +670,9 @@ class Daemon:
             round=self.scheduler.queue.status,
             inventory=ledger.inventory,
             pause=ledger.pause,
-            repair_mode=self.settings.repair.mode,
-            repair_plan=ledger.repair.plan,
+            repair=ledger.repair,
+            repair_config=self.settings.repair,
+            claim_hold=ledger.slurm.claim_hold,
             detection_pause=detection_pause.active_pause(self.settings.runtime_dir, self.now()),
             commands=dict(self.command_counts),
             # In mode observe, no drain is delayed. The ledger keeps the hold in case the mode changes back.
@@ -749,6 +751,7 @@ class Daemon:
                 command_for_kernel_log(kernel),
             ),
             Problem(self.failslow.problem, "journalctl -u healthd -n 50"),
+            Problem(labelled("repair", self.repair.program.problem), REPAIR_COMMAND),
             Problem(labelled("evidence", self.evidence.problem(self.store.ledger.evidence)), EVIDENCE_COMMAND),
             *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_problems),
             Problem(publisher.web_problem, f"healthd config check {file}"),

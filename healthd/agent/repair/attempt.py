@@ -33,6 +33,11 @@ FIRST_RETRY_SECONDS = 60.0
 MAX_RETRY_SECONDS = 900.0
 RETRY_REQUEST_SECONDS = 30.0  # until a request without a result is written again
 ADOPT_SECONDS = 86400.0  # an older step in the journal is no longer in progress
+# States that an order accepts: it skips the waits of mode "act", and waits until the node is drained and idle.
+ON_ORDER = (
+    *(Obstacle.NOT_DRAINED, Obstacle.JOBS),
+    *(Obstacle.EVIDENCE, Obstacle.BEFORE_ACT, Obstacle.TRIED, Obstacle.RETRY, Obstacle.STOPPED, Obstacle.STATE_DIR),
+)
 BOOTS = (RepairStep.REBOOT, RepairStep.POWER_CYCLE)
 
 
@@ -327,7 +332,7 @@ def _stopped(record: RepairRecord, attempt: Attempt, view: View) -> Change:
 # --- operators' commands
 
 
-def after_stop(record: RepairRecord, user: str, now: float) -> Change:
+def after_stop(record: RepairRecord, user: str) -> Change:
     """Return the record after `healthd repair stop`. A step that is being taken cannot be stopped any more."""
     attempt = record.attempt
     after = replace(record, stopped_by=user, ordered_by="")
@@ -345,6 +350,10 @@ def after_order(record: RepairRecord, user: str) -> RepairRecord:
 # --- events
 
 
+def cause_texts(plan: Plan) -> tuple[str, ...]:
+    return tuple(cause_text(c.code, c.subject) for c in plan.causes)
+
+
 def _texts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the causes that the plan's step should end, and the others. A step ends what a lower step would end."""
     rank = LADDER.index(plan.step)
@@ -359,7 +368,7 @@ def _event(stage: str, plan: Plan, attempt: Attempt | None = None, problem: str 
         "step": plan.step.value,
         "next": plan.next.value,
         "why": plan.causes[0].reason.value,
-        "causes": tuple(cause_text(c.code, c.subject) for c in plan.causes),
+        "causes": cause_texts(plan),
     }
     fields |= {"id": attempt.id} if attempt is not None else {}
     fields |= {"problem": problem} if problem else {}

@@ -89,9 +89,9 @@ def survives_reboot(journal: Journal, boot_id: str) -> bool:
 
 def with_entry(journal: Journal, entry: Entry) -> Journal:
     """Return the journal with this entry, which replaces an earlier one with its id."""
-    if entry.outcome is Outcome.REFUSED:
-        return replace(journal, refused=entry)
     others = tuple(e for e in journal.entries if e.id != entry.id)
+    if entry.outcome is Outcome.REFUSED:
+        return replace(journal, entries=others, refused=entry)
     return replace(journal, entries=(*others, entry)[-MAX_ENTRIES:])
 
 

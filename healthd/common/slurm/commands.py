@@ -110,6 +110,11 @@ def listpids(name: str) -> Argv:
     return ("scontrol", "listpids", "*", name)
 
 
+def jobs_on_node(name: str) -> Argv:
+    """Return the query for the numbers of the jobs that have this node: running, suspended, starting or completing."""
+    return ("squeue", "-h", "-a", "-w", name, "-t", "RUNNING,SUSPENDED,CONFIGURING,COMPLETING", "-o", "%A")
+
+
 def job(job_id: str) -> Argv:
     """Return the query for one job's JOB_COLUMNS, even if the job has ended."""
     return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", column_format(JOB_COLUMNS))

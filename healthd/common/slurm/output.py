@@ -243,6 +243,14 @@ def _whole_lines(text: str) -> list[str]:
     return text.split("\n")[:-1]
 
 
+def parse_job_numbers(text: str) -> list[str]:
+    """Return the job ids from `squeue -o %A`, one on each line. Raises SlurmError."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if any(not _JOB_ID.fullmatch(line) for line in lines):
+        raise SlurmError(f'squeue printed no numbers of jobs: "{_short(text)}"')
+    return list(dict.fromkeys(lines))
+
+
 def parse_processes(text: str) -> dict[int, str]:
     """Return a dict that maps pids to job ids, from `scontrol listpids`. If a step's processes are unknown, its pid is
     -1."""

@@ -24,6 +24,7 @@ from healthd.common.model import (
     Leave,
     Mode,
     NodeState,
+    RepairClaim,
     SlurmStatus,
     Verdict,
 )
@@ -44,6 +45,7 @@ class SlurmController:
     ) -> None:
         self.settings = settings
         self.decision: Decision = Leave("no check has run yet")
+        self.claim: RepairClaim | None = None
         self._store = store
         self._boot_id = boot_id
         self._now = now

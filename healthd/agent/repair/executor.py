@@ -73,8 +73,7 @@ def _serve(runtime_dir: str, open_request: OpenRequest) -> None:
     except DecodeError as error:
         log.error("repair: the request cannot be read: %s", error)
         return
-    with open_smi(runtime_dir) as smi:
-        Executor(request, runtime_dir, smi, open_request.is_replaced).work()
+    Executor(request, runtime_dir, open_smi(runtime_dir), open_request.is_replaced).work()
 
 
 class Executor:
@@ -114,7 +113,7 @@ class Executor:
             try:
                 write_journal(self._journal, self._request.state_dir)
             except OSError as error:
-                self._publish_refusal(f"the journal cannot be written: {_text(error)}")
+                self._publish_refusal(f"the journal cannot be written: {_text(error)}", found)
                 return
         if not self._request.id or self._journal.find(self._request.id) is not None:
             publish(self._journal, self._runtime_dir)
@@ -181,11 +180,11 @@ class Executor:
 
     def _begin(self, units: tuple[str, ...]) -> Entry | None:
         """Record that the step is being taken, and that these services will be stopped. Return None if that fails."""
-        entry = replace(self._entry(Outcome.TAKING), services=units)
+        before, entry = self._journal, replace(self._entry(Outcome.TAKING), services=units)
         try:
             self._write(entry)
         except OSError as error:
-            self._publish_refusal(f"the journal cannot be written: {_text(error)}")
+            self._publish_refusal(f"the journal cannot be written: {_text(error)}", before)
             return None
         log.info("repair: %s begins", entry.id)
         return entry
@@ -207,7 +206,7 @@ class Executor:
             return f"the request is not from the last {MAX_REQUEST_SECONDS / 60:.0f} minutes"
         if not survives_reboot(self._journal, self._boot_id):
             return f"not shown yet that {request.state_dir} survives a reboot"
-        if tried_within_day(self._journal, request.step, request.causes, now):
+        if not request.is_ordered and tried_within_day(self._journal, request.step, request.causes, now):
             return "the step was taken for this cause in the last 24 hours"
         if os.geteuid() != 0:
             return "healthd repair run does not run as root"
@@ -264,11 +263,14 @@ class Executor:
         write_journal(self._journal, self._request.state_dir)
         publish(self._journal, self._runtime_dir)
 
-    def _publish_refusal(self, problem: str) -> None:
-        """Publish a refusal that cannot be recorded in the state directory. Without a journal, no step is taken."""
+    def _publish_refusal(self, problem: str, journal: Journal | None = None) -> None:
+        """Publish a refusal that cannot be recorded in the state directory. `journal` is the last one that could be
+        recorded; the daemon takes no step without one."""
         log.error("repair: %s", problem)
-        refused = self._entry(Outcome.REFUSED, problem) if self._request.id else None
-        publish(Journal(refused=refused), self._runtime_dir)
+        journal = journal or Journal()
+        if self._request.id:
+            journal = with_entry(journal, self._entry(Outcome.REFUSED, problem))
+        publish(journal, self._runtime_dir)
 
 
 def _is_interrupted(entry: Entry) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from healthd.agent.evidence.programs import Run, end_earlier_session, run_source
@@ -21,6 +21,7 @@ from healthd.agent.repair.node_reading import read_node
 from healthd.agent.repair.requirements import gpu_users
 from healthd.agent.repair.step_result import StepResult
 from healthd.host.inventory import device_kind
+from healthd.host.program import find_program
 
 QUERY_SECONDS = 120.0  # without a client, the driver initialises each GPU first, which takes seconds
 RELEASE_SECONDS = 60.0  # how long stopped services and healthd's own checks may keep a GPU open
@@ -61,9 +62,20 @@ class Smi:
         """Kill the nvidia-smi that a killed program has left behind."""
         end_earlier_session(self._session)
 
-    def run(self, argv: tuple[str, ...], seconds: float) -> tuple[Run, str]:
-        """Run nvidia-smi. Return the run and the output. Raises OSError if the output cannot be written."""
+    def reset(self, plan: ResetPlan, seconds: float) -> tuple[int | None, str]:
+        """Run the reset. Return its exit status, or None if it did not end in time, and its output and errors.
+
+        Raises OSError if nvidia-smi cannot be run, or its output cannot be written.
+        """
+        name, *arguments = plan.argv
+        run, text = self._run(("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", find_program(name), *arguments), seconds)
+        return run.entry.status, text
+
+    def _run(self, argv: tuple[str, ...], seconds: float) -> tuple[Run, str]:
+        """Run a program. Return the run and its output. Raises OSError if the output cannot be written."""
         path = os.path.join(self._folder, "output")
+        with suppress(FileNotFoundError):
+            os.unlink(path)
         run = run_source(Source("output", argv, seconds), path, self._session, lambda: "")
         if run.stuck:
             self.stuck = ", ".join(str(process.pid) for process in run.stuck)
@@ -74,18 +86,17 @@ class Smi:
 
     def gpus(self) -> tuple[GpuReading, ...]:
         """Return all GPUs that the driver shows. Raises ResetImpossible if nvidia-smi fails, or OSError."""
-        run, text = self.run(gpu_reset.QUERY, QUERY_SECONDS)
+        run, text = self._run(gpu_reset.QUERY, QUERY_SECONDS)
         if run.entry.problem:
             raise ResetImpossible(f"nvidia-smi -q does not show the GPUs: {run.entry.problem}")
         return gpu_reset.parse_gpus(text)
 
 
-@contextmanager
-def open_smi(runtime_dir: str) -> Iterator[Smi]:
+def open_smi(runtime_dir: str) -> Smi:
     """Create the folder for nvidia-smi's output. Raises OSError."""
     folder = os.path.join(runtime_dir, WORK)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    yield Smi(folder)
+    return Smi(folder)
 
 
 def prepare_reset(request: Request, smi: Smi) -> PreparedReset:
@@ -148,24 +159,18 @@ def take_reset(
 
     `check` returns why the step must not be taken now, or "". It is called right before each try.
     """
-    plan = prepared.plan
+    plan, seconds = prepared.plan, request.settings.reset_timeout_seconds
     for number in range(1, TRIES + 1):
         if problem := wait_for_release(request, prepared, sleep) or check():
             return StepResult(Outcome.REFUSED, problem)
-        run, output = smi.run(plan.argv, request.settings.reset_timeout_seconds)
-        status = run.entry.status
+        status, output = smi.reset(plan, seconds)
         if number == TRIES or not gpu_reset.is_in_use(status, output):
             break
         sleep(RETRY_SECONDS)
-    if smi.stuck:
-        return StepResult(
-            Outcome.FAILED,
-            f"nvidia-smi --gpu-reset did not end within {request.settings.reset_timeout_seconds:.0f} s "
-            f"and hangs in the kernel (process {smi.stuck})",
-        )
-    if status is None:
-        return StepResult(Outcome.FAILED, run.entry.problem or "nvidia-smi --gpu-reset did not run")
-    if failure := gpu_reset.command_failure(status, f"{output}\n{run.entry.problem if not output else ''}", plan):
+    if smi.stuck or status is None:
+        hangs = f" and hangs in the kernel (process {smi.stuck})" if smi.stuck else ""
+        return StepResult(Outcome.FAILED, f"nvidia-smi --gpu-reset did not end within {seconds:g} s{hangs}")
+    if failure := gpu_reset.command_failure(status, output, plan):
         return StepResult(*failure)
     try:
         after = smi.gpus()

@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterable, Iterator
 
 from healthd.agent.doctor.result import Line, absent_line, limited_line, ok_line
-from healthd.agent.doctor.slurm import Run, run, setting
+from healthd.agent.doctor.slurm import Run, run
 from healthd.agent.settings.config import Settings
 from healthd.common.model import RepairMode, RepairStep
 from healthd.common.slurm import commands
+from healthd.common.slurm.output import parse_setting
 from healthd.common.text import is_decimal
 
 DOCUMENT = "docs/repair.md"
@@ -53,7 +54,7 @@ def _slurm_config(run: Run) -> str:
 def _repair_line(settings: Settings, config: str) -> Line:
     if settings.repair.mode is RepairMode.OFF:
         return absent_line("repair", 'repair.mode is "off"')
-    reboot = setting(config, "RebootProgram")
+    reboot = parse_setting(config, "RebootProgram")
     steps = ", ".join(step.value for step in settings.repair.order) or RepairStep.PERSON.value
     how = f"Slurm reboots nodes with {reboot}" if reboot not in NOT_SET else "slurm.conf has no RebootProgram"
     return ok_line("repair", f"healthd reports the step that a drained node needs ({steps}) and takes none; {how}")
@@ -61,10 +62,10 @@ def _repair_line(settings: Settings, config: str) -> Line:
 
 def slurm_owners(config: str) -> Iterator[str]:
     """Yield a sentence for each setting in slurm.conf that may change this node. `config` is `scontrol show config`."""
-    health_check = setting(config, "HealthCheckProgram")
+    health_check = parse_setting(config, "HealthCheckProgram")
     if health_check not in NOT_SET and "healthd" not in health_check:
         yield f"HealthCheckProgram={health_check} may drain it"
-    suspend, after = setting(config, "SuspendProgram"), setting(config, "SuspendTime")
+    suspend, after = parse_setting(config, "SuspendProgram"), parse_setting(config, "SuspendTime")
     if suspend not in NOT_SET and after.upper() not in (*NEVER, *NOT_SET):
         yield f"SuspendProgram={suspend} powers it off after {after} without a job"
 

@@ -202,7 +202,7 @@ class NodeRepair:
 
     def _take_step(self, attempt: Attempt | None) -> None:
         """Request the step, once its claim is saved and no check uses the GPUs."""
-        journal, settings = self.program.journal, self._scheduler.configured.settings
+        journal = self.program.journal
         if not is_taking(attempt) or attempt.boot_id != self._boot_id or journal is None:
             return
         if journal.find(attempt.id) is not None:
@@ -211,6 +211,5 @@ class NodeRepair:
             return
         ledger = self._store.ledger
         self._store.save()
-        self.program.request(
-            attempt, ledger.slurm.reason, ledger.whole_gpus, ledger.evidence, settings.slurm.command_timeout_seconds
-        )
+        is_ordered = bool(ledger.repair.ordered_by)
+        self.program.request(attempt, ledger.slurm.reason, ledger.whole_gpus, ledger.evidence, is_ordered)

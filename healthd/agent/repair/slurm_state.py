@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from healthd.agent.repair.journal import Request
-from healthd.agent.repair.obstacles import MAINTENANCE
 from healthd.agent.repair.requirements import STOP_RESERVATION
 from healthd.agent.repair.step_result import Run
 from healthd.agent.slurm.policy import is_idle
@@ -16,7 +15,7 @@ from healthd.common.model import NodeState
 from healthd.common.slurm import commands
 from healthd.common.slurm.builtin_reasons import strip_appended
 from healthd.common.slurm.commands import Argv, Command, CommandResult
-from healthd.common.slurm.node_states import POWER, REBOOT
+from healthd.common.slurm.node_states import MAINTENANCE, POWER, REBOOT
 from healthd.common.slurm.output import (
     SlurmError,
     describe_failure,

@@ -85,7 +85,7 @@ class StepProgram:
             self._read_journal()
 
     def request(
-        self, attempt: Attempt, reason: str, gpus: tuple[Gpu, ...], case: Case | None, command_timeout_seconds: float
+        self, attempt: Attempt, reason: str, gpus: tuple[Gpu, ...], case: Case | None, is_ordered: bool
     ) -> None:
         """Request the attempt's step, unless it has just been requested. `reason` is the drain's Reason in Slurm."""
         is_recent = self._monotonic() < self._requested_at + REPEAT_SECONDS
@@ -104,7 +104,8 @@ class StepProgram:
             gpus=gpus,
             stuck=case.stuck if case is not None else (),
             requested_at=self._now(),
-            command_timeout_seconds=command_timeout_seconds,
+            is_ordered=is_ordered,
+            command_timeout_seconds=settings.slurm.command_timeout_seconds,
             root=settings.root,
             settings=settings.repair,
         )

@@ -260,7 +260,7 @@ def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, 
             return Leave("healthd's prolog refused a job, and Slurm drained the node; not every check is clean yet")
         return Resume("healthd's prolog refused a job, and Slurm drained the node; every check has completed clean")
     if owner is Owner.NONE:
-        if is_down_after_own_boot(node, policy) and verdict.may_resume and not verdict.before_resume:
+        if is_down_after_own_boot(node, record, policy) and verdict.may_resume and not verdict.before_resume:
             return Resume("down after a reboot by healthd; every check that can drain has completed clean")
         return Leave("nothing to do")
     if owner is Owner.OTHER or owner is Owner.UNRECORDED_HEALTHD:
@@ -309,10 +309,15 @@ def _not_resumable(node: NodeState, policy: Policy) -> frozenset[str]:
     return frozenset() if states == {"DOWN"} else states
 
 
-def is_down_after_own_boot(node: NodeState, policy: Policy) -> bool:
-    """Return True if Slurm set the undrained node DOWN because healthd's step rebooted it (ReturnToService 0 or 1)."""
+def is_down_after_own_boot(node: NodeState, record: DrainRecord, policy: Policy) -> bool:
+    """Return True if Slurm set the undrained node DOWN because healthd's step rebooted it (ReturnToService 0 or 1).
+
+    The Reason is then Slurm's own, or on 24.11 the Reason of the drain that has ended.
+    """
     is_down = "DOWN" in node.flags and not _not_resumable(node, policy)
-    return is_down and reason_group(node.reason) is Group.REBOOTED
+    ended = record.ended_drain
+    is_last_reason = ended is not None and strip_appended(node.reason) == ended.node_reason
+    return is_down and (is_last_reason or reason_group(node.reason) is Group.REBOOTED)
 
 
 def describe_foreign_drain(node: NodeState, record: DrainRecord, causes: Sequence[Condition] = ()) -> str:

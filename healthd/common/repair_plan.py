@@ -90,6 +90,7 @@ class Attempt(Value, frozen=True):
     others   faults that only a person can end
     parts    PCI addresses of the GPUs to reset; () for all
     taken_at  when the step had ended, in stage VERIFY
+    is_taken_over  True if another user changed the drain during the step, after which nothing more follows
     """
 
     id: str
@@ -101,6 +102,7 @@ class Attempt(Value, frozen=True):
     others: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     taken_at: Moment = 0.0
+    is_taken_over: bool = False
 
 
 class FailedStep(Value, frozen=True):

@@ -28,7 +28,7 @@ CAUSE = "gpu_xid/119 0000:1b:00.0"
 ID = "20261129T060000Z-gpu_reset"
 PERSISTENCED, DCGM = "nvidia-persistenced.service", "nvidia-dcgm.service"
 IDLE = "idle+drain"
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+BOOT_ID = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"
 
 # Modes in the file smi.mode: ok, fails, hangs, no_effect, kills (another GPU), in_use, in_use_once, lost, kills_parent.
 NVIDIA_SMI = """
@@ -100,6 +100,8 @@ class RepairNode:
             path.mkdir(parents=True)
         self.state_dir.mkdir()
         (self.root / "proc/locks").write_text("")
+        (self.root / "proc/sys/kernel/random").mkdir(parents=True)
+        (self.root / "proc/sys/kernel/random/boot_id").write_text(f"{BOOT_ID}\n")
         for name, text in {"stat": "1 (init) S 0", "comm": "init\n", "cmdline": "init", "cgroup": "0::/\n"}.items():
             (self.root / "proc/1" / name).write_text(text)
         self._write_programs(folder / "bin", monkeypatch)

@@ -226,7 +226,7 @@ def _adopted(entry: Entry) -> Attempt:
 
 def _claiming(record: RepairRecord, attempt: Attempt, view: View) -> Change:
     if view.is_taken_over:
-        return _stopped(record, attempt, view)
+        return _stopped(record, attempt)
     plan = view.plan
     if plan is None or plan.obstacles or plan.step is not attempt.step or plan.parts != attempt.parts:
         return Change(replace(record, attempt=None))
@@ -243,6 +243,18 @@ def _claiming(record: RepairRecord, attempt: Attempt, view: View) -> Change:
 
 
 def _taking(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
+    if view.is_taken_over and not attempt.is_taken_over:
+        attempt = replace(attempt, is_taken_over=True)
+        record = replace(record, attempt=attempt)
+    change = _after_result(record, attempt, view, config)
+    is_over = change.record.attempt is None or change.record.attempt.stage is AttemptStage.VERIFY
+    if not attempt.is_taken_over or not is_over:
+        return change
+    stopped = _stopped(change.record, attempt)
+    return Change(stopped.record, (*change.events, *stopped.events))
+
+
+def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
     if view.journal is None or not view.is_served:
         return Change(record)
     entry = view.journal.find(attempt.id)
@@ -288,7 +300,7 @@ def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: Repai
     if view.was_resumed:
         return _succeeded(record, attempt)
     if view.is_taken_over:
-        return _stopped(record, attempt, view)
+        return _stopped(record, attempt)
     unexpected = [text for text in view.causes if text not in attempt.others]
     if unexpected and view.has_checked:
         return _failed(record, attempt, f"after the step, {unexpected[0]} is still there", view)
@@ -323,7 +335,7 @@ def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View) -> Cha
     return Change(after, (_attempt_event("failed", attempt, problem=why),))
 
 
-def _stopped(record: RepairRecord, attempt: Attempt, view: View) -> Change:
+def _stopped(record: RepairRecord, attempt: Attempt) -> Change:
     who = "another user in Slurm"
     after = replace(record, attempt=None, concluded=attempt.id, stopped_by=who)
     return Change(after, (_attempt_event("stopped", attempt, who=who),))
@@ -333,13 +345,14 @@ def _stopped(record: RepairRecord, attempt: Attempt, view: View) -> Change:
 
 
 def after_stop(record: RepairRecord, user: str) -> Change:
-    """Return the record after `healthd repair stop`. A step that is being taken cannot be stopped any more."""
+    """Return the record after `healthd repair stop`. A step that is being taken continues, and is verified."""
     attempt = record.attempt
     after = replace(record, stopped_by=user, ordered_by="")
-    if attempt is not None and not is_taking(attempt):
+    if attempt is None:
+        return Change(after)
+    if attempt.stage is AttemptStage.CLAIM:
         after = replace(after, attempt=None, concluded=attempt.id)
-    events = (_attempt_event("stopped", attempt, who=user),) if attempt is not None else ()
-    return Change(after, events)
+    return Change(after, (_attempt_event("stopped", attempt, who=user),))
 
 
 def after_order(record: RepairRecord, user: str) -> RepairRecord:

@@ -48,12 +48,12 @@ from healthd.agent.repair.step_result import Run, StepResult
 from healthd.agent.slurm import blocking
 from healthd.common.model import RepairStep
 from healthd.common.values import DecodeError
+from healthd.host.host import Host
 from healthd.host.lock import wait_until_free
 from healthd.host.separate_program import OpenRequest, serve
 
 log = logging.getLogger("healthd")
 
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DAEMON_UNIT = "healthd.service"
 MAX_REQUEST_SECONDS = 900.0  # an older request is from a state that nothing has confirmed since
 Take: TypeAlias = Callable[[Request], StepResult]
@@ -97,7 +97,7 @@ class Executor:
     ) -> None:
         self._request, self._runtime_dir, self._smi = request, runtime_dir, smi
         self._is_replaced, self._run, self._now, self._sleep = is_replaced, run, now, sleep
-        self._boot_id = _read_boot_id()
+        self._boot_id = Host(request.root).boot_id()
         self._journal = Journal()
         self._started = time.monotonic()
 
@@ -202,7 +202,7 @@ class Executor:
     def _problem(self) -> str:
         """Return why the step must not be taken now, as one sentence, or ""."""
         request, now = self._request, self._now()
-        if request.boot_id != self._boot_id:
+        if not self._boot_id or request.boot_id != self._boot_id:
             return "the request is from an earlier boot"
         if abs(now - request.requested_at) > MAX_REQUEST_SECONDS:
             return f"the request is not from the last {MAX_REQUEST_SECONDS / 60:.0f} minutes"
@@ -292,11 +292,6 @@ def own_pids(reading: NodeReading) -> frozenset[int]:
         while below := {p.pid for p in processes if p.parent in found} - found:
             found |= below
     return frozenset(found)
-
-
-def _read_boot_id() -> str:
-    with open(BOOT_ID, encoding="ascii") as file:
-        return file.read().strip()
 
 
 def _text(error: Exception) -> str:

@@ -80,7 +80,7 @@ class StepProgram:
         is_due = self._monotonic() >= self._requested_at + REPEAT_SECONDS
         if self.journal is None and not self._program.is_open and is_due:
             self._requested_at = self._monotonic()
-            self._write(Request("", self._settings.state_dir))
+            self._write(Request("", self._settings.state_dir, root=self._settings.root))
         if self._program.step():
             self._read_journal()
 

@@ -353,14 +353,25 @@ def test_record_is_fresh_after_the_drain() -> None:
 # --- operators
 
 
-def test_stop_ends_attempt_unless_step_is_being_taken() -> None:
-    for stage in (AttemptStage.CLAIM, AttemptStage.VERIFY):
-        change = after_stop(RepairRecord(plan(), attempt(stage)), "ann")
-        assert change.record.attempt is None
-        assert stages(change) == ["stopped"]
-    change = after_stop(taking(), "ann")
-    assert change.record.attempt == taking().attempt
-    assert change.record.stopped_by == "ann"
+def test_stop_ends_claim_but_no_step_that_is_being_taken() -> None:
+    change = after_stop(RepairRecord(plan(), attempt(AttemptStage.CLAIM)), "ann")
+    assert change.record.attempt is None
+    assert stages(change) == ["stopped"]
+    for record in (taking(), verifying()):
+        change = after_stop(record, "ann")
+        assert change.record.attempt == record.attempt
+        assert change.record.stopped_by == "ann"
+
+
+@pytest.mark.parametrize(("outcome", "stage"), [(Outcome.DONE, "taken"), (Outcome.FAILED, "failed")])
+def test_user_who_takes_over_during_step_ends_repair_after_it(outcome: Outcome, stage: str) -> None:
+    during = step_once(taking(), is_taken_over=True)
+    assert during.record.attempt is not None
+    assert during.record.attempt.stage is AttemptStage.STEP
+    change = step_once(during.record, journal=journal(outcome))
+    assert stages(change) == [stage, "stopped"]
+    assert change.record.attempt is None
+    assert change.record.stopped_by
 
 
 def test_order_ends_stop_and_wait() -> None:

@@ -288,7 +288,6 @@ def test_state_is_read_again_after_the_services_stopped(node: RepairNode, monkey
 
 def test_executor_without_root_takes_no_step(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(executor, "_read_boot_id", lambda: BOOT_ID)
     monkeypatch.setattr("healthd.common.atomic_files._is_current", lambda *arguments: False)
     assert work(node).outcome is Outcome.REFUSED
     assert unchanged(node)
@@ -322,7 +321,7 @@ def test_boot_stays_taking_until_the_daemon_sees_it(
 
 def test_empty_id_only_creates_the_journal(node: RepairNode) -> None:
     (node.state_dir / JOURNAL_FILE).unlink()
-    request = Request("", str(node.state_dir))
+    request = Request("", str(node.state_dir), root=str(node.root))
     Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir))).work()
     assert node.journal() == node.journal(is_copy=True) == Journal(first_boot=BOOT_ID)
 

@@ -487,6 +487,38 @@ def test_node_down_after_own_boot_is_resumed_with_state_resume() -> None:
     assert (result.report.resumed, result.report.record.claim) == (True, None)
 
 
+@pytest.mark.parametrize(
+    ("boot_time", "booted_at", "claim", "is_resumed"),
+    [
+        (f"{NOW - 3600:.0f}", NOW - 60, BOOTED, False),
+        ("None", NOW - 60, BOOTED, False),
+        (f"{NOW - 90:.0f}", NOW - 60, BOOTED, True),
+        ("", 0.0, BOOTED, True),  # not queried
+        ("", NOW - 60, REBOOT, True),
+        ("", NOW - 60, None, True),
+    ],
+)
+def test_node_is_resumed_only_after_slurmd_has_registered(
+    boot_time: str, booted_at: float, claim: RepairClaim | None, is_resumed: bool
+) -> None:
+    text = f"NodeName=n1 OS=Linux 6.1  BootTime={boot_time} SlurmdStartTime=5 Reason=x BootTime=9 SlurmdStartTime=9\n"
+    record, state = claimed(RepairStep.REBOOT, XID_REBOOT), sinfo("idle+drain", XID_REBOOT)
+    answers = [state, *([CommandResult(0, text.encode())] if boot_time else [])]
+    answers += [SUCCESS, sinfo("idle")] if is_resumed else []
+    if claim is None:
+        record, answers[0] = RECORD, sinfo("idle+drain", XID)
+    result = run_reconcile(CLEAN, answers, record, replace(ACT, claim=claim, booted_at=booted_at))
+    assert result.report.resumed == is_resumed
+    assert isinstance(result.report.decision, Resume) == is_resumed
+
+
+def test_registration_that_cannot_be_read_is_a_problem() -> None:
+    record, policy = claimed(RepairStep.REBOOT, XID_REBOOT), replace(ACT, claim=BOOTED, booted_at=NOW)
+    for answer in (failed("timed out"), CommandResult(0, b"NodeName=n1")):
+        result = run_reconcile(CLEAN, [sinfo("idle+drain", XID_REBOOT), answer], record, policy)
+        assert (result.report.resumed, result.changes(), bool(result.report.problem)) == (False, [], True)
+
+
 def test_unconfirmed_claim_is_not_confirmed_during_pause() -> None:
     policy = replace(ACT, claim=RESET, paused_until=NOW + 60)
     result = run_reconcile(FAULT, [CLAIMED_NODE], claimed(None), policy, fleet=cluster(OWN))

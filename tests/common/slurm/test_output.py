@@ -28,6 +28,7 @@ from healthd.common.slurm.output import (
     NoSuchNode,
     PartitionService,
     SlurmError,
+    parse_boot_time,
     parse_claims,
     parse_cluster_size,
     parse_controller,
@@ -139,6 +140,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "job": lambda data: parse_job(data, "12"),
     "job's columns": lambda data: parse_job(record_with(data, JOB_COLUMNS, "12"), "12"),
     "config": text_parser(parse_slurmctld_start),
+    "boot time": text_parser(parse_boot_time, "NodeName=n1 BootTime=", " SlurmdStartTime="),
     "time": text_parser(parse_slurmctld_start, "BOOT_TIME = "),
 }
 

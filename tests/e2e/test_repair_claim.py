@@ -14,11 +14,12 @@ from slurm_look import ACT, HEALTHY, XID, NodeController, faulty, with_every_slu
 from waiting import until
 
 from healthd.agent.slurm.policy import Owner
+from healthd.agent.slurm.reconcile import MAX_CLOCK_SKEW_SECONDS
 from healthd.common.model import DrainRecord, Leave, RepairClaim, RepairStep, Resume
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import Command
 from healthd.common.slurm.drain_reason import with_claim
-from healthd.common.slurm.output import Claim, parse_claims, parse_in_service, parse_node_names
+from healthd.common.slurm.output import Claim, parse_boot_time, parse_claims, parse_in_service, parse_node_names
 
 RESET, REBOOT = RepairClaim(RepairStep.GPU_RESET), RepairClaim(RepairStep.REBOOT)
 BOOTED = RepairClaim(RepairStep.REBOOT, is_booted=True)
@@ -59,6 +60,10 @@ def claims(cluster: SlurmCluster) -> dict[str, Claim]:
 
 def query(cluster: SlurmCluster, argv: tuple[str, ...]) -> bytes:
     return subprocess.run(argv, env=cluster.env | commands.ENVIRONMENT, capture_output=True, check=True).stdout
+
+
+def boot_time(cluster: SlurmCluster, name: str) -> float:
+    return parse_boot_time(query(cluster, commands.node_record(name)).decode())
 
 
 def end_hold(waiting: NodeController) -> None:
@@ -230,6 +235,19 @@ def test_drain_that_timed_out_reboot_removed_is_set_again(cluster: SlurmCluster)
         assert node.reconcile_once(HEALTHY).resumed
         other.wait_state("n1", "IDLE", without=("DOWN", "DRAIN"))
         assert node.record.claim is None
+
+
+def test_node_is_not_resumed_before_slurmd_has_registered(cluster: SlurmCluster) -> None:
+    node = controller(cluster, "n1", REBOOT)
+    node.reconcile_once(FAULT)
+    node.policy = replace(ACT, claim=BOOTED, booted_at=time.time() + MAX_CLOCK_SKEW_SECONDS + 60)
+    started = time.time()
+    time.sleep(2)  # Slurm compares the time of the boot with that of the last answer in whole seconds
+    cluster.boot("n1")
+    until(lambda: boot_time(cluster, "n1") > started, "slurmd registers")
+    assert isinstance(node.reconcile_once(HEALTHY).decision, Leave)
+    node.policy = replace(ACT, claim=BOOTED, booted_at=time.time())
+    until(lambda: node.reconcile_once(HEALTHY).resumed, "the node is resumed")
 
 
 def test_claim_without_own_drain_is_not_written(cluster: SlurmCluster) -> None:

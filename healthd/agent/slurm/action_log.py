@@ -12,7 +12,7 @@ from healthd.agent.conditions.log_fields import DRAIN, OPERATOR_RESUME, REQUEUE,
 from healthd.agent.conditions.log_lines import Line
 from healthd.agent.slurm import fleet_limit
 from healthd.agent.slurm.reconcile import HELD_REASON, ReconcileReport
-from healthd.common.model import Condition, FleetHold, Severity
+from healthd.common.model import ClaimHold, Condition, FleetHold, Severity
 from healthd.common.slurm.builtin_reasons import PROLOG_ERROR
 from healthd.common.slurm.commands import Argv, CommandResult, describe_change
 from healthd.common.slurm.drain_reason import parse_reason, reason_start, with_claim
@@ -68,6 +68,12 @@ def hold_lines(previous: FleetHold | None, current: FleetHold | None, now: float
         yield Line(severity, f"{fleet_limit.describe(current)}; next try in {current.until - now:.0f} s", {})
 
 
+def claim_lines(previous: ClaimHold | None, current: ClaimHold | None, now: float) -> Iterator[Line]:
+    """Yield a line when the claim of a repair waits, and at each retry."""
+    if current is not None and current != previous:
+        yield Line(Severity.INFO, f"the repair waits: {current.problem}; next try in {current.until - now:.0f} s", {})
+
+
 def drain_lines(previous: str, context: LineContext) -> Iterator[Line]:
     """Yield a line if the ledger has a new Reason. `previous` is the ledger's earlier Reason."""
     reason = context.ledger.slurm.reason
@@ -84,9 +90,8 @@ def report_lines(
     already logged as not requeued.
     """
     if report.resumed:
-        yield Line(
-            Severity.WARNING, f"resumed the node: {previous or PROLOG_ERROR}", _fields(RESUME, previous, context)
-        )
+        reason = previous or report.resumed_reason or PROLOG_ERROR
+        yield Line(Severity.WARNING, f"resumed the node: {reason}", _fields(RESUME, previous, context))
     if report.problem:
         yield Line(Severity.WARNING, f"slurm: {report.problem}", {})
     for job in report.requeued:

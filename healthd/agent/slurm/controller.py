@@ -6,6 +6,7 @@ A pure function makes the decision (agent/slurm/policy.py), and a generator of c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from healthd.agent.conditions import absorb, endings
@@ -186,6 +187,7 @@ class SlurmController:
             self.settings.fleet,
             slurm.requeue,
             self.claim,
+            self._now() - time.clock_gettime(time.CLOCK_BOOTTIME) if self.claim and self.claim.is_booted else 0.0,
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:
@@ -220,6 +222,7 @@ class SlurmController:
             action_log.report_events(previous.reason, report.resumed, report.acknowledged, report.requeued)
         )
         write_log_lines(action_log.hold_lines(previous.hold, report.record.hold, self._now()))
+        write_log_lines(action_log.claim_lines(previous.claim_hold, report.record.claim_hold, self._now()))
         self._save_record(report.record)
         write_log_lines(action_log.report_lines(report, previous.reason, self._logged_jobs, self._context))
         is_drained = bool(report.record.reason)

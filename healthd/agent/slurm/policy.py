@@ -105,6 +105,7 @@ class Policy(Value, frozen=True):
     fleet                  how many nodes healthd may keep drained
     requeue                which jobs a CRITICAL fault requeues (affected_jobs.py)
     claim                  the repair that this node claims, or None
+    booted_at              when this machine booted, in epoch seconds; 0 if unknown
     """
 
     mode: Mode = Mode.OBSERVE
@@ -117,6 +118,7 @@ class Policy(Value, frozen=True):
     fleet: FleetLimits = field(default_factory=FleetLimits)
     requeue: Requeue = Requeue.PART
     claim: RepairClaim | None = None
+    booted_at: float = 0.0
 
 
 class Owner(enum.Enum):

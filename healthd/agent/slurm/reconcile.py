@@ -88,6 +88,7 @@ from healthd.common.slurm.output import (
     is_refused,
     is_slurmctld_unreachable,
     is_unknown_job,
+    parse_boot_time,
     parse_claims,
     parse_cluster_size,
     parse_controller,
@@ -108,6 +109,8 @@ from healthd.common.values import Value
 NOT_READ = Leave("the node's state in Slurm is unknown")
 REQUEUED_KEPT_SECONDS = 7 * 86400.0
 TRIES = 3
+# Munge accepts no larger clock skew between this node and slurmctld. An earlier boot is older than that.
+MAX_CLOCK_SKEW_SECONDS = 300.0
 HELD_REASON = "it reached slurm.max_restarts; run scontrol release to start it again"
 
 
@@ -137,6 +140,7 @@ class ReconcileReport(Value, frozen=True):
                   `acknowledged_before` (when the drain was last read). This reconciliation's verdict is then out of
                   date
     resumed       True if a resume by healthd ended the drain
+    resumed_reason  the node's Reason before that resume, or ""
     requeued      jobs that this reconciliation requeued; those in `held_jobs` wait for `scontrol release`
     not_requeued  running jobs that should be requeued, but are not, as (job, why)
     """
@@ -152,6 +156,7 @@ class ReconcileReport(Value, frozen=True):
     acknowledged_before: float = 0.0
     adopted: AdoptedDrain | None = None
     resumed: bool = False
+    resumed_reason: str = ""
     requeued: tuple[str, ...] = ()
     held_jobs: tuple[str, ...] = ()
     not_requeued: tuple[tuple[str, str], ...] = ()
@@ -229,6 +234,7 @@ class _Reconciliation:
         self.gres_conf: str | None = None  # not read yet
         self.controller: str | None = None  # not read yet
         self.resumed = False
+        self.resumed_reason = ""
         self.full_count: list[PartitionCount] = []  # the last count of this reconciliation
         self.count_problem = ""  # why the fleet cannot be counted
         self.has_pending_jobs = False  # a requeue is due, but was not sent or is not visible yet
@@ -259,6 +265,7 @@ class _Reconciliation:
             problem=problem,
             adopted=AdoptedDrain(*code, node.reason) if node and code else None,
             resumed=self.resumed,
+            resumed_reason=self.resumed_reason,
             requeued=tuple(self.requeued),
             held_jobs=tuple(self.held_jobs),
             not_requeued=not_requeued,
@@ -304,6 +311,8 @@ class _Reconciliation:
             self.hold_claim(problem)
             desired = decide(verdict, self.node, self.record, self.policy, self.now())
         unchanged = self.record
+        if isinstance(desired, Resume) and not (yield from self.has_registered()):
+            desired = Leave("repaired, but slurmd has not registered since the boot")
         self.decision = yield from self.within_limit(desired, verdict)
         if not isinstance(self.decision, Drain) or not self.decision.requeue:
             self.record = replace(self.record, unaffected_jobs=())
@@ -365,6 +374,18 @@ class _Reconciliation:
             with suppress(SlurmError):
                 self.controller = parse_controller((yield from self.read(commands.config())).text)
         return self.controller
+
+    def has_registered(self) -> Steps[bool]:
+        """Return True if slurmd has registered since a boot by healthd's step, or if there was none.
+
+        At the registration, slurmctld detects the boot. With ReturnToService 0 or 1, it then sets a node DOWN that is
+        not drained, so a resume before the registration would not last.
+        """
+        claim, booted_at = self.policy.claim, self.policy.booted_at
+        if claim is None or not claim.is_booted or not booted_at:
+            return True
+        text = (yield from self.read(commands.node_record(self.node_name))).text
+        return parse_boot_time(text) >= booted_at - MAX_CLOCK_SKEW_SECONDS
 
     # the fleet
 
@@ -585,7 +606,7 @@ class _Reconciliation:
             "" if own_reason(self.node, self.record) or self.node.reason == previous.reason else self.node.reason
         )
         self.record = after_drain_ended(self.record, previous, self.now())
-        self.resumed = True
+        self.resumed, self.resumed_reason = True, previous.reason
         if foreign_reason:  # from 24.11 on, a resume keeps the Reason, even one that was set after our last reading
             argv = commands.drain(self.node_name, (yield from self.exact_reason(foreign_reason)))
             yield from self.read_back(argv, (yield from self.run(argv, changes=True)))

@@ -77,6 +77,11 @@ def node(name: str) -> Argv:
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(NODE_COLUMNS))
 
 
+def node_record(name: str) -> Argv:
+    """Return the query for one node's record, which has the time of its boot. sinfo has no column for it."""
+    return ("scontrol", "-o", "show", "node", name)
+
+
 def whole_reason(name: str) -> Argv:
     """Return the query for one node's REASON_COLUMNS."""
     return ("sinfo", "-h", "-a", "-n", name, "-O", column_format(REASON_COLUMNS))

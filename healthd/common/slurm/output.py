@@ -406,6 +406,19 @@ def parse_setting(text: str, name: str) -> str:
     return ""
 
 
+def parse_boot_time(text: str) -> float:
+    """Return when a node booted according to its slurmd's last registration, from `scontrol -o show node`, or 0 if it
+    has not registered.
+
+    slurmctld computes it from the uptime, so its own clock counts (node_mgr.c: `now - reg_msg->up_time`). Raises
+    SlurmError.
+    """
+    found = regex(r" BootTime=(\S+) SlurmdStartTime=").search(text)
+    if found is None:
+        raise SlurmError("scontrol show node printed no BootTime")
+    return _time(found[1])
+
+
 def parse_reservation_names(text: str) -> frozenset[str]:
     """Return the names in `scontrol -o show reservation`, which prints one line for each. Raises SlurmError."""
     lines = [line for line in text.split("\n") if line.strip()]

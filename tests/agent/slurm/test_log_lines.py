@@ -5,10 +5,17 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from healthd.agent.conditions.log_lines import Line
-from healthd.agent.slurm.action_log import LineContext, drain_lines, hold_lines, operator_resume_line, report_lines
+from healthd.agent.slurm.action_log import (
+    LineContext,
+    claim_lines,
+    drain_lines,
+    hold_lines,
+    operator_resume_line,
+    report_lines,
+)
 from healthd.agent.slurm.reconcile import HELD_REASON, ReconcileReport
-from healthd.common.model import DrainRecord, FleetHold, Severity
-from healthd.common.slurm.drain_reason import reason_start
+from healthd.common.model import ClaimHold, DrainRecord, FleetHold, RepairStep, Severity
+from healthd.common.slurm.drain_reason import reason_start, with_claim
 from tests.agent.conditions.test_store import LIVE
 
 (CONDITION,) = LIVE.conditions
@@ -41,6 +48,28 @@ def test_resume_line_has_cause_from_cleared_condition() -> None:
 def test_resume_line_after_prolog_drain_has_slurm_reason() -> None:
     (line,) = report_lines(replace(REPORT, resumed=True), "", (), LineContext((), LIVE))
     assert line.text == "resumed the node: Prolog error"
+
+
+def test_resume_line_without_own_drain_has_last_reason() -> None:
+    report = replace(REPORT, resumed=True, resumed_reason="Node unexpectedly rebooted")
+    (line,) = report_lines(report, "", (), LineContext((), LIVE))
+    assert line.text == "resumed the node: Node unexpectedly rebooted"
+
+
+def test_claim_of_a_repair_is_no_new_drain() -> None:
+    claimed = with_claim(REASON, RepairStep.REBOOT)
+    in_repair = LineContext((CONDITION,), replace(LIVE, slurm=replace(LIVE.slurm, reason=claimed)))
+    assert list(drain_lines(REASON, in_repair)) == list(drain_lines(claimed, CONTEXT)) == []
+    assert len(list(drain_lines("", in_repair))) == 1
+
+
+def test_claim_lines_are_logged_at_each_try() -> None:
+    first, second = ClaimHold(160.0, 1, "n2 is being repaired"), ClaimHold(300.0, 2, "n2 is being repaired")
+    (line,) = claim_lines(None, first, 100.0)
+    assert line.severity is Severity.INFO
+    assert line.text.endswith("; next try in 60 s")
+    assert len(list(claim_lines(first, second, 160.0))) == 1
+    assert list(claim_lines(second, second, 170.0)) == list(claim_lines(second, None, 170.0)) == []
 
 
 def test_operator_resume_line_has_own_action() -> None:

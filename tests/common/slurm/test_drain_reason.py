@@ -6,8 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.common.model import Clears, Condition, ConditionState, Severity
-from healthd.common.slurm.drain_reason import MAX_CHARACTERS, names_worst_cause, parse_reason, reason, reason_start
+from healthd.common.model import Clears, Condition, ConditionState, RepairStep, Severity
+from healthd.common.slurm.builtin_reasons import APPENDED
+from healthd.common.slurm.drain_reason import (
+    MAX_CHARACTERS,
+    claim_note,
+    names_worst_cause,
+    parse_claim,
+    parse_reason,
+    reason,
+    reason_start,
+    with_claim,
+)
 
 CODES = st.from_regex(r"[a-z][a-z0-9_]{1,20}/[a-z0-9_-]{1,30}", fullmatch=True)
 ANY_TEXT = st.text(max_size=400)
@@ -104,3 +114,60 @@ def test_reason_of_part_with_any_characters_is_printable(part: str) -> None:
     text = reason([condition(subject=part)])
     assert text.isascii()
     assert text.isprintable()
+
+
+# --- the claim of a repair
+
+STEPS = st.sampled_from(list(RepairStep))
+SUFFIXES = st.lists(st.sampled_from(APPENDED), max_size=3).map("".join)
+
+
+@pytest.mark.parametrize("step", RepairStep)
+def test_claim_is_the_end_of_the_reason(step: RepairStep) -> None:
+    text = reason([condition()])
+    claimed = with_claim(text, step)
+    assert claimed == f"{text} ({claim_note(step)})"
+    assert parse_claim(claimed) is step
+    assert parse_claim(f"{claimed} : reboot issued : reboot timed out") is step
+    assert with_claim(f"{claimed} : reboot issued", None) == text
+
+
+def test_claim_notes_are_public() -> None:
+    """Sites and other versions of healthd read them in Slurm."""
+    assert [claim_note(step) for step in RepairStep] == [
+        *("repair: gpu_reset", "repair: reboot", "repair: power_cycle"),
+        "repair failed: a person must act",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "fan", "fan (repair: reboot)", "healthd: x (repair: reboot)", "healthd: gpu_xid/79: x"),
+        *("healthd: gpu_xid/79: x (repair: reboot) y", "healthd: gpu_xid/79: x (repair: other)"),
+        *("healthd: gpu_xid/79: x(repair: reboot)", "lemon: 3 Xids (repair: reboot)"),
+    ],
+)
+def test_parse_claim_rejects_other_text(text: str) -> None:
+    assert parse_claim(text) is None
+
+
+@given(code=CODES, subject=ANY_TEXT, message=ANY_TEXT, more=st.integers(0, 500), step=STEPS, suffix=SUFFIXES)
+def test_claim_of_any_reason_is_read_back(
+    code: str, subject: str, message: str, more: int, step: RepairStep, suffix: str
+) -> None:
+    cause = condition(code, subject, message)
+    text = reason([cause] * (more + 1), "3 times in an hour: an operator must resume it" if more % 2 else "")
+    claimed = with_claim(text, step)
+    assert len(claimed) <= MAX_CHARACTERS
+    assert parse_claim(claimed + suffix) is step
+    assert parse_reason(claimed) == parse_reason(text)
+    assert names_worst_cause(claimed, [cause])
+    assert with_claim(claimed + suffix, step) == claimed
+    assert parse_claim(with_claim(claimed + suffix, None)) is None
+    assert with_claim(with_claim(claimed, RepairStep.REBOOT), step) == with_claim(claimed, step)
+
+
+@given(text=ANY_TEXT, step=STEPS)
+def test_text_outside_healthd_format_never_claims(text: str, step: RepairStep) -> None:
+    assert parse_claim(f"{text} ({claim_note(step)})") is None or text.startswith("healthd: ")

@@ -12,9 +12,11 @@ from slurm_text import ANY_BYTES, NOW, TYPED, columns, listpids, sinfo
 
 from healthd.common.model import NodeState, PartitionCount
 from healthd.common.slurm.commands import (
+    CLAIM_COLUMNS,
     DRAINED_COLUMNS,
     FLEET_COLUMNS,
     JOB_COLUMNS,
+    NAME_COLUMNS,
     NODE_COLUMNS,
     PARTITION_BYTES,
     REASON_COLUMNS,
@@ -22,15 +24,21 @@ from healthd.common.slurm.commands import (
     CommandResult,
 )
 from healthd.common.slurm.output import (
+    Claim,
     NoSuchNode,
+    PartitionService,
     SlurmError,
+    parse_boot_time,
+    parse_claims,
     parse_cluster_size,
     parse_controller,
     parse_fleet,
+    parse_in_service,
     parse_job,
     parse_lemons,
     parse_listpids,
     parse_node,
+    parse_node_names,
     parse_processes,
     parse_reservation_names,
     parse_slurmctld_start,
@@ -118,6 +126,11 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "fleet": lambda data: parse_fleet(data, {"gpu"}, NOW),
     "fleet's columns": lambda data: parse_fleet(record_with(data, FLEET_COLUMNS, "gpu"), {"gpu"}, NOW),
     "lemons": parse_lemons,
+    "claims": parse_claims,
+    "claims' columns": lambda data: parse_claims(record_with(data, CLAIM_COLUMNS, "n1", "idle+drain")),
+    "node names": parse_node_names,
+    "in service": lambda data: parse_in_service(data, {"gpu"}),
+    "in service's columns": lambda data: parse_in_service(record_with(data, FLEET_COLUMNS, "gpu"), {"gpu"}),
     "whole reason": parse_whole_reason,
     "cluster": text_parser(parse_cluster_size, "TotalNodes="),
     "listpids": text_parser(parse_listpids),
@@ -127,6 +140,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "job": lambda data: parse_job(data, "12"),
     "job's columns": lambda data: parse_job(record_with(data, JOB_COLUMNS, "12"), "12"),
     "config": text_parser(parse_slurmctld_start),
+    "boot time": text_parser(parse_boot_time, "NodeName=n1 BootTime=", " SlurmdStartTime="),
     "time": text_parser(parse_slurmctld_start, "BOOT_TIME = "),
 }
 
@@ -375,8 +389,95 @@ def test_parse_lemons_rejects_name_that_may_be_truncated(name: str) -> None:
         parse_lemons(columns((name, "lemon: 3 Xids"), DRAINED_COLUMNS))
 
 
+# --- the claims of repairs
+
+CLAIMED = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus (repair: reboot)"
+
+
+def claim_table(*rows: tuple[str | bytes, ...]) -> bytes:
+    return b"".join(columns(row, CLAIM_COLUMNS) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "is_claim", "is_renewed"),
+    [
+        ("idle+drain", CLAIMED, True, False),
+        ("mixed+drain", CLAIMED, True, False),
+        ("down+drain+not_responding", f"{CLAIMED} : Not responding", True, True),
+        ("idle+drain+reboot_requested", CLAIMED, True, True),
+        ("down+drain+reboot_issued", f"{CLAIMED} : reboot issued", True, True),
+        ("idle+drain", f"{CLAIMED} : reboot issued", True, True),
+        ("down", f"{CLAIMED} : reboot issued : reboot timed out", True, True),
+        ("down", f"{CLAIMED} : reboot issued : reboot complete", True, True),
+        # from 24.11 on, the Reason of an ended drain stays
+        ("down", CLAIMED, False, False),
+        ("down+not_responding", f"{CLAIMED} : reboot issued : Not responding", False, False),
+        ("down", f"{CLAIMED} : reboot issued", False, False),
+        ("idle+drain", "healthd: gpu_xid/79 0000:1b:00.0: x (repair failed: a person must act)", False, False),
+        ("idle+drain", "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus", False, False),
+        ("idle+drain", "fan (repair: reboot)", False, False),
+        ("idle+drain", "none", False, False),
+        ("idle+drain", f"healthd: a/b: {'x' * 400} (repair: reboot)", False, False),
+    ],
+)
+def test_parse_claims_finds_claims_in_force(state: str, reason: str, is_claim: bool, is_renewed: bool) -> None:
+    table = claim_table(("n7", state, "1790000000", reason), ("n8", "idle+drain", "Unknown", "none"))
+    assert parse_claims(table) == ([Claim("n7", 1790000000.0, is_renewed)] if is_claim else [])
+
+
+def test_parse_claims_counts_a_node_in_several_partitions_once() -> None:
+    rows = [(name, "idle+drain", "1790000000", CLAIMED) for name in ("n1", "n2", "n1")]
+    assert [claim.node for claim in parse_claims(claim_table(*rows))] == ["n1", "n2"]
+
+
+@pytest.mark.parametrize("name", ["n" * 65, "n" * 80, "", "\u0416" * 33])
+def test_parse_claims_rejects_name_that_may_be_truncated(name: str) -> None:
+    with pytest.raises(SlurmError):
+        parse_claims(claim_table((name, "idle+drain", "1790000000", CLAIMED)))
+    assert parse_claims(claim_table((name, "idle+drain", "1790000000", "fan"))) == []
+    with pytest.raises(SlurmError):
+        parse_node_names(columns((name,), NAME_COLUMNS))
+
+
+def test_parse_claims_rejects_cut_table() -> None:
+    with pytest.raises(SlurmError):
+        parse_claims(claim_table(("n1", "idle+drain", "1790000000", CLAIMED))[:-1])
+
+
+@given(rows=st.lists(st.tuples(TYPED, TYPED, TYPED, TYPED.filter(lambda text: b"repair" not in text)), max_size=5))
+def test_parse_claims_finds_claim_among_any_user_text(rows: list[tuple[bytes, ...]]) -> None:
+    table = claim_table(*rows, ("n7", "idle+drain", "1790000000", CLAIMED), *rows)
+    assert parse_claims(table) == [Claim("n7", 1790000000.0)]
+
+
+@pytest.mark.parametrize(
+    ("state", "in_service"),
+    [
+        *((state, 2) for state in ("idle", "mixed", "allocated", "idle+planned", "allocated+completing", "idle+cloud")),
+        *((state, 0) for state in ("idle+drain", "mixed+drain", "down", "down+drain", "idle+not_responding")),
+        *((state, 0) for state in ("idle+reboot_requested", "idle+powered_down", "idle+maintenance", "idle+fail")),
+        *((state, 0) for state in ("unknown", "future", "n/a", "", "idle+invalid_reg", f"idle+{'x' * 60}")),
+    ],
+)
+def test_parse_in_service_counts_nodes_that_may_run_jobs(state: str, in_service: int) -> None:
+    rows = [
+        *(("gpu", state, "Unknown", "none", "2"), ("gpu", "down", "Unknown", "none", "1")),
+        ("full", "idle", "Unknown", "none", "9"),
+    ]
+    table = b"".join(columns(row, FLEET_COLUMNS) for row in rows)
+    assert parse_in_service(table, {"gpu"}) == [PartitionService("gpu", 3, in_service)]
+    with pytest.raises(SlurmError):
+        parse_in_service(table, {"gpu", "night"})
+
+
+def test_parse_node_names_counts_each_node_once() -> None:
+    table = b"".join(columns((name,), NAME_COLUMNS) for name in ("n1", "n2", "n1"))
+    assert parse_node_names(table) == {"n1", "n2"}
+
+
 TABLES = {
     "node": NODE_COLUMNS,
+    "claims": CLAIM_COLUMNS,
     "job": JOB_COLUMNS,
     "fleet": FLEET_COLUMNS,
     "reason": REASON_COLUMNS,

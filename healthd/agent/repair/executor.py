@@ -39,6 +39,8 @@ from healthd.agent.repair.journal import (
 )
 from healthd.agent.repair.journal_file import publish, read_journal, write_journal
 from healthd.agent.repair.node_reading import read_node
+from healthd.agent.repair.power_step import take_power_cycle
+from healthd.agent.repair.reboot_step import take_reboot
 from healthd.agent.repair.requirements import NodeReading, requirements
 from healthd.agent.repair.reset_step import Smi, open_smi
 from healthd.agent.repair.slurm_state import slurm_problem
@@ -55,7 +57,7 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DAEMON_UNIT = "healthd.service"
 MAX_REQUEST_SECONDS = 900.0  # an older request is from a state that nothing has confirmed since
 Take: TypeAlias = Callable[[Request], StepResult]
-STEPS: Mapping[RepairStep, Take] = {}
+STEPS: Mapping[RepairStep, Take] = {RepairStep.REBOOT: take_reboot, RepairStep.POWER_CYCLE: take_power_cycle}
 
 
 def serve_requests(runtime_dir: str) -> None:

@@ -196,6 +196,14 @@ def resume(name: str) -> Argv:
     return ("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
+def reboot(name: str, reason: str) -> Argv:
+    """Return the command that reboots an idle, drained node and keeps its drain.
+
+    ASAP and nextstate would remove the drain (docs/adr/0043). Without `reason`, Slurm 22.05 may replace the Reason.
+    """
+    return ("scontrol", "reboot", f"reason={reason}", name)
+
+
 def comment(job_name: str, text: str) -> Argv:
     return ("scontrol", "update", f"JobId={job_name}", f"AdminComment={text}")
 

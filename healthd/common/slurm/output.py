@@ -394,6 +394,18 @@ def parse_controller(text: str) -> str:
     return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
 
 
+def parse_setting(text: str, name: str) -> str:
+    """Return a setting from `scontrol show config`, or "" if it is missing.
+
+    Newer versions print some settings as an array ("Epilog[0] = /a"), which is treated like the plain setting.
+    """
+    for line in text.split("\n"):
+        label, _, value = line.partition("=")
+        if label.strip().removesuffix("[0]") == name:
+            return value.strip()
+    return ""
+
+
 def parse_reservation_names(text: str) -> frozenset[str]:
     """Return the names in `scontrol -o show reservation`, which prints one line for each. Raises SlurmError."""
     lines = [line for line in text.split("\n") if line.strip()]
@@ -420,7 +432,7 @@ def describe_failure(argv: Argv, result: CommandResult) -> str:
     """Describe a failed command, as in "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
-        note = "; slurmctld may still execute it" if argv[1] in ("update", "requeue", "requeuehold") else ""
+        note = "; slurmctld may still execute it" if argv[1] in ("update", "requeue", "requeuehold", "reboot") else ""
         return f"{command} did not end in time{note}"
     lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
     if "Invalid user id" in result.stderr:

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from slurm_text import columns
+from slurm_text import NOW, columns
 
 from healthd.agent.evidence import programs
 from healthd.agent.repair.journal import JOURNAL_FILE, Journal, Request, parse_journal
 from healthd.agent.repair.journal_file import write_journal
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import Gpu, RepairMode, RepairStep
-from healthd.common.slurm.commands import NODE_COLUMNS
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import column_format
 from healthd.host import program
 
 FIRST, SECOND = "0000:1b:00.0", "0000:c1:00.0"
@@ -84,6 +85,14 @@ case "$*" in
   *) echo "$*" >>violations; exit 1 ;;
 esac
 """
+SINFO = f"""
+case "$*" in
+  *{column_format(commands.CLAIM_COLUMNS)}*) cat claims.out ;;
+  *{column_format(commands.FLEET_COLUMNS)}*) cat fleet.out ;;
+  *{column_format(commands.NODE_COLUMNS)}*) cat sinfo.out ;;
+  *) cat names.out ;;
+esac
+"""
 BUSCTL = """echo '{"type":"a(ssssuu)","data":[[]]}'"""
 
 
@@ -113,12 +122,14 @@ class RepairNode:
         self.write("listpids.err", "No job steps exist on this node.\n")
         self.write("squeue.out", "")
         self.set_node(IDLE, REASON)
+        self.set_fleet(("idle+drain", 1), ("mixed", 3))
+        self.set_claims()
         write_journal(Journal(first_boot="an-earlier-boot"), str(self.state_dir))
 
     def _write_programs(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
         texts = {"nvidia-smi": NVIDIA_SMI, "systemctl": SYSTEMCTL, "scontrol": SCONTROL, "busctl": BUSCTL}
-        texts |= {"sinfo": "cat sinfo.out", "squeue": "cat squeue.out"}
+        texts |= {"sinfo": SINFO, "squeue": "cat squeue.out"}
         for name, text in texts.items():
             (folder / name).write_text(f"#!/bin/sh\ncd {self.state}\n{text}")
             (folder / name).chmod(0o755)
@@ -135,8 +146,21 @@ class RepairNode:
 
     def set_node(self, state: str, reason: str) -> None:
         """Set the node's state and Reason in Slurm."""
-        row = columns(("gpu", "1", state, "1795207000", "root(0)", reason, "(null)"), NODE_COLUMNS)
+        row = columns(("gpu", "1", state, f"{NOW:.0f}", "root(0)", reason, "(null)"), commands.NODE_COLUMNS)
         (self.state / "sinfo.out").write_bytes(row)
+
+    def set_fleet(self, *groups: tuple[str, int]) -> None:
+        """Set the states of the partition's nodes, and the names of all nodes."""
+        rows = (columns(("gpu", state, "0", "none", str(number)), commands.FLEET_COLUMNS) for state, number in groups)
+        (self.state / "fleet.out").write_bytes(b"".join(rows))
+        names = (f"n{number}" for number in range(1, sum(number for _, number in groups) + 1))
+        (self.state / "names.out").write_bytes(b"".join(columns((name,), commands.NAME_COLUMNS) for name in names))
+
+    def set_claims(self, *others: tuple[str, float]) -> None:
+        """Set the other nodes that claim a repair, and when they did."""
+        rows = (("n1", NOW), *others)
+        texts = (columns((name, IDLE, f"{at:.0f}", REASON), commands.CLAIM_COLUMNS) for name, at in rows)
+        (self.state / "claims.out").write_bytes(b"".join(texts))
 
     def request(self, **changes: object) -> Request:
         found = Request(

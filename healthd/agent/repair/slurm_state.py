@@ -10,20 +10,26 @@ from collections.abc import Sequence
 from healthd.agent.repair.journal import Request
 from healthd.agent.repair.requirements import STOP_RESERVATION
 from healthd.agent.repair.step_result import Run
+from healthd.agent.slurm import repair_claim
 from healthd.agent.slurm.policy import is_idle
 from healthd.common.model import NodeState
 from healthd.common.slurm import commands
 from healthd.common.slurm.builtin_reasons import strip_appended
 from healthd.common.slurm.commands import Argv, Command, CommandResult
+from healthd.common.slurm.drain_reason import parse_claim
 from healthd.common.slurm.node_states import MAINTENANCE, POWER, REBOOT
 from healthd.common.slurm.output import (
     SlurmError,
     describe_failure,
     has_no_steps,
+    parse_claims,
+    parse_in_service,
     parse_job_numbers,
     parse_listpids,
     parse_node,
+    parse_node_names,
     parse_reservation_names,
+    require_partitions,
 )
 
 MAX_NAMED = 3
@@ -35,16 +41,18 @@ def slurm_problem(request: Request, run: Run) -> str:
         if STOP_RESERVATION in parse_reservation_names(_query(commands.reservations(), request, run).text):
             return f"Slurm has a reservation {STOP_RESERVATION}"
         node = parse_node(_query(commands.node(request.node), request, run).stdout, request.node)
-        return node_problem(node, request.reason) or _jobs_problem(request, run)
+        return node_problem(node, request) or _jobs_problem(request, run) or _claims_problem(request, node, run)
     except SlurmError as error:
         return str(error)
 
 
-def node_problem(node: NodeState, reason: str) -> str:
-    """Return why this state does not allow a step, or "". `reason` is the Reason of healthd's drain with its claim."""
+def node_problem(node: NodeState, request: Request) -> str:
+    """Return why this state does not allow a step, or "". The Reason must be healthd's, with the claim of the step."""
+    if parse_claim(request.reason) is not request.step:
+        return "the Reason of this repair does not claim its step"
     if node.unread_rows:
         return f"the state of {node.name} in Slurm is incomplete"
-    if strip_appended(node.reason) != reason:
+    if strip_appended(node.reason) != request.reason:
         return f'the Reason in Slurm is "{node.reason}", not the one of this repair'
     if found := node.flags & (MAINTENANCE | REBOOT | POWER):
         return f"the node's state in Slurm is {'+'.join(sorted(found))}"
@@ -62,6 +70,23 @@ def _jobs_problem(request: Request, run: Run) -> str:
     local = parse_listpids(result.text) if result.status == 0 else []
     found = local or parse_job_numbers(_query(commands.jobs_on_node(request.node), request, run).text)
     return f"{_jobs(found)} on the node" if found else ""
+
+
+def _claims_problem(request: Request, node: NodeState, run: Run) -> str:
+    """Return why the repairs of other nodes leave no room for this one, or "". Raises SlurmError.
+
+    The count is that after the claim (repair_claim.py): this node's claim is older than the claims that must wait.
+    """
+    max_concurrent = request.settings.max_concurrent
+    claims = parse_claims(_query(commands.claims(), request, run).stdout)
+    others = repair_claim.earlier_claims(claims, request.node, node.reason_time)
+    nodes = 0
+    if others and repair_claim.needs_cluster_size(max_concurrent):
+        nodes = len(parse_node_names(_query(commands.node_names(), request, run).stdout))
+    if problem := repair_claim.count_problem(others, repair_claim.limit_for(max_concurrent, nodes)):
+        return problem
+    fleet = _query(commands.fleet(), request, run)
+    return repair_claim.service_problem(parse_in_service(fleet.stdout, require_partitions(node)))
 
 
 def _jobs(numbers: Sequence[str]) -> str:

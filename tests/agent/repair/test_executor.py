@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from repair_node import BOOT_ID, CAUSE, DCGM, FIRST, ID, IDLE, PERSISTENCED, REASON, RepairNode
+from slurm_text import NOW
 
 from healthd.agent.evidence.case import Process as StuckProcess
 from healthd.agent.repair import executor, journal_file, reset_step, services
@@ -216,6 +217,44 @@ def test_answer_of_slurm_prevents_step(node: RepairNode, name: str, text: str) -
     assert unchanged(node)
 
 
+def test_reason_must_claim_the_step(node: RepairNode) -> None:
+    assert work(node, step=RepairStep.REBOOT).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+@pytest.mark.parametrize(
+    ("max_concurrent", "others", "outcome"),
+    [
+        (1, {"n2": -1.0}, Outcome.REFUSED),
+        (1, {"n2": 60.0}, Outcome.DONE),  # a later claim waits for this one
+        (2, {"n2": -1.0}, Outcome.DONE),
+        (2, {"n2": -1.0, "n3": -2.0}, Outcome.REFUSED),
+        ("50%", {"n2": -1.0}, Outcome.DONE),
+        ("25%", {"n2": -1.0}, Outcome.REFUSED),
+    ],
+)
+def test_claims_of_other_nodes_are_counted_again(
+    node: RepairNode, max_concurrent: int | str, others: dict[str, float], outcome: Outcome
+) -> None:
+    node.set_claims(*((name, NOW + since) for name, since in others.items()))
+    settings = replace(node.request().settings, max_concurrent=max_concurrent)
+    assert work(node, settings=settings).outcome is outcome
+    assert unchanged(node) is (outcome is Outcome.REFUSED)
+
+
+@pytest.mark.parametrize("name", ["claims.out", "fleet.out"])
+def test_unreadable_count_prevents_step(node: RepairNode, name: str) -> None:
+    node.write(name, "cut off")
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_last_nodes_in_service_are_not_repaired(node: RepairNode) -> None:
+    node.set_fleet((IDLE, 1), ("down", 3))
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
 def test_process_of_job_prevents_step(node: RepairNode) -> None:
     node.write("listpids.err", "")
     node.write("listpids.out", "PID      JOBID    STEPID   LOCALID GLOBALID\n100    12        batch    0       0\n")
@@ -294,7 +333,10 @@ def test_executor_without_root_takes_no_step(node: RepairNode, monkeypatch: pyte
 
 
 def test_step_without_program_is_impossible(node: RepairNode) -> None:
-    assert work(node, step=RepairStep.PERSON, id="20261129T060000Z-person").outcome is Outcome.IMPOSSIBLE
+    reason = REASON.replace("repair: gpu_reset", "repair failed: a person must act")
+    node.set_node(IDLE, reason)
+    entry = work(node, step=RepairStep.PERSON, reason=reason, id="20261129T060000Z-person")
+    assert entry.outcome is Outcome.IMPOSSIBLE
 
 
 @pytest.mark.parametrize("outcome", [None, Outcome.REFUSED, Outcome.FAILED])
@@ -309,8 +351,10 @@ def test_boot_stays_taking_until_the_daemon_sees_it(
         return StepResult(outcome, "problem" if outcome else "")
 
     monkeypatch.setattr(executor, "STEPS", {RepairStep.REBOOT: take})
+    reason = REASON.replace("gpu_reset", "reboot")
+    node.set_node(IDLE, reason)
     for _ in range(2):
-        entry = work(node, step=RepairStep.REBOOT)
+        entry = work(node, step=RepairStep.REBOOT, reason=reason)
         assert entry.outcome is (outcome or Outcome.TAKING)
     assert [entry.outcome for entry in taken if entry is not None] == [Outcome.TAKING]
     assert unchanged(node)

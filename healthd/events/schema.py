@@ -161,7 +161,14 @@ EVENTS = {
     "requeue": EventFields(("stage", "job"), ("error",), _IN_SLURM),
     "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),
     "repaired": EventFields(("who", "code"), ("subject", "why")),
-    "repair": EventFields(("stage", "step", "next", "why", "causes"), ("causes_more",), ("advised", "withdrawn")),
+    "repair": EventFields(
+        ("stage", "step", "causes"),
+        ("next", "why", "id", "problem", "proof", "seconds", "who", "causes_more"),
+        (
+            *("advised", "withdrawn", "ordered", "claimed", "refused", "taken", "failed", "succeeded", "gave_up"),
+            "stopped",
+        ),
+    ),
     "evidence": EventFields(
         ("stage", "case", "part"),
         ("path", "bytes", "seconds", "error"),

@@ -66,6 +66,7 @@ called for events (docs/hooks.md)
 
 called by systemd
   evidence collect            save the evidence that the daemon has requested
+  repair run                  take the repair step that the daemon has requested
 
 set up
   run                         run the daemon in the foreground
@@ -170,6 +171,7 @@ FAMILIES = {
     "validate": "validate",
     "repair": "repair",
     "repair history": "repair",
+    "repair run": "repair",
     "failslow pause": "control",
     "failslow unpause": "control",
 }

@@ -135,6 +135,33 @@ def _history(args: argparse.Namespace) -> int:
     return write_output("\n".join(page().table(head, rows)) + "\n", status)
 
 
+# --- run
+
+
+def _run_arguments(parser: Parser) -> None:
+    flags.add_client_flags(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    import logging
+    import sys
+
+    from healthd.agent.evidence.programs import become_subreaper
+    from healthd.agent.repair.executor import serve_requests
+    from healthd.common.ownership import Untrusted
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="healthd: %(message)s")
+    become_subreaper()
+    runtime_dir = flags.runtime_dir(args)
+    try:
+        serve_requests(runtime_dir)
+    except Untrusted as error:
+        raise Stop(f"healthd repair run: {error.with_context(runtime_dir, 'runtime_dir')}", UNKNOWN) from None
+    except OSError as error:
+        raise Stop(f"healthd repair run: {error.filename}: {error.strerror}", UNKNOWN) from None
+    return OK
+
+
 COMMANDS = {
     "repair": Command(
         _repair_arguments,
@@ -168,5 +195,12 @@ COMMANDS = {
         "within 28 days.\n"
         "Exit status: 0 done, 3 a file or directory cannot be read, 64 usage error.",
         "  healthd repair history\n",
+    ),
+    "repair run": Command(
+        _run_arguments,
+        _run,
+        "Take the repair step that the daemon has requested. systemd runs this command (healthd-repair.service); it is "
+        "not for people. Without a request, it does nothing.\n"
+        "Exit status: 0 done, 3 a file or directory cannot be used, 64 usage error.",
     ),
 }

@@ -16,6 +16,7 @@ from healthd.agent.conditions.condition import ACTIVE_STATES
 from healthd.agent.conditions.ledger import Ledger, Pause
 from healthd.common.model import Condition, ConditionState, Decision, DrainRecord, Gpu, RunName
 from healthd.common.repair_plan import Plan
+from healthd.common.slurm.drain_reason import with_claim
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 
@@ -71,8 +72,8 @@ def _plan_fields(plan: Plan) -> dict[str, object]:
 
 
 def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:
-    if after.reason in ("", before.reason):
-        return []
+    if not after.reason or with_claim(after.reason, None) == with_claim(before.reason, None):
+        return []  # the claim of a repair is no new drain
     return [Event("drain", {"stage": "confirmed", "reason": after.reason})]
 
 

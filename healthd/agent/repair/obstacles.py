@@ -11,10 +11,7 @@ from collections.abc import Iterator
 from healthd.agent.slurm.policy import Owner, drain_owner, is_idle
 from healthd.common.model import ConditionState, DrainRecord, Mode, NodeState, Severity, Verdict
 from healthd.common.repair_plan import Obstacle
-from healthd.common.slurm.node_states import POWER, REBOOT, UNSETTLED
-
-# `scontrol show node` prints these for a node in a reservation with the flag MAINT (slurm.h: NODE_STATE_MAINT).
-MAINTENANCE = frozenset({"MAINT", "MAINTENANCE"})
+from healthd.common.slurm.node_states import MAINTENANCE, POWER, REBOOT, UNSETTLED
 
 
 def obstacles(

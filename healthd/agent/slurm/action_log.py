@@ -15,7 +15,7 @@ from healthd.agent.slurm.reconcile import HELD_REASON, ReconcileReport
 from healthd.common.model import Condition, FleetHold, Severity
 from healthd.common.slurm.builtin_reasons import PROLOG_ERROR
 from healthd.common.slurm.commands import Argv, CommandResult, describe_change
-from healthd.common.slurm.drain_reason import parse_reason, reason_start
+from healthd.common.slurm.drain_reason import parse_reason, reason_start, with_claim
 from healthd.common.slurm.output import describe_failure
 from healthd.events.schema import Event
 
@@ -71,7 +71,7 @@ def hold_lines(previous: FleetHold | None, current: FleetHold | None, now: float
 def drain_lines(previous: str, context: LineContext) -> Iterator[Line]:
     """Yield a line if the ledger has a new Reason. `previous` is the ledger's earlier Reason."""
     reason = context.ledger.slurm.reason
-    if reason not in ("", previous):
+    if reason and with_claim(reason, None) != with_claim(previous, None):
         yield Line(Severity.WARNING, f"drained the node: {reason}", _fields(DRAIN, reason, context))
 
 

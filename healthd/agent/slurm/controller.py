@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from healthd.agent.conditions import absorb, endings
 from healthd.agent.conditions.store import ConditionStore, write_log_lines
 from healthd.agent.settings.config import Settings
-from healthd.agent.slurm import action_log, fleet_limit
+from healthd.agent.slurm import action_log, fleet_limit, repair_claim
 from healthd.agent.slurm.driver import SlurmDriver, SlurmdStartDetector
 from healthd.agent.slurm.flapping import Flapping, reset_count
 from healthd.agent.slurm.policy import Policy, decide, is_idle, jobs_blocked_since, needs_no_query
@@ -33,7 +33,10 @@ from healthd.host.wakeup import FOREVER
 
 
 class SlurmController:
-    """The Slurm controller. A reload replaces `settings`. `decision` is the last decision."""
+    """The Slurm controller. A reload replaces `settings`. `decision` is the last decision.
+
+    `claim` is the repair that this node claims in Slurm. The daemon sets it.
+    """
 
     def __init__(
         self,
@@ -111,8 +114,11 @@ class SlurmController:
     def must_refuse_jobs(self, verdict: Verdict) -> bool:
         """Return True if the prolog must refuse jobs.
 
-        This is the case if a drain is desired and Slurm does not yet keep jobs from the node.
+        This is the case if a drain is desired and Slurm does not yet keep jobs from the node, and during a repair, from
+        the confirmed claim to the resume.
         """
+        if self.settings.mode is not Mode.OBSERVE and repair_claim.is_counted(self._store.ledger.slurm.claim):
+            return True
         if not verdict.causes or not self.may_change() or self._now() >= self.jobs_blocked_since:
             return False
         settings, record = self.settings, self._store.ledger.slurm
@@ -179,6 +185,7 @@ class SlurmController:
             Flapping(slurm.own_faults_per_hour, slurm.shared_wait_seconds, slurm.shared_max_wait_seconds),
             self.settings.fleet,
             slurm.requeue,
+            self.claim,
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:
@@ -191,7 +198,7 @@ class SlurmController:
         is_involved = not needs_no_query(verdict, ledger.slurm)
         # Exclude the time of the last event, because a storm of events must not query Slurm repeatedly.
         causes = tuple((c.key, c.severity, c.critical_at) for c in verdict.causes)
-        goal = (causes, is_involved and verdict.may_resume, ledger.pause, self.settings.mode)
+        goal = (causes, is_involved and verdict.may_resume, ledger.pause, self.settings.mode, self.claim)
         is_retry_due = self._monotonic() >= self._retry_at
         own_hardware = fleet_limit.is_own_hardware(verdict.causes)
         is_waiting = fleet_limit.must_wait(ledger.slurm.hold, own_hardware, self._now())  # a hold has its own schedule
@@ -221,7 +228,8 @@ class SlurmController:
         self._logged_jobs = set(report.not_requeued) | (self._logged_jobs if report.problem else set())
         self._decision_inputs = None
         self.decision = report.decision
-        self._retry_at = self._monotonic() + self._driver.retry_seconds(report)
+        next_claim_read = repair_claim.read_again_at(self.claim, report.record, self._now()) - self._now()
+        self._retry_at = self._monotonic() + min(self._driver.retry_seconds(report), next_claim_read)
         self._slurmd.watch(self._driver.awaits_slurmd(report))
         return report
 

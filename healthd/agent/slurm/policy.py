@@ -20,6 +20,10 @@ none, not yet        healthd                     Leave: a check that can drain h
                                                  that runs before the resume has not ended
 none                 none, another               Leave
 
+A repair adds its claim to the Reason of healthd's drain and removes it again (repair_claim.py). If healthd's own step
+has rebooted the machine, a node that is DOWN for that is resumed, too. If Slurm removed the drain because of that
+reboot, it is set again, even if no cause is open.
+
 In mode "drain", nothing is requeued. In mode "observe" or when paused, the decision is Leave, and `would` contains the
 action. If an operator set a node DOWN or FAIL, the node is treated as drained by the operator, because a drain would
 replace that Reason.
@@ -40,6 +44,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from healthd.agent.settings.config import FleetLimits
+from healthd.agent.slurm import repair_claim
 from healthd.agent.slurm.flapping import Flapping, drain_note, wait_reason
 from healthd.common.model import (
     Condition,
@@ -59,11 +64,14 @@ from healthd.common.model import (
 from healthd.common.slurm.builtin_reasons import (
     APPENDED,
     PROLOG_ERROR,
+    REMOVED_DRAIN,
+    Group,
     is_set_by_slurm,
+    reason_group,
     replaces_drain_reason,
     strip_appended,
 )
-from healthd.common.slurm.drain_reason import names_worst_cause, parse_reason, reason
+from healthd.common.slurm.drain_reason import names_worst_cause, parse_claim, parse_reason, reason, with_claim
 from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, POWER, REBOOT, UNSETTLED
 from healthd.common.values import Value
 
@@ -174,9 +182,22 @@ def after_refusal(record: DrainRecord, node: NodeState) -> DrainRecord:
     return replace(record, prolog_drain_time=node.reason_time if node.drained_by_own_prolog else 0.0)
 
 
+def is_drain_removed_by_reboot(node: NodeState, record: DrainRecord) -> bool:
+    """Return True if Slurm removed healthd's drain because of a reboot by healthd, and set the node DOWN instead.
+
+    Slurm 22.05 does so if the node does not register within ResumeTimeout. If an operator resumed the node, the Reason
+    has neither of these suffixes, or is gone.
+    """
+    is_down = "DOWN" in node.flags and node.flags.isdisjoint(DRAINED_STATES)
+    is_own = parse_claim(record.reason) is not None and strip_appended(node.reason) == record.reason
+    return is_down and is_own and node.reason.endswith(REMOVED_DRAIN)
+
+
 def drain_owner(node: NodeState, record: DrainRecord) -> Owner:
     if node.drained_by_own_prolog:
         return Owner.NONE
+    if is_drain_removed_by_reboot(node, record):
+        return Owner.HEALTHD
     if node.flags.isdisjoint(DRAINED_STATES):
         # a suffix is newer: Slurm itself set the node DOWN, and 24.11 keeps an ended drain's Reason
         is_site_reason = bool(node.reason) and not is_set_by_slurm(node.reason) and not node.reason.endswith(APPENDED)
@@ -221,35 +242,77 @@ def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, 
     owner = drain_owner(node, record)
     if verdict.causes:
         is_critical = any(cause.severity >= Severity.CRITICAL for cause in verdict.causes)
-        new_reason = reason(verdict.causes, drain_note(record, policy.flapping))
         if owner is Owner.NONE:
-            return Drain(new_reason, is_critical)
+            return Drain(_new_reason(verdict, record, policy), is_critical)
         if owner is Owner.HEALTHD:
-            keeps_reason = node.reason and names_worst_cause(own_reason(node, record), verdict.causes)
-            return Drain(node.reason if keeps_reason else new_reason, is_critical)
+            return Drain(_own_drain_reason(verdict, node, record, policy, now), is_critical)
         if owner is Owner.OTHER or owner is Owner.UNRECORDED_HEALTHD:
             foreign_drain = describe_foreign_drain(node, record, verdict.causes)
             return Drain(node.reason, requeue=True) if is_critical else Leave(foreign_drain)
         unreachable(owner)
     if owner is Owner.HEALTHD:
-        if verdict.before_resume:
-            return Leave(f"drained by healthd until {verdict.before_resume}")
-        if not verdict.may_resume:
-            return Leave("drained by healthd until every check that can drain has completed clean")
-        if blocking_states := sorted(node.flags & NOT_RESUMABLE):
-            return Leave(f"repaired, but the node is {'+'.join(blocking_states)} in Slurm")
-        if wait := wait_reason(record, policy.flapping, now):
-            return Leave(wait)
-        return Resume("every check that can drain has completed clean")
+        if not (wait := _resume_obstacle(verdict, node, record, policy, now)):
+            return Resume("every check that can drain has completed clean")
+        desired_reason = _own_drain_reason(verdict, node, record, policy, now)
+        return Leave(wait) if desired_reason == node.reason else Drain(desired_reason, requeue=False)
     if owner is Owner.NONE and node.drained_by_own_prolog:
         if not verdict.may_resume or node.flags & NOT_RESUMABLE:
             return Leave("healthd's prolog refused a job, and Slurm drained the node; not every check is clean yet")
         return Resume("healthd's prolog refused a job, and Slurm drained the node; every check has completed clean")
     if owner is Owner.NONE:
+        if is_down_after_own_boot(node, policy) and verdict.may_resume and not verdict.before_resume:
+            return Resume("down after a reboot by healthd; every check that can drain has completed clean")
         return Leave("nothing to do")
     if owner is Owner.OTHER or owner is Owner.UNRECORDED_HEALTHD:
         return Leave(describe_foreign_drain(node, record))
     unreachable(owner)
+
+
+def _new_reason(verdict: Verdict, record: DrainRecord, policy: Policy) -> str:
+    return with_claim(reason(verdict.causes, drain_note(record, policy.flapping)), None)
+
+
+def _own_drain_reason(verdict: Verdict, node: NodeState, record: DrainRecord, policy: Policy, now: float) -> str:
+    """Return the Reason that healthd's drain must have. If nothing must change, this is the node's Reason, which may be
+    Slurm's own or have a suffix.
+    """
+    step = repair_claim.step_to_claim(policy.claim, record, now)
+    claimed = parse_claim(node.reason)
+    if claimed and node.flags & REBOOT:
+        return node.reason  # the other nodes must count this reboot until it is over
+    is_confirmed = step is not None and record.claim is step
+    keeps_text = is_confirmed or not verdict.causes
+    keeps_text = keeps_text or bool(node.reason and names_worst_cause(own_reason(node, record), verdict.causes))
+    if keeps_text and claimed is step and not is_drain_removed_by_reboot(node, record):
+        return node.reason
+    text = own_reason(node, record) if keeps_text else _new_reason(verdict, record, policy)
+    return with_claim(text, step)
+
+
+def _resume_obstacle(verdict: Verdict, node: NodeState, record: DrainRecord, policy: Policy, now: float) -> str:
+    """Return why healthd's drain stays although no cause is open, or ""."""
+    if verdict.before_resume:
+        return f"drained by healthd until {verdict.before_resume}"
+    if not verdict.may_resume:
+        return "drained by healthd until every check that can drain has completed clean"
+    if blocking_states := sorted(_not_resumable(node, policy)):
+        return f"repaired, but the node is {'+'.join(blocking_states)} in Slurm"
+    return wait_reason(record, policy.flapping, now)
+
+
+def _not_resumable(node: NodeState, policy: Policy) -> frozenset[str]:
+    """Return the node's states in which healthd does not resume it. DOWN is none of them if a reboot by healthd may
+    have caused it, and slurmd has registered since."""
+    if policy.claim is None or not policy.claim.is_booted:
+        return node.flags & NOT_RESUMABLE
+    states = node.flags & (NOT_RESUMABLE | {"NOT_RESPONDING"})
+    return frozenset() if states == {"DOWN"} else states
+
+
+def is_down_after_own_boot(node: NodeState, policy: Policy) -> bool:
+    """Return True if Slurm set the undrained node DOWN because healthd's step rebooted it (ReturnToService 0 or 1)."""
+    is_down = "DOWN" in node.flags and not _not_resumable(node, policy)
+    return is_down and reason_group(node.reason) is Group.REBOOTED
 
 
 def describe_foreign_drain(node: NodeState, record: DrainRecord, causes: Sequence[Condition] = ()) -> str:
@@ -353,6 +416,7 @@ def after_drain_ended(record: DrainRecord, node: NodeState, now: float) -> Drain
         cleared, drained_at=0.0, own_hardware=False, clean_since=0.0, clean_seconds=0.0, unaffected_jobs=()
     )
     cleared = replace(cleared, resume_sent_at=0.0, awaits_count=False, reason_time=0.0, unsaved_change=None)
+    cleared = replace(cleared, claim=None, claim_hold=None)
     return replace(cleared, ended_drain=ended, earlier_drains=earlier)
 
 
@@ -426,6 +490,8 @@ def after_reading(record: DrainRecord, node: NodeState, boot_id: str, now: float
     confirmed = replace(
         record, confirmed_at=now, boot_id=boot_id, reboot_pending=not node.flags.isdisjoint(REBOOT | POWER)
     )
+    if owner is not Owner.HEALTHD:
+        confirmed = replace(confirmed, claim=None, claim_hold=None)
     if owner is Owner.HEALTHD:
         own = replace(
             confirmed,
@@ -434,6 +500,7 @@ def after_reading(record: DrainRecord, node: NodeState, boot_id: str, now: float
             adopted_reason="",
             ended_drain=None,
             reason_time=node.reason_time,
+            claim=record.claim if record.claim is parse_claim(text) else None,
         )
         replaced = _as_ended(record, now) if text != record.reason else None
         return replace(own, earlier_drains=_with_earlier(record, record.ended_drain, replaced))

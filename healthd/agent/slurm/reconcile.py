@@ -14,7 +14,7 @@ takes 3 more, and each change (a drain, a resume, a comment on a job, a requeue)
 2 more, to identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's
 own slurmstepds report its jobs, without slurmctld and slurmd, and the prolog's files contain the jobs' GPUs. Without
 those files, reading the GPUs takes 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, as do
-the fleet counts before and after a new drain (fleet_limit.py).
+the fleet counts before and after a new drain (fleet_limit.py) and before and after a claim (repair_claim.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import fault_time
-from healthd.agent.slurm import flapping, fleet_limit
+from healthd.agent.slurm import flapping, fleet_limit, repair_claim
 from healthd.agent.slurm.affected_jobs import FaultReach, JobGpus, describe_gpus, fault_reach, is_certain_hit, is_hit
 from healthd.agent.slurm.node_gpus import UNKNOWN_GPUS, NodeGpus
 from healthd.agent.slurm.policy import (
@@ -74,7 +74,7 @@ from healthd.common.model import (
 from healthd.common.slurm import commands
 from healthd.common.slurm.admin_comment import admin_comment
 from healthd.common.slurm.commands import Argv, Command, CommandResult
-from healthd.common.slurm.drain_reason import parse_reason, reason
+from healthd.common.slurm.drain_reason import parse_claim, parse_reason, reason
 from healthd.common.slurm.gres import GRES_CONF_BYTES, AllocatedGpus, lists_gpus_in_order, parse_job_gpus
 from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, UNSETTLED
 from healthd.common.slurm.output import (
@@ -88,12 +88,15 @@ from healthd.common.slurm.output import (
     is_refused,
     is_slurmctld_unreachable,
     is_unknown_job,
+    parse_claims,
     parse_cluster_size,
     parse_controller,
     parse_fleet,
+    parse_in_service,
     parse_job,
     parse_listpids,
     parse_node,
+    parse_node_names,
     parse_processes,
     parse_slurmctld_start,
     parse_whole_reason,
@@ -293,8 +296,14 @@ class _Reconciliation:
 
     def act(self, verdict: Verdict) -> Steps[None]:
         """Make the decision and carry it out. Raises Overtaken."""
-        unchanged = self.record = flapping.after_reading(self.record, verdict, self.now())
-        desired = decide(verdict, self.node, unchanged, self.policy, self.now())
+        self.record = flapping.after_reading(self.record, verdict, self.now())
+        if self.policy.claim is None:
+            self.record = replace(self.record, claim_hold=None)
+        desired = decide(verdict, self.node, self.record, self.policy, self.now())
+        if self.adds_claim(desired) and (problem := (yield from self.claim_problem())):
+            self.hold_claim(problem)
+            desired = decide(verdict, self.node, self.record, self.policy, self.now())
+        unchanged = self.record
         self.decision = yield from self.within_limit(desired, verdict)
         if not isinstance(self.decision, Drain) or not self.decision.requeue:
             self.record = replace(self.record, unaffected_jobs=())
@@ -306,12 +315,15 @@ class _Reconciliation:
                 self.decision = replace(self.decision, requeue=False)
             if self.decision.requeue:
                 yield from self.requeue(verdict)
+            yield from self.confirm_claim(verdict)
         elif isinstance(self.decision, Resume):
             try:
                 yield from self.resume()
             finally:  # record the resume even if others changed the node right afterwards
                 self.record = flapping.after_resume(self.record, unchanged, self.now())
-        elif not isinstance(self.decision, Leave):
+        elif isinstance(self.decision, Leave):
+            yield from self.confirm_claim(verdict)
+        else:
             unreachable(self.decision)
 
     def next_read_at(self) -> float:
@@ -460,6 +472,63 @@ class _Reconciliation:
         """Return the number of nodes in the largest partition, without reading any node's record."""
         return parse_cluster_size((yield from self.read(commands.all_partitions())).text)
 
+    # the claim of a repair
+
+    def adds_claim(self, desired: Decision) -> bool:
+        """Return True if the decision adds a claim to the Reason that must be counted first."""
+        assert self.node is not None
+        step = parse_claim(desired.reason) if isinstance(desired, Drain) else None
+        is_standing = step is parse_claim(self.node.reason) or step is self.record.claim
+        return repair_claim.is_counted(step) and not is_standing
+
+    def claim_problem(self) -> Steps[str]:
+        """Return why this node must not claim a repair now, or ""."""
+        assert self.node is not None
+        try:
+            if problem := (yield from self.count_claims(0.0)):
+                return problem
+            table = yield from self.read(commands.fleet())
+            return repair_claim.service_problem(parse_in_service(table.stdout, require_partitions(self.node)))
+        except SlurmError as error:
+            return f"the repairs in the cluster cannot be counted: {error}"
+
+    def count_claims(self, claimed_at: float) -> Steps[str]:
+        """Return why the claims of other nodes leave no room for a claim of this time, or "". 0 counts all claims."""
+        assert self.policy.claim is not None
+        max_concurrent = self.policy.claim.max_concurrent
+        claims = parse_claims((yield from self.read(commands.claims())).stdout)
+        others = repair_claim.earlier_claims(claims, self.node_name, claimed_at)
+        nodes = 0
+        if others and repair_claim.needs_cluster_size(max_concurrent):
+            nodes = len(parse_node_names((yield from self.read(commands.node_names())).stdout))
+        return repair_claim.count_problem(others, repair_claim.limit_for(max_concurrent, nodes))
+
+    def confirm_claim(self, verdict: Verdict) -> Steps[None]:
+        """Count again, now that other nodes see the claim. Remove the claim if there are too many."""
+        assert self.node is not None
+        claim, record = self.policy.claim, self.record
+        is_own = drain_owner(self.node, record) is Owner.HEALTHD and self.now() >= self.policy.paused_until
+        if claim is None or not is_own or parse_claim(self.node.reason) is not claim.step:
+            return
+        if record.claim is claim.step or record.awaits_count:
+            return
+        if repair_claim.is_counted(claim.step):
+            try:
+                problem = yield from self.count_claims(self.node.reason_time)
+            except SlurmError as error:
+                problem = f"the repairs in the cluster cannot be counted: {error}"
+            if problem:
+                self.hold_claim(problem)
+                self.decision = decide(verdict, self.node, self.record, self.policy, self.now())
+                if isinstance(self.decision, Drain):
+                    yield from self.drain(self.decision, self.record)
+                return
+        self.record = replace(self.record, claim=claim.step, claim_hold=None)
+
+    def hold_claim(self, problem: str) -> None:
+        hold = repair_claim.backoff(self.record.claim_hold, problem, self.node_name, self.now())
+        self.record = replace(self.record, claim=None, claim_hold=hold)
+
     # drain and resume
 
     def drain(self, desired: Drain, unchanged: DrainRecord) -> Steps[None]:
@@ -490,7 +559,9 @@ class _Reconciliation:
 
     def resume(self) -> Steps[None]:
         assert self.node is not None
-        previous, unchanged, argv = self.node, self.record, commands.undrain(self.node_name)
+        is_down = "DOWN" in self.node.flags  # decide() resumes such a node only if healthd's own step rebooted it
+        argv = (commands.resume if is_down else commands.undrain)(self.node_name)
+        previous, unchanged = self.node, self.record
         unsaved_change = UnsavedChange(self.now(), (yield from self.read_controller()))
         self.record = replace(unchanged, resume_sent_at=self.now(), unsaved_change=unsaved_change)
         yield SaveRecord(self.record)

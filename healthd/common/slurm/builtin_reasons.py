@@ -20,6 +20,8 @@ APPENDED = (
     *(" : reboot issued", " : reboot timed out", " : reboot complete"),
     *(" : Not responding", " : ResumeTimeout reached"),
 )
+# Suffixes of a node that Slurm has set DOWN after a reboot, and whose drain Slurm may have removed.
+REMOVED_DRAIN = (" : reboot timed out", " : reboot complete")
 SINFO_R_BYTES = 20  # length of a Reason in `sinfo -R`
 
 

@@ -37,6 +37,9 @@ FLEET_COLUMNS = (
 # The whole Reason, up to 16 KiB.
 REASON_COLUMNS = (("Nodes", 9), ("Reason", 16384))
 DRAINED_COLUMNS = (("NodeList", 65), ("Reason", len(LEMON)))
+# healthd's Reasons have at most 255 characters, and Slurm appends a few suffixes of at most 20.
+CLAIM_COLUMNS = (("NodeList", 65), ("StateComplete", 100), ("Timestamp", 12), ("Reason", 400))
+NAME_COLUMNS = (("NodeList", 65),)
 
 
 class Command(Value, frozen=True):
@@ -89,6 +92,17 @@ def drained_nodes() -> Argv:
     return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(DRAINED_COLUMNS))
 
 
+def claims() -> Argv:
+    """Return the query for the CLAIM_COLUMNS of drained and down nodes, one record per node and partition. It includes
+    nodes that reboot."""
+    return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(CLAIM_COLUMNS))
+
+
+def node_names() -> Argv:
+    """Return the query for the NAME_COLUMNS of all nodes, one record per node and partition."""
+    return ("sinfo", "-h", "-a", "-N", "-O", column_format(NAME_COLUMNS))
+
+
 def all_partitions() -> Argv:
     """Return the query for each partition's size, which reads no nodes."""
     return ("scontrol", "-a", "-o", "show", "partition")
@@ -108,6 +122,11 @@ def config() -> Argv:
 def listpids(name: str) -> Argv:
     """Return the query for the processes of this node's jobs. The node's slurmstepds answer the query."""
     return ("scontrol", "listpids", "*", name)
+
+
+def jobs_on_node(name: str) -> Argv:
+    """Return the query for the numbers of the jobs that have this node: running, suspended, starting or completing."""
+    return ("squeue", "-h", "-a", "-w", name, "-t", "RUNNING,SUSPENDED,CONFIGURING,COMPLETING", "-o", "%A")
 
 
 def job(job_id: str) -> Argv:
@@ -152,7 +171,7 @@ def describe_change(argv: Argv) -> tuple[str, str]:
         return "requeue", argv[-1]
     if "State=DRAIN" in argv:
         return "drain", printable_argument(argv[-1].removeprefix("Reason="))
-    return ("resume", "") if "State=UNDRAIN" in argv else ("", "")
+    return ("resume", "") if "State=UNDRAIN" in argv or "State=RESUME" in argv else ("", "")
 
 
 def column_format(columns: Columns) -> str:
@@ -170,6 +189,11 @@ def drain(name: str, reason: str) -> Argv:
 def undrain(name: str) -> Argv:
     """Return the command that only removes the drain. State=RESUME would also end DOWN and cancel a reboot."""
     return ("scontrol", "update", f"NodeName={name}", "State=UNDRAIN")
+
+
+def resume(name: str) -> Argv:
+    """Return the command that removes the drain and also ends DOWN. It cancels a reboot that is pending."""
+    return ("scontrol", "update", f"NodeName={name}", "State=RESUME")
 
 
 def comment(job_name: str, text: str) -> Argv:

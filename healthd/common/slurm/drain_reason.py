@@ -1,5 +1,8 @@
 """The Reason for healthd's drains: `healthd: CODE PART: message (+N more)`.
 
+During a repair, it ends with a note that claims the step, such as ` (repair: gpu_reset)`. All nodes count these claims
+in Slurm. After the last step has failed, the note is ` (repair failed: a person must act)`.
+
 It is one line of at most 255 printable ASCII characters: slurmdbd truncates at 255, a newline breaks `scontrol show
 node`, and bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20 characters; "healthd: gpu_xid/79" has 19.
 """
@@ -8,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from healthd.common.model import Condition
+from healthd.common.model import Condition, RepairStep
+from healthd.common.slurm.builtin_reasons import strip_appended
 from healthd.common.text import regex
 
 MAX_CHARACTERS = 255
@@ -40,6 +44,32 @@ def parse_reason(text: str) -> tuple[str, str] | None:
     """Return (code, part) from a Reason that was made by `reason`, or None for any other Reason."""
     found = _HEAD.match(text)
     return (_unescape(found["code"]), _unescape(found["part"] or "")) if found else None
+
+
+def claim_note(step: RepairStep) -> str:
+    """Return the note at the end of the Reason that claims this step."""
+    return "repair failed: a person must act" if step is RepairStep.PERSON else f"repair: {step.value}"
+
+
+def parse_claim(text: str) -> RepairStep | None:
+    """Return the step that a Reason in healthd's format claims, or None. Suffixes that Slurm appended are ignored."""
+    text = strip_appended(text)
+    if _HEAD.match(text) is None:
+        return None
+    return next((step for step in RepairStep if text.endswith(f" ({claim_note(step)})")), None)
+
+
+def with_claim(text: str, step: RepairStep | None) -> str:
+    """Return a Reason in healthd's format that claims this step and no other, without the suffixes that Slurm appended.
+    None removes the claim. The message is shortened if the result would be too long.
+    """
+    text = strip_appended(text)
+    while previous := parse_claim(text):
+        text = strip_appended(text.removesuffix(f" ({claim_note(previous)})"))
+    if step is None:
+        return text
+    note = f" ({claim_note(step)})"
+    return _truncate(text, MAX_CHARACTERS - len(note)) + note
 
 
 def names_worst_cause(text: str, causes: Sequence[Condition]) -> bool:

@@ -8,3 +8,6 @@ POWER = frozenset({"POWER_DOWN", "POWER_DRAIN", "POWERING_DOWN", "POWERED_DOWN",
 NOT_RESUMABLE = REBOOT | POWER | {"DOWN", "INVALID_REG"}
 DRAINED_STATES = frozenset({"DRAIN", "DRAINING", "DRAINED", "FAIL", "FAILING"})
 UNSETTLED = NOT_RESUMABLE | {"NOT_RESPONDING", "UNKNOWN"}
+# `scontrol show node` prints these for a node in a reservation with the flag MAINT (slurm.h: NODE_STATE_MAINT).
+MAINTENANCE = frozenset({"MAINT", "MAINTENANCE"})
+IN_SERVICE = frozenset({"IDLE", "ALLOCATED", "MIXED"})  # states of a node that runs or may start jobs

@@ -15,12 +15,15 @@ from collections.abc import Collection
 from datetime import datetime
 
 from healthd.common.errors import HealthdError
-from healthd.common.model import NodeState, PartitionCount
+from healthd.common.model import NodeState, PartitionCount, RepairStep
 from healthd.common.slurm.admin_comment import MAX_BYTES
+from healthd.common.slurm.builtin_reasons import APPENDED, REMOVED_DRAIN
 from healthd.common.slurm.commands import (
+    CLAIM_COLUMNS,
     DRAINED_COLUMNS,
     FLEET_COLUMNS,
     JOB_COLUMNS,
+    NAME_COLUMNS,
     NODE_COLUMNS,
     PARTITION_BYTES,
     REASON_COLUMNS,
@@ -28,9 +31,9 @@ from healthd.common.slurm.commands import (
     Columns,
     CommandResult,
 )
-from healthd.common.slurm.drain_reason import LEMON, PREFIX
+from healthd.common.slurm.drain_reason import LEMON, PREFIX, parse_claim
 from healthd.common.slurm.gres import count_gpus, count_single_type_gpus
-from healthd.common.slurm.node_states import DRAINED_STATES
+from healthd.common.slurm.node_states import DRAINED_STATES, IN_SERVICE, MAINTENANCE, REBOOT, UNSETTLED
 from healthd.common.text import is_decimal, regex
 from healthd.common.values import Value
 
@@ -55,6 +58,27 @@ class Job(Value, frozen=True):
     restarts: int
     requeue: bool
     comment: str | None = ""
+
+
+class Claim(Value, frozen=True):
+    """A node that is being repaired, according to its Reason.
+
+    time        Slurm's time stamp of the Reason
+    is_renewed  True if the node reboots, or if Slurm has appended a suffix, such as "reboot issued". Slurm then also
+                renews the time stamp
+    """
+
+    node: str
+    time: float
+    is_renewed: bool = False
+
+
+class PartitionService(Value, frozen=True):
+    """Size of a partition and how many of its nodes are in service."""
+
+    name: str
+    nodes: int
+    in_service: int
 
 
 class SlurmError(HealthdError):
@@ -221,6 +245,62 @@ def parse_lemons(data: bytes) -> frozenset[str]:
     return frozenset(map(_text, names))
 
 
+def parse_claims(data: bytes) -> list[Claim]:
+    """Parse CLAIM_COLUMNS. Return the nodes whose drain claims a step of a repair, one Claim per node.
+
+    A drain whose repair has failed is not included. Slurm keeps the Reason of an ended drain (24.11), so a node without
+    a drain is included only if Slurm itself removed the drain at a reboot.
+
+    Raises SlurmError if a record cannot be read, or if a claiming node's name fills its column, because two truncated
+    names may be equal.
+    """
+    found: dict[str, Claim] = {}
+    width = CLAIM_COLUMNS[0][1]
+    for record in records(data, CLAIM_COLUMNS):
+        name, state, since, reason = map(_text, record)
+        if parse_claim(reason) in (None, RepairStep.PERSON):
+            continue
+        if len(record[0]) >= width or not name:
+            raise SlurmError(f'sinfo printed no node name of less than {width} bytes: "{_short(record[0])}"')
+        flags = frozenset(regex("[A-Z_]+").findall(state.upper()))
+        if flags & (DRAINED_STATES | REBOOT) or ("DOWN" in flags and reason.endswith(REMOVED_DRAIN)):
+            found[name] = Claim(name, _time(since), reason.endswith(APPENDED) or not REBOOT.isdisjoint(flags))
+    return list(found.values())
+
+
+def parse_node_names(data: bytes) -> frozenset[str]:
+    """Parse NAME_COLUMNS. Raises SlurmError if a record cannot be read, or if a name fills its column."""
+    names = [name for (name,) in records(data, NAME_COLUMNS)]
+    width = NAME_COLUMNS[0][1]
+    if cut := [name for name in names if len(name) >= width or not name]:
+        raise SlurmError(f'sinfo printed no node name of less than {width} bytes: "{_short(cut[0])}"')
+    return frozenset(map(_text, names))
+
+
+def parse_in_service(data: bytes, partitions: Collection[str]) -> list[PartitionService]:
+    """Parse FLEET_COLUMNS. Return the size of each of these partitions, and the number of its nodes in service.
+
+    A node is in service if it responds and may start jobs: it is not drained, down, rebooting, powered off or reserved
+    for maintenance. Raises SlurmError if one record cannot be read or a partition is missing.
+    """
+    nodes, in_service = dict.fromkeys(partitions, 0), dict.fromkeys(partitions, 0)
+    width = FLEET_COLUMNS[1][1]
+    for record in records(data, FLEET_COLUMNS):
+        name, _, _, _, number = map(_text, record)
+        count = _number(number)
+        if count is None:
+            raise SlurmError(f'sinfo printed no number of nodes: "{_short(b" ".join(record))}"')
+        if name in nodes:
+            flags = _flags(record[1]) or frozenset()
+            is_whole = len(record[1]) < width
+            is_usable = bool(flags & IN_SERVICE) and flags.isdisjoint(DRAINED_STATES | UNSETTLED | MAINTENANCE)
+            nodes[name] += count
+            in_service[name] += count if is_usable and is_whole else 0
+    if not partitions or not all(nodes.values()):
+        raise SlurmError(f"sinfo printed no nodes for the partitions {', '.join(sorted(partitions))}")
+    return [PartitionService(name, nodes[name], in_service[name]) for name in sorted(partitions)]
+
+
 def parse_cluster_size(text: str) -> int:
     """Return the number of nodes in the largest partition from `scontrol -o show partition`, or 0 if there is none."""
     return max(map(int, regex(r"\bTotalNodes=([0-9]{1,20})\b").findall(text)), default=0)
@@ -241,6 +321,14 @@ def parse_listpids(text: str) -> list[str]:
 
 def _whole_lines(text: str) -> list[str]:
     return text.split("\n")[:-1]
+
+
+def parse_job_numbers(text: str) -> list[str]:
+    """Return the job ids from `squeue -o %A`, one on each line. Raises SlurmError."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if any(not _JOB_ID.fullmatch(line) for line in lines):
+        raise SlurmError(f'squeue printed no numbers of jobs: "{_short(text)}"')
+    return list(dict.fromkeys(lines))
 
 
 def parse_processes(text: str) -> dict[int, str]:

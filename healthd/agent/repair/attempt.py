@@ -46,6 +46,8 @@ class View(NamedTuple):
 
     plan          the step that the causes need, with its obstacles, or None
     causes        the faults that drain the node, as "CODE PART"
+    seen          those of them that were found after the step
+    waiting       those of them that end by time, because a step has repaired them
     journal       the steps so far, or None if it has not been read yet
     is_served     healthd-repair has no open request
     is_drained    healthd's drain is in force, or is being set again
@@ -60,6 +62,8 @@ class View(NamedTuple):
     boot_id: str
     plan: Plan | None
     causes: tuple[str, ...]
+    seen: tuple[str, ...]
+    waiting: tuple[str, ...]
     drain: DrainRecord
     journal: Journal | None
     is_served: bool
@@ -79,6 +83,18 @@ class Change(NamedTuple):
 def is_active(record: RepairRecord, config: RepairConfig) -> bool:
     """Return True if healthd takes steps: in mode "act", or because an operator ordered it."""
     return config.mode is RepairMode.ACT or bool(record.ordered_by)
+
+
+WITHDRAWING = (Obstacle.OBSERVE, Obstacle.PAUSED, Obstacle.ACKNOWLEDGED, Obstacle.SHARED_CAUSE, Obstacle.STOPPED)
+
+
+def must_withdraw(record: RepairRecord) -> bool:
+    """Return True if the requested step must not be taken any more, if it has not begun yet."""
+    attempt, plan = record.attempt, record.plan
+    if attempt is None or attempt.stage is not AttemptStage.STEP:
+        return False
+    is_prevented = plan is not None and not set(WITHDRAWING).isdisjoint(plan.obstacles)
+    return plan is None or is_prevented or attempt.is_taken_over or bool(record.stopped_by)
 
 
 def is_taking(attempt: Attempt | None, *steps: RepairStep) -> TypeGuard[Attempt]:
@@ -301,11 +317,12 @@ def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: Repai
         return _succeeded(record, attempt)
     if view.is_taken_over:
         return _stopped(record, attempt)
-    unexpected = [text for text in view.causes if text not in attempt.others]
+    unexpected = [text for text in view.seen if text not in attempt.others]
     if unexpected and view.has_checked:
-        return _failed(record, attempt, f"after the step, {unexpected[0]} is still there", view)
-    if not unexpected and view.causes and view.has_checked:
-        return _succeeded(record, attempt)  # only a person can end the other faults
+        return _failed(record, attempt, f"{unexpected[0]} was found after the step", view)
+    accepted = {*attempt.others, *view.waiting}
+    if view.has_checked and view.causes and accepted.issuperset(view.causes):
+        return _succeeded(record, attempt)  # the rest ends by a person or by time, so others may be repaired meanwhile
     if view.now < attempt.taken_at + config.verify_timeout_seconds:
         return Change(record)
     if view.is_clean:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from healthd.agent.conditions import endings
+from healthd.agent.conditions.condition import last_evidence_time
 from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.evidence import stuck
 from healthd.agent.evidence.case import Stage as CaseStage
@@ -24,6 +25,7 @@ from healthd.agent.repair.attempt import (
     is_active,
     is_fresh,
     is_taking,
+    must_withdraw,
     next_moment,
     resume_wait,
     wanted_claim,
@@ -38,7 +40,7 @@ from healthd.agent.slurm.controller import SlurmController
 from healthd.agent.slurm.policy import Owner
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import WorkerClient
-from healthd.common.model import Clears, Repair, RepairMode, RepairStep, Verdict
+from healthd.common.model import Clears, Condition, Repair, RepairMode, RepairStep, Verdict
 from healthd.common.repair_plan import Attempt, AttemptStage, Plan, RepairRecord
 
 log = logging.getLogger("healthd")
@@ -133,9 +135,11 @@ class NodeRepair:
             now,
             self._boot_id,
             plan,
-            tuple(cause_text(c.code, c.subject) for c in verdict.causes),
-            drain,
-            self.program.journal,
+            causes=_texts(verdict.causes),
+            seen=_texts(c for c in verdict.causes if attempt is not None and last_evidence_time(c) >= attempt.taken_at),
+            waiting=_texts(c for c in verdict.causes if c.repaired),
+            drain=drain,
+            journal=self.program.journal,
             is_served=self.program.is_served,
             is_drained=bool(drain.reason or drain.pending_reason),
             was_resumed=attempt is not None and 0.0 < attempt.taken_at <= resumed_at,
@@ -203,6 +207,10 @@ class NodeRepair:
     def _take_step(self, attempt: Attempt | None) -> None:
         """Request the step, once its claim is saved and no check uses the GPUs."""
         journal = self.program.journal
+        record = self._store.ledger.repair
+        if must_withdraw(record):
+            self.program.withdraw()
+            return
         if not is_taking(attempt) or attempt.boot_id != self._boot_id or journal is None:
             return
         if journal.find(attempt.id) is not None:
@@ -213,3 +221,7 @@ class NodeRepair:
         self._store.save()
         is_ordered = bool(ledger.repair.ordered_by)
         self.program.request(attempt, ledger.slurm.reason, ledger.whole_gpus, ledger.evidence, is_ordered)
+
+
+def _texts(causes: Iterable[Condition]) -> tuple[str, ...]:
+    return tuple(cause_text(c.code, c.subject) for c in causes)

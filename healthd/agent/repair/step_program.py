@@ -113,6 +113,12 @@ class StepProgram:
             log.warning("repair: requested step %s (%s)", attempt.step.value, attempt.id)
             self._requested, self._requested_at = attempt.id, self._monotonic()
 
+    def withdraw(self) -> None:
+        """Replace an open request for a step, so that healthd-repair refuses the step unless it has begun."""
+        if self._program.is_open and self._requested:
+            self._requested = ""
+            self._write(Request("", self._settings.state_dir, root=self._settings.root))
+
     def _write(self, request: Request) -> bool:
         try:
             self._program.request(encode(request).decode())

@@ -17,6 +17,7 @@ from healthd.agent.repair.attempt import (
     after_order,
     after_stop,
     is_fresh,
+    must_withdraw,
     next_moment,
     resume_wait,
     wanted_claim,
@@ -53,7 +54,7 @@ def plan(step: RepairStep = GPU_RESET, *obstacles: Obstacle, parts: tuple[str, .
 def view(**changes: Any) -> View:
     """Return the view of a drained, idle node with one fault that a reset ends."""
     drain = DrainRecord(reason="healthd: ...", drained_at=NOW - 60)
-    usual = View(NOW, BOOT, plan(), (CAUSE,), drain, JOURNAL, True, True, False, False, False, False, False)
+    usual = View(NOW, BOOT, plan(), (CAUSE,), (), (), drain, JOURNAL, True, True, False, False, False, False, False)
     return usual._replace(**changes)
 
 
@@ -296,13 +297,16 @@ def test_resume_ends_repair() -> None:
 
 def test_fault_after_step_fails_it_once_all_checks_have_run() -> None:
     assert step_once(verifying()).record == verifying(), "checks from before the step do not count"
-    change = step_once(verifying(), has_checked=True)
+    assert step_once(verifying(), has_checked=True).record == verifying(), "it ends after more clean runs of its check"
+    assert step_once(verifying(), seen=(CAUSE,)).record == verifying()
+    change = step_once(verifying(), has_checked=True, seen=(CAUSE,))
     assert change.record.failed[0].step is GPU_RESET
     assert stages(change) == ["failed"]
 
 
 def test_new_fault_after_step_fails_it() -> None:
-    change = step_once(verifying(), has_checked=True, causes=("gpu_xid/79 0000:43:00.0",))
+    other = ("gpu_xid/79 0000:43:00.0",)
+    change = step_once(verifying(), has_checked=True, causes=other, seen=other)
     assert stages(change) == ["failed"]
 
 
@@ -310,7 +314,24 @@ def test_step_has_succeeded_if_only_a_person_can_end_the_rest() -> None:
     record = RepairRecord(attempt=attempt(AttemptStage.VERIFY, taken_at=NOW - 5))
     assert record.attempt is not None
     record = replace(record, attempt=replace(record.attempt, others=("mount/missing /data",)))
-    assert stages(step_once(record, has_checked=True, causes=("mount/missing /data",))) == ["succeeded"]
+    other = ("mount/missing /data",)
+    assert stages(step_once(record, has_checked=True, causes=other, seen=other)) == ["succeeded"]
+    assert stages(step_once(record, causes=other, seen=other)) == []
+
+
+def test_step_has_succeeded_if_the_fault_only_waits_for_its_time() -> None:
+    assert stages(step_once(verifying(), has_checked=True, waiting=(CAUSE,))) == ["succeeded"]
+    assert stages(step_once(verifying(), waiting=(CAUSE,))) == []
+
+
+def test_request_is_withdrawn_if_an_operator_or_a_pause_forbids_it() -> None:
+    assert not must_withdraw(taking())
+    assert not must_withdraw(RepairRecord(plan(GPU_RESET, Obstacle.JOBS), attempt(AttemptStage.STEP)))
+    assert must_withdraw(RepairRecord(plan(GPU_RESET, Obstacle.PAUSED), attempt(AttemptStage.STEP)))
+    assert must_withdraw(replace(taking(), stopped_by="ann"))
+    assert must_withdraw(taking(is_taken_over=True))
+    assert must_withdraw(replace(taking(), plan=None))
+    assert not must_withdraw(RepairRecord(attempt=attempt(AttemptStage.VERIFY)))
 
 
 @pytest.mark.parametrize(("is_clean", "stage"), [(True, "succeeded"), (False, "failed")])

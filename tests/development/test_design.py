@@ -32,7 +32,9 @@ PURE_BY_PACKAGE = {
     "agent.reporting": "endings fault_timeline next_steps render repair",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",
-    "agent.slurm": ("action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile"),
+    "agent.slurm": (
+        "action_log affected_jobs flapping fleet_limit foreign_reasons node_gpus policy reconcile repair_claim"
+    ),
     "agent.worker": "requests",
     "common": "codec duration errors history model moments mountinfo page paths repair_plan text",
     "common.slurm": (

@@ -187,6 +187,19 @@ def test_reboot_keeps_claim_until_resume(cluster: SlurmCluster) -> None:
     cluster.run("scancel", job)
 
 
+def test_requested_reboot_is_counted(cluster: SlurmCluster) -> None:
+    job = cluster.sbatch("sleep 600", "-w", "n1")
+    cluster.wait_job(job, "RUNNING")
+    node = controller(cluster, "n1", REBOOT)
+    node.reconcile_once(FAULT)
+    cluster.run("scontrol", "reboot", f"reason={node.record.reason}", "n1")
+    cluster.wait_state("n1", "DRAIN", "REBOOT_REQUESTED")
+    assert [(claim.node, claim.is_renewed) for claim in claims(cluster).values()] == [("n1", True)]
+    assert node.reconcile_once(FAULT).record.claim is RepairStep.REBOOT
+    cluster.run("scontrol", "cancel_reboot", "n1")
+    cluster.run("scancel", job)
+
+
 @pytest.mark.parametrize("is_drained", [True, False])
 def test_node_down_after_boot_is_resumed_only_after_own_step(cluster: SlurmCluster, is_drained: bool) -> None:
     """ReturnToService is 0: a node that is not drained is DOWN after a boot."""

@@ -136,11 +136,13 @@ def collect_part(request: Request, runtime_dir: str, check: Callable[[], str]) -
             stopped = _run_sources(request, work, session_file, is_stopped, entries, stuck)
             part = SavedPart(request.part, began, round(time.monotonic() - started, 3), tuple(entries), stopped)
             path, size, part = _save(request, part, work)
+            is_full = bool(stopped) and stopped != check()  # `check` keeps its reason
     except (OSError, ArchiveError) as error:
         why = str(error) if isinstance(error, ArchiveError) else f"{archive.folder(request.state_dir)}: {_why(error)}"
         return Result(*head, seconds=_since(started), error=why, stuck=tuple(stuck))
     problems = tuple(manifest.problems(part))
-    return Result(*head, path, size, _since(started), problems, "", stopped, tuple(stuck))
+    why = f"{archive.folder(request.state_dir)}: {stopped}" if is_full else ""
+    return Result(*head, path, size, _since(started), problems, why, stopped, tuple(stuck))
 
 
 def _since(started: float) -> float:

@@ -106,12 +106,16 @@ class Attempt(Value, frozen=True):
 
 
 class FailedStep(Value, frozen=True):
-    """A step of this drain that did not end the faults. `why` is one sentence."""
+    """A step of this drain that did not end the faults. `why` is one sentence.
+
+    `was_taken` is false if the step was impossible here, so that nothing was changed.
+    """
 
     step: RepairStep
     at: Moment
     causes: tuple[str, ...]
     why: str
+    was_taken: bool = True
 
 
 class RepairRecord(Value, frozen=True):

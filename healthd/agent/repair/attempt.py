@@ -208,7 +208,9 @@ def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new
         return Change(record)
     causes, others = _texts(plan)
     if plan.step is RepairStep.GPU_RESET and view.is_driver_stuck:
-        failed = FailedStep(plan.step, view.now, causes, "a process hangs in the driver, so a reset may hang too")
+        failed = FailedStep(
+            plan.step, view.now, causes, "a process hangs in the driver, so a reset may hang too", False
+        )
         return Change(replace(record, failed=(*record.failed, failed)), (_event("failed", plan, problem=failed.why),))
     attempt = Attempt(new_id, plan.step, AttemptStage.CLAIM, view.now, view.boot_id, causes, others, plan.parts)
     return Change(replace(record, attempt=attempt, has_given_up=False))
@@ -300,7 +302,7 @@ def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: Re
     if entry.outcome is Outcome.TAKING:  # the program was killed and starts again
         return Change(record)
     problem = entry.problem or "the program was killed during the step, which is not repeated"
-    return _failed(record, attempt, problem, view)
+    return _failed(record, attempt, problem, view, was_taken=entry.outcome is not Outcome.IMPOSSIBLE)
 
 
 def _taken(record: RepairRecord, attempt: Attempt, entry: Entry, view: View) -> Change:
@@ -338,8 +340,8 @@ def _succeeded(record: RepairRecord, attempt: Attempt) -> Change:
     return Change(after, (_attempt_event("succeeded", attempt),))
 
 
-def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View) -> Change:
-    failed = FailedStep(attempt.step, view.now, attempt.causes, why)
+def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View, was_taken: bool = True) -> Change:
+    failed = FailedStep(attempt.step, view.now, attempt.causes, why, was_taken)
     after = replace(
         record,
         attempt=None,

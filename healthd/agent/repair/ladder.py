@@ -106,9 +106,12 @@ def cause_step(
     step = first if first in order or first is RepairStep.PERSON else step_after(first, order)
     if step is not first:
         reason = Reason.NOT_ALLOWED
-    unsuccessful = [f.step for f in failed if cause_text(cause.code, cause.subject) in f.causes]
+    unsuccessful = [f for f in failed if cause_text(cause.code, cause.subject) in f.causes]
     if unsuccessful:
-        after_failed = step_after(max(unsuccessful, key=LADDER.index), order)
+        last = max(unsuccessful, key=lambda f: LADDER.index(f.step))
+        after_failed = step_after(last.step, order)
+        if after_failed is RepairStep.POWER_CYCLE and not last.was_taken:  # no power cycle without a reboot before
+            after_failed = RepairStep.PERSON
         if LADDER.index(after_failed) > LADDER.index(step):
             step, reason = after_failed, Reason.EXHAUSTED if after_failed is RepairStep.PERSON else Reason.FAILED
     tried = [_ENDING_STEPS[c.ending] for c in earlier if c.ending in _ENDING_STEPS]

@@ -115,9 +115,7 @@ def _attempt(stages: Sequence[tuple[StepEvent, Row]]) -> Attempt | None:
     ends = [event for event, _ in stages if event.stage in _ENDS]
     last = ends[-1] if ends else stages[-1][0]
     end = last.stage if ends else ""
-    return Attempt(
-        first.cluster, first.node, str(fields.get("step", "")), _causes(fields), first.time, end, last.time
-    )
+    return Attempt(first.cluster, first.node, str(fields.get("step", "")), _causes(fields), first.time, end, last.time)
 
 
 def lasts(

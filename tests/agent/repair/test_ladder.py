@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from healthd.agent.repair.ladder import cause_step, plan, step_after
 from healthd.common.model import LADDER, Clears, Condition, Finding, Remedy, Repair, RepairStep, Severity
-from healthd.common.repair_plan import Plan, Reason
+from healthd.common.repair_plan import FailedStep, Plan, Reason
 
 GPU_RESET, REBOOT, POWER_CYCLE, PERSON = RepairStep
 ORDER = (GPU_RESET, REBOOT, POWER_CYCLE)
@@ -24,8 +24,9 @@ def planned(
     order: Sequence[RepairStep] = ORDER,
     remedies: dict[str, Remedy] | None = None,
     first_steps: dict[str, RepairStep] | None = None,
+    failed: Sequence[FailedStep] = (),
 ) -> Plan | None:
-    return plan(list(node.conditions.values()), node.cleared, remedies or {}, order, first_steps or {})
+    return plan(list(node.conditions.values()), node.cleared, remedies or {}, order, first_steps or {}, failed)
 
 
 def step_and_reason(node: Node, order: Sequence[RepairStep] = ORDER) -> tuple[RepairStep, Reason]:
@@ -243,3 +244,35 @@ def test_power_cycle_only_follows_reboot(
     if found.step is POWER_CYCLE:
         assert has_rebooted
     assert LADDER.index(step_after(found.step, order)) > LADDER.index(found.step) or found.step is PERSON
+
+
+@pytest.mark.parametrize(
+    ("failed", "order", "step", "reason"),
+    [
+        ([GPU_RESET], ORDER, REBOOT, Reason.FAILED),
+        ([GPU_RESET], (GPU_RESET,), PERSON, Reason.EXHAUSTED),
+        ([GPU_RESET, REBOOT], ORDER, POWER_CYCLE, Reason.FAILED),
+        ([GPU_RESET, REBOOT, POWER_CYCLE], ORDER, PERSON, Reason.EXHAUSTED),
+    ],
+)
+def test_failed_step_leads_to_next_one(
+    failed: list[RepairStep], order: Sequence[RepairStep], step: RepairStep, reason: Reason
+) -> None:
+    causes = (f"{RESET.code} {RESET.subject}".strip(),)
+    found = planned(Node().run(RESET), order, failed=[FailedStep(each, 1.0, causes, "no effect") for each in failed])
+    assert found is not None
+    assert (found.step, found.causes[0].reason) == (step, reason)
+
+
+def test_failed_step_of_other_fault_does_not_count() -> None:
+    failed = [FailedStep(GPU_RESET, 1.0, ("gpu_xid/48 0000:43:00.0",), "no effect")]
+    found = planned(Node().run(RESET), failed=failed)
+    assert found is not None
+    assert found.step is GPU_RESET
+
+
+def test_power_cycle_does_not_follow_impossible_reboot() -> None:
+    causes = (f"{RESET.code} {RESET.subject}".strip(),)
+    found = planned(Node().run(RESET), failed=[FailedStep(REBOOT, 1.0, causes, "22.05", was_taken=False)])
+    assert found is not None
+    assert found.step is PERSON

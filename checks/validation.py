@@ -48,6 +48,7 @@ HOLDS_RESUME = False  # an unreadable document must not keep a node drained; ear
 MAX_MESSAGE = 300  # maximum length in characters
 MAX_SERIES = 64  # pairs of test and verdict
 MIN_SECONDS, MAX_SECONDS = 10.0, 86400.0  # range of `healthd validate --seconds`; a shorter time measures nothing
+QUICK_SECONDS = 30.0  # time limit of `healthd validate --quick`
 ENDING_SECONDS = 30.0  # for starting and ending the programs
 MAX_EPILOG_SECONDS = 30.0
 TOOLS = ("python", "nvbandwidth", "all_reduce_perf", "sendrecv_perf", "ib_write_bw", "dcgmi")
@@ -89,6 +90,11 @@ def before_resume(config: Config) -> Program | None:
         return None
     arguments = ("validate", "--why", "before_resume", "--seconds", f"{config.before_resume_seconds:g}")
     return Program(arguments, config.before_resume_seconds + ENDING_SECONDS)
+
+
+def after_repair(config: Config) -> Program | None:
+    """After a step of a repair, a quick validation runs in any case."""
+    return Program(("validate", "--quick", "--why", "repair"), QUICK_SECONDS + ENDING_SECONDS)
 
 
 def after_job(config: Config) -> Program | None:

@@ -49,7 +49,8 @@ The second line sets the address of the runbooks; publish `docs/` there. Then:
 - One cause on many nodes triggers one alert. If at least 5 nodes and more than 2 % of the cluster have a problem, or
   more than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as a single node's
   alert and replaces the nodes' own alerts. A file server failure that affects 2,000 nodes sends one message.
-- A node that does not respond triggers only `HealthdTargetDown`.
+- A node that does not respond triggers only `HealthdTargetDown`, and `HealthdRepairStuck` if healthd was repairing it.
+  The example for Alertmanager sends only the second one then.
 - Faults do not trigger alerts while healthd is paused on the node. A forgotten pause does.
 - A condition triggers an alert only if it is confirmed, not acknowledged, and not from a log that users can forge.
   `healthd ack` silences a condition's alert.
@@ -90,7 +91,7 @@ depend on them. [events.md](events.md) describes what is kept.
 ### HealthdEvidenceFailed
 
 The file of the last fault is missing or incomplete. `healthd status` prints the reason below "Problems with healthd": a
-full disk, a collector that systemd no longer starts (`systemctl reset-failed healthd-evidence.path
+full disk (less than 64 MiB are free), a collector that systemd no longer starts (`systemctl reset-failed healthd-evidence.path
 healthd-evidence.service; systemctl restart healthd-evidence.path`), or a directory that other users may write to.
 [evidence.md](evidence.md) describes what is saved and when.
 
@@ -104,7 +105,7 @@ limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes 
 ### HealthdManyNodesToTidy
 
 As HealthdManyNodes, but for problems that cost no jobs: rejected settings (`reload`), forgotten drains and
-acknowledged faults (`drained_long`, `ack`), a disk that rejects writes (`stream`, `evidence`), a hook that fails
+acknowledged faults (`drained_long`, `ack`), repairs that failed or are late (`repair_failed`, `repair_stuck`), a disk that rejects writes (`stream`, `evidence`), a hook that fails
 (`hook`), or a warning on all nodes (`warning`, perhaps because a threshold does not fit this cluster).
 
 ### HealthdNodesGone

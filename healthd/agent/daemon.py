@@ -11,7 +11,7 @@ It is one process with a single blocking wait. Its components:
     agent/slurm/controller.py            drain, requeue and resume in Slurm
     agent/scheduler/failslow_process.py  the process that monitors jobs for fail-slow, if a site enables it
     agent/scheduler/before_resume.py     programs that run on the idle node before it is resumed
-    agent/repair/planner.py              the step that would repair this node
+    agent/repair/node_repair.py          the repair of this node: its plan and, in mode "act", its steps
     agent/hooks/trigger.py               the site's programs that run after a drain or a resume, outside this process
     agent/evidence/collection.py         the evidence of a fault, which a separate program saves
     agent/metrics/publisher.py           the verdict file, the metrics and the systemd status
@@ -50,6 +50,8 @@ from healthd.agent.hooks.trigger import HookTrigger
 from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
+from healthd.agent.repair.node_repair import NodeRepair
+from healthd.agent.repair.step_program import StepProgram
 from healthd.agent.reporting import systemd
 from healthd.agent.reporting.status import (
     Problem,
@@ -84,7 +86,6 @@ from healthd.common.atomic_files import newest_mtime, remove_leftovers
 from healthd.common.guard import EVIDENCE, FAILSLOW, HOOKS, HOT_UNPLUG, METRICS
 from healthd.common.model import Decision, Drain, Health, Mode, Outcome, RepairMode, Verdict
 from healthd.common.paths import SOCKET, VERDICT_FILE
-from healthd.common.repair_plan import RepairRecord
 from healthd.common.text import compile_patterns, printable
 from healthd.events.schema import Event
 from healthd.host import shortage
@@ -101,6 +102,7 @@ STOP_SECONDS = 2.0  # how long an idle worker may take to exit; a busy worker ex
 SETTINGS_FILE = "/etc/healthd/healthd.toml"  # only for messages; `load_settings` reads the file
 FAULT_AGE_SECONDS = 3600.0  # evidence of an older fault begins at most this long before now
 EVIDENCE_COMMAND = "systemctl status healthd-evidence.path; journalctl -u healthd-evidence -n 50"
+REPAIR_COMMAND = "systemctl status healthd-repair.path; journalctl -u healthd-repair -n 50"
 READY_SECONDS = 60.0  # how long slurmd's start is delayed for a drain that is due when healthd starts
 
 # Reads the settings and finds the checks. The argument overrides the directory with the site's checks.
@@ -155,7 +157,6 @@ class Daemon:
         self.command_counts: Counter[str] = Counter()
         self.reload_failures, self.reload_problem = 0, ""
         self.verdict_inputs: tuple[object, ...] = ()
-        self.repair_inputs: tuple[object, ...] = ()
         self.verdict = Verdict(Health.UNKNOWN)
 
         self.store = ConditionStore(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
@@ -195,6 +196,17 @@ class Daemon:
             self.now,
             monotonic,
         )
+        repair_argv = self.command_line(("repair", "run"), state_dir=False)
+        self.repair = NodeRepair(
+            StepProgram(settings, repair_argv, systemd.is_managed(), self.now, monotonic),
+            self.store,
+            self.controller,
+            self.scheduler,
+            self.replies,
+            self.client,
+            self.boot_id,
+            self.now,
+        )
         self.hot_unplug = hot_unplug(settings.root, monotonic)
         self.control = ControlServer(os.path.join(settings.runtime_dir, SOCKET), self.answer, monotonic)
         self.publisher = Publisher(settings)
@@ -218,12 +230,14 @@ class Daemon:
         client.adopt_lost()
         opened.callback(client.close, STOP_SECONDS)
         self.load_ledger()
+        self.repair.start()
         self.started = self.now()  # set only now, because reading the ledger's copy may take a long time
         self.last_turn_at = self.monotonic()
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
         opened.callback(self.failslow.close)
         opened.callback(self.evidence.close)
+        opened.callback(self.repair.program.close)
         self.hot_unplug.open()
         opened.callback(self.hot_unplug.close)
         self.kernel_events.listener.open(self.store.ledger.cursors.get(settings.kernel_log.source))
@@ -295,11 +309,11 @@ class Daemon:
         ledger = self.store.ledger
         components = (
             *(self.kernel_events, self.hot_unplug, self.control, self.failslow, self.before_resume, self.hooks),
-            self.evidence,
+            *(self.evidence, self.repair),
         )
         ends = [self.store.next_ack_expiry]  # epoch seconds; the times below are monotonic
         ends += [ledger.pause.until] if ledger.pause else []
-        ends += [events.flush_time(ledger.emitted)]
+        ends += [events.flush_time(ledger.emitted), self.repair.next_moment]
         ends += [self.controller.jobs_blocked_since] if self.publisher.verdict_word == "drain" else []
         moments = (
             self.scheduler.queue.deadline,
@@ -435,7 +449,8 @@ class Daemon:
         `jobs.is_drained` is an input that depends on the previous verdict: `note_drained` sets it, at the start of a
         turn and after each reconciliation.
         """
-        ledger, replies, waiting_reason = self.store.ledger, self.replies, self.before_resume.waiting_reason
+        ledger, replies = self.store.ledger, self.replies
+        waiting_reason = self.before_resume.waiting_reason or self.repair.resume_wait
         expected, optional = self.scheduler.expected(), self.configured.not_needed_for_resume
         inputs = (ledger.conditions, ledger.trusted_since, expected, replies.changes, waiting_reason)
         if inputs != self.verdict_inputs:
@@ -452,34 +467,16 @@ class Daemon:
         decision = self.controller.decision
         self.after_reconciliation(self.controller.step(), decision)
         self.run_before_resume()
+        self.repair.step(self.verdict)
+        self.judge()
         decision = self.controller.decision
         self.after_reconciliation(self.controller.reconcile_if_due(self.verdict, round_ended), decision)
-        self.plan_repair()
-
-    def plan_repair(self) -> None:
-        """Record the repair step that this drained node needs, and what prevents it now."""
-        settings, ledger = self.settings, self.store.ledger
-        if settings.repair.mode is RepairMode.OFF or not self.verdict.causes:
-            self.repair_inputs = ()
-            if ledger.repair.plan is not None:
-                self.store.change(repair=RepairRecord())
-            return
-        node, is_paused = self.controller.status.node, ledger.pause is not None
-        inputs = (self.verdict, ledger.cleared, ledger.slurm, node, is_paused, settings)
-        if inputs == self.repair_inputs:
-            return
-        self.repair_inputs = inputs
-        from healthd.agent.repair.planner import node_plan  # only nodes with a fault need it
-
-        remedies = registry.remedies(self.configured.checks, (c.code for c in self.verdict.causes))
-        plan = node_plan(self.verdict, ledger, node, settings, remedies)
-        self.store.change(repair=RepairRecord(plan))
 
     def run_before_resume(self) -> None:
         """Run the checks' before_resume programs on the drained, idle node. The verdict has the reason for the delayed
         resume.
         """
-        programs = self.configured.before_resume
+        programs = self.configured.after_repair if self.repair.is_verifying else self.configured.before_resume
         if not programs and not self.before_resume.waiting_reason:
             return
         ledger, replies = self.store.ledger, self.replies
@@ -496,7 +493,7 @@ class Daemon:
             is_drained=drained and self.controller.may_change(),
             is_idle=self.controller.is_drained_and_idle(self.verdict),
             has_other_causes=bool(other_verdict.causes),
-            is_clean=other_verdict.may_resume,
+            is_clean=other_verdict.may_resume and not self.repair.resume_wait,
             has_failed=has_drain_cause(ledger.conditions, programs, self.store.booted_at),
         )
         if ended := before.step(programs, node, replies.results):
@@ -506,6 +503,7 @@ class Daemon:
     def after_reconciliation(self, report: ReconcileReport | None, before: Decision) -> None:
         self.note_drained()
         if report is not None:
+            self.repair.note_report(report)
             if report.node is not None:  # the node was just read; an older answer may miss current jobs
                 self.replies.drop_unless_idle()
             self.judge()
@@ -649,7 +647,6 @@ class Daemon:
 
     def preload_repair(self) -> None:
         if self.settings.repair.mode is not RepairMode.OFF:
-            from healthd.agent.repair.planner import node_plan as node_plan
             from healthd.agent.reporting.repair import repair_json as repair_json
 
     def snapshot(self) -> Snapshot:
@@ -673,8 +670,9 @@ class Daemon:
             round=self.scheduler.queue.status,
             inventory=ledger.inventory,
             pause=ledger.pause,
-            repair_mode=self.settings.repair.mode,
-            repair_plan=ledger.repair.plan,
+            repair=ledger.repair,
+            repair_config=self.settings.repair,
+            claim_hold=ledger.slurm.claim_hold,
             detection_pause=detection_pause.active_pause(self.settings.runtime_dir, self.now()),
             commands=dict(self.command_counts),
             # In mode observe, no drain is delayed. The ledger keeps the hold in case the mode changes back.
@@ -753,6 +751,7 @@ class Daemon:
                 command_for_kernel_log(kernel),
             ),
             Problem(self.failslow.problem, "journalctl -u healthd -n 50"),
+            Problem(labelled("repair", self.repair.program.problem), REPAIR_COMMAND),
             Problem(labelled("evidence", self.evidence.problem(self.store.ledger.evidence)), EVIDENCE_COMMAND),
             *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_problems),
             Problem(publisher.web_problem, f"healthd config check {file}"),
@@ -870,6 +869,7 @@ class Daemon:
         self.failslow.reconfigure(configured)
         self.preload_repair()
         self.hooks.reconfigure(settings)
+        self.repair.program.reconfigure(settings)
         self.store.change_mode(settings.mode)
         self.store.set_conditions(conditions)
         self.store.stream.emit_checks(configured.versions(healthd.__version__))

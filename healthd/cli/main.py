@@ -47,6 +47,8 @@ control the running daemon
                               acknowledge a condition: no drain until it expires
   unack CODE [PART]           end an acknowledgement early
   repaired CODE [PART]        report a repair: check again, resume if all pass
+  repair now                  order the repair of this drained node
+  repair stop                 stop the repair of this drained node
   pause --for 30m --why TEXT  change nothing in Slurm for a while
   unpause                     end the pause
   failslow pause --for 2h --why TEXT
@@ -64,6 +66,7 @@ called for events (docs/hooks.md)
 
 called by systemd
   evidence collect            save the evidence that the daemon has requested
+  repair run                  take the repair step that the daemon has requested
 
 set up
   run                         run the daemon in the foreground
@@ -122,6 +125,8 @@ FAMILIES = {
     "ack": "control",
     "unack": "control",
     "repaired": "control",
+    "repair now": "repair",
+    "repair stop": "repair",
     "pause": "control",
     "reload": "control",
     "unpause": "control",
@@ -166,6 +171,7 @@ FAMILIES = {
     "validate": "validate",
     "repair": "repair",
     "repair history": "repair",
+    "repair run": "repair",
     "failslow pause": "control",
     "failslow unpause": "control",
 }

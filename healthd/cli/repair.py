@@ -1,4 +1,4 @@
-"""`healthd repair`: the step that would repair this node, what prevents it, and earlier faults."""
+"""`healthd repair`: the step that would repair this node and what prevents it; orders, stops, and earlier faults."""
 
 from __future__ import annotations
 
@@ -77,6 +77,24 @@ def _reservations() -> frozenset[str] | None:
         return None
 
 
+def _plain_arguments(parser: Parser) -> None:
+    flags.add_client_flags(parser)
+
+
+def _now(args: argparse.Namespace) -> int:
+    from healthd.agent.control import protocol
+    from healthd.cli.control import send
+
+    return write_output(send(args, protocol.simple_request(protocol.REPAIR_NOW))["done"] + "\n")
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from healthd.agent.control import protocol
+    from healthd.cli.control import send
+
+    return write_output(send(args, protocol.simple_request(protocol.REPAIR_STOP))["done"] + "\n")
+
+
 def _history_arguments(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     parser.add_argument(
@@ -117,15 +135,58 @@ def _history(args: argparse.Namespace) -> int:
     return write_output("\n".join(page().table(head, rows)) + "\n", status)
 
 
+# --- run
+
+
+def _run_arguments(parser: Parser) -> None:
+    flags.add_client_flags(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    import logging
+    import sys
+
+    from healthd.agent.evidence.programs import become_subreaper
+    from healthd.agent.repair.executor import serve_requests
+    from healthd.common.ownership import Untrusted
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="healthd: %(message)s")
+    become_subreaper()
+    runtime_dir = flags.runtime_dir(args)
+    try:
+        serve_requests(runtime_dir)
+    except Untrusted as error:
+        raise Stop(f"healthd repair run: {error.with_context(runtime_dir, 'runtime_dir')}", UNKNOWN) from None
+    except OSError as error:
+        raise Stop(f"healthd repair run: {error.filename}: {error.strerror}", UNKNOWN) from None
+    return OK
+
+
 COMMANDS = {
     "repair": Command(
         _repair_arguments,
         _repair,
-        "Show the step that would repair this drained node, and each condition that must hold before it. healthd takes "
-        "no step itself; docs/repair.md describes the steps.\n"
+        "Show the step that would repair this drained node, and each condition that must hold before it. This command "
+        "takes no step; docs/repair.md describes the steps and repair.mode.\n"
         "Exit status: 0 no repair is needed, 1 the node needs a step, or repair is off, 2 the node needs a person, "
         "3 the daemon does not answer, 64 usage error.",
         "  healthd repair --dry-run\n  healthd repair --json | jq .step\n",
+    ),
+    "repair now": Command(
+        _plain_arguments,
+        _now,
+        'Take the step that this drained node needs now, also with repair.mode = "advise". It skips the waits of mode '
+        '"act" (evidence, one step per day), but no protection of jobs. Only root may use it.\n'
+        "Exit status: 0 ordered, 1 refused, 3 the daemon does not answer, 64 usage error.",
+        "  healthd repair --dry-run && healthd repair now\n",
+    ),
+    "repair stop": Command(
+        _plain_arguments,
+        _stop,
+        "Stop the repair of this node until its drain ends. A step that is being taken continues. Only root may use "
+        "this command.\n"
+        "Exit status: 0 stopped, 1 refused, 3 the daemon does not answer, 64 usage error.",
+        "  healthd repair stop\n",
     ),
     "repair history": Command(
         _history_arguments,
@@ -134,5 +195,12 @@ COMMANDS = {
         "within 28 days.\n"
         "Exit status: 0 done, 3 a file or directory cannot be read, 64 usage error.",
         "  healthd repair history\n",
+    ),
+    "repair run": Command(
+        _run_arguments,
+        _run,
+        "Take the repair step that the daemon has requested. systemd runs this command (healthd-repair.service); it is "
+        "not for people. Without a request, it does nothing.\n"
+        "Exit status: 0 done, 3 a file or directory cannot be used, 64 usage error.",
     ),
 }

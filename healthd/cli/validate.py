@@ -24,7 +24,7 @@ MAX_PARTS = 4096
 MAX_NODES = 512
 SECONDS, QUICK_SECONDS, MAX_SECONDS = 900.0, 30.0, 86400.0
 STATUS = {"ok": 0, "slow": 1, "failed": 2, "not_measured": UNKNOWN}
-WHY = {"manual", "before_resume", "epilog", "nodes"}
+WHY = {"manual", "before_resume", "epilog", "nodes", "repair"}
 
 
 def _flags(parser: Parser) -> None:

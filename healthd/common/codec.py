@@ -148,8 +148,11 @@ def _union_loader(kind: Any) -> Loader:
         return lambda data, where: (
             load_sequence(data, where) if isinstance(data, list | tuple) else load_single(data, where)
         )
+    if kinds == [int, str]:  # a number, or text such as a percentage
+        load_number, load_text = map(_loader, kinds)
+        return lambda data, where: load_text(data, where) if isinstance(data, str) else load_number(data, where)
     if len(kinds) != 1:
-        raise TypeError(f"{kind} is not a supported type: use T, T | None, or T | list")
+        raise TypeError(f"{kind} is not a supported type: use T, T | None, T | list, or int | str")
     load_value = _loader(kinds[0])
     return lambda data, where: None if data is None and type(None) in args else load_value(data, where)
 

@@ -20,7 +20,8 @@ class Reason(enum.Enum):
     CAUSE = "cause"  # a person must fix the cause; its check then passes
     WINDOW = "window"  # the fault ends by time, which does not pass on a drained node before a repair
     PART = "part"  # a person must repair or replace the part
-    EXHAUSTED = "exhausted"  # the fault returned after the last step
+    FAILED = "failed"  # an earlier step of this drain did not end the fault
+    EXHAUSTED = "exhausted"  # the fault returned after the last step, or the last step did not end it
 
 
 class CauseStep(Value, frozen=True):
@@ -48,7 +49,6 @@ class Obstacle(enum.Enum):
     JOBS = "jobs"  # a job or its epilog is on the node
     POWER = "power"  # a reboot or a power change is pending in Slurm
     EVIDENCE = "evidence"  # the evidence of the fault is not saved yet
-    STUCK = "stuck"  # a process hangs in the kernel, so a GPU reset may hang too
     STATE_DIR = "state_dir"  # not shown yet that state_dir survives a reboot
     BEFORE_ACT = "before_act"  # healthd drained the node before repair.mode = "act"
     STOPPED = "stopped"  # healthd repair stop
@@ -84,18 +84,25 @@ class Attempt(Value, frozen=True):
     """One step of a repair, from its claim to the resume.
 
     id       names the step in the journal (agent/repair/journal.py)
-    causes   faults as "CODE PART"
     since    when the stage began
-    taken_at  when the step ended, in stage VERIFY
+    boot_id  this machine's boot when the attempt began
+    causes   the faults that the step should end, as "CODE PART"
+    others   faults that only a person can end
+    parts    PCI addresses of the GPUs to reset; () for all
+    taken_at  when the step had ended, in stage VERIFY
+    is_taken_over  True if another user changed the drain during the step, after which nothing more follows
     """
 
     id: str
     step: RepairStep
     stage: AttemptStage
     since: Moment
+    boot_id: str
     causes: tuple[str, ...]
+    others: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
     taken_at: Moment = 0.0
+    is_taken_over: bool = False
 
 
 class FailedStep(Value, frozen=True):

@@ -91,6 +91,9 @@ FIELDS = {
     "next": TEXT,
     "causes": NAMES,
     "causes_more": WHOLE,
+    "id": TEXT,
+    "problem": TEXT,
+    "proof": TEXT,
     "conditions": CONDITIONS,
     "conditions_more": WHOLE,
     "checks": NAMES,
@@ -161,7 +164,14 @@ EVENTS = {
     "requeue": EventFields(("stage", "job"), ("error",), _IN_SLURM),
     "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),
     "repaired": EventFields(("who", "code"), ("subject", "why")),
-    "repair": EventFields(("stage", "step", "next", "why", "causes"), ("causes_more",), ("advised", "withdrawn")),
+    "repair": EventFields(
+        ("stage", "step", "causes"),
+        ("next", "why", "id", "problem", "proof", "seconds", "who", "causes_more"),
+        (
+            *("advised", "withdrawn", "ordered", "claimed", "refused", "taken", "failed", "succeeded", "gave_up"),
+            "stopped",
+        ),
+    ),
     "evidence": EventFields(
         ("stage", "case", "part"),
         ("path", "bytes", "seconds", "error"),

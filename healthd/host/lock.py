@@ -45,6 +45,15 @@ def is_current(descriptor: int, runtime_dir: str) -> bool:
         return False
 
 
+def wait_until_free(runtime_dir: str, name: str) -> None:
+    """Wait until no other process holds this lock. Raises ownership.Untrusted or OSError."""
+    descriptor = lock_file(runtime_dir, name)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
 def is_locked(path: str) -> bool:
     """Return True if a process holds this lock. Return False if the file is missing or unreadable."""
     try:

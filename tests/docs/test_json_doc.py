@@ -20,6 +20,7 @@ from healthd.agent.reporting import explanation
 from healthd.agent.reporting.fault_timeline import Effect
 from healthd.agent.reporting.status import Snapshot, status_json
 from healthd.agent.scheduler.one_round import RoundResult, round_json
+from healthd.agent.settings.config import RepairConfig
 from healthd.agent.settings.effective import resolve_settings
 from healthd.agent.settings.registry import built_in_checks
 from healthd.cli.explain import checks_json, codes_json
@@ -48,7 +49,16 @@ from healthd.common.model import (
     SlurmStatus,
     Verdict,
 )
-from healthd.common.repair_plan import CauseStep, Obstacle, Plan, Reason
+from healthd.common.repair_plan import (
+    Attempt,
+    AttemptStage,
+    CauseStep,
+    FailedStep,
+    Obstacle,
+    Plan,
+    Reason,
+    RepairRecord,
+)
 
 TEXT = (Path(__file__).parents[2] / "docs/json.md").read_text("utf-8")
 NAMED = set(re.findall(r"`([a-z_]+)`", TEXT))
@@ -97,14 +107,18 @@ SNAPSHOT = Snapshot(
     inventory=INVENTORY,
     pause=Pause(3.0, "upgrade", "root"),
     fleet_hold=FleetHold(1.0, 2.0),
-    repair_mode=RepairMode.ADVISE,
-    repair_plan=Plan(
-        RepairStep.GPU_RESET,
-        RepairStep.REBOOT,
-        (CauseStep("gpu_xid/119", "0000:1b:00.0", RepairStep.GPU_RESET, Reason.REMEDY),),
-        ("0000:1b:00.0",),
-        (Obstacle.JOBS,),
+    repair=RepairRecord(
+        Plan(
+            RepairStep.GPU_RESET,
+            RepairStep.REBOOT,
+            (CauseStep("gpu_xid/119", "0000:1b:00.0", RepairStep.GPU_RESET, Reason.REMEDY),),
+            ("0000:1b:00.0",),
+            (Obstacle.JOBS,),
+        ),
+        Attempt("20261129T060000Z-gpu_reset", RepairStep.GPU_RESET, AttemptStage.CLAIM, 1.0, "boot", ()),
+        (FailedStep(RepairStep.GPU_RESET, 1.0, (), "no effect"),),
     ),
+    repair_config=RepairConfig(RepairMode.ACT),
     evidence=Case("20261129T060000Z-gpu_xid-79", Stage.WAITING, 1.0, 1.0, (), path="/x"),
     cleared=(replace(CONDITION, state=ConditionState.CLEARED),),
 )
@@ -170,7 +184,7 @@ def test_every_key_and_word_of_explain_is_documented():
 
 def test_every_key_and_word_of_repair_is_documented():
     document = {"time": 1.0, "episodes": [episode_json(Episode("gpu_xid/119", "", 1.0))]}
-    words = [word.value for kind in (RepairStep, Reason) for word in kind]
+    words = [word.value for kind in (RepairStep, Reason, AttemptStage) for word in kind]
     assert sorted({*keys(document), *words} - NAMED) == []
 
 

@@ -42,7 +42,7 @@ PROBLEMS = (  # problems that a node may have, the families of faults first
         "other",
     ),
     *("warning", "target_down", "round_stale", "kernel_log", "slurm", "drain_held", "drained_long", "unknown", "ack"),
-    *("paused", "reload", "stream", "hook", "evidence", "validation_slow"),
+    *("paused", "reload", "stream", "hook", "evidence", "validation_slow", "repair_failed", "repair_stuck"),
 )
 
 

@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "hooks test": (("on_drain",), 64),  # no hook is configured
     "repair": (DAEMON, 1),  # repair is off
     "repair history": (("--state-dir", "state"), 0),
+    "repair run": (DAEMON, 0),
     "check": (("gpu_count", "gpu_ecc", *NODE), 0),
     "record": (("node.rec", "gpu_count", *NODE), 0),
     "doctor": ((*NODE, *DAEMON), 2),  # the tree has no /dev/kmsg

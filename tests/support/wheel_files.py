@@ -25,6 +25,8 @@ SHARE = {
     "packaging/hooks": "share/healthd/hooks",
     "packaging/systemd/healthd-evidence.path": "share/healthd/healthd-evidence.path",
     "packaging/systemd/healthd-evidence.service": "share/healthd/healthd-evidence.service",
+    "packaging/systemd/healthd-repair.path": "share/healthd/healthd-repair.path",
+    "packaging/systemd/healthd-repair.service": "share/healthd/healthd-repair.service",
     "packaging/prometheus": "share/healthd/prometheus",
     "packaging/systemd/healthd-exec-checks.conf": "share/healthd/healthd-exec-checks.conf",
     "packaging/slurm": "share/healthd/slurm",

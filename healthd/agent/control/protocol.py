@@ -8,6 +8,8 @@ Each side sends one line with a JSON object. Then the daemon closes the connecti
     {"command": "unack", "code": "gpu_xid/79", "part": null}     -> {"done": "..."}
     {"command": "pause", "seconds": 1800, "why": "..."}          -> {"done": "..."}
     {"command": "unpause"}                                       -> {"done": "..."}
+    {"command": "repair-now"}                                    -> {"done": "..."}
+    {"command": "repair-stop"}                                   -> {"done": "..."}
     {"command": "failslow-pause", "seconds": 7200, "why": "..."} -> {"done": "..."}
     {"command": "failslow-unpause"}                              -> {"done": "..."}
     {"command": "reload"}                                        -> {"done": "settings reloaded: ..."}
@@ -33,10 +35,20 @@ MAX_TIME = 1e12  # maximum time in seconds since the epoch, beyond any clock
 STATUS, PENDING_RUNS = "status", "pending-runs"  # every user may query
 JOB_ENDED, RELOAD = "job-ended", "reload"
 ACK, UNACK, REPAIRED, PAUSE, UNPAUSE = "ack", "unack", "repaired", "pause", "unpause"
+REPAIR_NOW, REPAIR_STOP = "repair-now", "repair-stop"
 FAILSLOW_PAUSE, FAILSLOW_UNPAUSE = "failslow-pause", "failslow-unpause"
-CLI_NAMES = {FAILSLOW_PAUSE: "failslow pause", FAILSLOW_UNPAUSE: "failslow unpause", JOB_ENDED: "hook epilog"}
+CLI_NAMES = {
+    FAILSLOW_PAUSE: "failslow pause",
+    FAILSLOW_UNPAUSE: "failslow unpause",
+    JOB_ENDED: "hook epilog",
+    REPAIR_NOW: "repair now",
+    REPAIR_STOP: "repair stop",
+}
 QUERIES = (STATUS, PENDING_RUNS)
-COMMANDS = (JOB_ENDED, RELOAD, ACK, UNACK, REPAIRED, PAUSE, UNPAUSE, FAILSLOW_PAUSE, FAILSLOW_UNPAUSE)
+COMMANDS = (
+    *(JOB_ENDED, RELOAD, ACK, UNACK, REPAIRED, PAUSE, UNPAUSE, REPAIR_NOW, REPAIR_STOP),
+    *(FAILSLOW_PAUSE, FAILSLOW_UNPAUSE),
+)
 
 Request = dict[str, Any]
 
@@ -49,7 +61,7 @@ class RequestRefused(HealthdError):
 
 
 def simple_request(command: str) -> Request:
-    """Return a request without arguments: STATUS, RELOAD, UNPAUSE or FAILSLOW_UNPAUSE."""
+    """Return a request without arguments: STATUS, RELOAD, UNPAUSE, REPAIR_NOW, REPAIR_STOP or FAILSLOW_UNPAUSE."""
     return {"command": command}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import healthd
 from healthd.agent.conditions.impairments import needs_kernel_log
-from healthd.agent.doctor.result import Line, absent_line, failed_line, limited_line, ok_line
+from healthd.agent.doctor.result import Line, State, absent_line, failed_line, limited_line, ok_line
 from healthd.agent.kernel_log.open_source import open_source
 from healthd.agent.settings.config import Loaded, Settings, listen_addresses
 from healthd.agent.settings.limits import KERNEL_LOGS
@@ -266,14 +266,20 @@ def hooks(settings: Settings, systemd_dir: str = SYSTEMD_DIR) -> Iterator[Line]:
     missing = [(name, argv[0]) for name, argv in programs.items() if not os.access(argv[0], os.X_OK)]
     for name, path in missing:
         yield failed_line("hooks", f"hooks.{name}: {path} is not a program", f"healthd hooks test {name}")
-    if os.path.isdir(systemd_dir):
-        result = run_program(("systemctl", "is-active", HOOKS_UNIT), TIMEOUT_SECONDS)
-        if result.status != 0:
-            message = f"{HOOKS_UNIT} is {result.stdout.strip() or 'missing'}: no hook runs"
-            yield failed_line("hooks", message, f"systemctl start {HOOKS_UNIT}")
-            return
+    if os.path.isdir(systemd_dir) and (line := unit_line("hooks", HOOKS_UNIT, "no hook runs")).state is not State.OK:
+        yield line
+        return
     if not missing:
         yield ok_line("hooks", f"{', '.join(programs)}; healthd hooks test HOOK runs one")
+
+
+def unit_line(topic: str, unit: str, consequence: str) -> Line:
+    """Test that a unit is active. `consequence` is a clause that describes the effect if it is not."""
+    result = run_program(("systemctl", "is-active", unit), TIMEOUT_SECONDS)
+    if result.status != 0:
+        message = f"{unit} is {result.stdout.strip() or 'missing'}: {consequence}"
+        return failed_line(topic, message, f"systemctl start {unit}")
+    return ok_line(topic, f"{unit} is active")
 
 
 def files(loaded: Loaded | None, settings_file: str) -> Iterator[Line]:

@@ -18,7 +18,7 @@ from healthd.agent.slurm import blocking
 from healthd.common.errors import HealthdError
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import CommandResult
-from healthd.common.slurm.output import describe_unread, parse_node
+from healthd.common.slurm.output import describe_unread, parse_node, parse_setting
 from healthd.common.text import regex
 
 NONEXISTENT_NODE = "healthd-doctor-asks"  # no node has this name
@@ -82,13 +82,13 @@ def _first_line(result: CommandResult) -> str:
 
 
 def _munge(run: Run, find_program: Callable[[str], str | None], config: str, failure_state: State) -> Iterator[Line]:
-    if config and setting(config, "AuthType") != "auth/munge":
-        yield absent_line("munge", f"Slurm has {setting(config, 'AuthType')}")
+    if config and parse_setting(config, "AuthType") != "auth/munge":
+        yield absent_line("munge", f"Slurm has {parse_setting(config, 'AuthType')}")
         return
     if find_program("munge") is None or find_program("unmunge") is None:
         yield absent_line("munge", "no munge or unmunge on this node")
         return
-    socket = regex(r"socket=([^,\s]+)").search(setting(config, "AuthInfo"))
+    socket = regex(r"socket=([^,\s]+)").search(parse_setting(config, "AuthInfo"))
     option = f" -S '{socket[1]}'" if socket and "'" not in socket[1] else ""
     result = _run_command(run, ("sh", "-c", f"munge -n{option} | unmunge{option}"))
     if isinstance(result, str):
@@ -149,7 +149,7 @@ def _rights(run: Run, failure_state: State) -> Line:
 def _hooks(config: str, settings: Settings) -> Line:
     """Test that Slurm calls healthd. Only the names of the hook programs are checked."""
     names = ("Prolog", "Epilog", "HealthCheckProgram")
-    set_up = {name: value for name in names if (value := setting(config, name)) not in ("", "(null)")}
+    set_up = {name: value for name in names if (value := parse_setting(config, name)) not in ("", "(null)")}
     if not set_up:
         message = (
             "slurm.conf has no prolog, epilog or health check: jobs can start on a node that is about to be drained"
@@ -157,12 +157,3 @@ def _hooks(config: str, settings: Settings) -> Line:
         return Line("Slurm hooks", State.LIMITED, message, (DOCUMENT,))
     hooks_text = ", ".join(f"{name}={value}" for name, value in set_up.items())
     return ok_line("Slurm hooks", f"slurm.conf has {hooks_text}; {DOCUMENT} lists the commands for them")
-
-
-def setting(config: str, name: str) -> str:
-    """Return a setting from the output of `scontrol show config`, or "" if it is missing.
-
-    Newer versions print some settings as an array ("Epilog[0] = /a"), which is treated like the plain setting.
-    """
-    found = regex(rf"(?m)^{name}(?:\[0\])?\s*=\s*(.*?)\s*$").search(config)
-    return str(found[1]) if found else ""

@@ -6,7 +6,6 @@ is being collected. What has been collected until then is saved.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
@@ -30,7 +29,7 @@ from healthd.common.atomic_files import replace_file
 from healthd.common.model import Gpu
 from healthd.common.values import DecodeError, decode, encode
 from healthd.host.job_processes import local_jobs
-from healthd.host.lock import lock_file
+from healthd.host.lock import wait_until_free
 from healthd.host.separate_program import OpenRequest, serve
 
 log = logging.getLogger("healthd")
@@ -56,15 +55,7 @@ def serve_requests(runtime_dir: str) -> None:
     If this returned while the request is still open, systemd would start it again at once (PathExists=).
     """
     while not serve(runtime_dir, NAME, lambda request: _serve(runtime_dir, request)):
-        _wait_for_other_collector(runtime_dir)
-
-
-def _wait_for_other_collector(runtime_dir: str) -> None:
-    descriptor = lock_file(runtime_dir, f"{NAME}.lock")
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    finally:
-        os.close(descriptor)
+        wait_until_free(runtime_dir, f"{NAME}.lock")
 
 
 def _serve(runtime_dir: str, open_request: OpenRequest) -> None:
@@ -145,11 +136,13 @@ def collect_part(request: Request, runtime_dir: str, check: Callable[[], str]) -
             stopped = _run_sources(request, work, session_file, is_stopped, entries, stuck)
             part = SavedPart(request.part, began, round(time.monotonic() - started, 3), tuple(entries), stopped)
             path, size, part = _save(request, part, work)
+            is_full = bool(stopped) and stopped != check()  # `check` keeps its reason
     except (OSError, ArchiveError) as error:
         why = str(error) if isinstance(error, ArchiveError) else f"{archive.folder(request.state_dir)}: {_why(error)}"
         return Result(*head, seconds=_since(started), error=why, stuck=tuple(stuck))
     problems = tuple(manifest.problems(part))
-    return Result(*head, path, size, _since(started), problems, "", stopped, tuple(stuck))
+    why = f"{archive.folder(request.state_dir)}: {stopped}" if is_full else ""
+    return Result(*head, path, size, _since(started), problems, why, stopped, tuple(stuck))
 
 
 def _since(started: float) -> float:

@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import asdict, replace
 
-from healthd.common.text import regex
 from healthd.common.values import Value
+from healthd.nvidia.smi_report import parse_smi
 
-_TAG = regex(r"<(/?)([A-Za-z0-9_]{1,60})([^<>]{0,200})>|([^<]+)")
-_ID = regex(r'id="([^"]{1,40})"')
 # Values that contain no identity, in lower case and without brackets. nvidia-smi prints errors of a lost GPU as values.
 _ABSENT = (
     *("", "n/a", "not available", "not supported", "not specified", "to be filled by o.e.m.", "default string"),
@@ -79,33 +77,12 @@ class SmiReport(Value, frozen=True):
 
 
 def parse_nvidia_smi(text: str) -> SmiReport:
-    """Parse the output of `nvidia-smi -q -x`. An element that is missing or "N/A" is "".
-
-    This reads tags one by one instead of using an XML parser, so that the end may be missing.
-    """
-    driver, chassis, gpus = "", "", []
-    pci, values, path = "", {}, []  # type: str, dict[str, str], list[str]
-    for found in _TAG.finditer(text):
-        closes, name, attributes, content = found.groups()
-        if content is not None:
-            if path and content.strip():
-                values.setdefault("/".join(path), content.strip())
-        elif closes:
-            if name == "gpu" and pci:
-                gpus.append(_gpu(pci, values))
-                chassis = chassis or _value(values, "platformInfo/chassis_serial_number")
-                pci = ""
-            while path and path.pop() != name:
-                pass
-        elif name == "gpu" and (identity := _ID.search(attributes)):
-            driver = driver or values.get("nvidia_smi_log/driver_version", "")
-            pci, values, path = _sysfs_address(identity[1]), {}, []
-        elif not attributes.endswith("/") and len(path) < 20:
-            path.append(name)
-    driver = driver or values.get("nvidia_smi_log/driver_version", "")
-    if pci:
-        gpus.append(_gpu(pci, values))
-    return SmiReport(driver, chassis, tuple(gpus))
+    """Parse the output of `nvidia-smi -q -x`. An element that is missing or "N/A" is ""."""
+    report = parse_smi(text)
+    serials = (_value(gpu.values, "platformInfo/chassis_serial_number") for gpu in report.gpus)
+    return SmiReport(
+        report.driver, next(filter(None, serials), ""), tuple(_gpu(gpu.pci, gpu.values) for gpu in report.gpus)
+    )
 
 
 def merge_gpus(before: Iterable[GpuPart], found: Iterable[GpuPart]) -> tuple[GpuPart, ...]:
@@ -140,12 +117,6 @@ def _value(values: Mapping[str, str], path: str) -> str:
 
 def _known(text: str) -> str:
     return "" if text.strip("[] ").lower() in _ABSENT else text[:200]
-
-
-def _sysfs_address(address: str) -> str:
-    """Return "0000:1b:00.0" for nvidia-smi's "00000000:1B:00.0"."""
-    domain, colon, rest = address.lower().partition(":")
-    return f"{domain[-4:]}{colon}{rest}" if domain.startswith("0000") else address.lower()
 
 
 def parse_ipmi(mc_info: str, fru: str) -> Bmc:

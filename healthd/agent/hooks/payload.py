@@ -170,7 +170,7 @@ def document(hook: str, fields: Fields, before: View, after: View) -> dict[str, 
     if who := _text(fields, "who"):
         found["who"] = who
     if event == "repair":
-        names = ("stage", "step", "attempt", "why", "error", "message")
+        names = ("stage", "step", "id", "problem")
         found["repair"] = {name: fields[name] for name in names if isinstance(fields.get(name), str | int)}
     if evidence := _text(fields, "evidence") or (after if is_new_drain else before).evidence:
         found["evidence"] = evidence
@@ -216,7 +216,7 @@ def sample(hook: str, cluster: str, node: str, time: str) -> dict[str, Any]:
         "reason": drain.reason,
     }
     fields |= {"stream_id": "test", "seq": 1}
-    fields |= {"step": "reboot", "attempt": "test-1"} if event == "repair" else {}
+    fields |= {"step": "reboot", "id": "20261129T060000Z-reboot"} if event == "repair" else {}
     view = View(drain=drain)
     after = View() if hook == "on_resume" else view
     return {**document(hook, fields, View() if hook == "on_drain" else view, after), "test": True}

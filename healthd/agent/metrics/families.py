@@ -190,12 +190,21 @@ def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
 
 
 def _repair(s: Snapshot) -> Iterator[Rows]:
-    if s.repair_mode is RepairMode.OFF:
+    record, config = s.repair, s.repair_config
+    if config.mode is RepairMode.OFF:
         return
-    yield "repair_mode_info", [({"mode": s.repair_mode.value}, 1)]
-    if s.repair_plan is not None:
-        yield "repair_step", [({"step": s.repair_plan.step.value}, 1)]
-        yield "repair_obstacle", [({"obstacle": obstacle.value}, 1) for obstacle in s.repair_plan.obstacles]
+    yield "repair_mode_info", [({"mode": config.mode.value}, 1)]
+    if record.plan is not None:
+        yield "repair_step", [({"step": record.plan.step.value}, 1)]
+        yield "repair_obstacle", [({"obstacle": obstacle.value}, 1) for obstacle in record.plan.obstacles]
+    yield "repair_given_up", [({}, int(record.has_given_up))]
+    if record.attempt is not None:
+        from healthd.agent.repair.attempt import deadline
+
+        labels = {"step": record.attempt.step.value, "stage": record.attempt.stage.value}
+        yield "repair_stage_begun_timestamp_seconds", [(labels, record.attempt.since)]
+        if until := deadline(record.attempt, config):
+            yield "repair_stage_deadline_timestamp_seconds", [(labels, until)]
 
 
 def _decision(s: Snapshot) -> Iterator[Rows]:

@@ -147,6 +147,15 @@ FAMILIES = {
         ("step",), "1 for the step of the repair ladder that this node needs; no series if it needs none."
     ),
     "repair_obstacle": Family(("obstacle",), "1 for each reason why that step cannot be taken now."),
+    "repair_given_up": Family((), "1 if the last repair step failed, so that a person must act."),
+    "repair_stage_begun_timestamp_seconds": Family(
+        ("step", "stage"),
+        "Start of the stage (claim, step, verify) of the repair in progress, in seconds since the epoch.",
+    ),
+    "repair_stage_deadline_timestamp_seconds": Family(
+        ("step", "stage"),
+        "When this stage should have ended, in seconds since the epoch. A claim has no such time.",
+    ),
     "decision": Family(("action",), "1 for the last decision, 0 for the other actions."),
     "decision_withheld": Family((), "1 if the mode, a pause or a limit prevents an action; else 0."),
     "commands_total": Family(

@@ -89,9 +89,9 @@ def survives_reboot(journal: Journal, boot_id: str) -> bool:
 
 def with_entry(journal: Journal, entry: Entry) -> Journal:
     """Return the journal with this entry, which replaces an earlier one with its id."""
-    if entry.outcome is Outcome.REFUSED:
-        return replace(journal, refused=entry)
     others = tuple(e for e in journal.entries if e.id != entry.id)
+    if entry.outcome is Outcome.REFUSED:
+        return replace(journal, entries=others, refused=entry)
     return replace(journal, entries=(*others, entry)[-MAX_ENTRIES:])
 
 
@@ -120,6 +120,7 @@ class Request(Value, frozen=True):
     parts    PCI addresses of the GPUs to reset; () for all
     gpus     the GPUs of the last complete inventory
     stuck    processes that hang in the kernel, which a reset must wait for
+    is_ordered  True if an operator ordered the step, which may repeat a step of the last 24 hours
     root     where /proc, /sys and /run are
     """
 
@@ -133,6 +134,7 @@ class Request(Value, frozen=True):
     parts: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     stuck: tuple[Process, ...] = ()
+    is_ordered: bool = False
     requested_at: Moment = 0.0
     command_timeout_seconds: float = 30.0
     root: str = "/"

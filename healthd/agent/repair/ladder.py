@@ -8,7 +8,8 @@
     clean runs of its check      a person, who must fix the cause
     time without a repeat        a person: on a drained node the time passes only after a repair, or for a shared cause
 
-A fault that returns within RELAPSE_SECONDS after a step starts at the next step. The node needs the highest step of its
+A fault that returns within RELAPSE_SECONDS after a step starts at the next step, as does a fault that a step of this
+drain did not end. The node needs the highest step of its
 causes. A person comes first only if a cause needs one in any case: a part is broken, or the last step did not last. If
 a person must only fix a cause outside the hardware, the other causes' step may be taken before. If a step is not in the
 order that the site has configured, the next one is taken.
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from healthd.agent.reporting.endings import condition_remedy
 from healthd.common.model import LADDER, Clears, Condition, Ending, Remedy, RepairStep
-from healthd.common.repair_plan import CauseStep, Plan, Reason
+from healthd.common.repair_plan import CauseStep, FailedStep, Plan, Reason
 from healthd.common.text import regex
 
 # A week, as for faults that return after a reboot (agent/conditions/absorb.py).
@@ -44,6 +45,7 @@ def plan(
     remedies: Mapping[str, Remedy],
     order: Sequence[RepairStep],
     first_steps: Mapping[str, RepairStep],
+    failed: Sequence[FailedStep] = (),
 ) -> Plan | None:
     """Return the plan for a node with these causes (worst first), or None if no cause needs a step.
 
@@ -52,8 +54,11 @@ def plan(
         remedies: for each code, the remedy that its check declares.
         order: the steps that this site allows, in the order of LADDER.
         first_steps: for each code, the site's first step.
+        failed: steps of this drain that did not end their causes.
     """
-    needed = [found for c in causes if (found := cause_step(c, cleared, remedies, order, first_steps)) is not None]
+    needed = [
+        found for c in causes if (found := cause_step(c, cleared, remedies, order, first_steps, failed)) is not None
+    ]
     if not needed:
         return None
     step = _node_step([(cause.step, cause.reason) for cause in needed])
@@ -75,6 +80,7 @@ def cause_step(
     remedies: Mapping[str, Remedy],
     order: Sequence[RepairStep],
     first_steps: Mapping[str, RepairStep],
+    failed: Sequence[FailedStep] = (),
 ) -> CauseStep | None:
     """Return the step that this cause needs, or None if the fault ends by itself on a drained node."""
     began = cause.opened_at or cause.first_seen
@@ -100,6 +106,11 @@ def cause_step(
     step = first if first in order or first is RepairStep.PERSON else step_after(first, order)
     if step is not first:
         reason = Reason.NOT_ALLOWED
+    unsuccessful = [f.step for f in failed if cause_text(cause.code, cause.subject) in f.causes]
+    if unsuccessful:
+        after_failed = step_after(max(unsuccessful, key=LADDER.index), order)
+        if LADDER.index(after_failed) > LADDER.index(step):
+            step, reason = after_failed, Reason.EXHAUSTED if after_failed is RepairStep.PERSON else Reason.FAILED
     tried = [_ENDING_STEPS[c.ending] for c in earlier if c.ending in _ENDING_STEPS]
     if tried:
         after_tried = step_after(max(tried, key=LADDER.index), order)
@@ -108,6 +119,11 @@ def cause_step(
         if LADDER.index(after_tried) > LADDER.index(step):
             step, reason = after_tried, Reason.EXHAUSTED if after_tried is RepairStep.PERSON else Reason.RELAPSE
     return CauseStep(cause.code, cause.subject, step, reason)
+
+
+def cause_text(code: str, subject: str) -> str:
+    """Return the name of a fault in attempts, in the journal and in events: "CODE PART"."""
+    return f"{code} {subject}".strip()
 
 
 def _remedy(cause: Condition, earlier: Iterable[Condition], remedies: Mapping[str, Remedy]) -> Remedy:

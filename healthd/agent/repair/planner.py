@@ -7,23 +7,32 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Ledger
+from healthd.agent.repair.attempt import ActContext, act_obstacles, is_active
 from healthd.agent.repair.ladder import plan
 from healthd.agent.repair.obstacles import obstacles
 from healthd.agent.settings.config import Settings
 from healthd.common.model import NodeState, Remedy, Verdict
-from healthd.common.repair_plan import Plan
+from healthd.common.repair_plan import Plan, RepairRecord
 
 
 def node_plan(
     verdict: Verdict,
     ledger: Ledger,
+    record: RepairRecord,
     node: NodeState | None,
     settings: Settings,
     remedies: Mapping[str, Remedy],
+    context: ActContext,
 ) -> Plan | None:
-    """Return the plan, or None if no cause needs a step. `remedies` are the remedies that codes declare."""
-    repair = settings.repair
-    found = plan(verdict.causes, ledger.cleared, remedies, repair.order, repair.first_step)
+    """Return the plan, or None if no cause needs a step.
+
+    `record` is the repair so far, and `remedies` are the remedies that codes declare.
+    """
+    repair, drain = settings.repair, ledger.slurm
+    found = plan(verdict.causes, ledger.cleared, remedies, repair.order, repair.first_step, record.failed)
     if found is None:
         return None
-    return replace(found, obstacles=obstacles(verdict, ledger.slurm, node, settings.mode, ledger.pause is not None))
+    present = list(obstacles(verdict, drain, node, settings.mode, ledger.pause is not None))
+    if is_active(record, repair):
+        present += act_obstacles(record, found, drain, context)
+    return replace(found, obstacles=tuple(present))

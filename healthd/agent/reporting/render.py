@@ -272,10 +272,11 @@ def _pauses(d: Document, now: float, page: Page, flags: str) -> Iterator[str]:
 
 def _repair(repair: Document | None, page: Page) -> Iterator[str]:
     """Yield the step that the node needs, if healthd plans repairs."""
-    if repair is not None and repair["step"] is not None:
+    if repair is not None and (repair["step"] is not None or repair["attempt"] is not None):
         from healthd.agent.reporting.repair import status_lines
 
-        yield from ("", page.heading("Repair (advice only)"))
+        heading = "Repair" if repair["mode"] == "act" or repair["ordered_by"] else "Repair (advice only)"
+        yield from ("", page.heading(heading))
         for sentence in status_lines(repair):
             yield from page.wrap(sentence, "  ")
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from healthd.common.model import RepairMode, RepairStep
-from healthd.common.repair_plan import Obstacle, Plan, Reason
+from healthd.agent.repair.attempt import deadline
+from healthd.agent.settings.config import RepairConfig
+from healthd.common.model import ClaimHold, RepairMode, RepairStep
+from healthd.common.page import date
+from healthd.common.repair_plan import Attempt, AttemptStage, Obstacle, Plan, Reason, RepairRecord
 
 Document = Mapping[str, Any]
 
@@ -33,7 +36,8 @@ _REASON_TEXTS = {
     Reason.CAUSE: "ends once its cause is fixed and its check passes",
     Reason.WINDOW: "ends after a time without a repeat, which does not pass on a drained node until it is repaired",
     Reason.PART: "ends once the part is repaired or replaced",
-    Reason.EXHAUSTED: "returned within 7 days after the last step",
+    Reason.FAILED: "did not end with the step before",
+    Reason.EXHAUSTED: "did not end with the last step, or returned within 7 days after it",
 }
 OBSTACLE_TEXTS = {
     Obstacle.OBSERVE: 'mode = "observe", so healthd does not drain this node',
@@ -48,6 +52,12 @@ OBSTACLE_TEXTS = {
     Obstacle.NOT_RESPONDING: "the node does not respond in Slurm, so its jobs are not known",
     Obstacle.JOBS: "a job, or the epilog of one, is still on the node",
     Obstacle.POWER: "a reboot or a power change is pending in Slurm",
+    Obstacle.EVIDENCE: "the evidence of the fault is not saved yet",
+    Obstacle.STATE_DIR: "state_dir has not been shown to survive a reboot: reboot this node once by hand",
+    Obstacle.BEFORE_ACT: 'the node was drained before repair.mode = "act"',
+    Obstacle.STOPPED: "an operator has stopped the repair of this drain",
+    Obstacle.TRIED: "this step was taken for the same fault in the last 24 hours",
+    Obstacle.RETRY: "the last try was refused; the next one follows within 15 minutes",
 }
 # The requirement behind each obstacle, for `healthd repair --dry-run`.
 PROTECTIONS = {
@@ -64,6 +74,19 @@ PROTECTIONS = {
     Obstacle.JOBS: "no job on the node",
     Obstacle.POWER: "no reboot or power change is pending",
 }
+ACT_PROTECTIONS = {
+    Obstacle.EVIDENCE: "the evidence of the fault is saved",
+    Obstacle.STATE_DIR: "state_dir survives a reboot",
+    Obstacle.BEFORE_ACT: 'healthd drained the node in mode "act"',
+    Obstacle.STOPPED: "no operator has stopped the repair",
+    Obstacle.TRIED: "this step was not taken for the same fault in the last 24 hours",
+    Obstacle.RETRY: "no refusal a short time ago",
+}
+_STAGE_TEXTS = {
+    AttemptStage.CLAIM: "waits until {step} is claimed in Slurm",
+    AttemptStage.STEP: "takes the step: {step}",
+    AttemptStage.VERIFY: "verifies {step}: all checks and a validation run",
+}
 
 _IN_SLURM = (
     *(Obstacle.SLURM_UNKNOWN, Obstacle.NOT_DRAINED, Obstacle.FOREIGN_DRAIN, Obstacle.MAINTENANCE),
@@ -71,12 +94,23 @@ _IN_SLURM = (
 )
 
 
-def repair_json(plan: Plan | None, mode: RepairMode) -> dict[str, Any] | None:
-    """Return the document for the plan, or None if repair is off."""
-    if mode is RepairMode.OFF:
+def repair_json(record: RepairRecord, config: RepairConfig, hold: ClaimHold | None) -> dict[str, Any] | None:
+    """Return the document for the repair of this node, or None if repair is off. `hold` is why a claim waits."""
+    if config.mode is RepairMode.OFF and not record.ordered_by:
         return None
+    plan, attempt = record.plan, record.attempt
     return {
-        "mode": mode.value,
+        "mode": config.mode.value,
+        "attempt": _attempt_json(attempt, config, hold) if attempt else None,
+        "failed": [
+            {"step": failed.step.value, "at": failed.at, "causes": list(failed.causes), "why": failed.why}
+            for failed in record.failed
+        ],
+        "has_given_up": record.has_given_up,
+        "refused": record.refused,
+        "retry_at": record.retry_at or None,
+        "stopped_by": record.stopped_by or None,
+        "ordered_by": record.ordered_by or None,
         "step": plan.step.value if plan else None,
         "next": plan.next.value if plan else None,
         "text": plan_text(plan) if plan else "",
@@ -89,6 +123,19 @@ def repair_json(plan: Plan | None, mode: RepairMode) -> dict[str, Any] | None:
             {"obstacle": obstacle.value, "text": OBSTACLE_TEXTS[obstacle]}
             for obstacle in (plan.obstacles if plan else ())
         ],
+    }
+
+
+def _attempt_json(attempt: Attempt, config: RepairConfig, hold: ClaimHold | None) -> dict[str, Any]:
+    return {
+        "id": attempt.id,
+        "step": attempt.step.value,
+        "stage": attempt.stage.value,
+        "since": attempt.since,
+        "deadline": deadline(attempt, config) or None,
+        "causes": list(attempt.causes),
+        "parts": list(attempt.parts),
+        "waits": hold.problem if hold and attempt.stage is AttemptStage.CLAIM else "",
     }
 
 
@@ -112,8 +159,22 @@ def _step_text(plan: Plan) -> str:
 
 def status_lines(document: Document) -> Iterator[str]:
     """Yield the sentences for `healthd status`: the step, its obstacles, and the step after it."""
-    yield document["text"]
-    if document["step"] == RepairStep.PERSON.value:
+    attempt = document["attempt"]
+    if attempt is not None:
+        step = STEP_NAMES[RepairStep(attempt["step"])]
+        until = f", until {date(attempt['deadline'])} at the latest" if attempt["deadline"] else ""
+        yield f"healthd {_STAGE_TEXTS[AttemptStage(attempt['stage'])].format(step=step)}{until}"
+        if attempt["waits"]:
+            yield f"it waits: {attempt['waits']}"
+    for failed in document["failed"]:
+        yield f"{STEP_NAMES[RepairStep(failed['step'])]} has failed: {failed['why']}"
+    if document["has_given_up"]:
+        yield "healthd has taken its last step"
+    if document["text"]:
+        yield document["text"]
+    if document["refused"]:
+        yield f"the last try was refused: {document['refused']}"
+    if document["step"] in (None, RepairStep.PERSON.value):
         return
     for obstacle in document["obstacles"]:
         yield f"not now: {obstacle['text']}"
@@ -133,6 +194,8 @@ def requirement_rows(document: Document, found: Iterable[Document]) -> list[tupl
             return f"no: {present[obstacle.value]}"
         return "unknown" if is_unread and obstacle in _IN_SLURM else "yes"
 
-    rows = [(text, state(obstacle)) for obstacle, text in PROTECTIONS.items()]
+    acts = document["mode"] == RepairMode.ACT.value
+    protections = PROTECTIONS | ACT_PROTECTIONS if acts else PROTECTIONS
+    rows = [(text, state(obstacle)) for obstacle, text in protections.items()]
     states = {True: "yes", False: "no", None: "unknown"}
     return rows + [(r["text"], f"{states[r['met']]}: {r['problem']}".removesuffix(": ")) for r in found]

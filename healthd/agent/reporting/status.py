@@ -15,9 +15,11 @@ from healthd.agent.evidence.case import Case
 from healthd.agent.evidence.stuck import alive
 from healthd.agent.hooks.result import HookResult
 from healthd.agent.reporting.endings import condition_remedy
+from healthd.agent.settings.config import RepairConfig
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.model import (
     CheckResult,
+    ClaimHold,
     Condition,
     ConditionKey,
     Decision,
@@ -37,7 +39,7 @@ from healthd.common.model import (
     StreamStatus,
     Verdict,
 )
-from healthd.common.repair_plan import Plan
+from healthd.common.repair_plan import RepairRecord
 from healthd.common.values import Value
 
 MAX_NAMED_JOBS = 5  # maximum number of jobs that a decision's text names as not requeued
@@ -87,11 +89,12 @@ class Snapshot(Value, frozen=True):
     sources: tuple[SourceStatus, ...] = ()
     incidents: dict[ConditionKey, ConditionKey] = field(default_factory=dict)  # for each condition, the first cause
     pause: Pause | None = None
-    repair_mode: RepairMode = RepairMode.OFF
-    repair_plan: Plan | None = None
+    repair: RepairRecord = RepairRecord()
+    repair_config: RepairConfig = RepairConfig()
     detection_pause: DetectionPause | None = None
     commands: dict[str, int] = field(default_factory=dict)  # counts since the start, by command ("ack", ...)
     fleet_hold: FleetHold | None = None
+    claim_hold: ClaimHold | None = None
     fleet_counted: bool = True
     requeued: tuple[str, ...] = ()  # jobs requeued by this process since healthd set its current drain
     drained_since: float = 0.0  # when the current drain was set, by any tool; 0 = none or unknown
@@ -276,11 +279,11 @@ def _evidence_json(case: Case | None) -> dict[str, Any] | None:
 
 
 def _repair_json(s: Snapshot) -> dict[str, Any] | None:
-    if s.repair_mode is RepairMode.OFF:
+    if s.repair_config.mode is RepairMode.OFF:
         return None
     from healthd.agent.reporting.repair import repair_json  # few sites need it
 
-    return repair_json(s.repair_plan, s.repair_mode)
+    return repair_json(s.repair, s.repair_config, s.claim_hold)
 
 
 def _inventory_json(inventory: Inventory) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Scheduler:
         self._jobs = jobs
         self._host = Host(settings.root)
         self._is_driver_idle = self._read_driver_idle()
+        self._holds_gpus = False
         # by (driver is idle, node is idle)
         self._scheduled: dict[tuple[bool, bool], list[ScheduledRun]] = {}
         self.queue = WorkerQueue(
@@ -59,6 +60,12 @@ class Scheduler:
         self.configured = configured
         self._scheduled.clear()
         self.queue.drop_unconfigured(configured.runs)
+
+    def hold_gpus(self, holds: bool) -> None:
+        """Run no check that uses the GPUs while `holds`, because a repair resets them."""
+        if holds is not self._holds_gpus:
+            self._holds_gpus = self.queue.holds_gpus = holds
+            self._scheduled.clear()
 
     def end_round(self) -> None:
         self._is_driver_idle = self._read_driver_idle()
@@ -82,7 +89,7 @@ class Scheduler:
             if driver_idle and check.uses == "nvml":
                 interval = max(interval, settings.nvml.idle_interval_seconds)
                 timeout = max(timeout, NVML_OPEN_SECONDS)
-            if check.has_run and (idle or not check.when):
+            if check.has_run and (idle or not check.when) and not (self._holds_gpus and check.uses == "nvml"):
                 yield ScheduledRun(name, check.resource(name.instance), interval, timeout)
 
     def expected(self) -> list[RunName]:

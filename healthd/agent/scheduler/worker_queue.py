@@ -75,6 +75,14 @@ class WorkerQueue:
         self._due_at_runs: list[ScheduledRun] = []
         self._due_at = 0.0
         self.status = RoundStatus()
+        self.holds_gpus = False  # a repair resets the GPUs
+
+    @property
+    def is_using_gpus(self) -> bool:
+        """True if the worker has NVML open, or a request that uses the GPUs is in progress or queued."""
+        request = self._client.request
+        is_busy = request is not None and request.resource == "nvml"
+        return self._client.nvml_open or is_busy or any(run.resource == "nvml" for run in self._queue)
 
     @property
     def is_running(self) -> bool:
@@ -234,7 +242,7 @@ class WorkerQueue:
     def _next_task(self, resource: str = "") -> Request | None:
         """Return the next task whose resource is not quarantined. If `resource` is given, only its tasks are
         considered."""
-        quarantined = self._client.quarantined
+        quarantined = {*self._client.quarantined, "nvml"} if self.holds_gpus else self._client.quarantined
         available = (e for e in self._tasks if e.resource not in quarantined and resource in ("", e.resource))
         return next(available, None)
 

@@ -50,6 +50,12 @@ class Configured(Struct, frozen=True, dict=True):
         return {name: program for name, program in programs if program is not None}
 
     @functools.cached_property
+    def after_repair(self) -> dict[RunName, Program]:
+        """Programs to run after a step of a repair, before the node is resumed."""
+        programs = ((name, self.check(name).declares.after_repair(config)) for name, config in self.runs.items())
+        return self.before_resume or {name: program for name, program in programs if program is not None}
+
+    @functools.cached_property
     def after_job(self) -> list[Program]:
         """Programs that Slurm's epilog runs after the last job on a node."""
         programs = (self.check(name).declares.after_job(config) for name, config in self.runs.items())

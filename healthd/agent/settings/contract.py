@@ -56,6 +56,7 @@ class Contract(Value, Generic[C], frozen=True):
     before_resume  a program that healthd runs once per drain, on the drained and idle node, when nothing else
                    prevents the resume. The resume waits until the program has ended and the check has run
     after_job      a program that Slurm's epilog runs after the last job on a node
+    after_repair   like before_resume, but only after a step of a repair, if no check has a before_resume program
     validate       returns a sentence if the settings are invalid, otherwise None or ""
     overdue        returns the findings if a run has not answered for this many seconds
     correlate      returns the findings for a window of kernel events on a node; pure. Built-in checks only
@@ -86,6 +87,7 @@ class Contract(Value, Generic[C], frozen=True):
     run: Callable[[Host, C, History], Iterable[Finding | Observation | Repair | NothingToCheck]] | None = None
     before_resume: Callable[[C], Program | None] = lambda config: None
     after_job: Callable[[C], Program | None] = lambda config: None
+    after_repair: Callable[[C], Program | None] = lambda config: None
     validate: Callable[[C], str | None] = lambda config: None
     overdue: Callable[[C, float], Iterable[Finding]] = lambda config, seconds: ()
     correlate: Callable[[Sequence[KernelEvent], Inventory, C], Iterable[Finding]] | None = None

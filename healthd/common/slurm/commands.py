@@ -129,6 +129,11 @@ def listpids(name: str) -> Argv:
     return ("scontrol", "listpids", "*", name)
 
 
+def jobs_on_node(name: str) -> Argv:
+    """Return the query for the numbers of the jobs that have this node: running, suspended, starting or completing."""
+    return ("squeue", "-h", "-a", "-w", name, "-t", "RUNNING,SUSPENDED,CONFIGURING,COMPLETING", "-o", "%A")
+
+
 def job(job_id: str) -> Argv:
     """Return the query for one job's JOB_COLUMNS, even if the job has ended."""
     return ("squeue", "-h", "-a", "-t", "all", "-j", job_id, "-O", column_format(JOB_COLUMNS))
@@ -194,6 +199,14 @@ def undrain(name: str) -> Argv:
 def resume(name: str) -> Argv:
     """Return the command that removes the drain and also ends DOWN. It cancels a reboot that is pending."""
     return ("scontrol", "update", f"NodeName={name}", "State=RESUME")
+
+
+def reboot(name: str, reason: str) -> Argv:
+    """Return the command that reboots an idle, drained node and keeps its drain.
+
+    ASAP and nextstate would remove the drain (docs/adr/0043). Without `reason`, Slurm 22.05 may replace the Reason.
+    """
+    return ("scontrol", "reboot", f"reason={reason}", name)
 
 
 def comment(job_name: str, text: str) -> Argv:

@@ -323,6 +323,14 @@ def _whole_lines(text: str) -> list[str]:
     return text.split("\n")[:-1]
 
 
+def parse_job_numbers(text: str) -> list[str]:
+    """Return the job ids from `squeue -o %A`, one on each line. Raises SlurmError."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if any(not _JOB_ID.fullmatch(line) for line in lines):
+        raise SlurmError(f'squeue printed no numbers of jobs: "{_short(text)}"')
+    return list(dict.fromkeys(lines))
+
+
 def parse_processes(text: str) -> dict[int, str]:
     """Return a dict that maps pids to job ids, from `scontrol listpids`. If a step's processes are unknown, its pid is
     -1."""
@@ -386,6 +394,18 @@ def parse_controller(text: str) -> str:
     return f"{parse_slurmctld_start(text):.0f} {up[1] if up else ''}".rstrip()
 
 
+def parse_setting(text: str, name: str) -> str:
+    """Return a setting from `scontrol show config`, or "" if it is missing.
+
+    Newer versions print some settings as an array ("Epilog[0] = /a"), which is treated like the plain setting.
+    """
+    for line in text.split("\n"):
+        label, _, value = line.partition("=")
+        if label.strip().removesuffix("[0]") == name:
+            return value.strip()
+    return ""
+
+
 def parse_boot_time(text: str) -> float:
     """Return when a node booted according to its slurmd's last registration, from `scontrol -o show node`, or 0 if it
     has not registered.
@@ -425,7 +445,7 @@ def describe_failure(argv: Argv, result: CommandResult) -> str:
     """Describe a failed command, as in "scontrol update: slurm_update error: Invalid user id (...)"."""
     command = " ".join(word for word in argv[:2] if not word.startswith("-"))
     if result.status is None:
-        note = "; slurmctld may still execute it" if argv[1] in ("update", "requeue", "requeuehold") else ""
+        note = "; slurmctld may still execute it" if argv[1] in ("update", "requeue", "requeuehold", "reboot") else ""
         return f"{command} did not end in time{note}"
     lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
     if "Invalid user id" in result.stderr:

@@ -4,7 +4,8 @@ A repair is the end of faults that drained a node: by a GPU reset, a boot (a reb
 (`healthd repaired`), clean runs of the check, or time. Faults of a node that end by the same remedy at the same time
 are one repair. It lasts for 7 or 28 days if none of its faults opens again on the same part of the node in that time.
 Only repairs whose node is observed for that long afterwards are counted, so that a recent repair, or that of a node
-that was removed, is neither a success nor a failure. A step that ended nothing is not recorded as a repair.
+that was removed, is neither a success nor a failure. A step that ended nothing is not recorded as a repair, but the
+steps that healthd takes itself are (repair_steps.py).
 
 A later first step is suggested for a code if its first step has failed too often: at least MIN_REPAIRS repairs on at
 least MIN_NODES nodes, and the upper end of the 95 % interval (Wilson) for the share that lasts 7 days is below
@@ -15,12 +16,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from healthd.fleet.answers import causes
+from healthd.fleet.answers import causes, repair_steps
 from healthd.fleet.answers.availability import quantile
 from healthd.fleet.answers.document import Document
+from healthd.fleet.answers.repair_steps import Attempt, StepEvent, StepHistory
 from healthd.fleet.answers.study import Row, Study
 from healthd.fleet.statistics.wilson import wilson
 
@@ -91,12 +93,16 @@ def repairs(study: Study) -> Document:
         by_remedy, by_cause, by_code: rows with the repairs, the share that lasted 7 and 28 days, and the time from
             drain to service.
         suggested: for each code whose first step fails too often, the step to begin with.
+        steps: the steps that healthd took itself (`steps_document`).
     """
     study.require("events")
-    ends = find_ends(study.query("repairs_conditions", Fault))
+    faults = study.query("repairs_conditions", Fault)
+    ends = find_ends(faults)
     ends = [end for end in ends if study.from_time <= end.ended_at < study.to_time]
     observed_until = {(row.cluster, row.node): row.until for row in study.query("repairs_nodes", Observed)}
     outages = by_node(study.query("checks_outages", Outage))
+    history = repair_steps.read_steps(study.query("repairs_steps", StepEvent))
+    history = history.within(study.from_time, study.to_time)
 
     def rows(key: Callable[[Repair], tuple[str, ...]], names: tuple[str, ...]) -> list[Row]:
         groups: dict[tuple[str, ...], list[Repair]] = defaultdict(list)
@@ -122,12 +128,70 @@ def repairs(study: Study) -> Document:
         "by_cause": rows(lambda end: (causes.meaning(end.code).cause, end.remedy), ("cause", "remedy")),
         "by_code": by_code,
         "suggested": suggested_steps(by_code),
+        "steps": steps_document(history, faults, outages, observed_until, study.to_time),
     }
 
 
 def has_findings(repairs: Document) -> bool:
-    """Return True if another first step is suggested for a code."""
-    return bool(repairs["suggested"])
+    """Return True if another first step is suggested for a code, or a step of healthd fails too often."""
+    return bool(repairs["suggested"] or repairs["steps"]["failing"])
+
+
+def steps_document(
+    history: StepHistory,
+    faults: Iterable[Fault],
+    outages: Mapping[Node, Sequence[Outage]],
+    observed_until: Mapping[Node, int],
+    to_time: int,
+) -> Document:
+    """Return the counts of the steps that healthd took itself. Without any, the lists are empty.
+
+    Keys:
+        attempts, refused, gave_up: numbers of steps, of refused tries, and of repairs that a person had to finish.
+        by_step, by_code: rows with the ends of the steps, the share that lasted 7 and 28 days, and the time from drain
+            to service.
+        failing: steps that fail too often.
+        suggested_order: steps for repair.order, or None if there are too few attempts.
+    """
+    began: dict[Part, list[int]] = defaultdict(list)
+    for fault in sorted(faults, key=lambda fault: fault.first_time):
+        began[fault.cluster, fault.node, fault.code, fault.subject].append(fault.first_time)
+
+    def lasting(attempt: Attempt, days: int) -> bool | None:
+        until = min(observed_until.get((attempt.cluster, attempt.node), to_time), to_time)
+        return repair_steps.lasts(attempt, days, began, until)
+
+    def out(attempts: Sequence[Attempt]) -> Row:
+        found = (outage_at((attempt.cluster, attempt.node), attempt.began, outages) for attempt in attempts)
+        return _out_seconds({outage for outage in found if outage is not None})
+
+    common = (lasting, out, LASTING_DAYS)
+    by_step = repair_steps.rows(history.attempts, lambda attempt: [(attempt.step,)], ("step",), *common)
+    by_code = repair_steps.rows(
+        history.attempts,
+        lambda attempt: {(code, attempt.step) for code, _ in attempt.causes},
+        ("code", "step"),
+        *common,
+    )
+    lasted = {row["step"]: row["lasted_7_days"] for row in by_step}
+    failing = [
+        row["step"]
+        for row in by_step
+        if row["nodes"] >= MIN_NODES
+        and _fails_too_often(lasted[row["step"]]["attempts"], lasted[row["step"]]["interval"])
+    ]
+    is_known = sum(row["attempts"] for row in lasted.values()) >= MIN_REPAIRS
+    tried = [row["step"] for row in by_step]
+    return {
+        "attempts": len(history.attempts),
+        "refused": len(history.refused),
+        "gave_up": len(history.gave_up),
+        "by_step": by_step,
+        "by_code": by_code,
+        "gave_up_by_code": repair_steps.codes_given_up(history.gave_up),
+        "failing": failing,
+        "suggested_order": repair_steps.suggested_order(tried, failing) if is_known else None,
+    }
 
 
 def remedy(cleared_by: str | None) -> str:
@@ -179,10 +243,15 @@ def by_node(outages: Iterable[Outage]) -> dict[Node, list[Outage]]:
 
 def outage_of(repair: Repair, outages: Mapping[Node, Sequence[Outage]]) -> Outage | None:
     """Return the outage in which the repair was made, or None if the node was in service then."""
-    node_outages = outages.get((repair.cluster, repair.node), ())
-    position = bisect_right([outage.start_time for outage in node_outages], repair.ended_at) - 1
+    return outage_at((repair.cluster, repair.node), repair.ended_at, outages)
+
+
+def outage_at(node: Node, time: int, outages: Mapping[Node, Sequence[Outage]]) -> Outage | None:
+    """Return the node's outage at this time, or None."""
+    node_outages = outages.get(node, ())
+    position = bisect_right([outage.start_time for outage in node_outages], time) - 1
     outage = node_outages[position] if position >= 0 else None
-    is_within = outage is not None and (outage.end_time is None or outage.end_time >= repair.ended_at)
+    is_within = outage is not None and (outage.end_time is None or outage.end_time >= time)
     return outage if is_within else None
 
 
@@ -195,7 +264,6 @@ def summary(
     """Return the counts for these repairs. A share and its interval are None if there are no cases. Each outage counts
     once."""
     out = {outage for repair in found if (outage := outage_of(repair, outages)) is not None}
-    known = sorted(outage.end_time - outage.start_time for outage in out if outage.end_time is not None)
     lasting = {}
     for days in LASTING_DAYS:
         cases = [lasts(repair, days, observed_until, to_time) for repair in found]
@@ -210,12 +278,17 @@ def summary(
         "repairs": len(found),
         "nodes": len({(repair.cluster, repair.node) for repair in found}),
         **lasting,
-        "out_seconds": {
-            "cases": len(known),
-            "still_out": len(out) - len(known),
-            "median": quantile(known, 0.5),
-            "p90": quantile(known, 0.9),
-        },
+        "out_seconds": _out_seconds(out),
+    }
+
+
+def _out_seconds(outages: Collection[Outage]) -> Row:
+    known = sorted(outage.end_time - outage.start_time for outage in outages if outage.end_time is not None)
+    return {
+        "cases": len(known),
+        "still_out": len(outages) - len(known),
+        "median": quantile(known, 0.5),
+        "p90": quantile(known, 0.9),
     }
 
 
@@ -237,7 +310,9 @@ def suggested_steps(by_code: Iterable[Row]) -> dict[str, str]:
     steps: dict[str, dict[str, bool]] = defaultdict(dict)
     for row in by_code:
         if row["remedy"] in _NEXT_STEP:
-            steps[row["code"]][row["remedy"]] = row["nodes"] >= MIN_NODES and _fails_too_often(row["lasted_7_days"])
+            lasted = row["lasted_7_days"]
+            is_failing = row["nodes"] >= MIN_NODES and _fails_too_often(lasted["repairs"], lasted["interval"])
+            steps[row["code"]][row["remedy"]] = is_failing
     found = {}
     for code, failing in sorted(steps.items()):
         step = next(name for name in _NEXT_STEP if name in failing)
@@ -248,9 +323,8 @@ def suggested_steps(by_code: Iterable[Row]) -> dict[str, str]:
     return found
 
 
-def _fails_too_often(lasted: Row) -> bool:
-    interval = lasted["interval"]
-    return lasted["repairs"] >= MIN_REPAIRS and interval is not None and bool(interval[1] < MIN_SHARE)
+def _fails_too_often(cases: int, interval: tuple[float, float] | None) -> bool:
+    return cases >= MIN_REPAIRS and interval is not None and bool(interval[1] < MIN_SHARE)
 
 
 def _notes(

@@ -26,16 +26,39 @@ FIGURES = (
     Column("median out", "out_seconds.median", DURATION),
     Column("p90 out", "out_seconds.p90", DURATION),
 )
+STEP_NAMES = {"gpu_reset": "GPU reset", "reboot": "reboot", "power_cycle": "power cycle"}
+STEP_FIGURES = (
+    Column("taken", "attempts", COUNT),
+    Column("nodes", "nodes", COUNT),
+    Column("succeeded", "succeeded", COUNT),
+    Column("failed", "failed", COUNT),
+    Column("lasted 7 d", "lasted_7_days.share", PERCENT),
+    Column("95 % interval", "lasted_7_days.interval", interval(PERCENT)),
+    Column("followed 7 d", "lasted_7_days.attempts", COUNT),
+    Column("lasted 28 d", "lasted_28_days.share", PERCENT),
+    Column("median out", "out_seconds.median", DURATION),
+    Column("stopped", "stopped", COUNT),
+    Column("end unknown", "unknown", COUNT),
+    Column("95 % interval 28 d", "lasted_28_days.interval", interval(PERCENT)),
+    Column("followed 28 d", "lasted_28_days.attempts", COUNT),
+    Column("p90 out", "out_seconds.p90", DURATION),
+)
 
 
 def _remedy(row: Row) -> str:
     return REMEDY_NAMES[row["remedy"]]
 
 
+def _step(row: Row) -> str:
+    return STEP_NAMES.get(row["step"], row["step"])
+
+
 REMEDY = Column("remedy", _remedy)
+STEP = Column("step", _step)
 
 
 def view(repairs: Document) -> View:
+    steps = repairs["steps"]
     by_code = [row for row in repairs["by_code"] if row["remedy"] in ("gpu_reset", "reboot", "person")]
     return describe(
         repairs,
@@ -50,15 +73,23 @@ def view(repairs: Document) -> View:
                 MAX_ROWS,
             ),
             Table("By fault", (Column("code", "code"), REMEDY, *FIGURES), by_code, MAX_ROWS),
+            Table("Steps taken by healthd", (STEP, *STEP_FIGURES), steps["by_step"]),
+            Table(
+                "Steps taken by healthd, by fault",
+                (Column("code", "code"), STEP, *STEP_FIGURES),
+                steps["by_code"],
+                MAX_ROWS,
+            ),
         ],
         [_figure(repairs)],
-        _suggested(repairs),
+        [*_suggested(repairs), *_suggested_order(steps)],
     )
 
 
 def _sentences(repairs: Document) -> list[str]:
+    steps = _step_sentences(repairs["steps"])
     if not repairs["repairs"]:
-        return ["No fault that drained a node ended in this period."]
+        return ["No fault that drained a node ended in this period.", *steps]
     found = [f"Faults that drained a node ended in {plural(repairs['repairs'], 'repair')}."]
     for row in repairs["by_remedy"]:
         lasted = row["lasted_7_days"]
@@ -67,6 +98,28 @@ def _sentences(repairs: Document) -> list[str]:
                 f"After a {_remedy(row)}, no fault returned within 7 days in {lasted['lasted']:,} of "
                 f"{lasted['repairs']:,} cases ({percent(lasted['share'])})."
             )
+    return [*found, *steps]
+
+
+def _step_sentences(steps: Document) -> list[str]:
+    """Return the sentences about the steps that healthd took itself (repair.mode = "act")."""
+    found = []
+    for row in steps["by_step"]:
+        lasted = row["lasted_7_days"]
+        share = (
+            f", and no fault returned within 7 days in {lasted['lasted']:,} of {lasted['attempts']:,} "
+            f"({percent(lasted['share'])})"
+            if lasted["attempts"]
+            else ""
+        )
+        found.append(
+            f"healthd took a {_step(row)} {plural(row['attempts'], 'time')}: {row['succeeded']:,} succeeded{share}."
+        )
+    if steps["gave_up"]:
+        codes = ", ".join(f"{code} ({count:,})" for code, count in [*steps["gave_up_by_code"].items()][:5])
+        found.append(f"After the last step, {plural(steps['gave_up'], 'repair')} needed a person: {codes}.")
+    if steps["refused"]:
+        found.append(f"Tries that healthd refused, because a requirement was not met: {steps['refused']:,}.")
     return found
 
 
@@ -77,6 +130,15 @@ def _suggested(repairs: Document) -> list[Detail]:
     steps = ", ".join(f'"{code}" = "{step}"' for code, step in repairs["suggested"].items())
     reason = "The first step for these codes failed in most cases. To begin with the next one, add to healthd.toml:"
     return [Detail(reason, ("[repair]", f"first_step = {{ {steps} }}"))]
+
+
+def _suggested_order(steps: Document) -> list[Detail]:
+    if steps["suggested_order"] is None:
+        return []
+    order = ", ".join(f'"{step}"' for step in steps["suggested_order"])
+    names = ", ".join(STEP_NAMES.get(step, step) for step in steps["failing"])
+    reason = f"too often without success: {names}" if names else "no step failed too often"
+    return [Detail(f"Suggested order of healthd's steps ({reason}):", ("[repair]", f"order = [{order}]"))]
 
 
 def _figure(repairs: Document) -> Figure | None:

@@ -17,6 +17,8 @@ REQUESTS = [
     protocol.simple_request(protocol.RELOAD),
     protocol.simple_request(protocol.UNPAUSE),
     protocol.simple_request(protocol.FAILSLOW_UNPAUSE),
+    protocol.simple_request(protocol.REPAIR_NOW),
+    protocol.simple_request(protocol.REPAIR_STOP),
     protocol.pending_runs(17.0),
     protocol.job_ended("4711"),
     protocol.repaired("gpu_xid/79", None, None),

@@ -1,6 +1,9 @@
-"""Tests of the doctor's lines about repair: other programs that may drain or reboot this node."""
+"""Tests of the doctor's lines about repair: the requirements of mode "act", and other owners of this node."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,10 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from healthd.agent.doctor import repair
-from healthd.agent.doctor.result import Line, State
+from healthd.agent.doctor.result import Line, State, failed_line
+from healthd.agent.repair.journal import JOURNAL_FILE, Journal
 from healthd.agent.settings.config import RepairConfig, Settings
-from healthd.common.model import RepairMode
+from healthd.common.model import RepairMode, RepairStep
 from healthd.common.slurm.commands import CommandResult
+from healthd.common.values import encode
+from healthd.host.program import ENVIRONMENT
 
 PLAIN = """\
 HealthCheckProgram      = (null)
@@ -19,6 +25,10 @@ RebootProgram           = (null)
 SuspendProgram          = (null)
 SuspendTime             = INFINITE
 """
+
+
+DEFAULT_STEPS = (RepairStep.GPU_RESET, RepairStep.REBOOT)
+BOOT = "1f6e7e6e-0000-4000-8000-000000000001"
 
 
 def with_setting(name: str, value: str, config: str = PLAIN) -> str:
@@ -44,6 +54,109 @@ def test_repair_that_is_off_is_absent() -> None:
 
 def test_slurm_without_answer_is_reported_elsewhere() -> None:
     assert {line.state for line in lines("").values()} == {State.OK}
+
+
+# --- mode "act"
+
+
+class ActingNode:
+    """A node in mode "act" without systemd. `lines` returns the doctor's lines by topic."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.state_dir = folder / "root", folder / "state"
+        self.state_dir.mkdir()
+        boot_id = self.root / "proc/sys/kernel/random/boot_id"
+        boot_id.parent.mkdir(parents=True)
+        boot_id.write_text(f"{BOOT}\n")
+        self.systemd_dir = folder / "systemd"
+
+    def write_journal(self, first_boot: str) -> None:
+        (self.state_dir / JOURNAL_FILE).write_bytes(encode(Journal(first_boot)))
+
+    def lines(
+        self, config: str = PLAIN, order: tuple[RepairStep, ...] = DEFAULT_STEPS, **settings: tuple[str, ...]
+    ) -> dict[str, Line]:
+        repair_config = RepairConfig(RepairMode.ACT, order, **settings)  # type: ignore[arg-type]
+        loaded = Settings(node_name="n1", repair=repair_config, root=str(self.root), state_dir=str(self.state_dir))
+        answer = CommandResult(0 if config else 1, config.encode())
+        found = repair.lines(loaded, lambda argv: answer, str(self.systemd_dir))
+        return {line.topic: line for line in found}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> ActingNode:
+    return ActingNode(tmp_path)
+
+
+def test_act_requires_a_journal_of_an_earlier_boot(node: ActingNode) -> None:
+    assert node.lines()["repair journal"].state is State.LIMITED
+    node.write_journal(BOOT)
+    assert node.lines()["repair journal"].state is State.LIMITED
+    node.write_journal("1f6e7e6e-0000-4000-8000-000000000000")
+    assert node.lines()["repair journal"].state is State.OK
+    (node.state_dir / JOURNAL_FILE).write_text("{")
+    assert node.lines()["repair journal"].state is State.FAILED
+
+
+def test_act_rejects_journal_that_others_may_write(node: ActingNode) -> None:
+    node.write_journal("1f6e7e6e-0000-4000-8000-000000000000")
+    (node.state_dir / JOURNAL_FILE).chmod(0o666)
+    assert node.lines()["repair journal"].state is State.FAILED
+
+
+def test_act_requires_nvidia_smi_if_a_driver_is_loaded(node: ActingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "PATH", str(node.root))
+    assert node.lines()["GPU reset"].state is State.ABSENT
+    (node.root / "proc/driver/nvidia").mkdir(parents=True)
+    assert node.lines()["GPU reset"].state is State.FAILED
+    (node.root / "nvidia-smi").touch(0o755)
+    assert node.lines()["GPU reset"].state is State.OK
+    assert "GPU reset" not in node.lines(order=(RepairStep.REBOOT,))
+
+
+def slurm_config(program: str, version: str, returns: str) -> str:
+    return f"RebootProgram = {program}\nSLURM_VERSION = {version}\nReturnToService = {returns}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "state"),
+    [
+        (slurm_config("/sbin/reboot", "24.11.5", "2"), State.OK),
+        (slurm_config("/sbin/reboot", "22.05.8", "1"), State.OK),
+        (slurm_config("/sbin/reboot", "22.05.8", "2"), State.FAILED),
+        (slurm_config("(null)", "22.05.8", "2"), State.FAILED),
+        ("", State.LIMITED),
+    ],
+)
+def test_act_requires_a_reboot_that_keeps_the_drain(node: ActingNode, config: str, state: State) -> None:
+    assert node.lines(config)["reboot"].state is state
+    assert "reboot" not in node.lines(config, (RepairStep.GPU_RESET,))
+
+
+def test_act_reboots_with_systemd_without_reboot_program(node: ActingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.systemd_dir.mkdir()
+    monkeypatch.setattr(repair, "unit_line", lambda topic, unit, consequence: failed_line(topic, consequence))
+    found = node.lines(slurm_config("(null)", "22.05.8", "2"))
+    assert (found["reboot"].state, found["repair unit"].state) == (State.OK, State.FAILED)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can read DMI")
+def test_act_requires_proof_of_the_bmc_for_a_power_cycle(node: ActingNode) -> None:
+    power = ("/bin/echo", "Product Serial : 1660224000123")
+    found = node.lines(order=(RepairStep.POWER_CYCLE,), power_cycle_command=power, bmc_command=power)
+    assert found["power cycle"].state is State.FAILED
+    dmi = node.root / "sys/class/dmi/id"
+    dmi.mkdir(parents=True)
+    (dmi / "product_serial").write_text("1660224000123\n")
+    found = node.lines(order=(RepairStep.POWER_CYCLE,), power_cycle_command=power, bmc_command=power)
+    assert found["power cycle"].state is State.OK
+
+
+def test_advice_needs_none_of_the_requirements_of_act() -> None:
+    assert set(lines(PLAIN)) == {"repair", "other owners"}
+
+
+# --- other owners
 
 
 @pytest.mark.parametrize(

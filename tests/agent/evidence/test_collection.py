@@ -113,6 +113,17 @@ def test_failed_part_is_counted_and_a_problem(tmp_path: Path) -> None:
     assert node.collection.problem(node.case) == "No space left on device"
 
 
+def test_part_that_a_full_disk_stopped_is_counted_and_its_file_kept(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.step(DRAINING)
+    node.serve()
+    node.step(IDLE)
+    node.serve(stopped="only 3 MiB are free", error="only 3 MiB are free")
+    case = node.step(IDLE)
+    assert case is not None
+    assert (node.collection.failures, case.path) == (1, "/state/evidence/x")
+
+
 def test_operator_resume_stops_full_part_and_keeps_its_file(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.step(DRAINING)

@@ -117,9 +117,9 @@ def test_document_of_resume_has_conditions_of_drain():
 
 
 def test_document_of_repair_has_step_and_ignores_unknown_fields():
-    repair = event("repair", 7, stage="gave_up", step="reboot", attempt="r-1", new_field={"a": 1})
+    repair = event("repair", 7, stage="gave_up", step="reboot", id="r-1", new_field={"a": 1})
     found = document_of(opened(), DRAIN, event("evidence", 6, path="/var/lib/healthd/evidence/1.tar.gz"), repair)
-    assert found["repair"] == {"stage": "gave_up", "step": "reboot", "attempt": "r-1"}
+    assert found["repair"] == {"stage": "gave_up", "step": "reboot", "id": "r-1"}
     assert found["evidence"] == "/var/lib/healthd/evidence/1.tar.gz"
     assert found["reason"] == REASON
 

@@ -22,6 +22,7 @@ from healthd.agent.hooks.result import HookResult
 from healthd.agent.metrics.families import render
 from healthd.agent.reporting.status import Snapshot
 from healthd.agent.settings import registry
+from healthd.agent.settings.config import RepairConfig
 from healthd.agent.worker.process import Setup, Worker
 from healthd.agent.worker.requests import WriteFile
 from healthd.common.model import (
@@ -50,7 +51,7 @@ from healthd.common.model import (
     StreamStatus,
     Verdict,
 )
-from healthd.common.repair_plan import CauseStep, Obstacle, Plan, Reason
+from healthd.common.repair_plan import Attempt, AttemptStage, CauseStep, Obstacle, Plan, Reason, RepairRecord
 from healthd.host.host import Host
 from tests.e2e.requirements import require_programs
 
@@ -351,14 +352,27 @@ def test_fleet_limit_families_describe_hold(healthy: Snapshot) -> None:
 def test_repair_families_show_step_and_obstacles(healthy: Snapshot) -> None:
     cause = CauseStep("gpu_xid/119", "0000:1b:00.0", RepairStep.GPU_RESET, Reason.REMEDY)
     plan = Plan(RepairStep.GPU_RESET, RepairStep.REBOOT, (cause,), ("0000:1b:00.0",), (Obstacle.JOBS, Obstacle.PAUSED))
-    advised = replace(healthy, repair_mode=RepairMode.ADVISE, repair_plan=plan)
+    advise, off = RepairConfig(RepairMode.ADVISE), RepairConfig(RepairMode.OFF)
+    advised = replace(healthy, repair_config=advise, repair=RepairRecord(plan))
     assert value(advised, "repair_mode_info", mode="advise") == 1
     assert value(advised, "repair_step", step="gpu_reset") == 1
     assert value(advised, "repair_obstacle", obstacle="jobs") == 1
     assert value(advised, "repair_obstacle", obstacle="paused") == 1
     assert promtool(render(advised)) == "0"
-    assert "healthd_repair_step" not in names(replace(healthy, repair_mode=RepairMode.ADVISE))
-    assert not any("repair" in name for name in names(replace(advised, repair_mode=RepairMode.OFF)))
+    assert "healthd_repair_step" not in names(replace(healthy, repair_config=advise))
+    assert not any("repair" in name for name in names(replace(advised, repair_config=off)))
+
+
+def test_repair_families_show_stage_and_failure(healthy: Snapshot) -> None:
+    attempt = Attempt("id", RepairStep.REBOOT, AttemptStage.STEP, NOW, "boot", ())
+    act = RepairConfig(RepairMode.ACT, boot_timeout_seconds=600.0)
+    rebooting = replace(healthy, repair_config=act, repair=RepairRecord(attempt=attempt))
+    stage = {"step": "reboot", "stage": "step"}
+    assert value(rebooting, "repair_stage_begun_timestamp_seconds", **stage) == NOW
+    assert value(rebooting, "repair_stage_deadline_timestamp_seconds", **stage) == NOW + 600
+    assert value(rebooting, "repair_given_up") == 0
+    assert value(replace(rebooting, repair=RepairRecord(has_given_up=True)), "repair_given_up") == 1
+    assert promtool(render(rebooting)) == "0"
 
 
 def test_fleet_count_available_is_0_while_fleet_cannot_be_counted(healthy: Snapshot) -> None:

@@ -83,8 +83,8 @@ def config_error(text: str, flags: dict[str, tuple[str, Any]] | None = None) -> 
             "fleet.own_hardware_limit_min_nodes: must be at least fleet.limit_min_nodes (2), got 1",
         ),
         (
-            '[repair]\nmode = "act"',
-            'repair.mode: "act" is not one of off, advise',
+            '[repair]\nmode = "fix"',
+            'repair.mode: "fix" is not one of off, advise, act',
         ),
         (
             '[repair]\norder = ["reboot", "gpu_reset"]',

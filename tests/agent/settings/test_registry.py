@@ -384,7 +384,7 @@ def test_common_setting_is_validated_if_redeclared_by_site(folder, field, value,
         ("since: date = date(2020, 1, 1)", "since", date(2021, 1, 1), "checks.fan.since"),
         ("which: list = field(default_factory=list)", "which", [16**6000], "checks.fan.which"),
         ("fans: set[int] = field(default_factory=lambda: {3})", "enabled", True, "checks.fan.fans"),
-        ("fans: int | str = 3", "fans", 4, "checks.fan"),
+        ("fans: int | float | str = 3", "fans", 4, "checks.fan"),
     ],
 )
 def test_setting_that_cannot_be_sent_to_worker_is_refused(folder, declaration, setting, value, location):

@@ -1,0 +1,418 @@
+"""The progress of a repair: which step is claimed, taken and verified, and what follows. All functions are pure.
+
+    none ---> CLAIM ------> STEP -----------> VERIFY ------> none: the node is back in service
+              the Reason    healthd-repair    all checks
+              in Slurm      takes the step    and a validation
+                               |                 |
+                               | failed          | a fault is still there
+                               v                 v
+                            the next step of the ladder; after the last one, a person must act
+
+    refused, an obstacle     none; the next try follows after a while
+    an operator acts         none; the repair of this drain is stopped
+
+The daemon calls `advance` in each turn on a node with a fault. The daemon acts on the stage of the result: in CLAIM and
+later it wants the claim in Slurm, and in STEP it requests the step from healthd-repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeGuard
+
+from msgspec.structs import replace
+
+from healthd.agent.repair.journal import Entry, Journal, Outcome, survives_reboot, tried_within_day
+from healthd.agent.repair.ladder import cause_text
+from healthd.agent.settings.config import RepairConfig
+from healthd.common.model import LADDER, DrainRecord, RepairClaim, RepairMode, RepairStep
+from healthd.common.repair_plan import Attempt, AttemptStage, FailedStep, Obstacle, Plan, RepairRecord
+from healthd.events.schema import Event
+
+FIRST_RETRY_SECONDS = 60.0
+MAX_RETRY_SECONDS = 900.0
+RETRY_REQUEST_SECONDS = 30.0  # until a request without a result is written again
+ADOPT_SECONDS = 86400.0  # an older step in the journal is no longer in progress
+# States that an order accepts: it skips the waits of mode "act", and waits until the node is drained and idle.
+ON_ORDER = (
+    *(Obstacle.NOT_DRAINED, Obstacle.JOBS),
+    *(Obstacle.EVIDENCE, Obstacle.BEFORE_ACT, Obstacle.TRIED, Obstacle.RETRY, Obstacle.STOPPED, Obstacle.STATE_DIR),
+)
+BOOTS = (RepairStep.REBOOT, RepairStep.POWER_CYCLE)
+
+
+class View(NamedTuple):
+    """The daemon's view of the node.
+
+    plan          the step that the causes need, with its obstacles, or None
+    causes        the faults that drain the node, as "CODE PART"
+    seen          those of them that were found after the step
+    waiting       those of them that end by time, because a step has repaired them
+    journal       the steps so far, or None if it has not been read yet
+    is_served     healthd-repair has no open request
+    is_drained    healthd's drain is in force, or is being set again
+    was_resumed   healthd has resumed the node since the step
+    is_taken_over  an operator resumed the node, or another user's drain is in force
+    is_clean      every check that can drain has completed clean, and the validation has ended
+    has_checked   every check has run since the step
+    is_driver_stuck  a process hangs in the kernel, so a GPU reset may hang too
+    """
+
+    now: float
+    boot_id: str
+    plan: Plan | None
+    causes: tuple[str, ...]
+    seen: tuple[str, ...]
+    waiting: tuple[str, ...]
+    drain: DrainRecord
+    journal: Journal | None
+    is_served: bool
+    is_drained: bool
+    was_resumed: bool
+    is_taken_over: bool
+    is_clean: bool
+    has_checked: bool
+    is_driver_stuck: bool
+
+
+class Change(NamedTuple):
+    record: RepairRecord
+    events: tuple[Event, ...] = ()
+
+
+def is_active(record: RepairRecord, config: RepairConfig) -> bool:
+    """Return True if healthd takes steps: in mode "act", or because an operator ordered it."""
+    return config.mode is RepairMode.ACT or bool(record.ordered_by)
+
+
+WITHDRAWING = (Obstacle.OBSERVE, Obstacle.PAUSED, Obstacle.ACKNOWLEDGED, Obstacle.SHARED_CAUSE, Obstacle.STOPPED)
+
+
+def must_withdraw(record: RepairRecord) -> bool:
+    """Return True if the requested step must not be taken any more, if it has not begun yet."""
+    attempt, plan = record.attempt, record.plan
+    if attempt is None or attempt.stage is not AttemptStage.STEP:
+        return False
+    is_prevented = plan is not None and not set(WITHDRAWING).isdisjoint(plan.obstacles)
+    return plan is None or is_prevented or attempt.is_taken_over or bool(record.stopped_by)
+
+
+def is_taking(attempt: Attempt | None, *steps: RepairStep) -> TypeGuard[Attempt]:
+    """Return True if a step, or one of these steps, is being taken."""
+    return attempt is not None and attempt.stage is AttemptStage.STEP and (not steps or attempt.step in steps)
+
+
+def after_mode(record: RepairRecord, mode: RepairMode, now: float) -> RepairRecord:
+    """Return the record after the mode was read. Drains from before mode "act" are not repaired."""
+    if mode is not RepairMode.ACT:
+        return replace(record, act_since=0.0)
+    return record if record.act_since else replace(record, act_since=now)
+
+
+class ActContext(NamedTuple):
+    """The daemon's state that may prevent a step in mode "act".
+
+    journal           the steps so far, or None if it has not been read yet
+    is_evidence_open  the evidence of the fault is not saved yet
+    """
+
+    journal: Journal | None
+    is_evidence_open: bool
+    now: float
+    boot_id: str
+
+
+def act_obstacles(record: RepairRecord, plan: Plan, drain: DrainRecord, context: ActContext) -> Iterator[Obstacle]:
+    """Yield what prevents a step in mode "act", in addition to obstacles.py. An order by an operator ends the waits."""
+    journal = context.journal
+    if journal is None or not survives_reboot(journal, context.boot_id):
+        yield Obstacle.STATE_DIR
+    if record.stopped_by:
+        yield Obstacle.STOPPED
+    if record.ordered_by:
+        return
+    if drain.drained_at and drain.drained_at < record.act_since:
+        yield Obstacle.BEFORE_ACT
+    if context.is_evidence_open:
+        yield Obstacle.EVIDENCE
+    if context.now < record.retry_at:
+        yield Obstacle.RETRY
+    if journal is not None and tried_within_day(journal, plan.step, _texts(plan)[0], context.now):
+        yield Obstacle.TRIED
+
+
+def wanted_claim(record: RepairRecord, config: RepairConfig, boot_id: str) -> RepairClaim | None:
+    """Return the claim that should stand in the Reason of the drain."""
+    if record.attempt is not None:
+        attempt = record.attempt
+        is_booted = attempt.step in BOOTS and attempt.boot_id != boot_id
+        return RepairClaim(attempt.step, config.max_concurrent, is_booted)
+    return RepairClaim(RepairStep.PERSON) if record.has_given_up else None
+
+
+def deadline(attempt: Attempt, config: RepairConfig) -> float:
+    """Return the time by which the stage should have ended (epoch seconds), or 0 for a claim, which may wait."""
+    if attempt.stage is AttemptStage.CLAIM:
+        return 0.0
+    if attempt.stage is AttemptStage.VERIFY:
+        return attempt.taken_at + config.verify_timeout_seconds
+    return attempt.since + (config.boot_timeout_seconds if attempt.step in BOOTS else 2 * config.reset_timeout_seconds)
+
+
+def next_moment(record: RepairRecord, config: RepairConfig, now: float) -> float:
+    """Return the next time at which `advance` may have a new result without other input (epoch seconds)."""
+    moments = [record.retry_at]
+    if record.attempt is not None:
+        moments += [deadline(record.attempt, config), record.attempt.since + RETRY_REQUEST_SECONDS]
+    return min((moment for moment in moments if moment > now), default=float("inf"))
+
+
+def resume_wait(record: RepairRecord, has_checked: bool) -> str:
+    """Return what a resume must wait for because of a repair, or ""."""
+    if record.attempt is None:
+        return ""
+    if record.attempt.stage is not AttemptStage.VERIFY:
+        return "the repair step has ended"
+    return "" if has_checked else "every check has run after the repair step"
+
+
+def advance(record: RepairRecord, view: View, config: RepairConfig, new_id: str) -> Change:
+    """Return the record after this turn, and the events to write."""
+    if record.attempt is None:
+        return _without_attempt(record, view, config, new_id)
+    if record.attempt.stage is AttemptStage.CLAIM:
+        return _claiming(record, record.attempt, view)
+    if record.attempt.stage is AttemptStage.STEP:
+        return _taking(record, record.attempt, view, config)
+    return _verifying(record, record.attempt, view, config)
+
+
+# --- no step in progress
+
+
+def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new_id: str) -> Change:
+    if view.is_taken_over and not record.stopped_by and (record.failed or record.has_given_up):
+        record = _fresh(record)
+    if not view.is_drained and view.plan is None:
+        return Change(_fresh(record))
+    if (entry := _unfinished(record, view)) is not None:
+        return Change(replace(record, attempt=_adopted(entry), has_given_up=False))
+    plan = view.plan
+    if plan is None or not view.is_drained or not is_active(record, config):
+        return Change(record)
+    if plan.step is RepairStep.PERSON:
+        if record.failed and not record.has_given_up:
+            return Change(replace(record, has_given_up=True), (_event("gave_up", plan, problem=record.failed[-1].why),))
+        return Change(record)
+    if plan.obstacles:
+        return Change(record)
+    causes, others = _texts(plan)
+    if plan.step is RepairStep.GPU_RESET and view.is_driver_stuck:
+        failed = FailedStep(plan.step, view.now, causes, "a process hangs in the driver, so a reset may hang too")
+        return Change(replace(record, failed=(*record.failed, failed)), (_event("failed", plan, problem=failed.why),))
+    attempt = Attempt(new_id, plan.step, AttemptStage.CLAIM, view.now, view.boot_id, causes, others, plan.parts)
+    return Change(replace(record, attempt=attempt, has_given_up=False))
+
+
+def is_fresh(record: RepairRecord) -> bool:
+    """Return True if no repair has begun for a drain."""
+    return record == _fresh(record) and record.plan is None
+
+
+def _fresh(record: RepairRecord) -> RepairRecord:
+    """Return the record for the next drain."""
+    return RepairRecord(record.plan, act_since=record.act_since, concluded=record.concluded)
+
+
+def _unfinished(record: RepairRecord, view: View) -> Entry | None:
+    """Return a step that the journal has and the ledger lost, because the ledger's copy was older than a reboot."""
+    entry = view.journal.entries[-1] if view.journal is not None and view.journal.entries else None
+    if entry is None or entry.id == record.concluded or not view.is_drained:
+        return None
+    is_recent = view.now - entry.at < ADOPT_SECONDS
+    return entry if is_recent else None
+
+
+def _adopted(entry: Entry) -> Attempt:
+    return Attempt(entry.id, entry.step, AttemptStage.STEP, entry.at, entry.boot_id, entry.causes, (), entry.parts)
+
+
+# --- CLAIM
+
+
+def _claiming(record: RepairRecord, attempt: Attempt, view: View) -> Change:
+    if view.is_taken_over:
+        return _stopped(record, attempt)
+    plan = view.plan
+    if plan is None or plan.obstacles or plan.step is not attempt.step or plan.parts != attempt.parts:
+        return Change(replace(record, attempt=None))
+    if attempt.boot_id != view.boot_id:
+        return Change(replace(record, attempt=None))
+    if view.drain.claim is not attempt.step:
+        return Change(record)
+    causes, others = _texts(plan)
+    taking = replace(attempt, stage=AttemptStage.STEP, since=view.now, causes=causes, others=others)
+    return Change(replace(record, attempt=taking), (_event("claimed", plan, taking),))
+
+
+# --- STEP
+
+
+def _taking(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
+    if view.is_taken_over and not attempt.is_taken_over:
+        attempt = replace(attempt, is_taken_over=True)
+        record = replace(record, attempt=attempt)
+    change = _after_result(record, attempt, view, config)
+    is_over = change.record.attempt is None or change.record.attempt.stage is AttemptStage.VERIFY
+    if not attempt.is_taken_over or not is_over:
+        return change
+    stopped = _stopped(change.record, attempt)
+    return Change(stopped.record, (*change.events, *stopped.events))
+
+
+def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
+    if view.journal is None or not view.is_served:
+        return Change(record)
+    entry = view.journal.find(attempt.id)
+    if entry is None:
+        # Nothing was recorded, so nothing was done. In this boot, the daemon requests the step again.
+        return Change(record if attempt.boot_id == view.boot_id else replace(record, attempt=None))
+    if entry.outcome is Outcome.REFUSED:
+        seconds = min(FIRST_RETRY_SECONDS * 2.0 ** min(record.refusals, 10), MAX_RETRY_SECONDS)
+        refused = replace(
+            record,
+            attempt=None,
+            retry_at=view.now + seconds,
+            refusals=record.refusals + 1,
+            refused=entry.problem,
+            concluded=attempt.id,
+        )
+        events = () if entry.problem == record.refused else (_attempt_event("refused", attempt, problem=entry.problem),)
+        return Change(refused, events)
+    if attempt.step in BOOTS and entry.outcome is Outcome.TAKING:
+        if entry.boot_id != view.boot_id:
+            return _taken(record, attempt, replace(entry, proof="the machine has booted"), view)
+        if view.now - entry.at < config.boot_timeout_seconds:
+            return Change(record)
+        return _failed(record, attempt, "the machine did not boot in time", view)
+    if entry.outcome is Outcome.DONE:
+        return _taken(record, attempt, entry, view)
+    if entry.outcome is Outcome.TAKING:  # the program was killed and starts again
+        return Change(record)
+    problem = entry.problem or "the program was killed during the step, which is not repeated"
+    return _failed(record, attempt, problem, view)
+
+
+def _taken(record: RepairRecord, attempt: Attempt, entry: Entry, view: View) -> Change:
+    verifying = replace(attempt, stage=AttemptStage.VERIFY, since=view.now, taken_at=view.now)
+    event = _attempt_event("taken", attempt, proof=entry.proof, seconds=entry.seconds)
+    return Change(replace(record, attempt=verifying, refusals=0, refused=""), (event,))
+
+
+# --- VERIFY
+
+
+def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
+    if view.was_resumed:
+        return _succeeded(record, attempt)
+    if view.is_taken_over:
+        return _stopped(record, attempt)
+    unexpected = [text for text in view.seen if text not in attempt.others]
+    if unexpected and view.has_checked:
+        return _failed(record, attempt, f"{unexpected[0]} was found after the step", view)
+    accepted = {*attempt.others, *view.waiting}
+    if view.has_checked and view.causes and accepted.issuperset(view.causes):
+        return _succeeded(record, attempt)  # the rest ends by a person or by time, so others may be repaired meanwhile
+    if view.now < attempt.taken_at + config.verify_timeout_seconds:
+        return Change(record)
+    if view.is_clean:
+        return _succeeded(record, attempt)  # the resume waits for another reason, such as a fault that comes and goes
+    return _failed(record, attempt, "the checks were not clean in time", view)
+
+
+# --- ends
+
+
+def _succeeded(record: RepairRecord, attempt: Attempt) -> Change:
+    after = replace(_fresh(record), concluded=attempt.id)
+    return Change(after, (_attempt_event("succeeded", attempt),))
+
+
+def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View) -> Change:
+    failed = FailedStep(attempt.step, view.now, attempt.causes, why)
+    after = replace(
+        record,
+        attempt=None,
+        failed=(*record.failed, failed),
+        concluded=attempt.id,
+        refusals=0,
+        refused="",
+        retry_at=0.0,
+    )
+    return Change(after, (_attempt_event("failed", attempt, problem=why),))
+
+
+def _stopped(record: RepairRecord, attempt: Attempt) -> Change:
+    who = "another user in Slurm"
+    after = replace(record, attempt=None, concluded=attempt.id, stopped_by=who)
+    return Change(after, (_attempt_event("stopped", attempt, who=who),))
+
+
+# --- operators' commands
+
+
+def after_stop(record: RepairRecord, user: str) -> Change:
+    """Return the record after `healthd repair stop`. A step that is being taken continues, and is verified."""
+    attempt = record.attempt
+    after = replace(record, stopped_by=user, ordered_by="")
+    if attempt is None:
+        return Change(after)
+    if attempt.stage is AttemptStage.CLAIM:
+        after = replace(after, attempt=None, concluded=attempt.id)
+    return Change(after, (_attempt_event("stopped", attempt, who=user),))
+
+
+def after_order(record: RepairRecord, user: str) -> RepairRecord:
+    """Return the record after `healthd repair now`."""
+    return replace(record, stopped_by="", ordered_by=user, retry_at=0.0, refusals=0, refused="")
+
+
+# --- events
+
+
+def cause_texts(plan: Plan) -> tuple[str, ...]:
+    return tuple(cause_text(c.code, c.subject) for c in plan.causes)
+
+
+def _texts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the causes that the plan's step should end, and the others. A step ends what a lower step would end."""
+    rank = LADDER.index(plan.step)
+    ended = tuple(cause_text(c.code, c.subject) for c in plan.causes if LADDER.index(c.step) <= rank)
+    others = tuple(cause_text(c.code, c.subject) for c in plan.causes if LADDER.index(c.step) > rank)
+    return ended, others
+
+
+def _event(stage: str, plan: Plan, attempt: Attempt | None = None, problem: str = "") -> Event:
+    fields: dict[str, object] = {
+        "stage": stage,
+        "step": plan.step.value,
+        "next": plan.next.value,
+        "why": plan.causes[0].reason.value,
+        "causes": cause_texts(plan),
+    }
+    fields |= {"id": attempt.id} if attempt is not None else {}
+    fields |= {"problem": problem} if problem else {}
+    return Event("repair", fields)
+
+
+def _attempt_event(
+    stage: str, attempt: Attempt, problem: str = "", proof: str = "", seconds: float = 0.0, who: str = ""
+) -> Event:
+    fields: dict[str, object] = {
+        "stage": stage,
+        "step": attempt.step.value,
+        "causes": attempt.causes,
+        "id": attempt.id,
+    }
+    optional = {"problem": problem, "proof": proof, "seconds": round(seconds, 1), "who": who}
+    return Event("repair", fields | {name: value for name, value in optional.items() if value})

@@ -1,0 +1,298 @@
+"""The program that takes repair steps: `healthd repair run`, which runs outside the daemon.
+
+The daemon requests one step. Right before the step, this program reads everything again that must hold, because minutes
+may have passed and a person may have changed the node's state. It records the step durably before it takes it. If it is
+killed, or the machine loses power, the next run finds the record: it never takes the step again, and it starts the
+services that were stopped for the step.
+
+    REFUSED      a requirement is not met; nothing was changed
+    IMPOSSIBLE   the step cannot be taken here; nothing was changed
+    TAKING       recorded; the step may have been taken
+    others       recorded after the step
+
+A reboot or a power cycle that was started stays TAKING: the daemon finds the new boot.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from healthd.agent.evidence.stuck import alive
+from healthd.agent.repair import reset_step, services
+from healthd.agent.repair.gpu_reset import ResetImpossible
+from healthd.agent.repair.journal import (
+    NAME,
+    Entry,
+    Journal,
+    Outcome,
+    Request,
+    parse_request,
+    survives_reboot,
+    tried_within_day,
+    with_entry,
+)
+from healthd.agent.repair.journal_file import publish, read_journal, write_journal
+from healthd.agent.repair.node_reading import read_node
+from healthd.agent.repair.power_step import take_power_cycle
+from healthd.agent.repair.reboot_step import take_reboot
+from healthd.agent.repair.requirements import NodeReading, requirements
+from healthd.agent.repair.reset_step import Smi, open_smi
+from healthd.agent.repair.slurm_state import slurm_problem
+from healthd.agent.repair.step_result import Run, StepResult
+from healthd.agent.slurm import blocking
+from healthd.common.model import RepairStep
+from healthd.common.values import DecodeError
+from healthd.host.host import Host
+from healthd.host.lock import wait_until_free
+from healthd.host.separate_program import OpenRequest, serve
+
+log = logging.getLogger("healthd")
+
+DAEMON_UNIT = "healthd.service"
+MAX_REQUEST_SECONDS = 900.0  # an older request is from a state that nothing has confirmed since
+Take: TypeAlias = Callable[[Request], StepResult]
+STEPS: Mapping[RepairStep, Take] = {RepairStep.REBOOT: take_reboot, RepairStep.POWER_CYCLE: take_power_cycle}
+
+
+def serve_requests(runtime_dir: str) -> None:
+    """Serve the daemon's requests, after another executor has ended. Raises ownership.Untrusted or OSError.
+
+    If this returned while the request is still open, systemd would start it again at once (PathExists=).
+    """
+    while not serve(runtime_dir, NAME, lambda request: _serve(runtime_dir, request)):
+        wait_until_free(runtime_dir, f"{NAME}.lock")
+
+
+def _serve(runtime_dir: str, open_request: OpenRequest) -> None:
+    try:
+        request = parse_request(open_request.text)
+    except DecodeError as error:
+        log.error("repair: the request cannot be read: %s", error)
+        return
+    Executor(request, runtime_dir, open_smi(runtime_dir), open_request.is_replaced).work()
+
+
+class Executor:
+    """Works on one request.
+
+    is_replaced  returns True if the daemon has written another request since
+    run          runs one of Slurm's commands
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        runtime_dir: str,
+        smi: Smi,
+        is_replaced: Callable[[], bool] = lambda: False,
+        run: Run = blocking.run,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._request, self._runtime_dir, self._smi = request, runtime_dir, smi
+        self._is_replaced, self._run, self._now, self._sleep = is_replaced, run, now, sleep
+        self._boot_id = Host(request.root).boot_id()
+        self._journal = Journal()
+        self._started = time.monotonic()
+
+    def work(self) -> None:
+        """Work on the request. Raises ownership.Untrusted or OSError if the result cannot be published."""
+        try:
+            found = read_journal(self._request.state_dir)
+        except (DecodeError, OSError) as error:
+            self._publish_refusal(f"the journal in {self._request.state_dir} cannot be read: {_text(error)}")
+            return
+        self._journal = found or Journal(first_boot=self._boot_id)
+        before = self._journal
+        self._finish_earlier()
+        if found is None or self._journal != before:
+            try:
+                write_journal(self._journal, self._request.state_dir)
+            except OSError as error:
+                self._publish_refusal(f"the journal cannot be written: {_text(error)}", found)
+                return
+        if not self._request.id or self._journal.find(self._request.id) is not None:
+            publish(self._journal, self._runtime_dir)
+            return
+        self._take()
+
+    # --- what an earlier run has left behind
+
+    def _finish_earlier(self) -> None:
+        """End the record of a reset that was interrupted, and start the services that were stopped for it."""
+        interrupted = [e for e in self._journal.entries if _is_interrupted(e)]
+        left = [e for e in (*self._journal.entries, self._journal.refused) if e is not None and e.services]
+        if interrupted:
+            self._smi.end_earlier()
+        for entry in {entry.id: entry for entry in (*interrupted, *left)}.values():
+            if entry.outcome is Outcome.TAKING:
+                why = "the machine was booted" if entry.boot_id != self._boot_id else "healthd repair run was killed"
+                entry = replace(entry, outcome=Outcome.UNKNOWN, problem=f"{why} during the reset")
+                log.error("repair: %s: %s", entry.id, entry.problem)
+            self._journal = with_entry(self._journal, self._with_services_started(entry))
+
+    def _with_services_started(self, entry: Entry) -> Entry:
+        """Return the entry with the services that still do not run. After a boot, systemd has started them."""
+        if entry.boot_id != self._boot_id or not entry.services:
+            return replace(entry, services=())
+        left, problem = services.start(entry.services)
+        if problem:
+            log.error("repair: %s", problem)
+        return replace(entry, services=left, problem=entry.problem or problem)
+
+    # --- the step
+
+    def _take(self) -> None:
+        step = self._request.step
+        if problem := self._problem():
+            self._record(Outcome.REFUSED, problem)
+        elif step is RepairStep.GPU_RESET:
+            self._reset_gpus()
+        elif step in STEPS:
+            entry = self._begin(())
+            if entry is not None:
+                problem = self._state_problem()
+                self._end(entry, StepResult(Outcome.REFUSED, problem) if problem else STEPS[step](self._request))
+        else:
+            self._record(Outcome.IMPOSSIBLE, f"{step.value} is no step that a program takes")
+
+    def _reset_gpus(self) -> None:
+        request = self._request
+        try:
+            prepared = reset_step.prepare_reset(request, self._smi)
+        except ResetImpossible as error:
+            self._record(Outcome.IMPOSSIBLE, str(error))
+            return
+        except OSError as error:
+            self._record(Outcome.REFUSED, f"the reset could not be prepared: {_text(error)}")
+            return
+        entry = self._begin(prepared.services)
+        if entry is None:
+            return
+        if problem := services.stop(prepared.services):
+            self._end(entry, StepResult(Outcome.REFUSED, problem))
+        else:
+            self._end(entry, reset_step.take_reset(request, prepared, self._smi, self._state_problem, self._sleep))
+
+    def _begin(self, units: tuple[str, ...]) -> Entry | None:
+        """Record that the step is being taken, and that these services will be stopped. Return None if that fails."""
+        before, entry = self._journal, replace(self._entry(Outcome.TAKING), services=units)
+        try:
+            self._write(entry)
+        except OSError as error:
+            self._publish_refusal(f"the journal cannot be written: {_text(error)}", before)
+            return None
+        log.info("repair: %s begins", entry.id)
+        return entry
+
+    def _end(self, entry: Entry, result: StepResult) -> None:
+        """Start the stopped services again, and record the outcome. A boot that is under way has none."""
+        if result.outcome is None:
+            log.info("repair: %s is under way%s", entry.id, f": {result.problem}" if result.problem else "")
+            return
+        entry = replace(entry, outcome=result.outcome, problem=result.problem, proof=result.proof)
+        self._finish(self._with_services_started(entry))
+
+    def _problem(self) -> str:
+        """Return why the step must not be taken now, as one sentence, or ""."""
+        request, now = self._request, self._now()
+        if not self._boot_id or request.boot_id != self._boot_id:
+            return "the request is from an earlier boot"
+        if abs(now - request.requested_at) > MAX_REQUEST_SECONDS:
+            return f"the request is not from the last {MAX_REQUEST_SECONDS / 60:.0f} minutes"
+        if not survives_reboot(self._journal, self._boot_id):
+            return f"not shown yet that {request.state_dir} survives a reboot"
+        if not request.is_ordered and tried_within_day(self._journal, request.step, request.causes, now):
+            return "the step was taken for this cause in the last 24 hours"
+        if os.geteuid() != 0:
+            return "healthd repair run does not run as root"
+        return self._state_problem()
+
+    def _state_problem(self) -> str:
+        """Return why the current state of Slurm or of this node does not allow the step, or ""."""
+        if self._is_replaced():
+            return "healthd has withdrawn the request"
+        return slurm_problem(self._request, self._run) or self._node_problem()
+
+    def _node_problem(self) -> str:
+        request = self._request
+        if request.step is RepairStep.GPU_RESET and (hung := alive(request.stuck)):
+            return f"process {hung[0].pid} hangs in the kernel, so a reset may hang, too"
+        reading = read_node(request.root)
+        for requirement in requirements(reading, request.settings.stop_services, own_pids(reading)):
+            if not requirement.met:
+                why = requirement.problem or "unknown"
+                return f"required: {requirement.text}; now: {why}"
+        return ""
+
+    # --- the record
+
+    def _entry(self, outcome: Outcome, problem: str = "") -> Entry:
+        request = self._request
+        return Entry(
+            request.id,
+            request.step,
+            self._now(),
+            self._boot_id,
+            outcome,
+            request.causes,
+            request.parts,
+            problem=problem,
+        )
+
+    def _record(self, outcome: Outcome, problem: str) -> None:
+        self._finish(self._entry(outcome, problem))
+
+    def _finish(self, entry: Entry) -> None:
+        """Record the outcome and publish it. If the disk is full, the daemon still receives the outcome."""
+        entry = replace(entry, seconds=round(time.monotonic() - self._started, 3))
+        level = logging.INFO if entry.outcome is Outcome.DONE else logging.WARNING
+        log.log(level, "repair: %s: %s: %s", entry.id, entry.outcome.value, entry.problem or entry.proof)
+        try:
+            self._write(entry)
+        except OSError as error:
+            log.error("repair: the journal cannot be written: %s", _text(error))
+            publish(self._journal, self._runtime_dir)
+
+    def _write(self, entry: Entry) -> None:
+        self._journal = with_entry(self._journal, entry)
+        write_journal(self._journal, self._request.state_dir)
+        publish(self._journal, self._runtime_dir)
+
+    def _publish_refusal(self, problem: str, journal: Journal | None = None) -> None:
+        """Publish a refusal that cannot be recorded in the state directory. `journal` is the last one that could be
+        recorded; the daemon takes no step without one."""
+        log.error("repair: %s", problem)
+        journal = journal or Journal()
+        if self._request.id:
+            journal = with_entry(journal, self._entry(Outcome.REFUSED, problem))
+        publish(journal, self._runtime_dir)
+
+
+def _is_interrupted(entry: Entry) -> bool:
+    """Return True if a program was killed during this step. A reboot goes on by itself."""
+    return entry.outcome is Outcome.TAKING and entry.step is RepairStep.GPU_RESET
+
+
+def own_pids(reading: NodeReading) -> frozenset[int]:
+    """Return this process and the daemon's processes. Their checks close the GPUs when they end.
+
+    Without systemd, the daemon is this process's parent.
+    """
+    processes = reading.processes or ()
+    found = {p.pid for p in processes if p.unit == DAEMON_UNIT} | {os.getpid()}
+    if not reading.system_state:
+        found.add(os.getppid())
+        while below := {p.pid for p in processes if p.parent in found} - found:
+            found |= below
+    return frozenset(found)
+
+
+def _text(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,94 @@
+"""The step "reboot": through Slurm if slurm.conf has a RebootProgram, otherwise through systemd.
+
+`scontrol reboot` without ASAP and nextstate keeps the drain, and its Reason if the command names it
+(docs/adr/0043-steps-of-a-repair.md). Older releases lose the drain if the boot is late (`slurm_reboot_problem`).
+"""
+
+from __future__ import annotations
+
+from healthd.agent.repair.journal import Outcome, Request
+from healthd.agent.repair.step_result import Run, StepResult, last_error, run_command
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import Argv, Command, CommandResult
+from healthd.common.slurm.output import describe_failure, is_refused, parse_setting
+from healthd.common.text import regex
+
+NOT_SET = "(null)"
+SYSTEMD_REBOOT: Argv = ("systemctl", "reboot", "--check-inhibitors=yes")
+# From this release on, slurmctld keeps the drain of a node whose reboot has timed out ("Does not remove drain state in
+# case it was set by scontrol update nodename", src/slurmctld/node_mgr.c: check_node_timers()).
+KEEPS_DRAIN_SINCE = (23, 11, 6)
+_VERSION = regex(r"([0-9]{2})\.([0-9]{2})\.([0-9]{1,3})")
+# Slurm reads a list of nodes here, "ALL" included.
+_NODE = regex(r"(?!(?i:all|asap|reason|nextstate)\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def take_reboot(request: Request, run: Run = run_command) -> StepResult:
+    """Reboot this node, which is drained and idle. Return as soon as Slurm or systemd has accepted the request."""
+
+    def query(argv: Argv, changes: bool = False) -> CommandResult:
+        return run(Command(argv, request.command_timeout_seconds, changes))
+
+    if not _NODE.fullmatch(request.node) or not request.reason:
+        return StepResult(Outcome.REFUSED, "the request names no node or no reason")
+    config = query(commands.config())
+    if config.status != 0:
+        return StepResult(Outcome.REFUSED, describe_failure(commands.config(), config))
+    program = parse_setting(config.text, "RebootProgram")
+    if not program:
+        return StepResult(Outcome.REFUSED, "scontrol show config printed no RebootProgram")
+    if program == NOT_SET:
+        return _systemd_result(query(SYSTEMD_REBOOT, changes=True))
+    lacks_version = not _VERSION.match(parse_setting(config.text, "SLURM_VERSION"))
+    if lacks_version or not parse_setting(config.text, "ReturnToService"):
+        return StepResult(Outcome.REFUSED, "scontrol show config printed no SLURM_VERSION or ReturnToService")
+    if problem := slurm_reboot_problem(config.text):
+        return StepResult(Outcome.IMPOSSIBLE, problem)
+    argv = commands.reboot(request.node, request.reason)
+    return _slurm_result(argv, query(argv, changes=True))
+
+
+def slurm_reboot_problem(config: str) -> str:
+    """Return the reason why this cluster's Slurm must not reboot nodes, or "". `config` is `scontrol show config`.
+
+    With ReturnToService = 2, a node whose late boot lost its drain starts jobs before any check.
+    """
+    version = _VERSION.match(parse_setting(config, "SLURM_VERSION"))
+    is_returned = parse_setting(config, "ReturnToService") == "2"
+    if version is None or not is_returned or tuple(map(int, version.groups())) >= KEEPS_DRAIN_SINCE:
+        return ""
+    since = ".".join(f"{number:02}" if index < 2 else str(number) for index, number in enumerate(KEEPS_DRAIN_SINCE))
+    return (
+        f"Slurm {version[0]} with ReturnToService = 2 starts jobs after a reboot that has timed out: set "
+        f"ReturnToService = 1, or update Slurm to {since} or later"
+    )
+
+
+def _slurm_result(argv: Argv, result: CommandResult) -> StepResult:
+    """Return the result of `scontrol reboot`.
+
+    An answer that does not exclude a reboot leaves the step under way: its boot, or none in time, decides.
+    """
+    if "Skipping reboot" in result.stderr:  # from 24.11 on, with status 0; 22.05 is silent
+        return StepResult(Outcome.REFUSED, f"Slurm did not accept the reboot: {last_error(result)}")
+    if result.status == 0:
+        return StepResult(None)
+    problem = describe_failure(argv, result)
+    if "RebootProgram isn't defined" in result.stderr:
+        problem = "slurm.conf on this node has no RebootProgram, although slurmctld has one"
+    return StepResult(Outcome.REFUSED if is_refused(result) else None, problem)
+
+
+def _systemd_result(result: CommandResult) -> StepResult:
+    """Return the result of `systemctl reboot`."""
+    if result.status == 0:
+        return StepResult(None)
+    if result.status is None:
+        return StepResult(None, "systemctl reboot did not end in time; systemd may still reboot the node")
+    problem = f"systemctl reboot: {last_error(result)}"
+    if regex(r"(?i)inhibit").search(result.stderr) and "--check-inhibitors" not in result.stderr:
+        return StepResult(Outcome.REFUSED, problem)
+    if result.status == 127 or regex(r"unrecognized option|not been booted with systemd").search(result.stderr):
+        # systemd has --check-inhibitors since version 248.
+        return StepResult(Outcome.IMPOSSIBLE, f"{problem}; set RebootProgram in slurm.conf")
+    return StepResult(Outcome.FAILED, problem)

@@ -1,0 +1,181 @@
+"""The step "GPU reset": stops the services that hold the GPUs, runs nvidia-smi, and proves the effect.
+
+The rules are in gpu_reset.py. `prepare_reset` changes nothing; the executor then records the step and stops the
+services before it calls `take_reset`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from healthd.agent.evidence.programs import Run, end_earlier_session, run_source
+from healthd.agent.evidence.sources import Source
+from healthd.agent.repair import gpu_reset, services
+from healthd.agent.repair.gpu_reset import FABRIC_MANAGER, GpuReading, ResetImpossible, ResetPlan
+from healthd.agent.repair.journal import Outcome, Request
+from healthd.agent.repair.node_reading import read_node
+from healthd.agent.repair.requirements import gpu_users
+from healthd.agent.repair.step_result import StepResult
+from healthd.host.inventory import device_kind
+from healthd.host.program import find_program
+
+QUERY_SECONDS = 120.0  # without a client, the driver initialises each GPU first, which takes seconds
+RELEASE_SECONDS = 60.0  # how long stopped services and healthd's own checks may keep a GPU open
+RELEASE_POLL_SECONDS = 1.0
+TRIES = 3  # a refused reset changes nothing, and a client such as a check may be gone a moment later
+RETRY_SECONDS = 10.0
+WORK = "repair.work"  # folder in the runtime directory for the output of nvidia-smi
+SESSION = "session"  # file in this folder: the session of the running program
+MAX_OUTPUT_CHARACTERS = 8 << 20
+
+
+class PreparedReset(NamedTuple):
+    """A reset that may be taken.
+
+    before    all GPUs before the reset
+    services  units that run and must stop
+    kept      units that may keep the GPUs open
+    """
+
+    plan: ResetPlan
+    before: tuple[GpuReading, ...]
+    services: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+class Smi:
+    """Runs nvidia-smi with deadlines. `folder` has its output, and the session of the program that runs.
+
+    A program that hangs in the kernel is left behind, and `stuck` then names it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._session = os.path.join(folder, SESSION)
+        self.stuck = ""
+
+    def end_earlier(self) -> None:
+        """Kill the nvidia-smi that a killed program has left behind."""
+        end_earlier_session(self._session)
+
+    def reset(self, plan: ResetPlan, seconds: float) -> tuple[int | None, str]:
+        """Run the reset. Return its exit status, or None if it did not end in time, and its output and errors.
+
+        Raises OSError if nvidia-smi cannot be run, or its output cannot be written.
+        """
+        name, *arguments = plan.argv
+        run, text = self._run(("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", find_program(name), *arguments), seconds)
+        return run.entry.status, text
+
+    def _run(self, argv: tuple[str, ...], seconds: float) -> tuple[Run, str]:
+        """Run a program. Return the run and its output. Raises OSError if the output cannot be written."""
+        path = os.path.join(self._folder, "output")
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        run = run_source(Source("output", argv, seconds), path, self._session, lambda: "")
+        if run.stuck:
+            self.stuck = ", ".join(str(process.pid) for process in run.stuck)
+        if run.entry.missing or not os.path.exists(path):
+            return run, ""
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return run, file.read(MAX_OUTPUT_CHARACTERS)
+
+    def gpus(self) -> tuple[GpuReading, ...]:
+        """Return all GPUs that the driver shows. Raises ResetImpossible if nvidia-smi fails, or OSError."""
+        run, text = self._run(gpu_reset.QUERY, QUERY_SECONDS)
+        if run.entry.problem:
+            raise ResetImpossible(f"nvidia-smi -q does not show the GPUs: {run.entry.problem}")
+        return gpu_reset.parse_gpus(text)
+
+
+def open_smi(runtime_dir: str) -> Smi:
+    """Create the folder for nvidia-smi's output. Raises OSError."""
+    folder = os.path.join(runtime_dir, WORK)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return Smi(folder)
+
+
+def prepare_reset(request: Request, smi: Smi) -> PreparedReset:
+    """Return how to reset the GPUs of the request. Nothing is changed. Raises ResetImpossible or OSError."""
+    has_systemd = services.has_systemd(request.root)
+    fabric_manager_runs = has_systemd and FABRIC_MANAGER in services.running((FABRIC_MANAGER,))
+    before = smi.gpus()
+    inventory = [gpu.pci for gpu in request.gpus]
+    plan = gpu_reset.plan_reset(before, request.parts, inventory, has_nvswitches(request.root), fabric_manager_runs)
+    names = gpu_reset.services_to_stop(plan, request.settings.stop_services, fabric_manager_runs)
+    units = services.running(names) if has_systemd else ()
+    if units:
+        services.require_no_other_stops(units)
+    kept = (FABRIC_MANAGER,) if plan.keeps_fabric_manager and fabric_manager_runs else ()
+    return PreparedReset(plan, before, units, kept)
+
+
+def has_nvswitches(root: str) -> bool:
+    """Return True if the kernel shows an NVSwitch. Switches of Blackwell are no PCI devices of the node."""
+    folder = os.path.join(root, "sys/bus/pci/devices")
+    return any(
+        device_kind(_text(folder, pci, "vendor"), _text(folder, pci, "class")) == "nvswitch"
+        for pci in (os.listdir(folder) if os.path.isdir(folder) else ())
+    )
+
+
+def _text(*path: str) -> str:
+    try:
+        with open(os.path.join(*path), encoding="utf-8", errors="replace") as file:
+            return file.read(100).strip()
+    except OSError:
+        return ""
+
+
+def wait_for_release(request: Request, prepared: PreparedReset, sleep: Callable[[float], None]) -> str:
+    """Wait until no process has a GPU open. Return the processes that still have one, or ""."""
+    deadline = time.monotonic() + RELEASE_SECONDS
+    while users := _users(request, prepared):
+        if time.monotonic() >= deadline:
+            return f"a GPU is still open in {users}"
+        sleep(RELEASE_POLL_SECONDS)
+    return ""
+
+
+def _users(request: Request, prepared: PreparedReset) -> str:
+    processes = read_node(request.root).processes
+    if processes is None:
+        return "an unknown process"
+    return ", ".join(f"{p.name} (pid {p.pid})" for p in gpu_users(processes, prepared.kept, ()))
+
+
+def take_reset(
+    request: Request,
+    prepared: PreparedReset,
+    smi: Smi,
+    check: Callable[[], str],
+    sleep: Callable[[float], None] = time.sleep,
+) -> StepResult:
+    """Reset the GPUs. The services have been stopped. Raises OSError if nvidia-smi's output cannot be written.
+
+    `check` returns why the step must not be taken now, or "". It is called right before each try.
+    """
+    plan, seconds = prepared.plan, request.settings.reset_timeout_seconds
+    for number in range(1, TRIES + 1):
+        if problem := wait_for_release(request, prepared, sleep) or check():
+            return StepResult(Outcome.REFUSED, problem)
+        status, output = smi.reset(plan, seconds)
+        if number == TRIES or not gpu_reset.is_in_use(status, output):
+            break
+        sleep(RETRY_SECONDS)
+    if smi.stuck or status is None:
+        hangs = f" and hangs in the kernel (process {smi.stuck})" if smi.stuck else ""
+        return StepResult(Outcome.FAILED, f"nvidia-smi --gpu-reset did not end within {seconds:g} s{hangs}")
+    if failure := gpu_reset.command_failure(status, output, plan):
+        return StepResult(*failure)
+    try:
+        after = smi.gpus()
+    except ResetImpossible as error:
+        return StepResult(Outcome.FAILED, f"after the reset, {error}")
+    if problem := gpu_reset.effect_problem(prepared.before, after, plan):
+        return StepResult(Outcome.FAILED, problem)
+    return StepResult(Outcome.DONE, proof=gpu_reset.proof(prepared.before, plan))

@@ -1,0 +1,102 @@
+"""The node's state in Slurm right before a step, read again. Any answer that is missing or unknown is a problem.
+
+The caller waits for the answers, so the daemon does not use this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from healthd.agent.repair.journal import Request
+from healthd.agent.repair.requirements import STOP_RESERVATION
+from healthd.agent.repair.step_result import Run
+from healthd.agent.slurm import repair_claim
+from healthd.agent.slurm.policy import is_idle
+from healthd.common.model import NodeState
+from healthd.common.slurm import commands
+from healthd.common.slurm.builtin_reasons import strip_appended
+from healthd.common.slurm.commands import Argv, Command, CommandResult
+from healthd.common.slurm.drain_reason import parse_claim
+from healthd.common.slurm.node_states import MAINTENANCE, POWER, REBOOT
+from healthd.common.slurm.output import (
+    SlurmError,
+    describe_failure,
+    has_no_steps,
+    parse_claims,
+    parse_in_service,
+    parse_job_numbers,
+    parse_listpids,
+    parse_node,
+    parse_node_names,
+    parse_reservation_names,
+    require_partitions,
+)
+
+MAX_NAMED = 3
+
+
+def slurm_problem(request: Request, run: Run) -> str:
+    """Return why Slurm's state does not allow the step now, as one sentence, or ""."""
+    try:
+        if STOP_RESERVATION in parse_reservation_names(_query(commands.reservations(), request, run).text):
+            return f"Slurm has a reservation {STOP_RESERVATION}"
+        node = parse_node(_query(commands.node(request.node), request, run).stdout, request.node)
+        return node_problem(node, request) or _jobs_problem(request, run) or _claims_problem(request, node, run)
+    except SlurmError as error:
+        return str(error)
+
+
+def node_problem(node: NodeState, request: Request) -> str:
+    """Return why this state does not allow a step, or "". The Reason must be healthd's, with the claim of the step."""
+    if parse_claim(request.reason) is not request.step:
+        return "the Reason of this repair does not claim its step"
+    if node.unread_rows:
+        return f"the state of {node.name} in Slurm is incomplete"
+    if strip_appended(node.reason) != request.reason:
+        return f'the Reason in Slurm is "{node.reason}", not the one of this repair'
+    if found := node.flags & (MAINTENANCE | REBOOT | POWER):
+        return f"the node's state in Slurm is {'+'.join(sorted(found))}"
+    if not is_idle(node):
+        return f"the node is not drained and idle in Slurm, but {'+'.join(sorted(node.flags))}"
+    return ""
+
+
+def _jobs_problem(request: Request, run: Run) -> str:
+    """Return the jobs that slurmd or slurmctld still has on this node, also suspended ones. Raises SlurmError."""
+    listpids = commands.listpids(request.node)
+    result = run(Command(listpids, request.command_timeout_seconds))
+    if result.status != 0 and not has_no_steps(result):
+        raise SlurmError(describe_failure(listpids, result))
+    local = parse_listpids(result.text) if result.status == 0 else []
+    found = local or parse_job_numbers(_query(commands.jobs_on_node(request.node), request, run).text)
+    return f"{_jobs(found)} on the node" if found else ""
+
+
+def _claims_problem(request: Request, node: NodeState, run: Run) -> str:
+    """Return why the repairs of other nodes leave no room for this one, or "". Raises SlurmError.
+
+    The count is that after the claim (repair_claim.py): this node's claim is older than the claims that must wait.
+    """
+    max_concurrent = request.settings.max_concurrent
+    claims = parse_claims(_query(commands.claims(), request, run).stdout)
+    others = repair_claim.earlier_claims(claims, request.node, node.reason_time)
+    nodes = 0
+    if others and repair_claim.needs_cluster_size(max_concurrent):
+        nodes = len(parse_node_names(_query(commands.node_names(), request, run).stdout))
+    if problem := repair_claim.count_problem(others, repair_claim.limit_for(max_concurrent, nodes)):
+        return problem
+    fleet = _query(commands.fleet(), request, run)
+    return repair_claim.service_problem(parse_in_service(fleet.stdout, require_partitions(node)))
+
+
+def _jobs(numbers: Sequence[str]) -> str:
+    more = f" and {len(numbers) - MAX_NAMED} more" if len(numbers) > MAX_NAMED else ""
+    return f"{'job' if len(numbers) == 1 else 'jobs'} {', '.join(numbers[:MAX_NAMED])}{more}"
+
+
+def _query(argv: Argv, request: Request, run: Run) -> CommandResult:
+    """Return the result of a query. Raises SlurmError if it failed."""
+    result = run(Command(argv, request.command_timeout_seconds))
+    if result.status != 0:
+        raise SlurmError(describe_failure(argv, result))
+    return result

@@ -1,0 +1,139 @@
+"""The daemon's side of healthd-repair: requests the steps, and reads the journal.
+
+The daemon only writes a request file (host/separate_program.py). On a healthy node, it requests the journal once at the
+start and then does nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+from healthd.agent.evidence.case import Case
+from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Journal, Request, parse_journal
+from healthd.agent.settings.config import Settings
+from healthd.common import ownership
+from healthd.common.model import Gpu
+from healthd.common.repair_plan import Attempt
+from healthd.common.slurm.builtin_reasons import strip_appended
+from healthd.common.values import DecodeError, encode
+from healthd.host.separate_program import SeparateProgram
+
+log = logging.getLogger("healthd")
+
+EXTRA_SECONDS = 1800.0  # deadline without systemd, beyond the step: for services and Slurm
+REPEAT_SECONDS = 30.0  # until a request without a result is written again
+
+
+class StepProgram:
+    """Requests steps.
+
+    journal   the steps so far, or None if the journal has not been read
+    problem   why steps are not taken, or ""
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        argv: tuple[str, ...],
+        is_managed: bool,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.journal: Journal | None = None
+        self._settings = settings
+        self._now, self._monotonic = now, monotonic
+        seconds = settings.repair.boot_timeout_seconds + EXTRA_SECONDS
+        self._program = SeparateProgram(NAME, argv, settings.runtime_dir, seconds, is_managed, monotonic)
+        self._problem = ""
+        self._has_started = False
+        self._requested = ""  # id of the last request
+        self._requested_at = -float("inf")
+
+    @property
+    def deadline(self) -> float:
+        return self._program.deadline
+
+    def waits(self) -> Iterator[tuple[int, bool]]:
+        return self._program.waits()
+
+    def close(self) -> None:
+        self._program.close()
+
+    @property
+    def problem(self) -> str:
+        return self._problem or self._program.problem
+
+    @property
+    def is_served(self) -> bool:
+        return self._has_started and not self._program.is_open
+
+    def reconfigure(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def step(self) -> None:
+        """Read the journal once a request has been served. The first call requests the journal."""
+        if not self._has_started:
+            self._has_started = True
+            self._program.adopt()
+        is_due = self._monotonic() >= self._requested_at + REPEAT_SECONDS
+        if self.journal is None and not self._program.is_open and is_due:
+            self._requested_at = self._monotonic()
+            self._write(Request("", self._settings.state_dir, root=self._settings.root))
+        if self._program.step():
+            self._read_journal()
+
+    def request(
+        self, attempt: Attempt, reason: str, gpus: tuple[Gpu, ...], case: Case | None, is_ordered: bool
+    ) -> None:
+        """Request the attempt's step, unless it has just been requested. `reason` is the drain's Reason in Slurm."""
+        is_recent = self._monotonic() < self._requested_at + REPEAT_SECONDS
+        if self._program.is_open or (attempt.id == self._requested and is_recent):
+            return
+        settings = self._settings
+        request = Request(
+            attempt.id,
+            settings.state_dir,
+            node=settings.node_name,
+            boot_id=attempt.boot_id,
+            step=attempt.step,
+            reason=strip_appended(reason),
+            causes=attempt.causes,
+            parts=attempt.parts,
+            gpus=gpus,
+            stuck=case.stuck if case is not None else (),
+            requested_at=self._now(),
+            is_ordered=is_ordered,
+            command_timeout_seconds=settings.slurm.command_timeout_seconds,
+            root=settings.root,
+            settings=settings.repair,
+        )
+        if self._write(request):
+            log.warning("repair: requested step %s (%s)", attempt.step.value, attempt.id)
+            self._requested, self._requested_at = attempt.id, self._monotonic()
+
+    def withdraw(self) -> None:
+        """Replace an open request for a step, so that healthd-repair refuses the step unless it has begun."""
+        if self._program.is_open and self._requested:
+            self._requested = ""
+            self._write(Request("", self._settings.state_dir, root=self._settings.root))
+
+    def _write(self, request: Request) -> bool:
+        try:
+            self._program.request(encode(request).decode())
+        except (ownership.Untrusted, OSError) as error:
+            if not self._problem:
+                log.error("repair: the request cannot be written: %s", error)
+            self._problem = f"the request cannot be written: {error}"
+            return False
+        self._problem = ""
+        return True
+
+    def _read_journal(self) -> None:
+        path = os.path.join(self._settings.runtime_dir, JOURNAL_FILE)
+        try:
+            self.journal = parse_journal(ownership.read(path).decode("utf-8", "replace"))
+        except (ownership.Untrusted, OSError, DecodeError) as error:
+            self._problem = f"{path}: {error}"
+            log.error("repair: the journal cannot be read: %s", self._problem)

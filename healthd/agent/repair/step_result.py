@@ -1,0 +1,51 @@
+"""The result of a step's command, as the executor records it in the journal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+from healthd.agent.repair.journal import Outcome
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import Command, CommandResult
+from healthd.common.values import Value
+from healthd.host.program import run_program
+
+MAX_ERROR_LENGTH = 200
+Run: TypeAlias = Callable[[Command], CommandResult]
+
+
+class StepResult(Value, frozen=True):
+    """The result of a step's command.
+
+    outcome  None if the step is under way: the machine will boot, and its journal still has Outcome.TAKING
+    problem  why the step failed or was not taken, or what is uncertain about it, as one sentence without its full stop
+    proof    evidence of its effect, or that it has the right target
+    """
+
+    outcome: Outcome | None
+    problem: str = ""
+    proof: str = ""
+
+
+def run_command(command: Command) -> CommandResult:
+    """Run a command in this process's environment. At its deadline, its process group is killed; the status is None.
+
+    The status is 127 if the program could not be started. Each stream is cut off at 64 KiB.
+    """
+    started = time.time()
+    try:
+        result = run_program(command.argv, command.deadline_seconds, {**os.environ, **commands.ENVIRONMENT})
+    except TimeoutError:
+        return CommandResult(None, started=started, seconds=time.time() - started)
+    except OSError as error:
+        return CommandResult(127, b"", f"{command.argv[0]}: {error.strerror or error}", started)
+    return CommandResult(result.status, result.stdout.encode(), result.stderr, started, time.time() - started)
+
+
+def last_error(result: CommandResult) -> str:
+    """Return the last line of a command's errors, or its exit status."""
+    lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
+    return lines[-1][:MAX_ERROR_LENGTH] if lines else f"exit status {result.status}"

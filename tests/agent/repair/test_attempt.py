@@ -1,0 +1,407 @@
+"""The progress of a repair: claim, step, verification, and what follows from each outcome."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from healthd.agent.repair.attempt import (
+    ActContext,
+    Change,
+    View,
+    act_obstacles,
+    advance,
+    after_mode,
+    after_order,
+    after_stop,
+    is_fresh,
+    must_withdraw,
+    next_moment,
+    resume_wait,
+    wanted_claim,
+)
+from healthd.agent.repair.journal import Entry, Journal, Outcome, with_entry
+from healthd.agent.settings.config import RepairConfig
+from healthd.common.model import DrainRecord, RepairClaim, RepairMode, RepairStep
+from healthd.common.repair_plan import (
+    Attempt,
+    AttemptStage,
+    CauseStep,
+    FailedStep,
+    Obstacle,
+    Plan,
+    Reason,
+    RepairRecord,
+)
+from healthd.events.schema import EVENTS
+
+GPU_RESET, REBOOT, POWER_CYCLE, PERSON = RepairStep
+GPU, CODE = "0000:1b:00.0", "gpu_xid/119"
+CAUSE = f"{CODE} {GPU}"
+ACT = RepairConfig(RepairMode.ACT)
+NOW, BOOT = 1_000_000.0, "boot-2"
+ID = "20261129T060000Z-gpu_reset"
+JOURNAL = Journal("boot-1")
+
+
+def plan(step: RepairStep = GPU_RESET, *obstacles: Obstacle, parts: tuple[str, ...] = (GPU,)) -> Plan:
+    following = {GPU_RESET: REBOOT, REBOOT: PERSON, PERSON: PERSON}[step]
+    return Plan(step, following, (CauseStep(CODE, GPU, step, Reason.REMEDY),), parts, obstacles)
+
+
+def view(**changes: Any) -> View:
+    """Return the view of a drained, idle node with one fault that a reset ends."""
+    drain = DrainRecord(reason="healthd: ...", drained_at=NOW - 60)
+    usual = View(NOW, BOOT, plan(), (CAUSE,), (), (), drain, JOURNAL, True, True, False, False, False, False, False)
+    return usual._replace(**changes)
+
+
+def attempt(stage: AttemptStage, step: RepairStep = GPU_RESET, **changes: Any) -> Attempt:
+    return Attempt(ID, step, stage, NOW - 10, BOOT, (CAUSE,), (), (GPU,), **changes)
+
+
+def taking(step: RepairStep = GPU_RESET, **changes: Any) -> RepairRecord:
+    return RepairRecord(plan(step), attempt(AttemptStage.STEP, step, **changes))
+
+
+def verifying(step: RepairStep = GPU_RESET, **changes: Any) -> RepairRecord:
+    return RepairRecord(plan(step), attempt(AttemptStage.VERIFY, step, taken_at=NOW - 5), **changes)
+
+
+def entry(outcome: Outcome, step: RepairStep = GPU_RESET, **changes: Any) -> Entry:
+    return Entry(
+        ID, step, changes.pop("at", NOW - 8), changes.pop("boot_id", BOOT), outcome, (CAUSE,), (GPU,), **changes
+    )
+
+
+def journal(outcome: Outcome, step: RepairStep = GPU_RESET, **changes: Any) -> Journal:
+    return with_entry(JOURNAL, entry(outcome, step, **changes))
+
+
+def step_once(record: RepairRecord, config: RepairConfig = ACT, **changes: Any) -> Change:
+    """Advance once. Every event must match the schema."""
+    change = advance(record, view(**changes), config, ID)
+    for event in change.events:
+        fields = EVENTS[event.name]
+        assert {*fields.required} <= {*event.fields} <= {*fields.required, *fields.optional}
+        assert event.fields["stage"] in fields.stages
+    return change
+
+
+def stages(change: Change) -> list[object]:
+    return [event.fields["stage"] for event in change.events]
+
+
+# --- before the claim
+
+
+def test_drained_node_with_fault_claims_its_step() -> None:
+    change = step_once(RepairRecord(plan()))
+    assert change.record.attempt == Attempt(ID, GPU_RESET, AttemptStage.CLAIM, NOW, BOOT, (CAUSE,), (), (GPU,))
+    assert stages(change) == [], "the claim is not in Slurm yet"
+
+
+@pytest.mark.parametrize(
+    ("record", "changes"),
+    [
+        (RepairRecord(), {"plan": plan(GPU_RESET, Obstacle.JOBS)}),
+        (RepairRecord(), {"plan": plan(PERSON)}),
+        (RepairRecord(), {"plan": None}),
+        (RepairRecord(), {"is_drained": False}),
+    ],
+)
+def test_no_claim_while_something_prevents_it(record: RepairRecord, changes: dict[str, Any]) -> None:
+    assert step_once(record, **changes).record.attempt is None
+
+
+def test_mode_advise_takes_step_only_on_order() -> None:
+    advise = RepairConfig(RepairMode.ADVISE)
+    assert step_once(RepairRecord(plan()), advise).record.attempt is None
+    assert step_once(after_order(RepairRecord(plan()), "root"), advise).record.attempt is not None
+
+
+def test_reset_is_skipped_while_driver_hangs() -> None:
+    change = step_once(RepairRecord(plan()), is_driver_stuck=True)
+    assert change.record.attempt is None
+    assert [(failed.step, failed.causes) for failed in change.record.failed] == [(GPU_RESET, (CAUSE,))]
+    assert stages(change) == ["failed"]
+    assert step_once(RepairRecord(plan(REBOOT)), plan=plan(REBOOT), is_driver_stuck=True).record.attempt is not None
+
+
+def test_attempt_names_the_faults_that_its_step_does_not_end() -> None:
+    person = CauseStep("mount/missing", "/data", PERSON, Reason.CAUSE)
+    both = replace(plan(), causes=(*plan().causes, person))
+    found = step_once(RepairRecord(), plan=both).record.attempt
+    assert found is not None
+    assert (found.causes, found.others) == ((CAUSE,), ("mount/missing /data",))
+
+
+@pytest.mark.parametrize(
+    ("record", "context", "expected"),
+    [
+        (RepairRecord(), ActContext(JOURNAL, False, NOW, BOOT), []),
+        (RepairRecord(), ActContext(None, False, NOW, BOOT), [Obstacle.STATE_DIR]),
+        (RepairRecord(), ActContext(Journal(BOOT), False, NOW, BOOT), [Obstacle.STATE_DIR]),
+        (RepairRecord(), ActContext(JOURNAL, True, NOW, BOOT), [Obstacle.EVIDENCE]),
+        (RepairRecord(act_since=NOW), ActContext(JOURNAL, False, NOW, BOOT), [Obstacle.BEFORE_ACT]),
+        (RepairRecord(retry_at=NOW + 1), ActContext(JOURNAL, False, NOW, BOOT), [Obstacle.RETRY]),
+        (RepairRecord(stopped_by="ann"), ActContext(JOURNAL, False, NOW, BOOT), [Obstacle.STOPPED]),
+        (RepairRecord(), ActContext(journal(Outcome.FAILED), False, NOW, BOOT), [Obstacle.TRIED]),
+        (RepairRecord(), ActContext(journal(Outcome.FAILED), False, NOW + 86400, BOOT), []),
+        (RepairRecord(), ActContext(journal(Outcome.FAILED, REBOOT), False, NOW, BOOT), []),
+        (RepairRecord(), ActContext(journal(Outcome.IMPOSSIBLE), False, NOW, BOOT), []),
+        (RepairRecord(ordered_by="ann", act_since=NOW), ActContext(journal(Outcome.FAILED), True, NOW, BOOT), []),
+    ],
+)
+def test_act_obstacles(record: RepairRecord, context: ActContext, expected: list[Obstacle]) -> None:
+    assert list(act_obstacles(record, plan(), DrainRecord(drained_at=NOW - 60), context)) == expected
+
+
+def test_time_of_mode_act_is_kept_until_another_mode() -> None:
+    acting = after_mode(RepairRecord(), RepairMode.ACT, NOW)
+    assert after_mode(acting, RepairMode.ACT, NOW + 1).act_since == NOW
+    assert after_mode(acting, RepairMode.ADVISE, NOW + 1).act_since == 0
+
+
+# --- the claim
+
+
+def test_confirmed_claim_leads_to_step() -> None:
+    record = RepairRecord(plan(), attempt(AttemptStage.CLAIM))
+    assert step_once(record).record == record, "the claim does not stand in the Reason yet"
+    change = step_once(record, drain=DrainRecord(reason="healthd: ...", claim=GPU_RESET))
+    assert change.record.attempt is not None
+    assert change.record.attempt.stage is AttemptStage.STEP
+    assert stages(change) == ["claimed"]
+    assert step_once(record, drain=DrainRecord(claim=REBOOT)).record == record, "another step's claim"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"plan": plan(GPU_RESET, Obstacle.PAUSED)},
+        {"plan": plan(REBOOT)},
+        {"plan": plan(parts=())},
+        {"plan": None},
+        {"boot_id": "boot-3"},
+    ],
+)
+def test_claim_is_given_up_if_plan_changes(changes: dict[str, Any]) -> None:
+    changes["drain"] = DrainRecord(claim=GPU_RESET)
+    change = step_once(RepairRecord(plan(), attempt(AttemptStage.CLAIM)), **changes)
+    assert change.record.attempt is None
+    assert wanted_claim(change.record, ACT, BOOT) is None
+
+
+@pytest.mark.parametrize("record", [RepairRecord(plan(), attempt(AttemptStage.CLAIM)), verifying()])
+def test_another_user_stops_repair_of_this_drain(record: RepairRecord) -> None:
+    change = step_once(record, is_taken_over=True, drain=DrainRecord(claim=GPU_RESET))
+    assert change.record.attempt is None
+    assert change.record.stopped_by
+    assert stages(change) == ["stopped"]
+    assert Obstacle.STOPPED in list(
+        act_obstacles(change.record, plan(), DrainRecord(), ActContext(JOURNAL, False, NOW, BOOT))
+    )
+
+
+def test_claim_is_wanted_from_begin_to_end() -> None:
+    assert wanted_claim(RepairRecord(), ACT, BOOT) is None
+    for stage in AttemptStage:
+        record = RepairRecord(attempt=attempt(stage, REBOOT))
+        assert wanted_claim(record, ACT, BOOT) == RepairClaim(REBOOT, 1)
+        assert wanted_claim(record, ACT, "boot-3") == RepairClaim(REBOOT, 1, is_booted=True)
+    assert wanted_claim(RepairRecord(has_given_up=True), ACT, BOOT) == RepairClaim(PERSON)
+
+
+# --- the step
+
+
+@pytest.mark.parametrize("changes", [{"journal": None}, {"is_served": False}, {"journal": JOURNAL}])
+def test_step_without_result_continues(changes: dict[str, Any]) -> None:
+    assert step_once(taking(), **changes) == Change(taking())
+
+
+def test_step_that_was_never_recorded_is_dropped_after_boot() -> None:
+    """Power was lost before healthd-repair recorded the step, so it was not taken."""
+    assert step_once(taking(), boot_id="boot-3").record.attempt is None
+    assert step_once(taking(), boot_id="boot-3").record.failed == ()
+
+
+def test_reset_that_was_done_is_verified() -> None:
+    change = step_once(taking(), journal=journal(Outcome.DONE, proof="uptime 3 s", seconds=12.34))
+    assert change.record.attempt == replace(attempt(AttemptStage.VERIFY), since=NOW, taken_at=NOW)
+    assert stages(change) == ["taken"]
+    assert (change.events[0].fields["proof"], change.events[0].fields["seconds"]) == ("uptime 3 s", 12.3)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.IMPOSSIBLE, Outcome.UNKNOWN])
+def test_step_without_effect_has_failed(outcome: Outcome) -> None:
+    change = step_once(taking(), journal=journal(outcome, problem="In use by another client"))
+    assert change.record.attempt is None
+    assert [(failed.step, failed.causes) for failed in change.record.failed] == [(GPU_RESET, (CAUSE,))]
+    assert stages(change) == ["failed"]
+
+
+def test_refused_step_is_tried_again_later_and_later() -> None:
+    record, waits = taking(), []
+    for _ in range(8):
+        change = step_once(record, journal=journal(Outcome.REFUSED, problem="a job runs"))
+        assert change.record.attempt is None
+        assert change.record.failed == ()
+        waits.append(change.record.retry_at - NOW)
+        record = replace(change.record, attempt=attempt(AttemptStage.STEP))
+    assert waits == sorted(waits)
+    assert waits[0] == 60
+    assert waits[-1] == 900
+    assert stages(change) == [], "the same refusal is reported once"
+
+
+def test_reboot_is_done_in_another_boot_and_fails_without_one() -> None:
+    record = taking(REBOOT)
+    under_way = journal(Outcome.TAKING, REBOOT)
+    assert step_once(record, journal=under_way).record == record
+    booted = step_once(record, journal=under_way, boot_id="boot-3")
+    assert booted.record.attempt is not None
+    assert booted.record.attempt.stage is AttemptStage.VERIFY
+    late = step_once(record, journal=under_way, now=NOW + ACT.boot_timeout_seconds)
+    assert late.record.attempt is None
+    assert late.record.failed[0].step is REBOOT
+
+
+def test_step_that_only_the_journal_knows_is_continued() -> None:
+    """The ledger's copy was older than the reboot."""
+    change = step_once(RepairRecord(plan(REBOOT)), journal=journal(Outcome.TAKING, REBOOT), boot_id="boot-3")
+    assert change.record.attempt is not None
+    assert (change.record.attempt.id, change.record.attempt.stage) == (ID, AttemptStage.STEP)
+    for record, changes in (
+        (RepairRecord(concluded=ID), {}),
+        (RepairRecord(), {"now": NOW + 2 * 86400}),
+        (RepairRecord(), {"is_drained": False}),
+    ):
+        known = step_once(record, journal=journal(Outcome.TAKING, REBOOT), plan=None, **changes)
+        assert known.record.attempt is None
+
+
+# --- the verification
+
+
+def test_resume_ends_repair() -> None:
+    failed = (FailedStep(GPU_RESET, NOW, (CAUSE,), "no effect"),)
+    change = step_once(verifying(failed=failed, ordered_by="ann"), was_resumed=True, plan=None, causes=())
+    assert stages(change) == ["succeeded"]
+    assert is_fresh(replace(change.record, plan=None))
+    assert change.record.concluded == ID
+
+
+def test_fault_after_step_fails_it_once_all_checks_have_run() -> None:
+    assert step_once(verifying()).record == verifying(), "checks from before the step do not count"
+    assert step_once(verifying(), has_checked=True).record == verifying(), "it ends after more clean runs of its check"
+    assert step_once(verifying(), seen=(CAUSE,)).record == verifying()
+    change = step_once(verifying(), has_checked=True, seen=(CAUSE,))
+    assert change.record.failed[0].step is GPU_RESET
+    assert stages(change) == ["failed"]
+
+
+def test_new_fault_after_step_fails_it() -> None:
+    other = ("gpu_xid/79 0000:43:00.0",)
+    change = step_once(verifying(), has_checked=True, causes=other, seen=other)
+    assert stages(change) == ["failed"]
+
+
+def test_step_has_succeeded_if_only_a_person_can_end_the_rest() -> None:
+    record = RepairRecord(attempt=attempt(AttemptStage.VERIFY, taken_at=NOW - 5))
+    assert record.attempt is not None
+    record = replace(record, attempt=replace(record.attempt, others=("mount/missing /data",)))
+    other = ("mount/missing /data",)
+    assert stages(step_once(record, has_checked=True, causes=other, seen=other)) == ["succeeded"]
+    assert stages(step_once(record, causes=other, seen=other)) == []
+
+
+def test_step_has_succeeded_if_the_fault_only_waits_for_its_time() -> None:
+    assert stages(step_once(verifying(), has_checked=True, waiting=(CAUSE,))) == ["succeeded"]
+    assert stages(step_once(verifying(), waiting=(CAUSE,))) == []
+
+
+def test_request_is_withdrawn_if_an_operator_or_a_pause_forbids_it() -> None:
+    assert not must_withdraw(taking())
+    assert not must_withdraw(RepairRecord(plan(GPU_RESET, Obstacle.JOBS), attempt(AttemptStage.STEP)))
+    assert must_withdraw(RepairRecord(plan(GPU_RESET, Obstacle.PAUSED), attempt(AttemptStage.STEP)))
+    assert must_withdraw(replace(taking(), stopped_by="ann"))
+    assert must_withdraw(taking(is_taken_over=True))
+    assert must_withdraw(replace(taking(), plan=None))
+    assert not must_withdraw(RepairRecord(attempt=attempt(AttemptStage.VERIFY)))
+
+
+@pytest.mark.parametrize(("is_clean", "stage"), [(True, "succeeded"), (False, "failed")])
+def test_verification_ends_at_its_deadline(is_clean: bool, stage: str) -> None:
+    late = NOW - 5 + ACT.verify_timeout_seconds
+    changes: dict[str, Any] = {"causes": (), "plan": None, "is_clean": is_clean}
+    assert stages(step_once(verifying(), now=late - 1, **changes)) == []
+    assert stages(step_once(verifying(), now=late, **changes)) == [stage]
+
+
+def test_resume_waits_for_step_and_checks() -> None:
+    assert resume_wait(RepairRecord(), False) == ""
+    assert resume_wait(taking(), True) != ""
+    assert resume_wait(verifying(), False) != ""
+    assert resume_wait(verifying(), True) == ""
+
+
+# --- the end of the ladder
+
+
+def test_last_failed_step_leaves_node_to_person_once() -> None:
+    failed = RepairRecord(plan(PERSON), failed=(FailedStep(REBOOT, NOW, (CAUSE,), "no boot"),))
+    change = step_once(failed, plan=plan(PERSON))
+    assert change.record.has_given_up
+    assert stages(change) == ["gave_up"]
+    assert step_once(change.record, plan=plan(PERSON)) == Change(change.record)
+
+
+def test_fault_for_person_is_no_failed_repair() -> None:
+    assert step_once(RepairRecord(), plan=plan(PERSON)) == Change(RepairRecord())
+
+
+def test_record_is_fresh_after_the_drain() -> None:
+    used = RepairRecord(
+        None, failed=(FailedStep(REBOOT, NOW, (), ""),), has_given_up=True, stopped_by="ann", act_since=5.0
+    )
+    assert step_once(used, plan=None, causes=(), is_drained=False).record == RepairRecord(act_since=5.0)
+
+
+# --- operators
+
+
+def test_stop_ends_claim_but_no_step_that_is_being_taken() -> None:
+    change = after_stop(RepairRecord(plan(), attempt(AttemptStage.CLAIM)), "ann")
+    assert change.record.attempt is None
+    assert stages(change) == ["stopped"]
+    for record in (taking(), verifying()):
+        change = after_stop(record, "ann")
+        assert change.record.attempt == record.attempt
+        assert change.record.stopped_by == "ann"
+
+
+@pytest.mark.parametrize(("outcome", "stage"), [(Outcome.DONE, "taken"), (Outcome.FAILED, "failed")])
+def test_user_who_takes_over_during_step_ends_repair_after_it(outcome: Outcome, stage: str) -> None:
+    during = step_once(taking(), is_taken_over=True)
+    assert during.record.attempt is not None
+    assert during.record.attempt.stage is AttemptStage.STEP
+    change = step_once(during.record, journal=journal(outcome))
+    assert stages(change) == [stage, "stopped"]
+    assert change.record.attempt is None
+    assert change.record.stopped_by
+
+
+def test_order_ends_stop_and_wait() -> None:
+    stopped = RepairRecord(plan(), stopped_by="ann", retry_at=NOW + 60, refusals=3, refused="a job runs")
+    assert after_order(stopped, "bob") == RepairRecord(plan(), ordered_by="bob")
+
+
+def test_next_moment_lies_ahead() -> None:
+    """A moment in the past would wake the daemon without end."""
+    for record in (RepairRecord(), RepairRecord(retry_at=NOW), taking(), taking(REBOOT), verifying()):
+        for now in (NOW, NOW + 1e6):
+            assert next_moment(record, ACT, now) > now

@@ -1,0 +1,561 @@
+"""The executor: requirements right before the step, the GPU reset, and the record after a kill at any point."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from repair_node import BOOT_ID, CAUSE, DCGM, FIRST, ID, IDLE, PERSISTENCED, REASON, RepairNode
+from slurm_text import NOW
+
+from healthd.agent.evidence.case import Process as StuckProcess
+from healthd.agent.repair import executor, journal_file, reset_step, services
+from healthd.agent.repair.executor import Executor, serve_requests
+from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Outcome, Request
+from healthd.agent.repair.journal_file import read_journal, write_journal
+from healthd.agent.repair.requirements import Process, gpu_users
+from healthd.agent.repair.step_result import StepResult
+from healthd.common.model import RepairStep
+from healthd.common.values import encode
+from healthd.host.separate_program import request_file
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RepairNode:
+    monkeypatch.setattr(executor.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(reset_step, "RETRY_SECONDS", 0.0)
+    return RepairNode(tmp_path, monkeypatch)
+
+
+def work(node: RepairNode, is_replaced: Callable[[], bool] = lambda: False, **changes: object) -> Entry:
+    """Run the executor on a request. Return its entry in the journal, which equals the daemon's copy."""
+    request = node.request(**changes)
+    run = Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir)), is_replaced)
+    run.work()
+    assert node.journal() == node.journal(is_copy=True)
+    assert node.read("violations") == ""
+    entry = node.journal().find(request.id)
+    assert entry is not None
+    return entry
+
+
+def unchanged(node: RepairNode) -> bool:
+    return node.resets == 0 and node.services_run and node.read("systemctl.log") == ""
+
+
+# --- the reset
+
+
+def test_reset_is_proven_and_recorded(node: RepairNode) -> None:
+    entry = work(node)
+    assert (entry.outcome, entry.problem, entry.services) == (Outcome.DONE, "", ())
+    assert (entry.step, entry.causes, entry.parts, entry.boot_id) == (
+        RepairStep.GPU_RESET,
+        (CAUSE,),
+        (FIRST,),
+        BOOT_ID,
+    )
+    assert entry.proof
+    assert node.read("smi.resets") == "--gpu-reset -i 00000000:1B:00.0\n"
+    stopped, started = (
+        {line for line in node.read("systemctl.log").splitlines() if line.startswith(verb)}
+        for verb in ("stop", "start")
+    )
+    assert stopped == {f"stop {PERSISTENCED}", f"stop {DCGM}"}
+    assert started == {f"start {PERSISTENCED}", f"start {DCGM}"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "resets"),
+    [
+        ("fails", Outcome.FAILED, 1),
+        ("no_effect", Outcome.FAILED, 1),
+        ("kills", Outcome.FAILED, 1),
+        ("in_use", Outcome.IMPOSSIBLE, reset_step.TRIES),
+        ("in_use_once", Outcome.DONE, 2),
+        ("lost", Outcome.IMPOSSIBLE, 0),
+    ],
+)
+def test_result_of_reset(node: RepairNode, mode: str, outcome: Outcome, resets: int) -> None:
+    node.write("smi.mode", f"{mode}\n")
+    entry = work(node)
+    assert (entry.outcome, node.resets) == (outcome, resets)
+    assert bool(entry.problem) is (outcome is not Outcome.DONE)
+    assert node.services_run
+
+
+def test_reset_that_does_not_end_is_killed(node: RepairNode) -> None:
+    node.write("smi.mode", "hangs\n")
+    settings = replace(node.request().settings, reset_timeout_seconds=0.3)
+    entry = work(node, settings=settings)
+    assert entry.outcome is Outcome.FAILED
+    assert node.services_run
+
+
+def test_reset_that_hangs_in_the_kernel_is_named(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = reset_step.Smi.reset
+
+    def reset(smi: reset_step.Smi, *arguments: Any) -> tuple[int | None, str]:
+        found(smi, *arguments)
+        smi.stuck = "4711"
+        return None, ""
+
+    monkeypatch.setattr(reset_step.Smi, "reset", reset)
+    entry = work(node)
+    assert entry.outcome is Outcome.FAILED
+    assert "4711" in entry.problem
+    assert node.services_run
+
+
+def test_missing_nvidia_smi_makes_reset_impossible(node: RepairNode, tmp_path: Path) -> None:
+    (tmp_path / "bin/nvidia-smi").unlink()
+    assert work(node).outcome is Outcome.IMPOSSIBLE
+    assert unchanged(node)
+
+
+def test_service_that_does_not_start_is_kept_for_the_next_run(node: RepairNode) -> None:
+    node.write("systemctl.start.fails", "")
+    entry = work(node)
+    assert (entry.outcome, set(entry.services)) == (Outcome.DONE, {PERSISTENCED, DCGM})
+    assert entry.problem
+    (node.state / "systemctl.start.fails").unlink()
+    assert work(node).services == ()
+    assert node.services_run
+    assert node.resets == 1
+
+
+def test_service_that_does_not_stop_prevents_reset(node: RepairNode) -> None:
+    node.write("systemctl.stop.fails", "")
+    assert work(node).outcome is Outcome.REFUSED
+    assert node.resets == 0
+    assert node.journal().entries == ()
+
+
+def test_unit_that_systemd_would_also_stop_makes_reset_impossible(node: RepairNode) -> None:
+    node.write(f"{PERSISTENCED}.required_by", "slurmd.service\n")
+    node.write("slurmd.service", "active\n")
+    assert work(node).outcome is Outcome.IMPOSSIBLE
+    assert unchanged(node)
+
+
+def test_stopped_unit_that_requires_a_service_prevents_nothing(node: RepairNode) -> None:
+    node.write(f"{PERSISTENCED}.required_by", f"slurmd.service {DCGM}\n")
+    assert work(node).outcome is Outcome.DONE
+
+
+def test_only_running_services_are_stopped_and_started(node: RepairNode) -> None:
+    node.write(DCGM, "inactive\n")
+    assert work(node).outcome is Outcome.DONE
+    assert node.read(DCGM) == "inactive\n"
+
+
+def test_gpu_user_after_stop_of_services_prevents_reset(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = Process(7, 1, "python3", gpu_files=("/dev/nvidia0",))
+    reading = replace(reset_step.read_node(str(node.root)), processes=(user,))
+    assert list(gpu_users(reading.processes or (), (), ())) == [user]
+    monkeypatch.setattr(reset_step, "read_node", lambda root: reading)
+    monkeypatch.setattr(reset_step, "RELEASE_SECONDS", 0.0)
+    assert work(node).outcome is Outcome.REFUSED
+    assert node.resets == 0
+    assert node.services_run
+
+
+# --- requirements
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("idle", REASON),
+        ("drained+allocated", REASON),
+        ("mixed+drain", REASON),
+        ("idle+drain+completing", REASON),
+        ("idle+drain+maint", REASON),
+        ("idle+drain+reboot_requested", REASON),
+        ("idle+drain+powering_down", REASON),
+        ("idle+drain+not_responding", REASON),
+        ("down+drain", REASON),
+        (IDLE, "operator: broken fan"),
+        (IDLE, REASON.replace(" (repair: gpu_reset)", "")),
+        (IDLE, "none"),
+    ],
+)
+def test_state_in_slurm_prevents_step(node: RepairNode, state: str, reason: str) -> None:
+    node.set_node(state, reason)
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_suffix_of_slurm_is_not_part_of_reason(node: RepairNode) -> None:
+    node.set_node(IDLE, f"{REASON} : Not responding")
+    assert work(node).outcome is Outcome.DONE
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("reservations", "ReservationName=healthd-no-repair StartTime=2026-11-29T06:07:14 State=INACTIVE\n"),
+        ("reservations", "unknown\n"),
+        ("scontrol.away", ""),
+        ("squeue.out", "12\n"),
+        ("squeue.out", "error\n"),
+        ("listpids.err", "slurm_load_something error: Connection refused\n"),
+        ("sinfo.out", "cut off"),
+    ],
+)
+def test_answer_of_slurm_prevents_step(node: RepairNode, name: str, text: str) -> None:
+    node.write(name, text)
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_reason_must_claim_the_step(node: RepairNode) -> None:
+    assert work(node, step=RepairStep.REBOOT).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+@pytest.mark.parametrize(
+    ("max_concurrent", "others", "outcome"),
+    [
+        (1, {"n2": -1.0}, Outcome.REFUSED),
+        (1, {"n2": 60.0}, Outcome.DONE),  # a later claim waits for this one
+        (2, {"n2": -1.0}, Outcome.DONE),
+        (2, {"n2": -1.0, "n3": -2.0}, Outcome.REFUSED),
+        ("50%", {"n2": -1.0}, Outcome.DONE),
+        ("25%", {"n2": -1.0}, Outcome.REFUSED),
+    ],
+)
+def test_claims_of_other_nodes_are_counted_again(
+    node: RepairNode, max_concurrent: int | str, others: dict[str, float], outcome: Outcome
+) -> None:
+    node.set_claims(*((name, NOW + since) for name, since in others.items()))
+    settings = replace(node.request().settings, max_concurrent=max_concurrent)
+    assert work(node, settings=settings).outcome is outcome
+    assert unchanged(node) is (outcome is Outcome.REFUSED)
+
+
+@pytest.mark.parametrize("name", ["claims.out", "fleet.out"])
+def test_unreadable_count_prevents_step(node: RepairNode, name: str) -> None:
+    node.write(name, "cut off")
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_last_nodes_in_service_are_not_repaired(node: RepairNode) -> None:
+    node.set_fleet((IDLE, 1), ("down", 3))
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_process_of_job_prevents_step(node: RepairNode) -> None:
+    node.write("listpids.err", "")
+    node.write("listpids.out", "PID      JOBID    STEPID   LOCALID GLOBALID\n100    12        batch    0       0\n")
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_requirement_on_the_node_prevents_step(node: RepairNode) -> None:
+    (node.root / "run/systemd/shutdown").mkdir()
+    (node.root / "run/systemd/shutdown/scheduled").write_text("USEC=1\n")
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_process_that_hangs_in_the_kernel_prevents_reset(node: RepairNode) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    start = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    try:
+        assert work(node, stuck=(StuckProcess(process.pid, start),)).outcome is Outcome.REFUSED
+    finally:
+        process.kill()
+        process.communicate()
+    assert unchanged(node)
+    assert work(node, id=ID + "_b", stuck=(StuckProcess(process.pid, start),)).outcome is Outcome.DONE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"boot_id": "an-earlier-boot"},
+        {"requested_at": time.time() - 86400.0},
+        {"requested_at": time.time() + 86400.0},
+    ],
+)
+def test_request_of_another_time_is_refused(node: RepairNode, changes: dict[str, object]) -> None:
+    assert work(node, **changes).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_withdrawn_request_is_refused(node: RepairNode) -> None:
+    assert work(node, is_replaced=lambda: True).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_state_directory_must_have_survived_a_reboot(node: RepairNode) -> None:
+    write_journal(Journal(first_boot=BOOT_ID), str(node.state_dir))
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_step_is_taken_once_per_cause_and_day_unless_ordered(node: RepairNode) -> None:
+    assert work(node).outcome is Outcome.DONE
+    again = ID.replace("06", "07")
+    assert work(node, id=again).outcome is Outcome.REFUSED
+    assert node.resets == 1
+    assert work(node, id=again.replace("07", "08"), is_ordered=True).outcome is Outcome.DONE
+    assert node.resets == 2
+
+
+def test_state_is_read_again_after_the_services_stopped(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(units: tuple[str, ...]) -> str:
+        node.set_node(IDLE, "operator: keep your hands off")
+        return ""
+
+    monkeypatch.setattr(services, "stop", stop)
+    assert work(node).outcome is Outcome.REFUSED
+    assert node.resets == 0
+    assert node.services_run
+
+
+def test_executor_without_root_takes_no_step(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("healthd.common.atomic_files._is_current", lambda *arguments: False)
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
+def test_step_without_program_is_impossible(node: RepairNode) -> None:
+    reason = REASON.replace("repair: gpu_reset", "repair failed: a person must act")
+    node.set_node(IDLE, reason)
+    entry = work(node, step=RepairStep.PERSON, reason=reason, id="20261129T060000Z-person")
+    assert entry.outcome is Outcome.IMPOSSIBLE
+
+
+@pytest.mark.parametrize("outcome", [None, Outcome.REFUSED, Outcome.FAILED])
+def test_boot_stays_taking_until_the_daemon_sees_it(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch, outcome: Outcome | None
+) -> None:
+    taken: list[Entry | None] = []
+
+    def take(request: Request) -> StepResult:
+        found = read_journal(request.state_dir)
+        taken.append(found.find(request.id) if found else None)
+        return StepResult(outcome, "problem" if outcome else "")
+
+    monkeypatch.setattr(executor, "STEPS", {RepairStep.REBOOT: take})
+    reason = REASON.replace("gpu_reset", "reboot")
+    node.set_node(IDLE, reason)
+    for _ in range(2):
+        entry = work(node, step=RepairStep.REBOOT, reason=reason)
+        assert entry.outcome is (outcome or Outcome.TAKING)
+    assert [entry.outcome for entry in taken if entry is not None] == [Outcome.TAKING]
+    assert unchanged(node)
+
+
+# --- the journal
+
+
+def test_empty_id_only_creates_the_journal(node: RepairNode) -> None:
+    (node.state_dir / JOURNAL_FILE).unlink()
+    request = Request("", str(node.state_dir), root=str(node.root))
+    Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir))).work()
+    assert node.journal() == node.journal(is_copy=True) == Journal(first_boot=BOOT_ID)
+
+
+@pytest.mark.parametrize("id", ["", ID])
+def test_unreadable_journal_is_kept_and_nothing_is_done(node: RepairNode, id: str) -> None:
+    (node.state_dir / JOURNAL_FILE).write_text("{damaged")
+    request = node.request(id=id)
+    Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir))).work()
+    assert (node.state_dir / JOURNAL_FILE).read_text() == "{damaged"
+    copy = node.journal(is_copy=True)
+    assert (copy.first_boot, copy.entries) == ("", ())
+    assert copy.refused is None if not id else copy.find(id) == copy.refused
+    assert unchanged(node)
+
+
+def test_step_that_cannot_be_recorded_is_not_taken(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(executor, "write_journal", refuse)
+    request = node.request()
+    Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir))).work()
+    found = node.journal(is_copy=True).find(ID)
+    assert found is not None
+    assert found.outcome is Outcome.REFUSED
+    assert node.journal(is_copy=True).first_boot == node.journal().first_boot
+    assert unchanged(node)
+
+
+def test_outcome_is_published_if_the_disk_is_full_after_the_step(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(journal: Journal, state_dir: str) -> None:
+        if node.resets:
+            raise OSError(28, "No space left on device")
+        write_journal(journal, state_dir)
+
+    monkeypatch.setattr(executor, "write_journal", write)
+    request = node.request()
+    Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir))).work()
+    found, kept = node.journal(is_copy=True).find(ID), node.journal().find(ID)
+    assert found is not None
+    assert kept is not None
+    assert (found.outcome, kept.outcome) == (Outcome.DONE, Outcome.TAKING)
+    monkeypatch.setattr(executor, "write_journal", write_journal)
+    assert work(node).outcome is Outcome.UNKNOWN
+    assert node.resets == 1
+
+
+def test_journal_and_its_folder_are_synced(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    journal_file.write_journal(Journal(first_boot="x"), str(node.state_dir))
+    assert synced[-1] == str(node.state_dir)
+    assert len(synced) == 2
+
+
+def test_boot_during_reset_ends_its_record(node: RepairNode) -> None:
+    taking = Entry(ID, RepairStep.GPU_RESET, time.time(), "an-earlier-boot", Outcome.TAKING, services=(PERSISTENCED,))
+    write_journal(Journal("an-earlier-boot", (taking,)), str(node.state_dir))
+    entry = work(node)
+    assert (entry.outcome, entry.services) == (Outcome.UNKNOWN, ())
+    assert unchanged(node)
+
+
+# --- kill -9
+
+
+def serve(node: RepairNode) -> None:
+    serve_requests(str(node.runtime_dir))
+
+
+def killed_at(node: RepairNode, point: int) -> bool:
+    """Serve the request in a child process that is killed at its n-th point. Return False if it ended before."""
+    pid = os.fork()
+    if pid == 0:
+        reached = 0
+
+        def passed() -> None:
+            nonlocal reached
+            reached += 1
+            if reached == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **names: Any) -> Any:
+                passed()
+                result = function(*arguments, **names)
+                passed()
+                return result
+
+            return call
+
+        try:
+            executor.write_journal = wrapped(executor.write_journal)
+            executor.publish = wrapped(executor.publish)
+            services.stop, services.start = wrapped(services.stop), wrapped(services.start)
+            reset_step.Smi._run = wrapped(reset_step.Smi._run)  # type: ignore[method-assign]
+            reset_step.wait_for_release = wrapped(reset_step.wait_for_release)
+            serve(node)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def require_invariants(node: RepairNode) -> Entry:
+    """Nothing is done twice, the services run, and the record is complete."""
+    assert node.resets <= 1
+    assert node.services_run
+    assert node.read("violations") == ""
+    assert node.journal() == node.journal(is_copy=True)
+    assert not os.path.exists(request_file(str(node.runtime_dir), NAME))
+    entry = node.journal().find(ID)
+    assert entry is not None
+    assert entry.outcome in (Outcome.DONE, Outcome.UNKNOWN)
+    assert entry.services == ()
+    assert entry.outcome is Outcome.UNKNOWN or node.resets == 1
+    return entry
+
+
+def put_request(node: RepairNode) -> None:
+    request = node.request()
+    Path(request_file(str(node.runtime_dir), NAME)).write_bytes(encode(request))
+
+
+def test_kill_at_each_point_takes_no_step_twice_and_starts_services(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor.os, "geteuid", lambda: 0)
+    outcomes = []
+    for point in range(1, 100):
+        folder = tmp_path / str(point)
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            node = RepairNode(folder, patch)
+            put_request(node)
+            was_killed = killed_at(node, point)
+            serve(node)
+            outcomes.append(require_invariants(node).outcome)
+            serve(node)  # without a request
+            require_invariants(node)
+        if not was_killed:
+            break
+    else:
+        pytest.fail("the executor never ended")
+    assert len(outcomes) > 15
+    assert outcomes[-1] is Outcome.DONE
+    assert Outcome.UNKNOWN in outcomes
+
+
+@pytest.mark.parametrize("second", range(1, 12))
+def test_kill_of_both_runs_takes_no_step_twice(node: RepairNode, second: int) -> None:
+    put_request(node)
+    assert killed_at(node, 12)
+    killed_at(node, second)
+    serve(node)
+    require_invariants(node)
+
+
+def test_kill_during_reset_is_not_repeated(node: RepairNode) -> None:
+    node.write("smi.mode", "kills_parent\n")
+    put_request(node)
+    killed_at(node, 0)
+    serve(node)
+    assert require_invariants(node).outcome is Outcome.UNKNOWN
+    assert node.resets == 1
+
+
+def test_unreadable_request_is_dropped(node: RepairNode) -> None:
+    Path(request_file(str(node.runtime_dir), NAME)).write_text('{"id": "../x"}')
+    serve(node)
+    assert not os.path.exists(request_file(str(node.runtime_dir), NAME))
+    assert unchanged(node)
+
+
+def test_own_pids_are_those_of_the_daemon(node: RepairNode) -> None:
+    reading = reset_step.read_node(str(node.root))
+    others = (Process(7, 1, "healthd", unit="healthd.service"), Process(8, 1, "x", unit="healthd-evidence.service"))
+    assert executor.own_pids(replace(reading, processes=others)) == {7, os.getpid()}
+    parent = os.getppid()
+    below = (Process(parent, 1, "healthd"), Process(70, parent, "healthd"), Process(71, 70, "healthd"), others[1])
+    found = executor.own_pids(replace(reading, processes=below, system_state=""))
+    assert found == {parent, 70, 71, os.getpid()}

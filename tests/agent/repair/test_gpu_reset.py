@@ -1,0 +1,284 @@
+"""Rules of a GPU reset: which GPUs, which services, and what proves the effect."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from healthd.agent.repair.gpu_reset import (
+    FABRIC_MANAGER,
+    GpuReading,
+    ResetImpossible,
+    ResetPlan,
+    command_failure,
+    effect_problem,
+    is_in_use,
+    parse_gpus,
+    plan_reset,
+    proof,
+    services_to_stop,
+)
+from healthd.agent.repair.journal import Outcome
+
+DATA = Path(__file__).parents[2] / "data"
+SERVICES = ("nvidia-persistenced", "nvidia-fabricmanager", "dcgm-exporter.service")
+FIRST, SECOND = "0000:1b:00.0", "0000:c1:00.0"
+
+
+def gpu(pci: str = FIRST, architecture: str = "Hopper", **fields: object) -> GpuReading:
+    return replace(GpuReading(f"0000{pci}".upper(), pci, architecture), **fields)
+
+
+def node(architecture: str = "Hopper", **fields: object) -> tuple[GpuReading, ...]:
+    return (gpu(FIRST, architecture, **fields), gpu(SECOND, architecture))
+
+
+def plan(
+    gpus: tuple[GpuReading, ...],
+    *parts: str,
+    has_nvswitches: bool = False,
+    fabric_manager_runs: bool = False,
+    inventory: tuple[str, ...] = (FIRST, SECOND),
+) -> ResetPlan:
+    return plan_reset(gpus, parts, inventory, has_nvswitches, fabric_manager_runs)
+
+
+def capture(name: str) -> tuple[GpuReading, ...]:
+    return parse_gpus((DATA / "nvidia_smi" / f"{name}.xml").read_text())
+
+
+# --- parser
+
+
+def test_parse_gpus_reads_capture_of_h100() -> None:
+    gpus = capture("h100x8")
+    assert len(gpus) == 8
+    assert gpus[0] == GpuReading(
+        "00000000:53:00.0",
+        "0000:53:00.0",
+        "Hopper",
+        cluster="00000000-0000-0000-0000-000000000000",
+        uncorrectable=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "has_mig", "uncorrectable"),
+    [
+        ("a100", "Ampere", False, 0),
+        ("a100-535", "Ampere", True, 0),
+        ("p100", "Pascal", False, 0),
+        ("t4-515", "Turing", False, 0),
+        ("rtx3080", "Ampere", False, None),
+        ("b200x8", "Blackwell", False, 0),
+    ],
+)
+def test_parse_gpus_reads_captures(name: str, architecture: str, has_mig: bool, uncorrectable: int | None) -> None:
+    first = capture(name)[0]
+    assert (first.architecture, first.has_mig, first.uncorrectable) == (architecture, has_mig, uncorrectable)
+    assert (first.recovery_action, first.is_pending, first.has_confidential_memory) == ("", False, False)
+
+
+def test_parse_gpus_reads_signs_of_a_fault() -> None:
+    text = """<nvidia_smi_log><gpu id="00000000:1B:00.0"><product_architecture>Hopper</product_architecture>
+    <gpu_virtualization_mode><virtualization_mode>Host VGPU</virtualization_mode></gpu_virtualization_mode>
+    <gpu_recovery_action>Drain and Reset</gpu_recovery_action>
+    <cc_protected_memory_usage><total>81559 MiB</total></cc_protected_memory_usage>
+    <ecc_errors><volatile><sram_uncorrectable_parity>2</sram_uncorrectable_parity>
+    <dram_uncorrectable>1</dram_uncorrectable></volatile><aggregate><dram_uncorrectable>9</dram_uncorrectable>
+    </aggregate></ecc_errors><remapped_rows><remapped_row_pending>Yes</remapped_row_pending></remapped_rows></gpu>"""
+    assert parse_gpus(text) == (
+        GpuReading(
+            "00000000:1B:00.0",
+            FIRST,
+            "Hopper",
+            "Host VGPU",
+            has_confidential_memory=True,
+            recovery_action="Drain and Reset",
+            is_pending=True,
+            uncorrectable=3,
+        ),
+    )
+
+
+def test_parse_gpus_reads_request_for_reset_of_older_driver() -> None:
+    text = '<gpu id="00000000:1B:00.0"><gpu_reset_status><reset_required>Yes</reset_required></gpu_reset_status></gpu>'
+    assert parse_gpus(text)[0].recovery_action
+
+
+@given(st.text(st.sampled_from('<>/= "gpuid0123:.NAYes\n'), max_size=300))
+def test_parse_gpus_reads_any_text(text: str) -> None:
+    assert isinstance(parse_gpus(text), tuple)
+
+
+# --- which GPUs
+
+
+@pytest.mark.parametrize("architecture", ["Ampere", "Ada Lovelace", "Hopper", "Blackwell"])
+def test_one_gpu_is_reset_alone(architecture: str) -> None:
+    found = plan(node(architecture), FIRST)
+    assert (found.ids, found.parts, found.keeps_fabric_manager) == (("00000000:1B:00.0",), (FIRST,), True)
+    assert found.argv == ("nvidia-smi", "--gpu-reset", "-i", "00000000:1B:00.0")
+
+
+@pytest.mark.parametrize("architecture", ["Pascal", "Volta", "Turing"])
+def test_gpus_before_ampere_are_reset_together(architecture: str) -> None:
+    found = plan(node(architecture), FIRST)
+    assert (found.ids, found.parts, found.keeps_fabric_manager) == ((), (FIRST, SECOND), False)
+    assert found.argv == ("nvidia-smi", "--gpu-reset")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fabric_manager_runs", "is_alone"),
+    [("Ampere", True, True), ("Ampere", False, False), ("Hopper", False, True), ("Hopper", True, True)],
+)
+def test_ampere_behind_nvswitches_is_reset_alone_only_with_fabric_manager(
+    architecture: str, fabric_manager_runs: bool, is_alone: bool
+) -> None:
+    found = plan(node(architecture), FIRST, has_nvswitches=True, fabric_manager_runs=fabric_manager_runs)
+    assert bool(found.ids) is is_alone
+    assert found.parts == ((FIRST,) if is_alone else (FIRST, SECOND))
+
+
+def test_request_for_all_gpus_resets_nvswitches_too() -> None:
+    found = plan(node(), has_nvswitches=True, fabric_manager_runs=True)
+    assert (found.ids, found.parts) == ((), (FIRST, SECOND))
+
+
+@pytest.mark.parametrize("parts", [(SECOND,), ()])
+def test_gpu_that_driver_does_not_show_cannot_be_reset(parts: tuple[str, ...]) -> None:
+    with pytest.raises(ResetImpossible):
+        plan((gpu(),), *parts)
+
+
+def test_other_lost_gpu_does_not_prevent_reset_of_one_gpu() -> None:
+    assert plan((gpu(),), FIRST).parts == (FIRST,)
+
+
+def test_other_lost_gpu_prevents_reset_of_all_gpus() -> None:
+    with pytest.raises(ResetImpossible):
+        plan((gpu(architecture="Volta"),), FIRST)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"architecture": ""},
+        {"architecture": "Rubin"},
+        {"virtualization": "Host VGPU"},
+        {"virtualization": "VGPU"},
+        {"has_confidential_memory": True},
+        {"cluster": "00000001-0000-0000-0000-000000000001"},
+    ],
+)
+def test_machine_forbids_reset(fields: dict[str, object]) -> None:
+    with pytest.raises(ResetImpossible):
+        plan(node(**fields) if "architecture" not in fields else (gpu(**fields), gpu(SECOND)), FIRST)
+
+
+def test_captures_have_the_expected_rules() -> None:
+    b200, gb200 = capture("b200x8"), capture("gb200x4")
+    assert plan_reset(b200, [b200[3].pci], [], False, True).parts == (b200[3].pci,)
+    with pytest.raises(ResetImpossible):
+        plan_reset(gb200, [gb200[0].pci], [], False, False)
+
+
+def test_node_without_gpu_has_nothing_to_reset() -> None:
+    with pytest.raises(ResetImpossible):
+        plan((), inventory=())
+
+
+# --- which services
+
+
+def test_fabric_manager_runs_on_for_one_gpu() -> None:
+    assert services_to_stop(plan(node(), FIRST), SERVICES, True) == (
+        "nvidia-persistenced.service",
+        "dcgm-exporter.service",
+    )
+
+
+@pytest.mark.parametrize("listed", [SERVICES, ("nvidia-persistenced",)])
+def test_fabric_manager_stops_for_all_gpus(listed: tuple[str, ...]) -> None:
+    assert FABRIC_MANAGER in services_to_stop(plan(node()), listed, True)
+
+
+# --- the command's result
+
+
+def printed(name: str) -> str:
+    return re.sub(r"(?m)^# source.*\n", "", (DATA / "repair" / name).read_text())
+
+
+def test_captured_success_is_a_success() -> None:
+    one = plan((gpu("0000:1a:00.0"),), "0000:1a:00.0", inventory=())
+    assert command_failure(0, printed("nvidia_smi_reset_done.txt"), one) is None
+
+
+@pytest.mark.parametrize("name", ["nvidia_smi_reset_in_use_2026.txt", "nvidia_smi_reset_in_use_2020.txt"])
+def test_client_of_driver_makes_reset_impossible(name: str) -> None:
+    failure = command_failure(255, printed(name), plan(node(), FIRST))
+    assert failure is not None
+    assert failure[0] is Outcome.IMPOSSIBLE
+    assert is_in_use(255, printed(name))
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "outcome"),
+    [
+        (0, "All done.", Outcome.FAILED),  # no GPU is named
+        (0, "GPU 00000000:C1:00.0 was successfully reset.", Outcome.FAILED),  # another GPU
+        (3, "GPU Reset couldn't run because it's not supported", Outcome.IMPOSSIBLE),
+        (15, "GPU is lost", Outcome.FAILED),
+        (255, "Unknown Error", Outcome.FAILED),
+        (-9, "", Outcome.FAILED),
+    ],
+)
+def test_other_result_of_command(status: int, output: str, outcome: Outcome) -> None:
+    failure = command_failure(status, output, plan(node(), FIRST))
+    assert failure is not None
+    assert failure[0] is outcome
+
+
+def test_reset_of_all_may_be_reported_in_one_sentence() -> None:
+    text = "The operation has successfully reset all GPUs and NVSwitches."
+    assert command_failure(0, text, plan(node())) is None
+    assert command_failure(0, text, plan(node(), FIRST)) is not None
+
+
+# --- the effect
+
+
+FAULTY = node(recovery_action="Reset", is_pending=True, uncorrectable=3)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        (gpu(SECOND),),  # the GPU is gone
+        (gpu(),),  # another GPU is gone
+        node(recovery_action="Reset"),
+        node(is_pending=True),
+        node(uncorrectable=3),
+        (),
+    ],
+)
+def test_reset_without_effect_or_with_harm_is_a_problem(after: tuple[GpuReading, ...]) -> None:
+    assert effect_problem(FAULTY, after, plan(FAULTY, FIRST))
+
+
+def test_fault_of_another_gpu_is_no_problem_of_this_reset() -> None:
+    after = (gpu(uncorrectable=0), gpu(SECOND, recovery_action="Reset", uncorrectable=1))
+    assert effect_problem(FAULTY, after, plan(FAULTY, FIRST)) == ""
+    assert proof(FAULTY, plan(FAULTY, FIRST))
+
+
+def test_lost_mig_mode_is_a_problem() -> None:
+    before = node(has_mig=True)
+    assert effect_problem(before, node(), plan(before, FIRST))
+    assert effect_problem(before, before, plan(before, FIRST)) == ""

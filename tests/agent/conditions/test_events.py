@@ -567,6 +567,13 @@ def test_drain_is_emitted_when_confirmed(node: Node) -> None:
     ]
 
 
+def test_claim_of_a_repair_is_no_new_drain(node: Node) -> None:
+    text = "healthd: gpu_xid/79: fell off the bus"
+    for reason in (text, f"{text} (repair: gpu_reset)", f"{text} (repair: reboot)", text):
+        node.condition_store.change(slurm=DrainRecord(reason=reason, confirmed_at=NOW))
+    assert [e["reason"] for e in node.drain_events()] == [text]
+
+
 def test_pause_is_emitted_at_begin_and_end(node: Node) -> None:
     commands.pause(node.condition_store, {"seconds": 60, "why": "driver upgrade"}, "ann (uid 1000)", NOW)
     commands.end_pause(node.condition_store, NOW + 60)

@@ -23,6 +23,7 @@ def event_list(argv: tuple[str, ...], result: CommandResult | None = None) -> li
     [
         (DRAIN, "drain", {"reason": "healthd: gpu_xid/79: it fell off the bus"}),
         (commands.undrain("n1"), "resume", {}),
+        (commands.resume("n1"), "resume", {}),
         (commands.requeue("12_3", hold=False), "requeue", {"job": "12_3"}),
         (commands.requeue("12", hold=True), "requeue", {"job": "12"}),
     ],

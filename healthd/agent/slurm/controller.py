@@ -105,7 +105,8 @@ class SlurmController:
             return False
         if self._now() - slurm.read_at > 2 * self.settings.interval_seconds:
             return False
-        return not needs_no_query(verdict, self._store.ledger.slurm) and is_idle(slurm.node)
+        is_booted = self.claim is not None and self.claim.is_booted
+        return not needs_no_query(verdict, self._store.ledger.slurm) and is_idle(slurm.node, is_booted)
 
     @property
     def jobs_blocked_since(self) -> float:

@@ -216,9 +216,14 @@ def drain_owner(node: NodeState, record: DrainRecord) -> Owner:
     return Owner.OTHER
 
 
-def is_idle(node: NodeState) -> bool:
-    """Return True if no job is on this node and none will start: the node is drained, and the last epilog has ended."""
-    return {"IDLE", "DRAIN"} <= node.flags and node.flags.isdisjoint({"COMPLETING"} | UNSETTLED)
+def is_idle(node: NodeState, is_booted: bool = False) -> bool:
+    """Return True if no job is on this node and none will start: the node is drained, and the last epilog has ended.
+
+    If healthd's own step has booted the machine (`is_booted`), a drained node may also be DOWN because of that.
+    """
+    unsettled = node.flags & ({"COMPLETING"} | UNSETTLED)
+    is_expected = not unsettled if "IDLE" in node.flags else is_booted and unsettled == {"DOWN"}
+    return "DRAIN" in node.flags and is_expected
 
 
 def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy: Policy, now: float) -> Decision:

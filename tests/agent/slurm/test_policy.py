@@ -568,3 +568,17 @@ def test_jobs_blocked_since_requires_drain_in_this_boot(
     node_state: NodeState | None, record: DrainRecord, expected: float | None
 ) -> None:
     assert jobs_blocked_since(node_state, record, "b") == (expected if expected is not None else float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_booted", "is_expected"),
+    [
+        ({"DOWN", "DRAIN"}, True, True),
+        ({"DOWN", "DRAIN"}, False, False),
+        ({"DOWN"}, True, False),
+        ({"DOWN", "DRAIN", "NOT_RESPONDING"}, True, False),
+        ({"DOWN", "DRAIN", "REBOOT_ISSUED"}, True, False),
+    ],
+)
+def test_down_node_is_idle_only_after_own_boot(flags: set[str], is_booted: bool, is_expected: bool) -> None:
+    assert is_idle(NodeState("n1", frozenset(flags)), is_booted) is is_expected

@@ -96,6 +96,39 @@ esac
 BUSCTL = """echo '{"type":"a(ssssuu)","data":[[]]}'"""
 
 
+def made_node(state: str, reason: str) -> bytes:
+    """Return sinfo's answer for the node."""
+    return columns(("gpu", "1", state, f"{NOW:.0f}", "root(0)", reason, "(null)"), commands.NODE_COLUMNS)
+
+
+def made_fleet(*groups: tuple[str, int]) -> bytes:
+    """Return sinfo's answer for the nodes of the partition, which have these states."""
+    rows = (columns(("gpu", state, "0", "none", str(number)), commands.FLEET_COLUMNS) for state, number in groups)
+    return b"".join(rows)
+
+
+def made_request(state_dir: str, root: str) -> Request:
+    """Return the daemon's request for a reset of the first GPU."""
+    return Request(
+        ID,
+        state_dir,
+        node="n1",
+        boot_id=BOOT_ID,
+        step=RepairStep.GPU_RESET,
+        reason=REASON,
+        causes=(CAUSE,),
+        parts=(FIRST,),
+        gpus=(Gpu(FIRST, 0), Gpu(SECOND, 1)),
+        requested_at=time.time(),
+        root=root,
+        settings=RepairConfig(
+            mode=RepairMode.ACT,
+            stop_services=(PERSISTENCED, DCGM, "dcgm-exporter"),
+            reset_timeout_seconds=60.0,
+        ),
+    )
+
+
 class RepairNode:
     """The node. Its programs run in `state`, where their files are.
 
@@ -144,13 +177,11 @@ class RepairNode:
 
     def set_node(self, state: str, reason: str) -> None:
         """Set the node's state and Reason in Slurm."""
-        row = columns(("gpu", "1", state, f"{NOW:.0f}", "root(0)", reason, "(null)"), commands.NODE_COLUMNS)
-        (self.state / "sinfo.out").write_bytes(row)
+        (self.state / "sinfo.out").write_bytes(made_node(state, reason))
 
     def set_fleet(self, *groups: tuple[str, int]) -> None:
         """Set the states of the partition's nodes, and the names of all nodes."""
-        rows = (columns(("gpu", state, "0", "none", str(number)), commands.FLEET_COLUMNS) for state, number in groups)
-        (self.state / "fleet.out").write_bytes(b"".join(rows))
+        (self.state / "fleet.out").write_bytes(made_fleet(*groups))
         names = (f"n{number}" for number in range(1, sum(number for _, number in groups) + 1))
         (self.state / "names.out").write_bytes(b"".join(columns((name,), commands.NAME_COLUMNS) for name in names))
 
@@ -161,25 +192,7 @@ class RepairNode:
         (self.state / "claims.out").write_bytes(b"".join(texts))
 
     def request(self, **changes: object) -> Request:
-        found = Request(
-            ID,
-            str(self.state_dir),
-            node="n1",
-            boot_id=BOOT_ID,
-            step=RepairStep.GPU_RESET,
-            reason=REASON,
-            causes=(CAUSE,),
-            parts=(FIRST,),
-            gpus=(Gpu(FIRST, 0), Gpu(SECOND, 1)),
-            requested_at=time.time(),
-            root=str(self.root),
-            settings=RepairConfig(
-                mode=RepairMode.ACT,
-                stop_services=(PERSISTENCED, DCGM, "dcgm-exporter"),
-                reset_timeout_seconds=60.0,
-            ),
-        )
-        return replace(found, **changes)
+        return replace(made_request(str(self.state_dir), str(self.root)), **changes)
 
     @property
     def resets(self) -> int:

@@ -36,6 +36,7 @@ NVIDIA_SMI = """
 mode=$(cat smi.mode)
 gpu() { # ADDRESS ACTION ERRORS
   echo "<gpu id=\\"$1\\"><product_architecture>Hopper</product_architecture>"
+  echo "<persistence_mode>$(cat smi.persistence 2>/dev/null)</persistence_mode>"
   echo "<gpu_recovery_action>$2</gpu_recovery_action>"
   echo "<ecc_errors><volatile><dram_uncorrectable>$3</dram_uncorrectable></volatile></ecc_errors></gpu>"
 }
@@ -47,7 +48,12 @@ if [ "$1" = -q ]; then
   echo "</nvidia_smi_log>"
   exit 0
 fi
+if [ "$1" = -pm ]; then
+  [ "$2" = 1 ] && echo Enabled >smi.persistence || echo Disabled >smi.persistence
+  exit 0
+fi
 echo "$*" >>smi.resets
+[ "$(cat smi.persistence 2>/dev/null)" != Enabled ] || mode=in_use
 running=$(cat *.service 2>/dev/null | sort -u)
 [ "$running" = inactive ] || echo "services run: $running" >>violations
 case $mode in

@@ -36,6 +36,7 @@ NVIDIA_SMI = """
 mode=$(cat smi.mode)
 gpu() { # ADDRESS ACTION ERRORS
   echo "<gpu id=\\"$1\\"><product_architecture>Hopper</product_architecture>"
+  echo "<persistence_mode>$(cat smi.persistence 2>/dev/null)</persistence_mode>"
   echo "<gpu_recovery_action>$2</gpu_recovery_action>"
   echo "<ecc_errors><volatile><dram_uncorrectable>$3</dram_uncorrectable></volatile></ecc_errors></gpu>"
 }
@@ -47,7 +48,12 @@ if [ "$1" = -q ]; then
   echo "</nvidia_smi_log>"
   exit 0
 fi
+if [ "$1" = -pm ]; then
+  [ "$2" = 1 ] && echo Enabled >smi.persistence || echo Disabled >smi.persistence
+  exit 0
+fi
 echo "$*" >>smi.resets
+[ "$(cat smi.persistence 2>/dev/null)" != Enabled ] || mode=in_use
 running=$(cat *.service 2>/dev/null | sort -u)
 [ "$running" = inactive ] || echo "services run: $running" >>violations
 case $mode in
@@ -94,6 +100,39 @@ case "$*" in
 esac
 """
 BUSCTL = """echo '{"type":"a(ssssuu)","data":[[]]}'"""
+
+
+def made_node(state: str, reason: str) -> bytes:
+    """Return sinfo's answer for the node."""
+    return columns(("gpu", "1", state, f"{NOW:.0f}", "root(0)", reason, "(null)"), commands.NODE_COLUMNS)
+
+
+def made_fleet(*groups: tuple[str, int]) -> bytes:
+    """Return sinfo's answer for the nodes of the partition, which have these states."""
+    rows = (columns(("gpu", state, "0", "none", str(number)), commands.FLEET_COLUMNS) for state, number in groups)
+    return b"".join(rows)
+
+
+def made_request(state_dir: str, root: str) -> Request:
+    """Return the daemon's request for a reset of the first GPU."""
+    return Request(
+        ID,
+        state_dir,
+        node="n1",
+        boot_id=BOOT_ID,
+        step=RepairStep.GPU_RESET,
+        reason=REASON,
+        causes=(CAUSE,),
+        parts=(FIRST,),
+        gpus=(Gpu(FIRST, 0), Gpu(SECOND, 1)),
+        requested_at=time.time(),
+        root=root,
+        settings=RepairConfig(
+            mode=RepairMode.ACT,
+            stop_services=(PERSISTENCED, DCGM, "dcgm-exporter"),
+            reset_timeout_seconds=60.0,
+        ),
+    )
 
 
 class RepairNode:
@@ -146,13 +185,11 @@ class RepairNode:
 
     def set_node(self, state: str, reason: str) -> None:
         """Set the node's state and Reason in Slurm."""
-        row = columns(("gpu", "1", state, f"{NOW:.0f}", "root(0)", reason, "(null)"), commands.NODE_COLUMNS)
-        (self.state / "sinfo.out").write_bytes(row)
+        (self.state / "sinfo.out").write_bytes(made_node(state, reason))
 
     def set_fleet(self, *groups: tuple[str, int]) -> None:
         """Set the states of the partition's nodes, and the names of all nodes."""
-        rows = (columns(("gpu", state, "0", "none", str(number)), commands.FLEET_COLUMNS) for state, number in groups)
-        (self.state / "fleet.out").write_bytes(b"".join(rows))
+        (self.state / "fleet.out").write_bytes(made_fleet(*groups))
         names = (f"n{number}" for number in range(1, sum(number for _, number in groups) + 1))
         (self.state / "names.out").write_bytes(b"".join(columns((name,), commands.NAME_COLUMNS) for name in names))
 
@@ -163,25 +200,7 @@ class RepairNode:
         (self.state / "claims.out").write_bytes(b"".join(texts))
 
     def request(self, **changes: object) -> Request:
-        found = Request(
-            ID,
-            str(self.state_dir),
-            node="n1",
-            boot_id=BOOT_ID,
-            step=RepairStep.GPU_RESET,
-            reason=REASON,
-            causes=(CAUSE,),
-            parts=(FIRST,),
-            gpus=(Gpu(FIRST, 0), Gpu(SECOND, 1)),
-            requested_at=time.time(),
-            root=str(self.root),
-            settings=RepairConfig(
-                mode=RepairMode.ACT,
-                stop_services=(PERSISTENCED, DCGM, "dcgm-exporter"),
-                reset_timeout_seconds=60.0,
-            ),
-        )
-        return replace(found, **changes)
+        return replace(made_request(str(self.state_dir), str(self.root)), **changes)
 
     @property
     def resets(self) -> int:

@@ -16,6 +16,7 @@ from healthd.common.text import is_decimal, regex
 from healthd.common.values import Value
 from healthd.nvidia.smi_report import parse_smi, sysfs_address
 
+PERSISTENCE_DAEMON = "nvidia-persistenced.service"
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
 QUERY = ("nvidia-smi", "-q", "-x")
 
@@ -46,6 +47,7 @@ class GpuReading(Value, frozen=True):
     """A GPU as nvidia-smi shows it.
 
     id              nvidia-smi's address
+    has_persistence  True if persistence mode is on
     recovery_action  action that the driver requests, or ""
     is_pending      True if a row remap or a page retirement waits for a reset
     uncorrectable   volatile uncorrectable ECC errors, or None if unknown
@@ -56,6 +58,7 @@ class GpuReading(Value, frozen=True):
     architecture: str = ""
     virtualization: str = ""
     has_mig: bool = False
+    has_persistence: bool = False
     cluster: str = ""
     has_confidential_memory: bool = False
     recovery_action: str = ""
@@ -89,6 +92,7 @@ def parse_gpus(text: str) -> tuple[GpuReading, ...]:
             architecture=_known(gpu.values, "product_architecture"),
             virtualization=_known(gpu.values, "gpu_virtualization_mode/virtualization_mode"),
             has_mig=_known(gpu.values, "mig_mode/current_mig").lower() == "enabled",
+            has_persistence=_known(gpu.values, "persistence_mode").lower() == "enabled",
             cluster=_known(gpu.values, "fabric/clusterUuid"),
             has_confidential_memory=regex(r"0*[1-9]").match(_known(gpu.values, "cc_protected_memory_usage/total"))
             is not None,
@@ -173,6 +177,20 @@ def services_to_stop(plan: ResetPlan, stop_services: Iterable[str], fabric_manag
     elif fabric_manager_runs:
         units.append(FABRIC_MANAGER)
     return tuple(dict.fromkeys(units))
+
+
+def kernel_clients(plan: ResetPlan, before: Iterable[GpuReading], services: Collection[str]) -> tuple[str, ...]:
+    """Return the ids of the GPUs to reset that have persistence mode without its daemon (`nvidia-smi -pm 1`).
+
+    The driver itself then keeps the GPU open, and refuses a reset. The daemon switches the mode off when it stops.
+    """
+    if PERSISTENCE_DAEMON in services:
+        return ()
+    return tuple(gpu.id for gpu in before if gpu.has_persistence and gpu.pci in plan.parts)
+
+
+def persistence_argv(ids: Iterable[str], is_on: bool) -> tuple[str, ...]:
+    return ("nvidia-smi", "-pm", "1" if is_on else "0", "-i", ",".join(ids))
 
 
 def unit_name(name: str) -> str:

@@ -6,6 +6,7 @@ services before it calls `take_reset`.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from healthd.agent.repair.step_result import StepResult
 from healthd.host.inventory import device_kind
 from healthd.host.program import find_program
 
+log = logging.getLogger("healthd")
+
 QUERY_SECONDS = 120.0  # without a client, the driver initialises each GPU first, which takes seconds
 RELEASE_SECONDS = 60.0  # how long stopped services and healthd's own checks may keep a GPU open
 RELEASE_POLL_SECONDS = 1.0
@@ -39,12 +42,14 @@ class PreparedReset(NamedTuple):
     before    all GPUs before the reset
     services  units that run and must stop
     kept      units that may keep the GPUs open
+    persistent  ids of the GPUs whose persistence mode must be switched off meanwhile
     """
 
     plan: ResetPlan
     before: tuple[GpuReading, ...]
     services: tuple[str, ...]
     kept: tuple[str, ...]
+    persistent: tuple[str, ...] = ()
 
 
 class Smi:
@@ -70,6 +75,13 @@ class Smi:
         name, *arguments = plan.argv
         run, text = self._run(("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", find_program(name), *arguments), seconds)
         return run.entry.status, text
+
+    def set_persistence(self, ids: tuple[str, ...], is_on: bool) -> str:
+        """Switch the persistence mode of these GPUs. Return why that failed, or "". Raises OSError."""
+        if not ids:
+            return ""
+        problem = self._run(gpu_reset.persistence_argv(ids, is_on), QUERY_SECONDS)[0].entry.problem
+        return f"persistence mode could not be switched {'on' if is_on else 'off'}: {problem}" if problem else ""
 
     def _run(self, argv: tuple[str, ...], seconds: float) -> tuple[Run, str]:
         """Run a program. Return the run and its output. Raises OSError if the output cannot be written."""
@@ -111,7 +123,7 @@ def prepare_reset(request: Request, smi: Smi) -> PreparedReset:
     if units:
         services.require_no_other_stops(units)
     kept = (FABRIC_MANAGER,) if plan.keeps_fabric_manager and fabric_manager_runs else ()
-    return PreparedReset(plan, before, units, kept)
+    return PreparedReset(plan, before, units, kept, gpu_reset.kernel_clients(plan, before, units))
 
 
 def has_nvswitches(root: str) -> bool:
@@ -159,6 +171,21 @@ def take_reset(
 
     `check` returns why the step must not be taken now, or "". It is called right before each try.
     """
+    try:
+        if problem := smi.set_persistence(prepared.persistent, is_on=False):
+            return StepResult(Outcome.REFUSED, problem)
+        if failure := _run_reset(request, prepared, smi, check, sleep):
+            return failure
+    finally:
+        if not smi.stuck and (problem := smi.set_persistence(prepared.persistent, is_on=True)):
+            log.error("repair: %s", problem)  # the check gpu_persistence finds it, too
+    return _effect(prepared, smi)
+
+
+def _run_reset(
+    request: Request, prepared: PreparedReset, smi: Smi, check: Callable[[], str], sleep: Callable[[float], None]
+) -> StepResult | None:
+    """Run the command. Return why there was no reset, or None if nvidia-smi reported it."""
     plan, seconds = prepared.plan, request.settings.reset_timeout_seconds
     for number in range(1, TRIES + 1):
         if problem := wait_for_release(request, prepared, sleep) or check():
@@ -170,12 +197,15 @@ def take_reset(
     if smi.stuck or status is None:
         hangs = f" and hangs in the kernel (process {smi.stuck})" if smi.stuck else ""
         return StepResult(Outcome.FAILED, f"nvidia-smi --gpu-reset did not end within {seconds:g} s{hangs}")
-    if failure := gpu_reset.command_failure(status, output, plan):
-        return StepResult(*failure)
+    failure = gpu_reset.command_failure(status, output, plan)
+    return StepResult(*failure) if failure else None
+
+
+def _effect(prepared: PreparedReset, smi: Smi) -> StepResult:
     try:
         after = smi.gpus()
     except ResetImpossible as error:
         return StepResult(Outcome.FAILED, f"after the reset, {error}")
-    if problem := gpu_reset.effect_problem(prepared.before, after, plan):
+    if problem := gpu_reset.effect_problem(prepared.before, after, prepared.plan):
         return StepResult(Outcome.FAILED, problem)
-    return StepResult(Outcome.DONE, proof=gpu_reset.proof(prepared.before, plan))
+    return StepResult(Outcome.DONE, proof=gpu_reset.proof(prepared.before, prepared.plan))

@@ -12,7 +12,7 @@ SERVICE_SECONDS = 150.0  # systemd's own limit for one service is 90 s
 MAX_UNITS = 100
 _RUNNING = frozenset({"active", "activating", "reloading", "refreshing", "deactivating"})
 # Units that systemd stops when it stops this one (systemd.unit(5)).
-_STOPPED_TOO = ("RequiredBy", "BoundBy", "ConsistsOf")
+_STOPPED_TOO = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 
 
 def has_systemd(root: str) -> bool:
@@ -47,9 +47,11 @@ def require_no_other_stops(units: Iterable[str]) -> None:
     while waiting:
         name = waiting.pop()
         for other in (word for kind in _STOPPED_TOO for word in _show(name).get(kind, "").split()):
-            if other in seen or len(seen) > MAX_UNITS:
+            if other in seen:
                 continue
             seen.add(other)
+            if len(seen) > MAX_UNITS:
+                raise ResetImpossible(f"too many units depend on {', '.join(sorted(allowed))}")
             if _runs(_show(other)):
                 raise ResetImpossible(
                     f"systemd would stop {other} with {name}, and repair.stop_services does not name it"

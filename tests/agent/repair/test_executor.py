@@ -151,6 +151,15 @@ def test_stopped_unit_that_requires_a_service_prevents_nothing(node: RepairNode)
     assert work(node).outcome is Outcome.DONE
 
 
+@pytest.mark.parametrize("mode", ["ok", "fails"])
+def test_persistence_mode_without_its_daemon_is_switched_off_meanwhile(node: RepairNode, mode: str) -> None:
+    node.write(PERSISTENCED, "inactive\n")
+    node.write("smi.persistence", "Enabled\n")
+    node.write("smi.mode", f"{mode}\n")
+    assert work(node).outcome is (Outcome.DONE if mode == "ok" else Outcome.FAILED)
+    assert (node.read("smi.persistence"), node.read(PERSISTENCED)) == ("Enabled\n", "inactive\n")
+
+
 def test_only_running_services_are_stopped_and_started(node: RepairNode) -> None:
     node.write(DCGM, "inactive\n")
     assert work(node).outcome is Outcome.DONE

@@ -12,12 +12,14 @@ from msgspec.structs import replace
 
 from healthd.agent.repair.gpu_reset import (
     FABRIC_MANAGER,
+    PERSISTENCE_DAEMON,
     GpuReading,
     ResetImpossible,
     ResetPlan,
     command_failure,
     effect_problem,
     is_in_use,
+    kernel_clients,
     parse_gpus,
     plan_reset,
     proof,
@@ -62,6 +64,7 @@ def test_parse_gpus_reads_capture_of_h100() -> None:
         "00000000:53:00.0",
         "0000:53:00.0",
         "Hopper",
+        has_persistence=True,
         cluster="00000000-0000-0000-0000-000000000000",
         uncorrectable=0,
     )
@@ -206,6 +209,21 @@ def test_fabric_manager_runs_on_for_one_gpu() -> None:
 @pytest.mark.parametrize("listed", [SERVICES, ("nvidia-persistenced",)])
 def test_fabric_manager_stops_for_all_gpus(listed: tuple[str, ...]) -> None:
     assert FABRIC_MANAGER in services_to_stop(plan(node()), listed, True)
+
+
+@pytest.mark.parametrize(
+    ("services", "has_persistence", "ids"),
+    [
+        ((), True, ("00000000:1B:00.0",)),
+        ((PERSISTENCE_DAEMON,), True, ()),
+        ((), False, ()),
+    ],
+)
+def test_persistence_mode_without_its_daemon_is_a_client(
+    services: tuple[str, ...], has_persistence: bool, ids: tuple[str, ...]
+) -> None:
+    gpus = (gpu(has_persistence=has_persistence), gpu(SECOND, has_persistence=True))
+    assert kernel_clients(plan(gpus, FIRST), gpus, services) == ids
 
 
 # --- the command's result

@@ -758,9 +758,7 @@ def test_query_of_repairs_steps__has_stages_of_steps_that_healthd_took() -> None
     rests = [{**EVENT, "seq": number, "rest": f'{{"id":"{number}"}}'} for number in range(2)]
     rests += [{**EVENT, "seq": 2, "rest": None}]
     others = [{**rows[1], "event": "drain"}, {**rows[1], "node": "n2"}]
-    found = run_query(
-        "repairs_steps", repairs.StepEvent, lines=[*rows, *others], events=rests, chosen_nodes=[NODE]
-    )
+    found = run_query("repairs_steps", repairs.StepEvent, lines=[*rows, *others], events=rests, chosen_nodes=[NODE])
     assert found == [("c", "n1", 100, "claimed", '{"id":"1"}'), ("c", "n1", 100, "taken", "")]
 
 

@@ -91,8 +91,9 @@ depend on them. [events.md](events.md) describes what is kept.
 ### HealthdEvidenceFailed
 
 The file of the last fault is missing or incomplete. `healthd status` prints the reason below "Problems with healthd": a
-full disk (less than 64 MiB are free), a collector that systemd no longer starts (`systemctl reset-failed healthd-evidence.path
-healthd-evidence.service; systemctl restart healthd-evidence.path`), or a directory that other users may write to.
+full disk (less than 64 MiB are free), a collector that systemd no longer starts (`systemctl reset-failed
+healthd-evidence.path healthd-evidence.service; systemctl restart healthd-evidence.path`), or a directory that other
+users may write to.
 [evidence.md](evidence.md) describes what is saved and when.
 
 ### HealthdManyNodes
@@ -105,8 +106,9 @@ limit](fleet-limit.md), so the cluster keeps running. healthd resumes the nodes 
 ### HealthdManyNodesToTidy
 
 As HealthdManyNodes, but for problems that cost no jobs: rejected settings (`reload`), forgotten drains and
-acknowledged faults (`drained_long`, `ack`), repairs that failed or are late (`repair_failed`, `repair_stuck`), a disk that rejects writes (`stream`, `evidence`), a hook that fails
-(`hook`), or a warning on all nodes (`warning`, perhaps because a threshold does not fit this cluster).
+acknowledged faults (`drained_long`, `ack`), repairs that failed or are late (`repair_failed`, `repair_stuck`), a disk
+that rejects writes (`stream`, `evidence`), a hook that fails (`hook`), or a warning on all nodes (`warning`, perhaps
+because a threshold does not fit this cluster).
 
 ### HealthdNodesGone
 

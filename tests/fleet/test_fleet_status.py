@@ -181,6 +181,51 @@ def test_row_explains_why_drain_is_not_set(metric, labels, reason):
     assert f"not drained: {reason}\n" in text_of_fleet(server)
 
 
+REASON = "healthd: gpu_xid/119 0000:1b:00.0: (repair: reboot)"
+
+
+def repaired_fleet() -> Server:
+    """Return a server with drained nodes that healthd repairs: one verifies, one is late, one waits, one has failed."""
+    server = Server("gpu1", "gpu2", "gpu3", "gpu4")
+    for name in ("gpu1", "gpu2", "gpu3", "gpu4"):
+        server.drained(name, "healthd", REASON, NOW - HOUR)
+    server.add(LABEL_QUERIES["repair"], "gpu1", NOW + 60, step="reboot", stage="verify")
+    server.add(LABEL_QUERIES["repair"], "gpu2", NOW - 1200, step="gpu_reset", stage="step")
+    server.add(LABEL_QUERIES["repair"], "gpu3", 0, step="reboot", stage="claim")
+    server.add(VALUE_QUERIES["repair_failed"], "gpu4")
+    return server
+
+
+def test_repairs_of_seen_nodes_are_shown():
+    fleet = read_fleet(repaired_fleet())
+    found = {n.node: (n.repair_step, n.repair_stage, n.is_repair_late(NOW), n.repair_failed) for n in fleet.nodes}
+    assert found == {
+        "gpu1": ("reboot", "verify", False, False),
+        "gpu2": ("gpu_reset", "step", True, False),
+        "gpu3": ("reboot", "claim", False, False),
+        "gpu4": ("", "", False, True),
+    }
+    document = fleet_document(fleet, fleet.nodes)
+    assert (document["in_repair"], document["repair_late"], document["repair_failed"]) == (3, 1, 1)
+    assert "4 drained by healthd (2 being repaired, 1 with a late repair, 1 with a failed repair)" in summary(fleet)
+    text = text_of_fleet(repaired_fleet(), 140)
+    assert "repair: reboot being verified; gpu_xid/119" in text
+    assert "repair: GPU reset in progress, 20 min late; gpu_xid/119" in text
+
+
+@pytest.mark.parametrize(("deadline", "is_late"), [(NOW - 1200, True), (NOW + 1200, False)])
+def test_node_that_does_not_come_back_from_a_repair_is_late(deadline, is_late):
+    server = Server("n1")
+    server.down("n2", NOW - 2 * HOUR)
+    server.down("n3", NOW - 2 * HOUR)
+    for name in ("n1", "n2"):  # a node that answers has its own deadline
+        server.add(VALUE_QUERIES["repair_deadline"], name, deadline)
+    fleet = read_fleet(server)
+    assert [n.node for n in fleet.nodes if n.is_in_repair] == ["n2"]
+    assert [n.node for n in fleet.nodes if n.is_repair_late(NOW)] == (["n2"] if is_late else [])
+    assert ("does not come back from a repair, 20 min late" in text_of_fleet(server)) is is_late
+
+
 def test_exit_status_follows_worst_node():
     assert exit_status(read_fleet(Server("n1", "n2"))) == 0
     server = Server("n1")
@@ -252,7 +297,7 @@ def test_number_of_queries_does_not_grow_with_nodes():
     small.down("n3", NOW - HOUR)
     text = text_of_fleet(large, 80)
     read_fleet(small)
-    assert len(large.queries) == len(small.queries) < 25
+    assert len(large.queries) == len(small.queries) < 27
     assert "2,000 healthy: gpu[0001-2000]" in " ".join(text.split())
     assert len(text.splitlines()) < 12
     every = read_fleet(large)

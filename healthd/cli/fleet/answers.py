@@ -544,7 +544,8 @@ COMMANDS = {
         add_store_flags,
         _repairs,
         "Show how often a GPU reset, a reboot or a person ended a fault for good, and how long nodes were out of "
-        f"service until then. Suggest another first step for faults that mostly return.\n{EXIT_STATUS}",
+        "service until then. Also show the steps that healthd took itself, and whether they lasted. Suggest an order "
+        f"of steps, and another first step for faults that mostly return.\n{EXIT_STATUS}",
         "  healthd fleet repairs --from 2026-10-01 --to 2026-11-01\n  healthd fleet repairs --json | jq .suggested\n",
     ),
     "fleet failslow": Command(

@@ -73,7 +73,7 @@ COMMANDS = {
         _arguments,
         _status,
         "Show the current state of all nodes, from Prometheus: drained nodes with reason and time, broken nodes in "
-        "service, and nodes that do not report.\n"
+        "service, nodes that do not report, and repairs by healthd.\n"
         'The command needs neither a store nor the extra "fleet". The server must scrape healthd (docs/metrics.md).\n'
         "Exit status: 0 all nodes are healthy; 1 a node has a warning, is unknown or was drained by others; 2 a node "
         "is broken, drained by healthd or not reporting; 3 Prometheus cannot answer or has no healthd metrics; 64 "

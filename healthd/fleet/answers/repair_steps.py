@@ -1,9 +1,9 @@
 """Counts the repair steps that healthd took itself (repair.mode = "act"), and how often they ended the faults for good.
 
-An attempt is one step on one node: its stages in the event stream have the same id. It counts once the step was taken or
-has failed; a step that was only claimed or refused changed nothing. A successful attempt lasts for 7 or 28 days if none
-of its faults opens again on the same part of the node in that time. A failed attempt has not lasted. An attempt that a
-person stopped, or whose end the store lacks, is neither.
+An attempt is one step on one node: its stages in the event stream have the same id. It counts once the step was taken
+or has failed; a step that was only claimed or refused changed nothing. A successful attempt lasts for 7 or 28 days if
+none of its faults opens again on the same part of the node in that time. A failed attempt has not lasted. An attempt
+that a person stopped, or whose end the store lacks, is neither.
 
 A step is left out of the suggested order if it fails too often, by the same limits as for a first step (repairs.py).
 """
@@ -121,7 +121,7 @@ def _attempt(stages: Sequence[tuple[StepEvent, Row]]) -> Attempt | None:
 def lasts(
     attempt: Attempt, days: int, began_by_part: Mapping[tuple[str, str, str, str], Sequence[int]], until: int
 ) -> bool | None:
-    """Return True if the attempt lasted for these days, False if it failed or a fault returned, None if that is unknown.
+    """Return True if the attempt lasted for these days, False if it failed or a fault returned, None if it is unknown.
 
     Args:
         began_by_part: the times at which faults began, in order, by cluster, node, code and part.
@@ -173,7 +173,7 @@ def rows(
 
 
 def suggested_order(tried: Collection[str], failing: Collection[str]) -> list[str]:
-    """Return the steps for repair.order: the default ones, and a power cycle that was tried, without those that fail."""
+    """Return the steps for repair.order: the default ones, and a power cycle that was tried, without failing steps."""
     allowed = {*DEFAULT_ORDER, *tried}
     return [step for step in LADDER if step in allowed and step not in failing]
 

@@ -84,6 +84,11 @@ class NodeStatus:
         paused_until, waiting_since: epoch seconds; 0 if not paused, or if no drain waits for the fleet limit.
         limit_partition: the partition whose fleet limit delays the drain.
         stale_seconds: time since its last round of checks began, if this is too long.
+        repair_step, repair_stage: the step in progress of a repair by healthd, "" if there is none or the node is not
+            seen.
+        repair_deadline: when the stage should have ended, in epoch seconds, or 0. For a node that is not seen, when it
+            should be back from a repair.
+        repair_failed: True if the last step has failed.
         conditions: worst first.
     """
 
@@ -104,6 +109,10 @@ class NodeStatus:
     waiting_since: float = 0.0
     limit_partition: str = ""
     stale_seconds: float = 0.0
+    repair_step: str = ""
+    repair_stage: str = ""
+    repair_deadline: float = 0.0
+    repair_failed: bool = False
     conditions: tuple[OpenCondition, ...] = ()
 
     @property
@@ -121,6 +130,14 @@ class NodeStatus:
         if self.health in ("", "unknown") or self.stale_seconds:
             return Group.UNKNOWN
         return Group.WARNING if self.health == "warning" or self.slurm_problem else Group.HEALTHY
+
+    @property
+    def is_in_repair(self) -> bool:
+        """True if healthd repairs the node, or did so when the node was last seen."""
+        return bool(self.repair_step or (not self.seen and self.repair_deadline))
+
+    def is_repair_late(self, now: float) -> bool:
+        return self.is_in_repair and 0.0 < self.repair_deadline < now
 
     @property
     def acknowledged(self) -> bool:

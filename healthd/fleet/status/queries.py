@@ -1,4 +1,4 @@
-"""Reads the current state of all nodes from a Prometheus server, with about twenty queries for any number of nodes.
+"""Reads the current state of all nodes from a Prometheus server, with about 25 queries for any number of nodes.
 
 A target that does not answer has only the series `up`. The list of nodes therefore comes from `up`, which includes
 unreachable nodes. If node_exporter's textfile collector publishes healthd's metrics, nodes in healthd_node_info are
@@ -30,7 +30,7 @@ TARGETS_PER_QUERY = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
 MIN_TIME = 1e9  # epoch seconds, in 2001; an earlier time or a time far in the future is invalid and thus unknown
 MAX_AHEAD_SECONDS = 36500 * DAY_SECONDS
-_METRIC = regex("healthd_[a-z_]+")
+_METRIC = regex("(?:node:)?healthd_[a-z_]+(?::[a-z]+)?")
 LABEL_QUERIES = {
     "node": "healthd_node_info",
     "version": "healthd_build_info",
@@ -39,12 +39,18 @@ LABEL_QUERIES = {
     "owner": "healthd_slurm_drained_by",
     "drain": "healthd_slurm_drain_info",
     "held": "healthd_fleet_limit_drain_waiting == 1",
+    # The value is the deadline of the stage, or 0 for a claim.
+    "repair": "healthd_repair_stage_deadline_timestamp_seconds or on (cluster, job, instance) "
+    "healthd_repair_stage_begun_timestamp_seconds * 0",
 }
 START_QUERY = "healthd_start_timestamp_seconds"
 VALUE_QUERIES = {
     "drained_since": "healthd_slurm_drained_since_timestamp_seconds",
     "drain_desired": "healthd_slurm_drain_desired == 1",
     "slurm_problem": "healthd_slurm_problem == 1",
+    "repair_failed": "healthd_repair_given_up == 1",
+    # Kept while a node does not answer (packaging/prometheus/healthd.recording.yml); absent without these rules.
+    "repair_deadline": "node:healthd_repair_deadline:last",
     "paused_until": "healthd_paused_until_timestamp_seconds",
     "waiting_since": "healthd_fleet_limit_waiting_since_timestamp_seconds",
     # The last round began more than three intervals and 10 minutes ago. The alert HealthdRoundStale has the same limit
@@ -161,13 +167,16 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
             return queries.valid_time(values[name].get(node_target, 0.0), ahead)
 
         last_name, last_seen = last_seen_by_target.get(node_target, ("", 0.0))
+        is_down = node_target in down
+        _, stage_deadline = labels_by_query["repair"].get(node_target, ({}, 0.0))
+        repair_deadline = values["repair_deadline"].get(node_target, 0.0) if is_down else stage_deadline
         owner = label("owner") or label("drain", "owner")
         name = label("node") or last_name or target.get("node")
         nodes[node_target] = NodeStatus(
             node=name or _name_in_other_job(names, node_target) or host_name(node_target[2]),
             instance=node_target[2],
             cluster=node_target[0],
-            seen=node_target not in down,
+            seen=not is_down,
             last_seen=last_seen,
             health=label("health", "state"),
             mode=label("mode"),
@@ -181,6 +190,10 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
             waiting_since=moment("waiting_since"),
             limit_partition=label("held", "partition"),
             stale_seconds=min(max(values["stale_seconds"].get(node_target, 0.0), 0.0), queries.time),
+            repair_step=label("repair", "step"),
+            repair_stage=label("repair", "stage"),
+            repair_deadline=queries.valid_time(repair_deadline, MAX_AHEAD_SECONDS),
+            repair_failed=node_target in values["repair_failed"],
             conditions=tuple(
                 sorted(conditions.get(node_target, ()), key=lambda c: (not c.is_enforced, -c.severity, c.code))
             ),

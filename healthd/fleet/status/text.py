@@ -32,6 +32,8 @@ SLURM_LABELS = {
     Group.DRAINED: "drained",
     Group.DRAINED_BY_OTHERS: "by others",
 }
+STEP_LABELS = {"gpu_reset": "GPU reset", "reboot": "reboot", "power_cycle": "power cycle"}
+STAGE_LABELS = {"claim": "waits for its turn", "step": "in progress", "verify": "being verified"}
 DELAY_LABELS = {
     "observe": "mode observe",
     "pause": "paused",
@@ -95,7 +97,7 @@ def summary(fleet: Fleet) -> str:
                 if group is Group.BROKEN
                 else ""
             )
-            parts.append(f"{groups[group]:,} {GROUP_LABELS[group]}{detail}")
+            parts.append(f"{groups[group]:,} {GROUP_LABELS[group]}{detail}{_repair_counts(fleet, group)}")
     return f"{plural(len(fleet.nodes), 'node')}: {', '.join(parts)}"
 
 
@@ -108,6 +110,9 @@ def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus]) -> dict[str, Any]:
         "time": fleet.time,
         "counts": {"nodes": len(fleet.nodes), **{group.value: groups[group] for group in Group}},
         "paused": sum(bool(node.paused_until) for node in fleet.nodes),
+        "in_repair": sum(node.is_in_repair for node in fleet.nodes),
+        "repair_late": sum(node.is_repair_late(fleet.time) for node in fleet.nodes),
+        "repair_failed": sum(node.repair_failed for node in fleet.nodes),
         "nodes": [_node_document(node) for node in nodes],
         "notes": list(fleet.notes),
     }
@@ -115,8 +120,8 @@ def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus]) -> dict[str, Any]:
 
 def _node_document(node: NodeStatus) -> dict[str, Any]:
     fields = dataclasses.asdict(node)
-    times = ("last_seen", "drained_since", "paused_until", "waiting_since", "stale_seconds")
-    texts = ("health", "mode", "version", "drained_by", "reason", "limit_partition")
+    times = ("last_seen", "drained_since", "paused_until", "waiting_since", "stale_seconds", "repair_deadline")
+    texts = ("health", "mode", "version", "drained_by", "reason", "limit_partition", "repair_step", "repair_stage")
     conditions = [
         {**dataclasses.asdict(c), "severity": SEVERITIES[c.severity], "since": c.since or None} for c in node.conditions
     ]
@@ -155,8 +160,9 @@ def _row(fleet: Fleet, node: NodeStatus, with_cluster: bool) -> Row:
 def explain_node(fleet: Fleet, node: NodeStatus) -> str:
     """Explain a node's state in one line."""
     if not node.seen:
-        return f"does not answer Prometheus{'' if node.last_seen else ' and was not seen in the last 7 days'}"
-    parts = []
+        seen = "" if node.last_seen else " and was not seen in the last 7 days"
+        return "; ".join(filter(None, (_repair_text(fleet, node), f"does not answer Prometheus{seen}")))
+    parts = [text] if (text := _repair_text(fleet, node)) else []
     acting = [c for c in node.conditions if c.is_enforced and c.severity]
     worst = _truncate(f"{acting[0].code} {acting[0].subject}".strip(), MAX_TEXT_LENGTH) if acting else ""
     if node.drained_by:
@@ -189,6 +195,21 @@ def explain_node(fleet: Fleet, node: NodeStatus) -> str:
     return "; ".join(parts)
 
 
+def _repair_text(fleet: Fleet, node: NodeStatus) -> str:
+    """Return the progress of a repair by healthd, or ""."""
+    if node.repair_failed:
+        return "the repair failed: a person must act"
+    if not node.is_in_repair:
+        return ""
+    is_late = node.is_repair_late(fleet.time)
+    late = f", {duration(fleet.time - node.repair_deadline)} late" if is_late else ""
+    if not node.seen:
+        return f"does not come back from a repair{late}" if is_late else "being repaired"
+    step = STEP_LABELS.get(node.repair_step, _truncate(node.repair_step, 48))
+    stage = STAGE_LABELS.get(node.repair_stage, _truncate(node.repair_stage, 48))
+    return f"repair: {step} {stage}{late}"
+
+
 # --- facts about all nodes
 
 
@@ -218,6 +239,17 @@ def _unreachable_text(fleet: Fleet) -> str:
     if not all(times):
         return ""
     return f" for {duration(max(0.0, fleet.time - max(times)))}{' or more' if len(times) > 1 else ''}"
+
+
+def _repair_counts(fleet: Fleet, group: Group) -> str:
+    """Return text with the number of nodes of this group that healthd repairs, or ""."""
+    nodes = [node for node in fleet.nodes if node.group is group]
+    late = sum(node.is_repair_late(fleet.time) for node in nodes)
+    active = sum(node.is_in_repair for node in nodes) - late
+    failed = sum(node.repair_failed for node in nodes)
+    counts = ((active, "being repaired"), (late, "with a late repair"), (failed, "with a failed repair"))
+    texts = [f"{count:,} {text}" for count, text in counts if count]
+    return f" ({', '.join(texts)})" if texts else ""
 
 
 def _acknowledged_text(fleet: Fleet) -> str:

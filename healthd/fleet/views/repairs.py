@@ -50,7 +50,8 @@ def _remedy(row: Row) -> str:
 
 
 def _step(row: Row) -> str:
-    return STEP_NAMES.get(row["step"], row["step"])
+    step = str(row["step"])
+    return STEP_NAMES.get(step, step)
 
 
 REMEDY = Column("remedy", _remedy)

@@ -44,6 +44,7 @@ def problems_with(**changes: Any) -> tuple[Problem, ...]:
         "hooks_problem": "",
         "hook_results": {},
         "evidence_problem": "",
+        "repair_problem": "",
         **changes,
     }
     namespace = SimpleNamespace
@@ -67,6 +68,7 @@ def problems_with(**changes: Any) -> tuple[Problem, ...]:
         failslow=namespace(problem=""),
         hooks=namespace(problem=parts["hooks_problem"], results=parts["hook_results"]),
         before_resume=namespace(problem=""),
+        repair=namespace(program=namespace(problem=parts["repair_problem"])),
         evidence=namespace(problem=lambda case: parts["evidence_problem"]),
         now=time.time,
     )
@@ -100,6 +102,7 @@ def test_each_problem_has_command_in_urgency_order():
         lost_events=4,
         kernel_log=KernelLogStatus("kmsg", False, problem="Operation not permitted"),
         slurm=SlurmStatus(problem="slurmctld does not answer"),
+        repair_problem="the request is not served",
         evidence_problem="/var/lib/healthd/evidence: No space left on device",
         verdict_problem="/run/healthd/verdict: the verdict cannot be written: Input/output error",
     )
@@ -114,6 +117,7 @@ def test_each_problem_has_command_in_urgency_order():
         ("/var/lib/healthd", "ls"),
         ("4 stream events were lost", ""),
         ("kernel log", "ls"),
+        ("repair", "systemctl"),
         ("evidence", "systemctl"),
         ("no metrics page", "ss"),
         ("metrics page", "healthd"),

@@ -75,6 +75,7 @@ def _serve(runtime_dir: str, open_request: OpenRequest) -> None:
     except DecodeError as error:
         log.error("repair: the request cannot be read: %s", error)
         return
+    os.environ.update(request.environment)
     Executor(request, runtime_dir, open_smi(runtime_dir), open_request.is_replaced).work()
 
 

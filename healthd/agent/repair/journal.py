@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from msgspec import field
 from msgspec.structs import replace
 
 from healthd.agent.evidence.case import Process
@@ -122,6 +123,7 @@ class Request(Value, frozen=True):
     stuck    processes that hang in the kernel, which a reset must wait for
     is_ordered  True if an operator ordered the step, which may repeat a step of the last 24 hours
     root     where /proc, /sys and /run are
+    environment  the daemon's PATH and SLURM_CONF: a site sets them for healthd.service only
     """
 
     id: str
@@ -138,6 +140,7 @@ class Request(Value, frozen=True):
     requested_at: Moment = 0.0
     command_timeout_seconds: float = 30.0
     root: str = "/"
+    environment: dict[str, str] = field(default_factory=dict)
     settings: RepairConfig = RepairConfig()
 
 

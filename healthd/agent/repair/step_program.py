@@ -23,6 +23,7 @@ from healthd.host.separate_program import SeparateProgram
 log = logging.getLogger("healthd")
 
 EXTRA_SECONDS = 1800.0  # deadline without systemd, beyond the step: for services and Slurm
+SLURM_ENVIRONMENT = ("PATH", "SLURM_CONF")
 REPEAT_SECONDS = 30.0  # until a request without a result is written again
 
 
@@ -107,6 +108,7 @@ class StepProgram:
             is_ordered=is_ordered,
             command_timeout_seconds=settings.slurm.command_timeout_seconds,
             root=settings.root,
+            environment={name: os.environ[name] for name in SLURM_ENVIRONMENT if name in os.environ},
             settings=settings.repair,
         )
         if self._write(request):

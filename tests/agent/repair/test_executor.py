@@ -553,6 +553,17 @@ def test_kill_during_reset_is_not_repeated(node: RepairNode) -> None:
     assert node.resets == 1
 
 
+def test_slurm_commands_are_found_as_by_the_daemon(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {"PATH": os.environ["PATH"], "SLURM_CONF": "/opt/slurm/slurm.conf"}
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_CONF", "")
+    request = node.request(environment=environment)
+    Path(request_file(str(node.runtime_dir), NAME)).write_bytes(encode(request))
+    serve(node)
+    require_invariants(node)
+    assert os.environ["SLURM_CONF"] == environment["SLURM_CONF"]
+
+
 def test_unreadable_request_is_dropped(node: RepairNode) -> None:
     Path(request_file(str(node.runtime_dir), NAME)).write_text('{"id": "../x"}')
     serve(node)

@@ -157,6 +157,7 @@ class Daemon:
         self.command_counts: Counter[str] = Counter()
         self.reload_failures, self.reload_problem = 0, ""
         self.verdict_inputs: tuple[object, ...] = ()
+        self.verified_step = ""  # the last step of a repair that was verified
         self.verdict = Verdict(Health.UNKNOWN)
 
         self.store = ConditionStore(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
@@ -476,7 +477,11 @@ class Daemon:
         """Run the checks' before_resume programs on the drained, idle node. The verdict has the reason for the delayed
         resume.
         """
-        programs = self.configured.after_repair if self.repair.is_verifying else self.configured.before_resume
+        step = self.repair.verified_step
+        if step and step != self.verified_step:
+            self.before_resume.cancel()  # a validation from before the step proves nothing
+        self.verified_step = step or self.verified_step
+        programs = self.configured.after_repair if step else self.configured.before_resume
         if not programs and not self.before_resume.waiting_reason:
             return
         ledger, replies = self.store.ledger, self.replies

@@ -121,12 +121,13 @@ LADDER = tuple(RepairStep)
 class RepairClaim(Value, frozen=True):
     """The note that a repair adds to the Reason of healthd's drain, so that all nodes see it in Slurm.
 
-    step            the claimed step. PERSON: the repair has failed and a person must act; this is not counted
+    step            the claimed step. PERSON: the repair has failed and a person must act; this is not counted. None: no
+                    claim
     max_concurrent  repairs in the cluster at the same time: a number, or a percentage of its nodes ("2%")
     is_booted       True if healthd's own step has booted this machine, so that DOWN in Slurm may be a result of it
     """
 
-    step: RepairStep
+    step: RepairStep | None
     max_concurrent: int | str = 1
     is_booted: bool = False
 

@@ -49,6 +49,8 @@ class Obstacle(enum.Enum):
     JOBS = "jobs"  # a job or its epilog is on the node
     POWER = "power"  # a reboot or a power change is pending in Slurm
     EVIDENCE = "evidence"  # the evidence of the fault is not saved yet
+    JOURNAL = "journal"  # the journal of repair steps cannot be read
+    PROGRAM = "program"  # healthd-repair does not serve requests
     STATE_DIR = "state_dir"  # not shown yet that state_dir survives a reboot
     BEFORE_ACT = "before_act"  # healthd drained the node before repair.mode = "act"
     STOPPED = "stopped"  # healthd repair stop
@@ -131,7 +133,9 @@ class RepairRecord(Value, frozen=True):
     stopped_by   the operator who stopped the repair of the current drain, or ""
     ordered_by   the operator who ordered a repair of the current drain, or ""
     act_since    when mode "act" was set, or 0
-    concluded    id of the last step that is over
+    concluded    id of the last step in the journal that is over
+    booted       boot id of the boot that a step of this drain caused, or ""
+    is_state_dir_proven  True if the journal is from an earlier boot
     """
 
     plan: Plan | None = None
@@ -145,3 +149,5 @@ class RepairRecord(Value, frozen=True):
     ordered_by: str = ""
     act_since: PastMoment = 0.0
     concluded: str = ""
+    booted: str = ""
+    is_state_dir_proven: bool = False

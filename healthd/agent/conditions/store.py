@@ -70,7 +70,7 @@ class ConditionStore:
         self._next_ack_expiry = float("inf")
         self.unsaved = False
         self.uncopied = False
-        self.slurm_uncopied = False  # True if an action in Slurm is not in any copy yet
+        self.slurm_uncopied = False  # True if an action in Slurm or a step of a repair is not in any copy yet
         self._past_unsaved = False
         self._past_is_urgent = False  # a command or a clock step changed the counters; save them at once
         self._quiet_seconds = 0.0  # time that has passed but is not yet added to any window
@@ -220,7 +220,8 @@ class ConditionStore:
     def set(self, ledger: Ledger) -> None:
         """Replace the ledger without calling the observers."""
         if ledger != self.ledger:
-            self.slurm_uncopied = self.slurm_uncopied or ledger.slurm is not self.ledger.slurm
+            is_new_step = ledger.repair.attempt != self.ledger.repair.attempt
+            self.slurm_uncopied = self.slurm_uncopied or is_new_step or ledger.slurm is not self.ledger.slurm
             self.unsaved = self.unsaved or not ledgers.is_only_seen_again(self.ledger, ledger)
             self.ledger = ledger
             self.uncopied = True

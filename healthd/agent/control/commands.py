@@ -166,6 +166,8 @@ def repair_now(store: ConditionStore, _request: Mapping[str, Any], user: str, no
         raise CommandRefused(f"healthd cannot repair this node: {plan_text(plan)}")
     if refused := [obstacle for obstacle in plan.obstacles if obstacle not in ON_ORDER]:
         raise CommandRefused("; ".join(OBSTACLE_TEXTS[obstacle] for obstacle in refused))
+    if not record.is_state_dir_proven:
+        raise CommandRefused(OBSTACLE_TEXTS[Obstacle.STATE_DIR])
     store.change(repair=after_order(record, user))
     store.stream.emit(
         [Event("repair", {"stage": "ordered", "step": plan.step.value, "causes": cause_texts(plan), "who": user})]

@@ -32,11 +32,12 @@ from healthd.events.schema import Event
 FIRST_RETRY_SECONDS = 60.0
 MAX_RETRY_SECONDS = 900.0
 RETRY_REQUEST_SECONDS = 30.0  # until a request without a result is written again
+REQUEST_SECONDS = 600.0  # until a step that could not be requested is given up
 ADOPT_SECONDS = 86400.0  # an older step in the journal is no longer in progress
 # States that an order accepts: it skips the waits of mode "act", and waits until the node is drained and idle.
 ON_ORDER = (
     *(Obstacle.NOT_DRAINED, Obstacle.JOBS),
-    *(Obstacle.EVIDENCE, Obstacle.BEFORE_ACT, Obstacle.TRIED, Obstacle.RETRY, Obstacle.STOPPED, Obstacle.STATE_DIR),
+    *(Obstacle.EVIDENCE, Obstacle.BEFORE_ACT, Obstacle.TRIED, Obstacle.RETRY, Obstacle.STOPPED),
 )
 BOOTS = (RepairStep.REBOOT, RepairStep.POWER_CYCLE)
 
@@ -50,6 +51,7 @@ class View(NamedTuple):
     waiting       those of them that end by time, because a step has repaired them
     journal       the steps so far, or None if it has not been read yet
     is_served     healthd-repair has no open request
+    is_stalled    it has an open request, but does not run
     is_drained    healthd's drain is in force, or is being set again
     was_resumed   healthd has resumed the node since the step
     is_taken_over  an operator resumed the node, or another user's drain is in force
@@ -67,6 +69,7 @@ class View(NamedTuple):
     drain: DrainRecord
     journal: Journal | None
     is_served: bool
+    is_stalled: bool
     is_drained: bool
     was_resumed: bool
     is_taken_over: bool
@@ -88,13 +91,14 @@ def is_active(record: RepairRecord, config: RepairConfig) -> bool:
 WITHDRAWING = (Obstacle.OBSERVE, Obstacle.PAUSED, Obstacle.ACKNOWLEDGED, Obstacle.SHARED_CAUSE, Obstacle.STOPPED)
 
 
-def must_withdraw(record: RepairRecord) -> bool:
-    """Return True if the requested step must not be taken any more, if it has not begun yet."""
+def must_withdraw(record: RepairRecord, config: RepairConfig, is_driver_stuck: bool) -> bool:
+    """Return True if the step in progress must not be taken any more, if it has not begun yet."""
     attempt, plan = record.attempt, record.plan
     if attempt is None or attempt.stage is not AttemptStage.STEP:
         return False
-    is_prevented = plan is not None and not set(WITHDRAWING).isdisjoint(plan.obstacles)
-    return plan is None or is_prevented or attempt.is_taken_over or bool(record.stopped_by)
+    is_prevented = plan is None or not set(WITHDRAWING).isdisjoint(plan.obstacles)
+    is_prevented = is_prevented or attempt.is_taken_over or bool(record.stopped_by) or not is_active(record, config)
+    return is_prevented or (attempt.step is RepairStep.GPU_RESET and is_driver_stuck)
 
 
 def is_taking(attempt: Attempt | None, *steps: RepairStep) -> TypeGuard[Attempt]:
@@ -114,10 +118,12 @@ class ActContext(NamedTuple):
 
     journal           the steps so far, or None if it has not been read yet
     is_evidence_open  the evidence of the fault is not saved yet
+    is_stalled        healthd-repair does not serve an open request
     """
 
     journal: Journal | None
     is_evidence_open: bool
+    is_stalled: bool
     now: float
     boot_id: str
 
@@ -125,29 +131,35 @@ class ActContext(NamedTuple):
 def act_obstacles(record: RepairRecord, plan: Plan, drain: DrainRecord, context: ActContext) -> Iterator[Obstacle]:
     """Yield what prevents a step in mode "act", in addition to obstacles.py. An order by an operator ends the waits."""
     journal = context.journal
-    if journal is None or not survives_reboot(journal, context.boot_id):
+    if context.is_stalled:
+        yield Obstacle.PROGRAM
+    elif journal is None:
+        yield Obstacle.JOURNAL
+    if journal is not None and not survives_reboot(journal, context.boot_id):
         yield Obstacle.STATE_DIR
     if record.stopped_by:
         yield Obstacle.STOPPED
+    if context.now < record.retry_at:
+        yield Obstacle.RETRY
     if record.ordered_by:
         return
     if drain.drained_at and drain.drained_at < record.act_since:
         yield Obstacle.BEFORE_ACT
     if context.is_evidence_open:
         yield Obstacle.EVIDENCE
-    if context.now < record.retry_at:
-        yield Obstacle.RETRY
     if journal is not None and tried_within_day(journal, plan.step, _texts(plan)[0], context.now):
         yield Obstacle.TRIED
 
 
 def wanted_claim(record: RepairRecord, config: RepairConfig, boot_id: str) -> RepairClaim | None:
     """Return the claim that should stand in the Reason of the drain."""
-    if record.attempt is not None:
-        attempt = record.attempt
-        is_booted = attempt.step in BOOTS and attempt.boot_id != boot_id
+    attempt, is_booted = record.attempt, record.booted == boot_id
+    if attempt is not None:
+        is_booted = is_booted or (attempt.step in BOOTS and attempt.boot_id != boot_id)
         return RepairClaim(attempt.step, config.max_concurrent, is_booted)
-    return RepairClaim(RepairStep.PERSON) if record.has_given_up else None
+    if record.has_given_up:
+        return RepairClaim(RepairStep.PERSON, is_booted=is_booted)
+    return RepairClaim(None, is_booted=True) if is_booted else None
 
 
 def deadline(attempt: Attempt, config: RepairConfig) -> float:
@@ -163,7 +175,8 @@ def next_moment(record: RepairRecord, config: RepairConfig, now: float) -> float
     """Return the next time at which `advance` may have a new result without other input (epoch seconds)."""
     moments = [record.retry_at]
     if record.attempt is not None:
-        moments += [deadline(record.attempt, config), record.attempt.since + RETRY_REQUEST_SECONDS]
+        since = record.attempt.since
+        moments += [deadline(record.attempt, config), since + RETRY_REQUEST_SECONDS, since + REQUEST_SECONDS]
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
@@ -181,7 +194,7 @@ def advance(record: RepairRecord, view: View, config: RepairConfig, new_id: str)
     if record.attempt is None:
         return _without_attempt(record, view, config, new_id)
     if record.attempt.stage is AttemptStage.CLAIM:
-        return _claiming(record, record.attempt, view)
+        return _claiming(record, record.attempt, view, config)
     if record.attempt.stage is AttemptStage.STEP:
         return _taking(record, record.attempt, view, config)
     return _verifying(record, record.attempt, view, config)
@@ -195,7 +208,7 @@ def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new
         record = _fresh(record)
     if not view.is_drained and view.plan is None:
         return Change(_fresh(record))
-    if (entry := _unfinished(record, view)) is not None:
+    if view.is_drained and (entry := unfinished(record, view.journal, view.now)) is not None:
         return Change(replace(record, attempt=_adopted(entry), has_given_up=False))
     plan = view.plan
     if plan is None or not view.is_drained or not is_active(record, config):
@@ -223,16 +236,20 @@ def is_fresh(record: RepairRecord) -> bool:
 
 def _fresh(record: RepairRecord) -> RepairRecord:
     """Return the record for the next drain."""
-    return RepairRecord(record.plan, act_since=record.act_since, concluded=record.concluded)
+    return RepairRecord(
+        record.plan,
+        act_since=record.act_since,
+        concluded=record.concluded,
+        is_state_dir_proven=record.is_state_dir_proven,
+    )
 
 
-def _unfinished(record: RepairRecord, view: View) -> Entry | None:
+def unfinished(record: RepairRecord, journal: Journal | None, now: float) -> Entry | None:
     """Return a step that the journal has and the ledger lost, because the ledger's copy was older than a reboot."""
-    entry = view.journal.entries[-1] if view.journal is not None and view.journal.entries else None
-    if entry is None or entry.id == record.concluded or not view.is_drained:
+    entry = journal.entries[-1] if journal is not None and journal.entries else None
+    if record.attempt is not None or entry is None or entry.id == record.concluded:
         return None
-    is_recent = view.now - entry.at < ADOPT_SECONDS
-    return entry if is_recent else None
+    return entry if now - entry.at < ADOPT_SECONDS else None
 
 
 def _adopted(entry: Entry) -> Attempt:
@@ -242,13 +259,14 @@ def _adopted(entry: Entry) -> Attempt:
 # --- CLAIM
 
 
-def _claiming(record: RepairRecord, attempt: Attempt, view: View) -> Change:
+def _claiming(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
     if view.is_taken_over:
-        return _stopped(record, attempt)
+        return _stopped(record, attempt, view)
     plan = view.plan
     if plan is None or plan.obstacles or plan.step is not attempt.step or plan.parts != attempt.parts:
         return Change(replace(record, attempt=None))
-    if attempt.boot_id != view.boot_id:
+    is_hindered = attempt.step is RepairStep.GPU_RESET and view.is_driver_stuck
+    if attempt.boot_id != view.boot_id or is_hindered or not is_active(record, config):
         return Change(replace(record, attempt=None))
     if view.drain.claim is not attempt.step:
         return Change(record)
@@ -268,29 +286,24 @@ def _taking(record: RepairRecord, attempt: Attempt, view: View, config: RepairCo
     is_over = change.record.attempt is None or change.record.attempt.stage is AttemptStage.VERIFY
     if not attempt.is_taken_over or not is_over:
         return change
-    stopped = _stopped(change.record, attempt)
+    stopped = _stopped(change.record, attempt, view)
     return Change(stopped.record, (*change.events, *stopped.events))
 
 
 def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
+    if view.is_stalled and view.now >= deadline(attempt, config):
+        return _refused(record, attempt, "healthd-repair does not run", view)
     if view.journal is None or not view.is_served:
         return Change(record)
     entry = view.journal.find(attempt.id)
-    if entry is None:
-        # Nothing was recorded, so nothing was done. In this boot, the daemon requests the step again.
-        return Change(record if attempt.boot_id == view.boot_id else replace(record, attempt=None))
+    if entry is None:  # nothing was recorded, so nothing was done
+        if attempt.boot_id != view.boot_id or must_withdraw(record, config, view.is_driver_stuck):
+            return Change(replace(record, attempt=None))
+        if view.now >= attempt.since + REQUEST_SECONDS:
+            return _refused(record, attempt, "the step could not be requested", view)
+        return Change(record)  # the daemon requests it again
     if entry.outcome is Outcome.REFUSED:
-        seconds = min(FIRST_RETRY_SECONDS * 2.0 ** min(record.refusals, 10), MAX_RETRY_SECONDS)
-        refused = replace(
-            record,
-            attempt=None,
-            retry_at=view.now + seconds,
-            refusals=record.refusals + 1,
-            refused=entry.problem,
-            concluded=attempt.id,
-        )
-        events = () if entry.problem == record.refused else (_attempt_event("refused", attempt, problem=entry.problem),)
-        return Change(refused, events)
+        return _refused(record, attempt, entry.problem, view)
     if attempt.step in BOOTS and entry.outcome is Outcome.TAKING:
         if entry.boot_id != view.boot_id:
             return _taken(record, attempt, replace(entry, proof="the machine has booted"), view)
@@ -305,10 +318,19 @@ def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: Re
     return _failed(record, attempt, problem, view, was_taken=entry.outcome is not Outcome.IMPOSSIBLE)
 
 
+def _refused(record: RepairRecord, attempt: Attempt, problem: str, view: View) -> Change:
+    """Return the record after a refusal: nothing was changed, and the step is tried again later and later."""
+    seconds = min(FIRST_RETRY_SECONDS * 2.0 ** min(record.refusals, 10), MAX_RETRY_SECONDS)
+    events = () if problem == record.refused else (_attempt_event("refused", attempt, problem=problem),)
+    after = replace(record, attempt=None, retry_at=view.now + seconds, refusals=record.refusals + 1, refused=problem)
+    return Change(after, events)
+
+
 def _taken(record: RepairRecord, attempt: Attempt, entry: Entry, view: View) -> Change:
     verifying = replace(attempt, stage=AttemptStage.VERIFY, since=view.now, taken_at=view.now)
     event = _attempt_event("taken", attempt, proof=entry.proof, seconds=entry.seconds)
-    return Change(replace(record, attempt=verifying, refusals=0, refused=""), (event,))
+    booted = view.boot_id if attempt.step in BOOTS else record.booted
+    return Change(replace(record, attempt=verifying, refusals=0, refused="", booted=booted), (event,))
 
 
 # --- VERIFY
@@ -318,8 +340,10 @@ def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: Repai
     if view.was_resumed:
         return _succeeded(record, attempt)
     if view.is_taken_over:
-        return _stopped(record, attempt)
-    unexpected = [text for text in view.seen if text not in attempt.others]
+        return _stopped(record, attempt, view)
+    # A new fault that only a person can end may pass by itself: services start again, and MIG instances are created.
+    needs_step = view.plan is not None and view.plan.step is not RepairStep.PERSON
+    unexpected = [text for text in view.seen if text in attempt.causes or (needs_step and text not in attempt.others)]
     if unexpected and view.has_checked:
         return _failed(record, attempt, f"{unexpected[0]} was found after the step", view)
     accepted = {*attempt.others, *view.waiting}
@@ -336,7 +360,7 @@ def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: Repai
 
 
 def _succeeded(record: RepairRecord, attempt: Attempt) -> Change:
-    after = replace(_fresh(record), concluded=attempt.id)
+    after = replace(_fresh(record), concluded=attempt.id, booted=record.booted)
     return Change(after, (_attempt_event("succeeded", attempt),))
 
 
@@ -354,9 +378,11 @@ def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View, was_ta
     return Change(after, (_attempt_event("failed", attempt, problem=why),))
 
 
-def _stopped(record: RepairRecord, attempt: Attempt) -> Change:
+def _stopped(record: RepairRecord, attempt: Attempt, view: View) -> Change:
     who = "another user in Slurm"
-    after = replace(record, attempt=None, concluded=attempt.id, stopped_by=who)
+    is_recorded = view.journal is not None and any(entry.id == attempt.id for entry in view.journal.entries)
+    concluded = attempt.id if is_recorded else record.concluded
+    after = replace(record, attempt=None, concluded=concluded, stopped_by=who)
     return Change(after, (_attempt_event("stopped", attempt, who=who),))
 
 
@@ -370,7 +396,7 @@ def after_stop(record: RepairRecord, user: str) -> Change:
     if attempt is None:
         return Change(after)
     if attempt.stage is AttemptStage.CLAIM:
-        after = replace(after, attempt=None, concluded=attempt.id)
+        after = replace(after, attempt=None)
     return Change(after, (_attempt_event("stopped", attempt, who=user),))
 
 

@@ -121,6 +121,7 @@ class Request(Value, frozen=True):
     parts    PCI addresses of the GPUs to reset; () for all
     gpus     the GPUs of the last complete inventory
     stuck    processes that hang in the kernel, which a reset must wait for
+    is_booted  True if healthd's own step has booted the machine, so that it may be DOWN in Slurm
     is_ordered  True if an operator ordered the step, which may repeat a step of the last 24 hours
     root     where /proc, /sys and /run are
     environment  the daemon's PATH and SLURM_CONF: a site sets them for healthd.service only
@@ -136,6 +137,7 @@ class Request(Value, frozen=True):
     parts: tuple[str, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     stuck: tuple[Process, ...] = ()
+    is_booted: bool = False
     is_ordered: bool = False
     requested_at: Moment = 0.0
     command_timeout_seconds: float = 30.0

@@ -18,18 +18,20 @@ from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.evidence import stuck
 from healthd.agent.evidence.case import Stage as CaseStage
 from healthd.agent.repair.attempt import (
+    BOOTS,
     ActContext,
     View,
     advance,
     after_mode,
-    is_active,
     is_fresh,
     is_taking,
     must_withdraw,
     next_moment,
     resume_wait,
+    unfinished,
     wanted_claim,
 )
+from healthd.agent.repair.journal import survives_reboot
 from healthd.agent.repair.ladder import cause_text
 from healthd.agent.repair.planner import node_plan
 from healthd.agent.repair.step_program import StepProgram
@@ -70,6 +72,7 @@ class NodeRepair:
         self._inputs: tuple[object, ...] = ()
         self._plan: Plan | None = None
         self._is_taken_over = False  # another user changed the drain since the last turn
+        self._is_driver_stuck = False  # as of the last turn
 
     @property
     def deadline(self) -> float:
@@ -91,9 +94,10 @@ class NodeRepair:
         return resume_wait(record, self._has_checked(record.attempt)) if record.attempt else ""
 
     @property
-    def is_verifying(self) -> bool:
+    def verified_step(self) -> str:
+        """Id of the step that is being verified, or ""."""
         attempt = self._store.ledger.repair.attempt
-        return attempt is not None and attempt.stage is AttemptStage.VERIFY
+        return attempt.id if attempt is not None and attempt.stage is AttemptStage.VERIFY else ""
 
     def start(self) -> None:
         """Continue a repair of an earlier daemon: no check uses the GPUs while they are being reset."""
@@ -108,13 +112,20 @@ class NodeRepair:
         """Plan the repair, and in mode "act" advance it by one stage."""
         config, ledger = self._scheduler.configured.settings.repair, self._store.ledger
         record = after_mode(ledger.repair, config.mode, self._now())
-        is_used = config.mode is not RepairMode.OFF or bool(record.ordered_by)
+        # In mode "off", a step that is being taken or verified is still brought to its end.
+        is_begun = record.attempt is not None and record.attempt.stage is not AttemptStage.CLAIM
+        is_used = config.mode is not RepairMode.OFF or bool(record.ordered_by) or is_begun
+        if is_used or self.program.is_open:
+            self.program.step()
+        journal = self.program.journal
         if not is_used:
             record = RepairRecord(concluded=record.concluded)
-        elif is_active(record, config) or record.attempt is not None:
-            self.program.step()
-        if is_used and (verdict.causes or not is_fresh(record)):
-            record = self._advance(record, verdict)
+        else:
+            is_proven = journal is not None and survives_reboot(journal, self._boot_id)
+            record = replace(record, is_state_dir_proven=is_proven)
+            is_lost = ledger.slurm.reason != "" and unfinished(record, journal, self._now()) is not None
+            if verdict.causes or is_lost or not is_fresh(record):
+                record = self._advance(record, verdict)
         self._is_taken_over = False
         before = ledger.repair.attempt
         self._store.change(repair=record)
@@ -127,9 +138,9 @@ class NodeRepair:
         settings, ledger, now = self._scheduler.configured.settings, self._store.ledger, self._now()
         record = replace(record, plan=self._make_plan(record, verdict))
         drain, attempt, plan = ledger.slurm, record.attempt, record.plan
-        is_driver_stuck = "nvml" in self._client.quarantined
+        self._is_driver_stuck = "nvml" in self._client.quarantined
         if ledger.evidence is not None and ledger.evidence.stuck:
-            is_driver_stuck = is_driver_stuck or bool(stuck.alive(ledger.evidence.stuck))
+            self._is_driver_stuck = self._is_driver_stuck or bool(stuck.alive(ledger.evidence.stuck))
         resumed_at = drain.resumed_drains[-1].resumed_at if drain.resumed_drains else 0.0
         view = View(
             now,
@@ -141,12 +152,13 @@ class NodeRepair:
             drain=drain,
             journal=self.program.journal,
             is_served=self.program.is_served,
+            is_stalled=self.program.is_stalled,
             is_drained=bool(drain.reason or drain.pending_reason),
             was_resumed=attempt is not None and 0.0 < attempt.taken_at <= resumed_at,
             is_taken_over=self._is_taken_over,
             is_clean=verdict.may_resume,
             has_checked=self._has_checked(attempt),
-            is_driver_stuck=is_driver_stuck,
+            is_driver_stuck=self._is_driver_stuck,
         )
         new_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{plan.step.value if plan else ''}"
         record, found = advance(record, view, settings.repair, new_id)
@@ -163,9 +175,9 @@ class NodeRepair:
         configured, ledger, now = self._scheduler.configured, self._store.ledger, self._now()
         settings, evidence, node = configured.settings, ledger.evidence, self._controller.status.node
         is_evidence_open = settings.evidence.enabled and (evidence is None or evidence.stage is not CaseStage.DONE)
-        context = ActContext(self.program.journal, is_evidence_open, now, self._boot_id)
+        context = ActContext(self.program.journal, is_evidence_open, self.program.is_stalled, now, self._boot_id)
         drain, is_retry_due = ledger.slurm, now >= record.retry_at
-        inputs = (verdict, ledger.cleared, drain, node, ledger.pause, settings, record, context[:2], is_retry_due)
+        inputs = (verdict, ledger.cleared, drain, node, ledger.pause, settings, record, context[:3], is_retry_due)
         if inputs != self._inputs:
             self._inputs = inputs
             remedies = registry.remedies(configured.checks, (c.code for c in verdict.causes))
@@ -206,21 +218,19 @@ class NodeRepair:
 
     def _take_step(self, attempt: Attempt | None) -> None:
         """Request the step, once its claim is saved and no check uses the GPUs."""
-        journal = self.program.journal
-        record = self._store.ledger.repair
-        if must_withdraw(record):
+        journal, ledger = self.program.journal, self._store.ledger
+        config = self._scheduler.configured.settings.repair
+        if not is_taking(attempt) or must_withdraw(ledger.repair, config, self._is_driver_stuck):
             self.program.withdraw()
             return
-        if not is_taking(attempt) or attempt.boot_id != self._boot_id or journal is None:
-            return
-        if journal.find(attempt.id) is not None:
+        if attempt.boot_id != self._boot_id or journal is None or journal.find(attempt.id) is not None:
             return
         if attempt.step is RepairStep.GPU_RESET and self._scheduler.queue.is_using_gpus:
             return
-        ledger = self._store.ledger
+        if attempt.step in BOOTS and self._replies.ledger_copy.attempt != attempt:
+            return  # after the boot, the ledger would not contain the step
         self._store.save()
-        is_ordered = bool(ledger.repair.ordered_by)
-        self.program.request(attempt, ledger.slurm.reason, ledger.whole_gpus, ledger.evidence, is_ordered)
+        self.program.request(attempt, ledger.repair, ledger.slurm.reason, ledger.whole_gpus, ledger.evidence)
 
 
 def _texts(causes: Iterable[Condition]) -> tuple[str, ...]:

@@ -15,10 +15,13 @@ from healthd.common.slurm.node_states import MAINTENANCE, POWER, REBOOT, UNSETTL
 
 
 def obstacles(
-    verdict: Verdict, record: DrainRecord, node: NodeState | None, mode: Mode, is_paused: bool
+    verdict: Verdict, record: DrainRecord, node: NodeState | None, mode: Mode, is_paused: bool, is_booted: bool = False
 ) -> tuple[Obstacle, ...]:
-    """Return everything that prevents a step now. `node` is None if its state in Slurm is not known."""
-    return tuple(dict.fromkeys((*_own(verdict, mode, is_paused), *_in_slurm(record, node, mode))))
+    """Return everything that prevents a step now. `node` is None if its state in Slurm is not known.
+
+    `is_booted` is true if healthd's own step has booted the machine, so that DOWN may be a result of that.
+    """
+    return tuple(dict.fromkeys((*_own(verdict, mode, is_paused), *_in_slurm(record, node, mode, is_booted))))
 
 
 def _own(verdict: Verdict, mode: Mode, is_paused: bool) -> Iterator[Obstacle]:
@@ -35,7 +38,7 @@ def _own(verdict: Verdict, mode: Mode, is_paused: bool) -> Iterator[Obstacle]:
         yield Obstacle.ACKNOWLEDGED
 
 
-def _in_slurm(record: DrainRecord, node: NodeState | None, mode: Mode) -> Iterator[Obstacle]:
+def _in_slurm(record: DrainRecord, node: NodeState | None, mode: Mode, is_booted: bool) -> Iterator[Obstacle]:
     if mode is Mode.OBSERVE:
         return  # Slurm is not queried
     if node is None:
@@ -48,6 +51,8 @@ def _in_slurm(record: DrainRecord, node: NodeState | None, mode: Mode) -> Iterat
         yield Obstacle.FOREIGN_DRAIN
     if node.flags & MAINTENANCE:
         yield Obstacle.MAINTENANCE
+    if is_booted and is_idle(node, is_booted):
+        return
     if node.flags & (REBOOT | POWER):
         yield Obstacle.POWER
     elif "DOWN" in node.flags:

@@ -32,7 +32,8 @@ def node_plan(
     found = plan(verdict.causes, ledger.cleared, remedies, repair.order, repair.first_step, record.failed)
     if found is None:
         return None
-    present = list(obstacles(verdict, drain, node, settings.mode, ledger.pause is not None))
+    is_booted = record.booted == context.boot_id
+    present = list(obstacles(verdict, drain, node, settings.mode, ledger.pause is not None, is_booted))
     if is_active(record, repair):
         present += act_obstacles(record, found, drain, context)
     return replace(found, obstacles=tuple(present))

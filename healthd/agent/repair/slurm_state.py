@@ -56,7 +56,7 @@ def node_problem(node: NodeState, request: Request) -> str:
         return f'the Reason in Slurm is "{node.reason}", not the one of this repair'
     if found := node.flags & (MAINTENANCE | REBOOT | POWER):
         return f"the node's state in Slurm is {'+'.join(sorted(found))}"
-    if not is_idle(node):
+    if not is_idle(node, request.is_booted):
         return f"the node is not drained and idle in Slurm, but {'+'.join(sorted(node.flags))}"
     return ""
 

@@ -10,12 +10,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 
+from msgspec.structs import replace
+
 from healthd.agent.evidence.case import Case
 from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Journal, Request, parse_journal
 from healthd.agent.settings.config import Settings
 from healthd.common import ownership
 from healthd.common.model import Gpu
-from healthd.common.repair_plan import Attempt
+from healthd.common.repair_plan import Attempt, RepairRecord
 from healthd.common.slurm.builtin_reasons import strip_appended
 from healthd.common.values import DecodeError, encode
 from healthd.host.separate_program import SeparateProgram
@@ -50,6 +52,7 @@ class StepProgram:
         self._problem = ""
         self._has_started = False
         self._requested = ""  # id of the last request
+        self._may_withdraw = False  # the open request may be one for a step
         self._requested_at = -float("inf")
 
     @property
@@ -67,8 +70,17 @@ class StepProgram:
         return self._problem or self._program.problem
 
     @property
+    def is_open(self) -> bool:
+        return self._program.is_open
+
+    @property
     def is_served(self) -> bool:
         return self._has_started and not self._program.is_open
+
+    @property
+    def is_stalled(self) -> bool:
+        """True if a request is open, but healthd-repair does not run."""
+        return self._program.is_open and bool(self._program.problem)
 
     def reconfigure(self, settings: Settings) -> None:
         self._settings = settings
@@ -77,16 +89,17 @@ class StepProgram:
         """Read the journal once a request has been served. The first call requests the journal."""
         if not self._has_started:
             self._has_started = True
-            self._program.adopt()
+            self._may_withdraw = self._program.adopt()
         is_due = self._monotonic() >= self._requested_at + REPEAT_SECONDS
         if self.journal is None and not self._program.is_open and is_due:
             self._requested_at = self._monotonic()
             self._write(Request("", self._settings.state_dir, root=self._settings.root))
         if self._program.step():
+            self._may_withdraw = False
             self._read_journal()
 
     def request(
-        self, attempt: Attempt, reason: str, gpus: tuple[Gpu, ...], case: Case | None, is_ordered: bool
+        self, attempt: Attempt, record: RepairRecord, reason: str, gpus: tuple[Gpu, ...], case: Case | None
     ) -> None:
         """Request the attempt's step, unless it has just been requested. `reason` is the drain's Reason in Slurm."""
         is_recent = self._monotonic() < self._requested_at + REPEAT_SECONDS
@@ -105,7 +118,8 @@ class StepProgram:
             gpus=gpus,
             stuck=case.stuck if case is not None else (),
             requested_at=self._now(),
-            is_ordered=is_ordered,
+            is_booted=record.booted == attempt.boot_id,
+            is_ordered=bool(record.ordered_by),
             command_timeout_seconds=settings.slurm.command_timeout_seconds,
             root=settings.root,
             environment={name: os.environ[name] for name in SLURM_ENVIRONMENT if name in os.environ},
@@ -114,12 +128,14 @@ class StepProgram:
         if self._write(request):
             log.warning("repair: requested step %s (%s)", attempt.step.value, attempt.id)
             self._requested, self._requested_at = attempt.id, self._monotonic()
+            self._may_withdraw = True
 
     def withdraw(self) -> None:
         """Replace an open request for a step, so that healthd-repair refuses the step unless it has begun."""
-        if self._program.is_open and self._requested:
+        if self._program.is_open and self._may_withdraw:
             self._requested = ""
-            self._write(Request("", self._settings.state_dir, root=self._settings.root))
+            if self._write(Request("", self._settings.state_dir, root=self._settings.root)):
+                self._may_withdraw = False
 
     def _write(self, request: Request) -> bool:
         try:
@@ -135,7 +151,15 @@ class StepProgram:
     def _read_journal(self) -> None:
         path = os.path.join(self._settings.runtime_dir, JOURNAL_FILE)
         try:
-            self.journal = parse_journal(ownership.read(path).decode("utf-8", "replace"))
+            found = parse_journal(ownership.read(path).decode("utf-8", "replace"))
         except (ownership.Untrusted, OSError, DecodeError) as error:
             self._problem = f"{path}: {error}"
             log.error("repair: the journal cannot be read: %s", self._problem)
+            return
+        if found.first_boot:
+            self.journal, self._problem = found, ""
+            return
+        # healthd-repair could not read or write the journal. Its refusal counts, and what is known remains.
+        self._problem = found.refused.problem if found.refused else f"{path} has no journal"
+        if self.journal is not None:
+            self.journal = replace(self.journal, refused=found.refused)

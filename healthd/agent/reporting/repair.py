@@ -53,6 +53,8 @@ OBSTACLE_TEXTS = {
     Obstacle.JOBS: "a job, or the epilog of one, is still on the node",
     Obstacle.POWER: "a reboot or a power change is pending in Slurm",
     Obstacle.EVIDENCE: "the evidence of the fault is not saved yet",
+    Obstacle.JOURNAL: "the journal of repair steps has not been read",
+    Obstacle.PROGRAM: "healthd-repair does not serve requests",
     Obstacle.STATE_DIR: "state_dir has not been shown to survive a reboot: reboot this node once by hand",
     Obstacle.BEFORE_ACT: 'the node was drained before repair.mode = "act"',
     Obstacle.STOPPED: "an operator has stopped the repair of this drain",
@@ -76,6 +78,8 @@ PROTECTIONS = {
 }
 ACT_PROTECTIONS = {
     Obstacle.EVIDENCE: "the evidence of the fault is saved",
+    Obstacle.JOURNAL: "the journal of repair steps can be read",
+    Obstacle.PROGRAM: "healthd-repair serves requests",
     Obstacle.STATE_DIR: "state_dir survives a reboot",
     Obstacle.BEFORE_ACT: 'healthd drained the node in mode "act"',
     Obstacle.STOPPED: "no operator has stopped the repair",
@@ -162,7 +166,7 @@ def status_lines(document: Document) -> Iterator[str]:
     attempt = document["attempt"]
     if attempt is not None:
         step = STEP_NAMES[RepairStep(attempt["step"])]
-        until = f", until {date(attempt['deadline'])} at the latest" if attempt["deadline"] else ""
+        until = f", expected to end by {date(attempt['deadline'])}" if attempt["deadline"] else ""
         yield f"healthd {_STAGE_TEXTS[AttemptStage(attempt['stage'])].format(step=step)}{until}"
         if attempt["waits"]:
             yield f"it waits: {attempt['waits']}"

@@ -18,6 +18,7 @@ from healthd.agent.worker.requests import (
     WriteFile,
 )
 from healthd.common.model import Inventory, Observation, Outcome, StreamStatus
+from healthd.common.repair_plan import Attempt
 from healthd.common.text import strip_error_class
 from healthd.host.inventory import complete_gpus
 
@@ -29,12 +30,16 @@ INVENTORY_SECONDS = 24 * 3600.0
 
 
 class LedgerCopy:
-    """Copies the ledger to the state directory, whose disk may hang. `problem` is the reason why the last copy
-    failed.
+    """Copies the ledger to the state directory, whose disk may hang.
+
+    problem  why the last copy failed, or ""
+    attempt  the step of a repair that the last complete copy contains
     """
 
     def __init__(self, store: ConditionStore, runtime_dir: str, state_dir: str) -> None:
         self.failures, self.problem = 0, ""
+        self.attempt: Attempt | None = None
+        self._copied_attempt: Attempt | None = None  # in the copy that is being made
         self._store = store
         self._runtime_dir, self._state_dir = runtime_dir, state_dir
 
@@ -47,6 +52,7 @@ class LedgerCopy:
 
     def request(self) -> Request:
         store = self._store
+        self._copied_attempt = store.ledger.repair.attempt
         copy = SaveCopy(self._runtime_dir, self._state_dir, NAMES, store.copy_unreadable)
         store.uncopied = store.slurm_uncopied = store.copy_unreadable = False
         return Request("state_dir", TASK_TIMEOUT_SECONDS, copy)
@@ -56,6 +62,8 @@ class LedgerCopy:
         if self.problem:
             self.failures += 1
             self._store.uncopied = True  # the next round tries again
+        else:
+            self.attempt = self._copied_attempt
 
 
 class InstalledFiles:

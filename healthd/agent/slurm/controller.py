@@ -233,7 +233,8 @@ class SlurmController:
         self._decision_inputs = None
         self.decision = report.decision
         next_claim_read = repair_claim.read_again_at(self.claim, report.record, self._now()) - self._now()
-        self._retry_at = self._monotonic() + min(self._driver.retry_seconds(report), next_claim_read)
+        retry = self._driver.retry_seconds(report)
+        self._retry_at = self._monotonic() + (retry if report.problem else min(retry, next_claim_read))
         self._slurmd.watch(self._driver.awaits_slurmd(report))
         return report
 

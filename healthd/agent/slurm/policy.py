@@ -139,6 +139,8 @@ def own_reason(node: NodeState, record: DrainRecord) -> str:
     is_replaced = not found or replaces_drain_reason(found)
     if record.reason and (found == record.reason or is_replaced):
         return record.reason
+    if record.reason and (step := parse_claim(found)) and found == with_claim(record.reason, step):
+        return found  # the ledger was restored from a copy that is older than the claim
     return ""
 
 

@@ -54,8 +54,22 @@ def plan(step: RepairStep = GPU_RESET, *obstacles: Obstacle, parts: tuple[str, .
 def view(**changes: Any) -> View:
     """Return the view of a drained, idle node with one fault that a reset ends."""
     drain = DrainRecord(reason="healthd: ...", drained_at=NOW - 60)
-    usual = View(NOW, BOOT, plan(), (CAUSE,), (), (), drain, JOURNAL, True, True, False, False, False, False, False)
+    usual = View(
+        *(NOW, BOOT, plan(), (CAUSE,), (), (), drain, JOURNAL),
+        is_served=True,
+        is_stalled=False,
+        is_drained=True,
+        was_resumed=False,
+        is_taken_over=False,
+        is_clean=False,
+        has_checked=False,
+        is_driver_stuck=False,
+    )
     return usual._replace(**changes)
+
+
+def context(**changes: Any) -> ActContext:
+    return ActContext(JOURNAL, is_evidence_open=False, is_stalled=False, now=NOW, boot_id=BOOT)._replace(**changes)
 
 
 def attempt(stage: AttemptStage, step: RepairStep = GPU_RESET, **changes: Any) -> Attempt:
@@ -139,24 +153,30 @@ def test_attempt_names_the_faults_that_its_step_does_not_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "context", "expected"),
+    ("record", "changes", "expected"),
     [
-        (RepairRecord(), ActContext(JOURNAL, False, NOW, BOOT), []),
-        (RepairRecord(), ActContext(None, False, NOW, BOOT), [Obstacle.STATE_DIR]),
-        (RepairRecord(), ActContext(Journal(BOOT), False, NOW, BOOT), [Obstacle.STATE_DIR]),
-        (RepairRecord(), ActContext(JOURNAL, True, NOW, BOOT), [Obstacle.EVIDENCE]),
-        (RepairRecord(act_since=NOW), ActContext(JOURNAL, False, NOW, BOOT), [Obstacle.BEFORE_ACT]),
-        (RepairRecord(retry_at=NOW + 1), ActContext(JOURNAL, False, NOW, BOOT), [Obstacle.RETRY]),
-        (RepairRecord(stopped_by="ann"), ActContext(JOURNAL, False, NOW, BOOT), [Obstacle.STOPPED]),
-        (RepairRecord(), ActContext(journal(Outcome.FAILED), False, NOW, BOOT), [Obstacle.TRIED]),
-        (RepairRecord(), ActContext(journal(Outcome.FAILED), False, NOW + 86400, BOOT), []),
-        (RepairRecord(), ActContext(journal(Outcome.FAILED, REBOOT), False, NOW, BOOT), []),
-        (RepairRecord(), ActContext(journal(Outcome.IMPOSSIBLE), False, NOW, BOOT), []),
-        (RepairRecord(ordered_by="ann", act_since=NOW), ActContext(journal(Outcome.FAILED), True, NOW, BOOT), []),
+        (RepairRecord(), {}, []),
+        (RepairRecord(), {"journal": None}, [Obstacle.JOURNAL]),
+        (RepairRecord(), {"journal": None, "is_stalled": True}, [Obstacle.PROGRAM]),
+        (RepairRecord(), {"journal": Journal(BOOT)}, [Obstacle.STATE_DIR]),
+        (RepairRecord(), {"is_evidence_open": True}, [Obstacle.EVIDENCE]),
+        (RepairRecord(act_since=NOW), {}, [Obstacle.BEFORE_ACT]),
+        (RepairRecord(retry_at=NOW + 1), {}, [Obstacle.RETRY]),
+        (RepairRecord(stopped_by="ann"), {}, [Obstacle.STOPPED]),
+        (RepairRecord(), {"journal": journal(Outcome.FAILED)}, [Obstacle.TRIED]),
+        (RepairRecord(), {"journal": journal(Outcome.FAILED), "now": NOW + 86400}, []),
+        (RepairRecord(), {"journal": journal(Outcome.FAILED, REBOOT)}, []),
+        (RepairRecord(), {"journal": journal(Outcome.IMPOSSIBLE)}, []),
+        (
+            RepairRecord(ordered_by="ann", act_since=NOW),
+            {"journal": journal(Outcome.FAILED), "is_evidence_open": True},
+            [],
+        ),
+        (RepairRecord(ordered_by="ann", retry_at=NOW + 1), {}, [Obstacle.RETRY]),
     ],
 )
-def test_act_obstacles(record: RepairRecord, context: ActContext, expected: list[Obstacle]) -> None:
-    assert list(act_obstacles(record, plan(), DrainRecord(drained_at=NOW - 60), context)) == expected
+def test_act_obstacles(record: RepairRecord, changes: dict[str, Any], expected: list[Obstacle]) -> None:
+    assert list(act_obstacles(record, plan(), DrainRecord(drained_at=NOW - 60), context(**changes))) == expected
 
 
 def test_time_of_mode_act_is_kept_until_another_mode() -> None:
@@ -201,9 +221,7 @@ def test_another_user_stops_repair_of_this_drain(record: RepairRecord) -> None:
     assert change.record.attempt is None
     assert change.record.stopped_by
     assert stages(change) == ["stopped"]
-    assert Obstacle.STOPPED in list(
-        act_obstacles(change.record, plan(), DrainRecord(), ActContext(JOURNAL, False, NOW, BOOT))
-    )
+    assert Obstacle.STOPPED in list(act_obstacles(change.record, plan(), DrainRecord(), context()))
 
 
 def test_claim_is_wanted_from_begin_to_end() -> None:
@@ -304,10 +322,18 @@ def test_fault_after_step_fails_it_once_all_checks_have_run() -> None:
     assert stages(change) == ["failed"]
 
 
-def test_new_fault_after_step_fails_it() -> None:
+def test_new_fault_that_needs_a_step_fails_the_last_one() -> None:
     other = ("gpu_xid/79 0000:43:00.0",)
     change = step_once(verifying(), has_checked=True, causes=other, seen=other)
     assert stages(change) == ["failed"]
+
+
+def test_new_fault_for_a_person_may_pass_until_the_deadline() -> None:
+    """A reset removes MIG instances until the site's service creates them again."""
+    mig = ("gpu_mig/instances 0000:43:00.0",)
+    changes: dict[str, Any] = {"has_checked": True, "causes": mig, "seen": mig, "plan": plan(PERSON)}
+    assert step_once(verifying(), **changes).record == verifying()
+    assert stages(step_once(verifying(), now=NOW + ACT.verify_timeout_seconds, **changes)) == ["failed"]
 
 
 def test_step_has_succeeded_if_only_a_person_can_end_the_rest() -> None:
@@ -325,13 +351,74 @@ def test_step_has_succeeded_if_the_fault_only_waits_for_its_time() -> None:
 
 
 def test_request_is_withdrawn_if_an_operator_or_a_pause_forbids_it() -> None:
-    assert not must_withdraw(taking())
-    assert not must_withdraw(RepairRecord(plan(GPU_RESET, Obstacle.JOBS), attempt(AttemptStage.STEP)))
-    assert must_withdraw(RepairRecord(plan(GPU_RESET, Obstacle.PAUSED), attempt(AttemptStage.STEP)))
-    assert must_withdraw(replace(taking(), stopped_by="ann"))
-    assert must_withdraw(taking(is_taken_over=True))
-    assert must_withdraw(replace(taking(), plan=None))
-    assert not must_withdraw(RepairRecord(attempt=attempt(AttemptStage.VERIFY)))
+    def withdraws(record: RepairRecord, config: RepairConfig = ACT, is_driver_stuck: bool = False) -> bool:
+        return must_withdraw(record, config, is_driver_stuck)
+
+    assert not withdraws(taking())
+    assert not withdraws(RepairRecord(plan(GPU_RESET, Obstacle.JOBS), attempt(AttemptStage.STEP)))
+    assert withdraws(RepairRecord(plan(GPU_RESET, Obstacle.PAUSED), attempt(AttemptStage.STEP)))
+    assert withdraws(replace(taking(), stopped_by="ann"))
+    assert withdraws(taking(is_taken_over=True))
+    assert withdraws(replace(taking(), plan=None))
+    assert withdraws(taking(), RepairConfig(RepairMode.ADVISE))
+    assert withdraws(taking(), is_driver_stuck=True)
+    assert not withdraws(taking(REBOOT), is_driver_stuck=True)
+    assert not withdraws(RepairRecord(attempt=attempt(AttemptStage.VERIFY)))
+
+
+@pytest.mark.parametrize(
+    ("record", "config"),
+    [
+        (replace(taking(), stopped_by="ann"), ACT),
+        (taking(), RepairConfig(RepairMode.ADVISE)),
+        (taking(), RepairConfig(RepairMode.OFF)),
+    ],
+)
+def test_step_that_was_withdrawn_before_it_began_is_over(record: RepairRecord, config: RepairConfig) -> None:
+    assert step_once(record, config).record.attempt is None
+    assert step_once(record, config, is_served=False).record.attempt is not None
+
+
+def test_step_that_is_not_served_is_refused_at_its_deadline() -> None:
+    late = NOW + 2 * ACT.reset_timeout_seconds
+    assert step_once(taking(), is_served=False, is_stalled=True).record == taking()
+    assert step_once(taking(), is_served=False, now=late).record == taking(), "the program runs"
+    change = step_once(taking(), is_served=False, is_stalled=True, now=late)
+    assert stages(change) == ["refused"]
+    assert change.record.retry_at > late
+    assert stages(step_once(taking(), now=NOW + 600)) == ["refused"], "it could never be requested"
+
+
+def test_refusal_and_stopped_claim_leave_the_last_step_concluded() -> None:
+    """Otherwise the step before would be taken up again from the journal."""
+    old = Entry("20261128T060000Z-gpu_reset", GPU_RESET, NOW - 600, BOOT, Outcome.FAILED, (CAUSE,), (GPU,))
+    before = with_entry(JOURNAL, old)
+    record = replace(taking(REBOOT), concluded=old.id)
+    refused = step_once(record, journal=with_entry(before, entry(Outcome.REFUSED, REBOOT)), plan=plan(REBOOT))
+    assert refused.record.concluded == old.id
+    claiming = RepairRecord(plan(), attempt(AttemptStage.CLAIM), concluded=old.id)
+    assert step_once(claiming, is_taken_over=True).record.concluded == old.id
+    assert after_stop(claiming, "ann").record.concluded == old.id
+    waiting = step_once(refused.record, journal=before, plan=plan(REBOOT, Obstacle.RETRY))
+    assert waiting == Change(refused.record)
+
+
+def test_driver_that_hangs_ends_claim_of_a_reset() -> None:
+    claiming = RepairRecord(plan(), attempt(AttemptStage.CLAIM))
+    assert step_once(claiming, is_driver_stuck=True, drain=DrainRecord(claim=GPU_RESET)).record.attempt is None
+
+
+def test_boot_by_healthd_is_remembered_until_the_drain_ends() -> None:
+    journal_ = journal(Outcome.TAKING, REBOOT)
+    booted = step_once(taking(REBOOT), journal=journal_, boot_id="boot-3", plan=plan(REBOOT)).record
+    assert booted.booted == "boot-3"
+    failed = step_once(
+        booted, journal=journal_, boot_id="boot-3", plan=plan(REBOOT), has_checked=True, seen=(CAUSE,)
+    ).record
+    assert (failed.attempt, failed.booted) == (None, "boot-3")
+    assert wanted_claim(failed, ACT, "boot-3") == RepairClaim(None, is_booted=True)
+    assert wanted_claim(failed, ACT, "boot-4") is None
+    assert step_once(failed, plan=None, causes=(), is_drained=False).record.booted == ""
 
 
 @pytest.mark.parametrize(("is_clean", "stage"), [(True, "succeeded"), (False, "failed")])
@@ -386,7 +473,7 @@ def test_stop_ends_claim_but_no_step_that_is_being_taken() -> None:
 
 @pytest.mark.parametrize(("outcome", "stage"), [(Outcome.DONE, "taken"), (Outcome.FAILED, "failed")])
 def test_user_who_takes_over_during_step_ends_repair_after_it(outcome: Outcome, stage: str) -> None:
-    during = step_once(taking(), is_taken_over=True)
+    during = step_once(taking(), is_taken_over=True, is_served=False)
     assert during.record.attempt is not None
     assert during.record.attempt.stage is AttemptStage.STEP
     change = step_once(during.record, journal=journal(outcome))

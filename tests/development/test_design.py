@@ -28,7 +28,7 @@ PURE_BY_PACKAGE = {
     "agent.evidence": "case describe hardware manifest redact request sources",
     "agent.kernel_log": "coalesce parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
-    "agent.repair": "attempt bmc gpu_reset history journal ladder obstacles planner requirements",
+    "agent.repair": "attempt gpu_reset history journal ladder obstacles planner requirements",
     "agent.reporting": "endings fault_timeline next_steps render repair",
     "agent.scheduler": "due",
     "agent.settings": "limits node_sections",

@@ -26,12 +26,12 @@ from repair_node import (
 from systemd_container import SystemdContainer
 from waiting import until
 
-from healthd.agent.repair.executor import BOOT_ID
 from healthd.agent.repair.journal import JOURNAL_FILE, Journal
 from healthd.common.paths import RUNTIME_DIR, STATE_DIR
 from healthd.common.values import encode
 
 SECONDS = 300
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 FAKES = "/var/lib/fakes"
 SERVICES = ("nvidia-persistenced", "nvidia-dcgm")
 SERVICE = "[Service]\nExecStart=/usr/bin/sleep infinity\n"

@@ -51,6 +51,7 @@ from healthd.agent.kernel_log.log_reader import KernelLogReader
 from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.repair.node_repair import NodeRepair
+from healthd.agent.repair.orders import ORDERS
 from healthd.agent.repair.step_program import StepProgram
 from healthd.agent.reporting import systemd
 from healthd.agent.reporting.status import (
@@ -831,7 +832,10 @@ class Daemon:
             self.command_counts[command] += 1
             self.scheduler.run_after(["failslow"])
             return done
-        done = commands.COMMANDS[command](self.store, request, user, self.now())
+        if command in ORDERS:
+            done = ORDERS[command](self.store, user)
+        else:
+            done = commands.COMMANDS[command](self.store, request, user, self.now())
         self.command_counts[command] += 1
         self.store.save()
         self.scheduler.queue.run_after_command()

@@ -135,7 +135,7 @@ class RepairRecord(Value, frozen=True):
     act_since    when mode "act" was set, or 0
     concluded    id of the last step in the journal that is over
     booted       boot id of the boot that a step of this drain caused, or ""
-    is_state_dir_proven  True if the journal is from an earlier boot
+    is_state_dir_proven  True if the journal is from an earlier boot; None if it has not been read
     """
 
     plan: Plan | None = None
@@ -150,4 +150,4 @@ class RepairRecord(Value, frozen=True):
     act_since: PastMoment = 0.0
     concluded: str = ""
     booted: str = ""
-    is_state_dir_proven: bool = False
+    is_state_dir_proven: bool | None = None

@@ -17,8 +17,6 @@ from healthd.agent.control.protocol import (
     FAILSLOW_PAUSE,
     FAILSLOW_UNPAUSE,
     PAUSE,
-    REPAIR_NOW,
-    REPAIR_STOP,
     REPAIRED,
     UNACK,
     UNPAUSE,
@@ -28,13 +26,11 @@ from healthd.common import detection_pause
 from healthd.common.detection_pause import DetectionPause
 from healthd.common.duration import duration
 from healthd.common.errors import HealthdError
-from healthd.common.model import Ack, Condition, RepairStep, Severity
-from healthd.common.repair_plan import Obstacle
+from healthd.common.model import Ack, Condition, Severity
 from healthd.common.text import printable
 from healthd.events.schema import Event
 
 MAX_REASON_LENGTH = 500
-WAITED_FOR = (Obstacle.NOT_DRAINED, Obstacle.JOBS)  # an ordered repair waits for the end of these states
 MAX_PRINTED_SECONDS = 1e9  # a client may send any number, even one that does not fit into a float
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "m"), (1.0, "s"))
 
@@ -152,46 +148,6 @@ def end_pause(store: ConditionStore, now: float) -> None:
     store.change(pause=None, trusted_since=now)
 
 
-def repair_now(store: ConditionStore, _request: Mapping[str, Any], user: str, now: float) -> str:
-    """Order the step that the node needs, without the waits of mode "act". Everything that protects jobs remains."""
-    from healthd.agent.repair.attempt import ON_ORDER, after_order, cause_texts
-    from healthd.agent.reporting.repair import OBSTACLE_TEXTS, plan_text
-
-    record, plan = store.ledger.repair, store.ledger.repair.plan
-    if plan is None:
-        raise CommandRefused("this node needs no repair step, or repair.mode is off")
-    if record.attempt is not None:
-        raise CommandRefused(f"step {record.attempt.step.value} is in progress")
-    if plan.step is RepairStep.PERSON:
-        raise CommandRefused(f"healthd cannot repair this node: {plan_text(plan)}")
-    if refused := [obstacle for obstacle in plan.obstacles if obstacle not in ON_ORDER]:
-        raise CommandRefused("; ".join(OBSTACLE_TEXTS[obstacle] for obstacle in refused))
-    if not record.is_state_dir_proven:
-        raise CommandRefused(OBSTACLE_TEXTS[Obstacle.STATE_DIR])
-    store.change(repair=after_order(record, user))
-    store.stream.emit(
-        [Event("repair", {"stage": "ordered", "step": plan.step.value, "causes": cause_texts(plan), "who": user})]
-    )
-    waits = "; ".join(OBSTACLE_TEXTS[o] for o in plan.obstacles if o in WAITED_FOR)
-    return f"ordered: {plan_text(plan)}{f'; it waits: {waits}' if waits else ''}"
-
-
-def repair_stop(store: ConditionStore, _request: Mapping[str, Any], user: str, now: float) -> str:
-    """Stop the repair until the drain ends. A step that is being taken continues."""
-    from healthd.agent.repair.attempt import after_stop, is_taking
-
-    record = store.ledger.repair
-    if record.plan is None and record.attempt is None:
-        raise CommandRefused("no repair is in progress, and this node needs none")
-    if record.stopped_by:
-        raise CommandRefused(f"already stopped by {record.stopped_by}")
-    change = after_stop(record, user)
-    store.change(repair=change.record)
-    store.stream.emit(change.events)
-    is_late = "; the step that is being taken continues" if is_taking(record.attempt) else ""
-    return f"repair stopped by {user} until this drain ends, or until healthd repair now{is_late}"
-
-
 def failslow_pause(runtime_dir: str, request: Mapping[str, Any], user: str, now: float) -> str:
     """Pause the detection of slow jobs. Slurm and all other checks are not affected."""
     seconds, why = _duration_and_reason(request, "a pause")
@@ -213,14 +169,6 @@ def failslow_unpause(runtime_dir: str, _request: Mapping[str, Any], _user: str, 
     return "slow-job detection resumed"
 
 
-COMMANDS = {
-    ACK: ack,
-    UNACK: unack,
-    REPAIRED: repaired,
-    PAUSE: pause,
-    UNPAUSE: unpause,
-    REPAIR_NOW: repair_now,
-    REPAIR_STOP: repair_stop,
-}
+COMMANDS = {ACK: ack, UNACK: unack, REPAIRED: repaired, PAUSE: pause, UNPAUSE: unpause}
 # Commands that do not change the ledger: (runtime directory, request, user, now) -> message.
 FAILSLOW_COMMANDS = {FAILSLOW_PAUSE: failslow_pause, FAILSLOW_UNPAUSE: failslow_unpause}

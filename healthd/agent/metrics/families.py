@@ -199,7 +199,7 @@ def _repair(s: Snapshot) -> Iterator[Rows]:
         yield "repair_obstacle", [({"obstacle": obstacle.value}, 1) for obstacle in record.plan.obstacles]
     yield "repair_given_up", [({}, int(record.has_given_up))]
     if record.attempt is not None:
-        from healthd.agent.repair.attempt import deadline
+        from healthd.agent.reporting.repair import deadline
 
         labels = {"step": record.attempt.step.value, "stage": record.attempt.stage.value}
         yield "repair_stage_begun_timestamp_seconds", [(labels, record.attempt.since)]

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from healthd.agent.repair.journal import Entry, Journal, Outcome, survives_reboot, tried_within_day
 from healthd.agent.repair.ladder import cause_text
+from healthd.agent.reporting.repair import BOOTS, deadline
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import LADDER, DrainRecord, RepairClaim, RepairMode, RepairStep
 from healthd.common.repair_plan import Attempt, AttemptStage, FailedStep, Obstacle, Plan, RepairRecord
@@ -39,7 +40,6 @@ ON_ORDER = (
     *(Obstacle.NOT_DRAINED, Obstacle.JOBS),
     *(Obstacle.EVIDENCE, Obstacle.BEFORE_ACT, Obstacle.TRIED, Obstacle.RETRY, Obstacle.STOPPED),
 )
-BOOTS = (RepairStep.REBOOT, RepairStep.POWER_CYCLE)
 
 
 class View(NamedTuple):
@@ -160,15 +160,6 @@ def wanted_claim(record: RepairRecord, config: RepairConfig, boot_id: str) -> Re
     if record.has_given_up:
         return RepairClaim(RepairStep.PERSON, is_booted=is_booted)
     return RepairClaim(None, is_booted=True) if is_booted else None
-
-
-def deadline(attempt: Attempt, config: RepairConfig) -> float:
-    """Return the time by which the stage should have ended (epoch seconds), or 0 for a claim, which may wait."""
-    if attempt.stage is AttemptStage.CLAIM:
-        return 0.0
-    if attempt.stage is AttemptStage.VERIFY:
-        return attempt.taken_at + config.verify_timeout_seconds
-    return attempt.since + (config.boot_timeout_seconds if attempt.step in BOOTS else 2 * config.reset_timeout_seconds)
 
 
 def next_moment(record: RepairRecord, config: RepairConfig, now: float) -> float:

@@ -18,7 +18,6 @@ from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.evidence import stuck
 from healthd.agent.evidence.case import Stage as CaseStage
 from healthd.agent.repair.attempt import (
-    BOOTS,
     ActContext,
     View,
     advance,
@@ -35,6 +34,7 @@ from healthd.agent.repair.journal import survives_reboot
 from healthd.agent.repair.ladder import cause_text
 from healthd.agent.repair.planner import node_plan
 from healthd.agent.repair.step_program import StepProgram
+from healthd.agent.reporting.repair import BOOTS
 from healthd.agent.scheduler.replies import ReplyHandler
 from healthd.agent.scheduler.scheduler import Scheduler
 from healthd.agent.settings import registry
@@ -121,7 +121,7 @@ class NodeRepair:
         if not is_used:
             record = RepairRecord(concluded=record.concluded)
         else:
-            is_proven = journal is not None and survives_reboot(journal, self._boot_id)
+            is_proven = survives_reboot(journal, self._boot_id) if journal is not None else None
             record = replace(record, is_state_dir_proven=is_proven)
             is_lost = ledger.slurm.reason != "" and unfinished(record, journal, self._now()) is not None
             if verdict.causes or is_lost or not is_fresh(record):

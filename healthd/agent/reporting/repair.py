@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from healthd.agent.repair.attempt import deadline
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import ClaimHold, RepairMode, RepairStep
 from healthd.common.page import date
@@ -16,6 +15,7 @@ from healthd.common.repair_plan import Attempt, AttemptStage, Obstacle, Plan, Re
 
 Document = Mapping[str, Any]
 
+BOOTS = (RepairStep.REBOOT, RepairStep.POWER_CYCLE)
 STEP_NAMES = {
     RepairStep.GPU_RESET: "a GPU reset",
     RepairStep.REBOOT: "a reboot",
@@ -96,6 +96,15 @@ _IN_SLURM = (
     *(Obstacle.SLURM_UNKNOWN, Obstacle.NOT_DRAINED, Obstacle.FOREIGN_DRAIN, Obstacle.MAINTENANCE),
     *(Obstacle.DOWN, Obstacle.NOT_RESPONDING, Obstacle.JOBS, Obstacle.POWER),
 )
+
+
+def deadline(attempt: Attempt, config: RepairConfig) -> float:
+    """Return the time by which the stage should have ended (epoch seconds), or 0 for a claim, which may wait."""
+    if attempt.stage is AttemptStage.CLAIM:
+        return 0.0
+    if attempt.stage is AttemptStage.VERIFY:
+        return attempt.taken_at + config.verify_timeout_seconds
+    return attempt.since + (config.boot_timeout_seconds if attempt.step in BOOTS else 2 * config.reset_timeout_seconds)
 
 
 def repair_json(record: RepairRecord, config: RepairConfig, hold: ClaimHold | None) -> dict[str, Any] | None:

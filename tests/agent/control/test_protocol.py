@@ -10,6 +10,7 @@ from healthd.agent.control import protocol
 from healthd.agent.control.commands import COMMANDS, FAILSLOW_COMMANDS
 from healthd.agent.control.protocol import RequestRefused, parse_command, parse_requested_at
 from healthd.agent.daemon import Daemon
+from healthd.agent.repair.orders import ORDERS
 from tests.agent.test_daemon_guards import daemon  # noqa: F401  # a fixture
 
 REQUESTS = [
@@ -32,7 +33,7 @@ REQUESTS = [
 def test_every_client_request_is_handled_by_daemon() -> None:
     names = {parse_command(request, "root (uid 0)", may_command=True) for request in REQUESTS}
     assert names == {*protocol.QUERIES, *protocol.COMMANDS}
-    assert {*COMMANDS, *FAILSLOW_COMMANDS} == names - {"status", "pending-runs", "job-ended", "reload"}
+    assert {*COMMANDS, *FAILSLOW_COMMANDS, *ORDERS} == names - {"status", "pending-runs", "job-ended", "reload"}
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request["command"])

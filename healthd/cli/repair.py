@@ -41,11 +41,12 @@ def _repair(args: argparse.Namespace) -> int:
     found = _requirements(args) if needs_step else []
     if args.json:
         return write_output(as_json({**repair, "requirements": found}), status)
-    if repair["step"] is None:
+    if repair["step"] is None and repair["attempt"] is None:
         return write_output(f"{document['node']}: no repair is needed\n", status)
     paper = page()
-    lines = paper.wrap(f"{document['node']}: {repair['text']}")
-    lines += [line for sentence in list(status_lines(repair))[1:] for line in paper.wrap(sentence, "  ")]
+    first, *others = status_lines(repair)
+    lines = paper.wrap(f"{document['node']}: {first}")
+    lines += [line for sentence in others for line in paper.wrap(sentence, "  ")]
     if needs_step:
         lines += ["", *paper.table(("required", "now"), requirement_rows(repair, found))]
     return write_output("\n".join(lines) + "\n", status)

@@ -159,6 +159,11 @@ def _stream_rows(cluster: str, node: str) -> list[dict[str, Any]]:
         (BEGIN + 20 * HOUR + 60 * number, {"event": event, "stage": "confirmed", "reason": "healthd: gpu_xid/79"})
         for number, event in enumerate(("drain", "resume"))
     ]
+    step = {"id": "20261101T200000Z-reboot", "step": "reboot", "causes": ["gpu_xid/79 p1"], "seconds": 180.0}
+    times += [
+        (BEGIN + 20 * HOUR + 10 + 10 * number, {"event": "repair", "stage": stage, "rest": json.dumps(step)})
+        for number, stage in enumerate(("claimed", "taken", "succeeded"))
+    ]
     times.sort(key=lambda line: line[0])
     return [
         row(

@@ -39,12 +39,12 @@ from healthd.agent.repair.journal import (
 )
 from healthd.agent.repair.journal_file import publish, read_journal, write_journal
 from healthd.agent.repair.node_reading import read_node
-from healthd.agent.repair.power_step import take_power_cycle
-from healthd.agent.repair.reboot_step import take_reboot
+from healthd.agent.repair.power_step import prepare_power_cycle
+from healthd.agent.repair.reboot_step import prepare_reboot
 from healthd.agent.repair.requirements import NodeReading, requirements
 from healthd.agent.repair.reset_step import Smi, open_smi
-from healthd.agent.repair.slurm_state import slurm_problem
-from healthd.agent.repair.step_result import Run, StepResult
+from healthd.agent.repair.slurm_state import cluster_problem, own_problem
+from healthd.agent.repair.step_result import PreparedStep, Run, StepResult, run_command, take_prepared
 from healthd.agent.slurm import blocking
 from healthd.common.model import RepairStep
 from healthd.common.values import DecodeError
@@ -56,8 +56,11 @@ log = logging.getLogger("healthd")
 
 DAEMON_UNIT = "healthd.service"
 MAX_REQUEST_SECONDS = 900.0  # an older request is from a state that nothing has confirmed since
-Take: TypeAlias = Callable[[Request], StepResult]
-STEPS: Mapping[RepairStep, Take] = {RepairStep.REBOOT: take_reboot, RepairStep.POWER_CYCLE: take_power_cycle}
+Prepare: TypeAlias = Callable[[Request], PreparedStep | StepResult]
+BOOTS: Mapping[RepairStep, Prepare] = {
+    RepairStep.REBOOT: prepare_reboot,
+    RepairStep.POWER_CYCLE: prepare_power_cycle,
+}
 
 
 def serve_requests(runtime_dir: str) -> None:
@@ -155,13 +158,17 @@ class Executor:
             self._record(Outcome.REFUSED, problem)
         elif step is RepairStep.GPU_RESET:
             self._reset_gpus()
-        elif step in STEPS:
-            entry = self._begin(())
-            if entry is not None:
-                problem = self._state_problem()
-                self._end(entry, StepResult(Outcome.REFUSED, problem) if problem else STEPS[step](self._request))
+        elif step in BOOTS:
+            self._boot(BOOTS[step](self._request))
         else:
             self._record(Outcome.IMPOSSIBLE, f"{step.value} is no step that a program takes")
+
+    def _boot(self, prepared: PreparedStep | StepResult) -> None:
+        if isinstance(prepared, StepResult):
+            self._record(prepared.outcome or Outcome.REFUSED, prepared.problem)
+        elif (entry := self._begin(())) is not None:
+            seconds = self._request.command_timeout_seconds
+            self._end(entry, take_prepared(prepared, seconds, self._state_problem, run_command))
 
     def _reset_gpus(self) -> None:
         request = self._request
@@ -216,10 +223,15 @@ class Executor:
         return self._state_problem()
 
     def _state_problem(self) -> str:
-        """Return why the current state of Slurm or of this node does not allow the step, or ""."""
-        if self._is_replaced():
-            return "healthd has withdrawn the request"
-        return slurm_problem(self._request, self._run) or self._node_problem()
+        """Return why the current state of Slurm or of this node does not allow the step, or "".
+
+        The order is by how fast an answer becomes outdated. Each query takes time, and an operator may act meanwhile.
+        """
+        if problem := cluster_problem(self._request, self._run) or self._node_problem():
+            return problem
+        if problem := own_problem(self._request, self._run):
+            return problem
+        return "healthd has withdrawn the request" if self._is_replaced() else ""
 
     def _node_problem(self) -> str:
         request = self._request

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from healthd.agent.repair.bmc import KINDS, LOCAL_ADDRESS, Proof, prove_address, prove_chassis
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.step_result import Run, StepResult, last_error, run_command
+from healthd.agent.repair.step_result import PreparedStep, Run, StepResult, last_error, run_command
 from healthd.agent.settings.config import RepairConfig
 from healthd.common import ownership
-from healthd.common.slurm.commands import Argv, Command
+from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.host.program import find_program
 
 MAX_SERIAL_BYTES = 200
 
 
-def take_power_cycle(request: Request, run: Run = run_command) -> StepResult:
-    """Power cycle this machine. Return as soon as the site's command has ended, if the machine still runs then."""
+def prepare_power_cycle(request: Request, run: Run = run_command) -> PreparedStep | StepResult:
+    """Return the site's command with the proof of its target, or why there is no proof. Nothing is changed.
+
+    The command ends at once, if the machine still runs then.
+    """
     argv = request.settings.power_cycle_command
     proof = prove_bmc(request.settings, request.root, request.command_timeout_seconds, run)
     if not proof.evidence:
         return StepResult(Outcome.IMPOSSIBLE, proof.problem)
-    result = run(Command(argv, request.command_timeout_seconds, changes=True))
+    return PreparedStep(argv, partial(_power_result, argv[0], proof.evidence))
+
+
+def _power_result(program: str, proof: str, result: CommandResult) -> StepResult:
+    """Return the result of the site's command."""
     if result.status == 0:
-        return StepResult(None, proof=proof.evidence)
+        return StepResult(None, proof=proof)
     if result.status is None:
-        problem = f"{argv[0]} did not end in time; it may still power cycle the machine"
-        return StepResult(None, problem, proof.evidence)
+        return StepResult(None, f"{program} did not end in time; it may still power cycle the machine", proof)
     outcome = Outcome.IMPOSSIBLE if result.status == 127 else Outcome.FAILED
-    return StepResult(outcome, f"{argv[0]}: {last_error(result)}", proof.evidence)
+    return StepResult(outcome, f"{program}: {last_error(result)}", proof)
 
 
 def prove_bmc(settings: RepairConfig, root: str, seconds: float, run: Run = run_command) -> Proof:

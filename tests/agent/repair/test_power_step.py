@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.power_step import read_serials, take_power_cycle
-from healthd.agent.repair.step_result import StepResult
+from healthd.agent.repair.power_step import prepare_power_cycle, read_serials
+from healthd.agent.repair.step_result import StepResult, run_command, take_prepared
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import RepairStep
 
@@ -45,7 +45,9 @@ class Machine:
             root=str(self.folder),
             settings=RepairConfig(**{**commands, **(settings or {})}),  # type: ignore[arg-type]
         )
-        return take_power_cycle(request)
+        step = prepare_power_cycle(request)
+        assert self.cycles == 0
+        return step if isinstance(step, StepResult) else take_prepared(step, seconds, lambda: "", run_command)
 
     @property
     def cycles(self) -> int:

@@ -141,15 +141,19 @@ def test_act_reboots_with_systemd_without_reboot_program(node: ActingNode, monke
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read DMI")
-def test_act_requires_proof_of_the_bmc_for_a_power_cycle(node: ActingNode) -> None:
-    power = ("/bin/echo", "Product Serial : 1660224000123")
-    found = node.lines(order=(RepairStep.POWER_CYCLE,), power_cycle_command=power, bmc_command=power)
+def test_act_requires_proof_of_the_bmc_for_a_power_cycle(node: ActingNode, tmp_path: Path) -> None:
+    program = tmp_path / "ipmitool"
+    program.write_text(f"#!/bin/sh\n[ $1 = fru ] || touch {tmp_path}/cycled\necho Product Serial : 1660224000123\n")
+    program.chmod(0o755)
+    commands = {"power_cycle_command": (str(program), "power", "cycle"), "bmc_command": (str(program), "fru")}
+    found = node.lines(order=(RepairStep.POWER_CYCLE,), **commands)
     assert found["power cycle"].state is State.FAILED
     dmi = node.root / "sys/class/dmi/id"
     dmi.mkdir(parents=True)
     (dmi / "product_serial").write_text("1660224000123\n")
-    found = node.lines(order=(RepairStep.POWER_CYCLE,), power_cycle_command=power, bmc_command=power)
+    found = node.lines(order=(RepairStep.POWER_CYCLE,), **commands)
     assert found["power cycle"].state is State.OK
+    assert not (tmp_path / "cycled").exists()
 
 
 def test_advice_needs_none_of_the_requirements_of_act() -> None:

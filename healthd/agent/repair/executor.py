@@ -38,10 +38,10 @@ from healthd.agent.repair.journal import (
     with_entry,
 )
 from healthd.agent.repair.journal_file import publish, read_journal, write_journal
-from healthd.agent.repair.node_reading import read_node
+from healthd.agent.repair.node_reading import own_pids, read_node
 from healthd.agent.repair.power_step import prepare_power_cycle
 from healthd.agent.repair.reboot_step import prepare_reboot
-from healthd.agent.repair.requirements import NodeReading, requirements
+from healthd.agent.repair.requirements import requirements
 from healthd.agent.repair.reset_step import Smi, open_smi
 from healthd.agent.repair.slurm_state import cluster_problem, own_problem
 from healthd.agent.repair.step_result import PreparedStep, Run, StepResult, run_command, take_prepared
@@ -54,7 +54,6 @@ from healthd.host.separate_program import OpenRequest, serve
 
 log = logging.getLogger("healthd")
 
-DAEMON_UNIT = "healthd.service"
 MAX_REQUEST_SECONDS = 900.0  # an older request is from a state that nothing has confirmed since
 Prepare: TypeAlias = Callable[[Request], PreparedStep | StepResult]
 BOOTS: Mapping[RepairStep, Prepare] = {
@@ -238,7 +237,8 @@ class Executor:
         if request.step is RepairStep.GPU_RESET and (hung := alive(request.stuck)):
             return f"process {hung[0].pid} hangs in the kernel, so a reset may hang, too"
         reading = read_node(request.root)
-        for requirement in requirements(reading, request.settings.stop_services, own_pids(reading)):
+        own = own_pids(reading, request.step, request.stuck, os.getppid())
+        for requirement in requirements(reading, request.settings.stop_services, own):
             if not requirement.met:
                 why = requirement.problem or "unknown"
                 return f"required: {requirement.text}; now: {why}"
@@ -291,20 +291,6 @@ class Executor:
 def _is_interrupted(entry: Entry) -> bool:
     """Return True if a program was killed during this step. A reboot goes on by itself."""
     return entry.outcome is Outcome.TAKING and entry.step is RepairStep.GPU_RESET
-
-
-def own_pids(reading: NodeReading) -> frozenset[int]:
-    """Return this process and the daemon's processes. Their checks close the GPUs when they end.
-
-    Without systemd, the daemon is this process's parent.
-    """
-    processes = reading.processes or ()
-    found = {p.pid for p in processes if p.unit == DAEMON_UNIT} | {os.getpid()}
-    if not reading.system_state:
-        found.add(os.getppid())
-        while below := {p.pid for p in processes if p.parent in found} - found:
-            found |= below
-    return frozenset(found)
 
 
 def _text(error: Exception) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from healthd.agent.evidence.case import Process as StuckProcess
+from healthd.agent.evidence.stuck import alive
 from healthd.agent.repair.requirements import (
     Inhibitor,
     NodeReading,
@@ -18,10 +20,14 @@ from healthd.agent.repair.requirements import (
     parse_parent,
     parse_unit,
 )
+from healthd.common.model import RepairStep
 from healthd.common.text import is_decimal
 from healthd.host.program import run_program
 
 COMMAND_SECONDS = 10.0
+DAEMON_UNIT = "healthd.service"
+# healthd's programs outside the daemon. Their nvidia-smi may hang in the kernel, which only a boot ends.
+PROGRAM_UNITS = frozenset({"healthd-evidence.service", "healthd-repair.service", "healthd-hooks.service"})
 MAX_COMMAND_BYTES = 4096
 LIST_INHIBITORS = (
     *("busctl", "--json=short", "call", "org.freedesktop.login1", "/org/freedesktop/login1"),
@@ -45,6 +51,27 @@ def read_node(root: str = "/") -> NodeReading:
         shutdown_scheduled=os.path.exists(os.path.join(root, "run/systemd/shutdown/scheduled")),
         is_capture_kernel=os.path.exists(os.path.join(root, "proc/vmcore")),
     )
+
+
+def own_pids(
+    reading: NodeReading, step: RepairStep, stuck: Iterable[StuckProcess] = (), daemon: int = 0
+) -> frozenset[int]:
+    """Return healthd's processes that may use the GPUs right before this step.
+
+    The daemon's checks close the GPUs when they end. A boot ends also those programs that hang in the kernel, and the
+    `stuck` ones; a reset must wait for them. `daemon` is the daemon's pid without systemd, or 0.
+    """
+    processes = reading.processes or ()
+    ends_all = step in (RepairStep.REBOOT, RepairStep.POWER_CYCLE)
+    units = {DAEMON_UNIT, *(PROGRAM_UNITS if ends_all else ())}
+    found = {p.pid for p in processes if p.unit in units} | {os.getpid()}
+    if ends_all:
+        found |= {process.pid for process in alive(stuck)}
+    if daemon and not reading.system_state:
+        found.add(daemon)
+        while below := {p.pid for p in processes if p.parent in found} - found:
+            found |= below
+    return frozenset(found)
 
 
 def _processes(root: str) -> tuple[Process, ...] | None:

@@ -21,7 +21,7 @@ from healthd.agent.repair import executor, journal_file, reset_step, services
 from healthd.agent.repair.executor import Executor, serve_requests
 from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Outcome, Request
 from healthd.agent.repair.journal_file import read_journal, write_journal
-from healthd.agent.repair.requirements import Process, gpu_users
+from healthd.agent.repair.requirements import NodeReading, Process, gpu_users
 from healthd.agent.repair.step_result import PreparedStep, StepResult
 from healthd.agent.slurm import blocking
 from healthd.common.model import RepairStep
@@ -659,11 +659,18 @@ def test_unreadable_request_is_dropped(node: RepairNode) -> None:
     assert unchanged(node)
 
 
-def test_own_pids_are_those_of_the_daemon(node: RepairNode) -> None:
-    reading = reset_step.read_node(str(node.root))
-    others = (Process(7, 1, "healthd", unit="healthd.service"), Process(8, 1, "x", unit="healthd-evidence.service"))
-    assert executor.own_pids(replace(reading, processes=others)) == {7, os.getpid()}
-    parent = os.getppid()
-    below = (Process(parent, 1, "healthd"), Process(70, parent, "healthd"), Process(71, 70, "healthd"), others[1])
-    found = executor.own_pids(replace(reading, processes=below, system_state=""))
-    assert found == {parent, 70, 71, os.getpid()}
+def test_boot_does_not_wait_for_a_program_of_healthd_that_hangs(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(root: str) -> NodeReading:
+        return replace(reset_step.read_node(root), processes=(hung,))
+
+    monkeypatch.setattr(executor, "read_node", read)
+    for unit, outcome in (("healthd-evidence.service", Outcome.TAKING), ("other.service", Outcome.REFUSED)):
+        hung = Process(7, 1, "nvidia-smi", unit=unit, gpu_files=("/dev/nvidia0",))
+        write_journal(Journal(first_boot="an-earlier-boot"), str(node.state_dir))
+        assert reboot(node, monkeypatch, touch(node)).outcome is outcome
+    hung = Process(7, 1, "nvidia-smi", unit="healthd-evidence.service", gpu_files=("/dev/nvidia0",))
+    node.set_node(IDLE, REASON)
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthd.agent.repair.node_reading import read_node
+from healthd.agent.evidence.case import Process as StuckProcess
+from healthd.agent.repair.node_reading import own_pids, read_node
 from healthd.agent.repair.requirements import (
     Inhibitor,
     NodeReading,
@@ -27,6 +28,7 @@ from healthd.agent.repair.requirements import (
     requirements,
     stop_requirement,
 )
+from healthd.common.model import RepairStep
 
 INIT = Process(1, 0, "systemd")
 SLURMD = Process(50, 1, "slurmd", "/usr/sbin/slurmd -D", "slurmd.service")
@@ -227,3 +229,41 @@ def test_regular_file_named_like_gpu_is_no_gpu(tmp_path: Path) -> None:
 def test_unreadable_process_makes_all_unknown() -> None:
     reading = replace(NodeReading(), processes=None)
     assert requirements(reading, (), ())[0].met is None
+
+
+# --- healthd's own processes
+
+OWN = (
+    Process(7, 1, "healthd", unit="healthd.service"),
+    Process(8, 1, "nvidia-smi", unit="healthd-evidence.service"),
+    Process(9, 1, "nvidia-smi", unit="healthd-repair.service"),
+    Process(10, 1, "hook", unit="healthd-hooks.service"),
+    Process(11, 1, "x", unit="other.service"),
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (RepairStep.GPU_RESET, {7}),
+        (RepairStep.REBOOT, {7, 8, 9, 10}),
+        (RepairStep.POWER_CYCLE, {7, 8, 9, 10}),
+    ],
+)
+def test_only_a_boot_ends_healthds_programs(step: RepairStep, expected: set[int]) -> None:
+    reading = NodeReading(processes=OWN, system_state="running")
+    assert own_pids(reading, step, daemon=11) == {*expected, os.getpid()}
+
+
+@pytest.mark.parametrize(("step", "is_own"), [(RepairStep.GPU_RESET, False), (RepairStep.REBOOT, True)])
+def test_only_a_boot_ends_a_process_that_hangs(step: RepairStep, is_own: bool) -> None:
+    start = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+    reading = NodeReading(processes=(), system_state="running")
+    found = own_pids(reading, step, [StuckProcess(os.getppid(), start)])
+    assert (os.getppid() in found) is is_own
+    assert os.getppid() not in own_pids(reading, step, [StuckProcess(os.getppid(), start + 1)]), "a later process"
+
+
+def test_processes_below_the_daemon_are_own_without_systemd() -> None:
+    below = (Process(50, 1, "healthd"), Process(70, 50, "healthd"), Process(71, 70, "healthd"), *OWN[1:])
+    assert own_pids(NodeReading(processes=below), RepairStep.GPU_RESET, daemon=50) == {50, 70, 71, os.getpid()}

@@ -149,6 +149,26 @@ def test_unit_that_systemd_would_also_stop_makes_reset_impossible(node: RepairNo
     assert unchanged(node)
 
 
+@pytest.mark.parametrize(
+    ("state", "kind", "left"), [("failed", "simple", 1), ("inactive", "simple", 1), ("inactive", "oneshot", 0)]
+)
+def test_service_that_stops_right_after_its_start_is_kept_for_the_next_run(
+    node: RepairNode, state: str, kind: str, left: int
+) -> None:
+    node.write(f"{DCGM}.after_start", f"{state}\n")
+    node.write(f"{DCGM}.type", f"{kind}\n")
+    entry = work(node)
+    assert (entry.outcome, entry.services, bool(entry.problem)) == (Outcome.DONE, (DCGM,) * left, bool(left))
+
+
+@pytest.mark.parametrize("kind", services._STOPPED_TOO)
+def test_each_kind_of_dependency_that_stops_a_unit_makes_reset_impossible(node: RepairNode, kind: str) -> None:
+    node.write(f"{PERSISTENCED}.{kind}", "slurmd.service\n")
+    node.write("slurmd.service", "active\n")
+    assert work(node).outcome is Outcome.IMPOSSIBLE
+    assert unchanged(node)
+
+
 def test_stopped_unit_that_requires_a_service_prevents_nothing(node: RepairNode) -> None:
     node.write(f"{PERSISTENCED}.required_by", f"slurmd.service {DCGM}\n")
     assert work(node).outcome is Outcome.DONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_journal_is_requested_once(daemon: Daemon) -> None:
 @pytest.mark.parametrize("journal", [UNREADABLE, STOPPED])
 def test_repeated_requests_do_not_reach_the_start_limit_of_the_unit(daemon: Daemon, journal: Journal) -> None:
     found = daemon.requests(journal, 24)
-    assert all(later - earlier >= REPEAT_SECONDS for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later - earlier >= REPEAT_SECONDS for earlier, later in itertools.pairwise(found))
     assert max(sum(start <= at < start + 1800 for at in found) for start in found) < 10
     assert len(found) > 24 * 3600 / MAX_REPEAT_SECONDS / 2, "the daemon does not give up"
     assert daemon.program.problem

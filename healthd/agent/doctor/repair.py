@@ -107,8 +107,8 @@ def _journal_line(settings: Settings) -> Line:
     machine = machine_identity(settings.root)
     problem = identity_problem(journal, settings.node_name, machine)
     if problem and os.geteuid() == 0:  # another user cannot read the product UUID
-        fix = (f"rm {path}", "systemctl restart healthd") if machine else ()
-        return failed_line(topic, f"{path}: {problem}: no step is taken", *fix)
+        commands = (f"rm {path}", "systemctl restart healthd") if machine else ()
+        return failed_line(topic, f"{path}: {problem}: no step is taken", *commands)
     if not survives_reboot(journal, Host(settings.root).boot_id().strip()):
         message = f"{path} is from this boot: no step is taken until a reboot shows that state_dir survives it"
         return limited_line(topic, message, "reboot this node once when it has no jobs")

@@ -102,6 +102,7 @@ class NodeRepair:
     def start(self) -> None:
         """Continue a repair of an earlier daemon: no check uses the GPUs while they are being reset."""
         self._hold_gpus(self._store.ledger.repair.attempt)
+        self.program.start()
 
     def note_report(self, report: ReconcileReport) -> None:
         """Note that an operator has resumed the node, or that another user's drain has replaced healthd's."""

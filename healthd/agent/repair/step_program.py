@@ -99,6 +99,12 @@ class StepProgram:
     def reconfigure(self, settings: Settings) -> None:
         self._settings = settings
 
+    def start(self) -> None:
+        """Continue to start what an earlier daemon has found stopped, also if `mode` is "off" now."""
+        found = self._read_copy()
+        if isinstance(found, Journal) and found.stopped is not None:
+            self.journal = found
+
     def step(self) -> None:
         """Read the journal once a request has been served. The first call requests the journal.
 
@@ -171,13 +177,18 @@ class StepProgram:
         self._request_problem = ""
         return True
 
-    def _read_journal(self) -> None:
+    def _read_copy(self) -> Journal | str:
+        """Return the daemon's copy of the journal, or why it cannot be read."""
         path = os.path.join(self._settings.runtime_dir, JOURNAL_FILE)
-        before = self._journal_problem
         try:
-            found = parse_journal(ownership.read(path).decode("utf-8", "replace"))
+            return parse_journal(ownership.read(path).decode("utf-8", "replace"))
         except (ownership.Untrusted, OSError, DecodeError) as error:
-            self._journal_problem = f"{path}: {error}"
+            return f"{path}: {error}"
+
+    def _read_journal(self) -> None:
+        before, found = self._journal_problem, self._read_copy()
+        if isinstance(found, str):
+            self._journal_problem = found
         else:
             self._journal_problem = found.problem
             if found.first_boot:

@@ -110,3 +110,14 @@ def test_unreadable_journal_keeps_what_is_known_and_reports_the_refusal(daemon: 
     assert journal is not None
     assert (journal.first_boot, journal.stopped, journal.refused) == ("boot-1", STOPPED.stopped, REFUSED)
     assert journal.problem
+
+
+@pytest.mark.parametrize("journal", [STOPPED, HEALTHY])
+def test_new_daemon_continues_to_start_what_is_stopped(daemon: Daemon, journal: Journal) -> None:
+    daemon.program.start()
+    assert daemon.program.journal is None
+    publish(journal, str(daemon.folder))
+    daemon.program.start()
+    assert daemon.program.has_stopped is (journal is STOPPED)
+    assert daemon.requests(HEALTHY, 24) == [0.0]
+    assert daemon.program.journal == HEALTHY

@@ -16,7 +16,7 @@ from slurm_cluster import SlurmCluster, start_job
 from waiting import until
 
 from healthd.agent.repair.journal import Journal, Outcome
-from healthd.agent.repair.journal_file import read_journal, write_journal
+from healthd.agent.repair.journal_file import machine_identity, read_journal, write_journal
 
 pytestmark = pytest.mark.one_python
 PCI = "0000:61:00.0"
@@ -60,13 +60,14 @@ class Site:
         (daemon / "state").mkdir(parents=True)
         self.machine = Machine(daemon)
         self.machine.now()
-        self.machine.write({"/proc/locks": "", "/proc/1/fd/0": ""})
+        self.machine.write({"/proc/locks": "", "/proc/1/fd/0": "", "/etc/machine-id": "0c7d3ae0b6d24c6f\n"})
         gpus = " ".join(f"0000{gpu.upper()}" for gpu in GPUS)
         smi = programs / "nvidia-smi"
         smi.write_text(NVIDIA_SMI.format(folder=folder, gpus=gpus, pci=PCI.upper()))
         smi.chmod(0o755)
         self.set_mode("ok")
-        write_journal(Journal("an-earlier-boot"), str(daemon / "state"))
+        machine = machine_identity(str(self.machine.root))
+        write_journal(Journal("an-earlier-boot", node=node, machine=machine), str(daemon / "state"))
         flags = ("--mode", "act", "--node-name", node, "--interval", "1", "--root", str(self.machine.root))
         self.daemon = Healthd(
             *flags,

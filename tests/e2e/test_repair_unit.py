@@ -7,6 +7,7 @@ nvidia-smi and Slurm's commands are fakes.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from repair_node import (
     made_node,
     made_request,
 )
-from systemd_container import SystemdContainer
+from systemd_container import CHECKOUT, SystemdContainer
 from waiting import until
 
 from healthd.agent.repair.journal import JOURNAL_FILE, Journal
@@ -59,7 +60,10 @@ def box() -> Iterator[SystemdContainer]:
             running.install_unit(f"{name}.service", SERVICE)
             running.systemctl("start", name)
         running.exec("mkdir", "-p", RUNTIME_DIR)
-        running.write(f"{STATE_DIR}/{JOURNAL_FILE}", encode(Journal(first_boot="an-earlier-boot")).decode())
+        show = "from healthd.agent.repair.journal_file import machine_identity; print(machine_identity('/'))"
+        machine = running.exec("env", f"PYTHONPATH={CHECKOUT}", sys.executable, "-c", show).stdout.strip()
+        journal = Journal("an-earlier-boot", node="n1", machine=machine)
+        running.write(f"{STATE_DIR}/{JOURNAL_FILE}", encode(journal).decode())
         yield running
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from slurm_text import NOW, columns
 
 from healthd.agent.evidence import programs
-from healthd.agent.repair.journal import JOURNAL_FILE, Journal, Request, parse_journal
+from healthd.agent.repair.journal import JOURNAL_FILE, Entry, Journal, Request, parse_journal
 from healthd.agent.repair.journal_file import write_journal
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import Gpu, RepairMode, RepairStep
@@ -29,6 +30,7 @@ CAUSE = "gpu_xid/119 0000:1b:00.0"
 ID = "20261129T060000Z-gpu_reset"
 PERSISTENCED, DCGM = "nvidia-persistenced.service", "nvidia-dcgm.service"
 IDLE = "idle+drain"
+MACHINE = "0c7d3ae0b6d24c6fb7c6b8f1d6a1e5a3"
 BOOT_ID = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"
 
 # Modes in the file smi.mode: ok, fails, hangs, no_effect, kills (another GPU), in_use, in_use_once, lost, kills_parent.
@@ -48,6 +50,7 @@ if [ "$1" = -q ]; then
   echo "</nvidia_smi_log>"
   exit 0
 fi
+echo "$*" >>smi.log
 if [ "$1" = -pm ]; then
   [ "$2" = 1 ] && echo Enabled >smi.persistence || echo Disabled >smi.persistence
   exit 0
@@ -155,6 +158,8 @@ class RepairNode:
             path.mkdir(parents=True)
         self.state_dir.mkdir()
         (self.root / "proc/locks").write_text("")
+        (self.root / "etc").mkdir()
+        (self.root / "etc/machine-id").write_text(f"{MACHINE}\n")
         (self.root / "proc/sys/kernel/random").mkdir(parents=True)
         (self.root / "proc/sys/kernel/random/boot_id").write_text(f"{BOOT_ID}\n")
         for name, text in {"stat": "1 (init) S 0", "comm": "init\n", "cmdline": "init", "cgroup": "0::/\n"}.items():
@@ -170,7 +175,7 @@ class RepairNode:
         self.set_node(IDLE, REASON)
         self.set_fleet(("idle+drain", 1), ("mixed", 3))
         self.set_claims()
-        write_journal(Journal(first_boot="an-earlier-boot"), str(self.state_dir))
+        write_journal(self.made_journal(), str(self.state_dir))
 
     def _write_programs(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder.mkdir()
@@ -217,6 +222,10 @@ class RepairNode:
     @property
     def services_run(self) -> bool:
         return self.read(PERSISTENCED) == self.read(DCGM) == "active\n"
+
+    def made_journal(self, first_boot: str = "an-earlier-boot", *entries: Entry, **fields: Any) -> Journal:
+        """Return a journal of this node."""
+        return Journal(first_boot, entries, **{"node": "n1", "machine": f"machine-id {MACHINE}", **fields})
 
     def journal(self, is_copy: bool = False) -> Journal:
         """Return the journal, or the daemon's copy."""

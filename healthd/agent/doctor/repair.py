@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from healthd.agent.doctor.result import Line, absent_line, failed_line, limited_line, ok_line
 from healthd.agent.doctor.service import SYSTEMD_DIR, unit_line
 from healthd.agent.doctor.slurm import COMMAND_TIMEOUT_SECONDS, Run, run
-from healthd.agent.repair.journal import JOURNAL_FILE, parse_journal, survives_reboot
+from healthd.agent.repair.journal import JOURNAL_FILE, identity_problem, parse_journal, survives_reboot
+from healthd.agent.repair.journal_file import machine_identity
 from healthd.agent.repair.node_reading import hangs, own_pids, read_node
 from healthd.agent.repair.power_step import prove_bmc
 from healthd.agent.repair.reboot_step import slurm_reboot_problem
@@ -107,6 +108,11 @@ def _journal_line(settings: Settings) -> Line:
         return failed_line(topic, f"{path}: {error.strerror}: no step is taken", *fix)
     except (OSError, DecodeError) as error:
         return failed_line(topic, f"{path} cannot be read: {error}: no step is taken", f"mv {path} {path}.broken")
+    machine = machine_identity(settings.root)
+    problem = identity_problem(journal, settings.node_name, machine)
+    if problem and os.geteuid() == 0:  # another user cannot read the product UUID
+        commands = (f"rm {path}", "systemctl restart healthd") if machine else ()
+        return failed_line(topic, f"{path}: {problem}: no step is taken", *commands)
     if not survives_reboot(journal, Host(settings.root).boot_id().strip()):
         message = f"{path} is from this boot: no step is taken until a reboot shows that state_dir survives it"
         return limited_line(topic, message, "reboot this node once when it has no jobs")

@@ -278,7 +278,9 @@ def unit_line(topic: str, unit: str, consequence: str) -> Line:
     result = run_program(("systemctl", "is-active", unit), TIMEOUT_SECONDS)
     if result.status != 0:
         message = f"{unit} is {result.stdout.strip() or 'missing'}: {consequence}"
-        return failed_line(topic, message, f"systemctl start {unit}")
+        # A .path unit fails once its service has been started too often.
+        units = f"{unit} {unit.removesuffix('.path')}.service" if unit.endswith(".path") else unit
+        return failed_line(topic, message, f"systemctl reset-failed {units}", f"systemctl start {unit}")
     return ok_line(topic, f"{unit} is active")
 
 

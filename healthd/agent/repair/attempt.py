@@ -133,7 +133,7 @@ def act_obstacles(record: RepairRecord, plan: Plan, drain: DrainRecord, context:
     journal = context.journal
     if context.is_stalled:
         yield Obstacle.PROGRAM
-    elif journal is None:
+    elif journal is None or journal.problem:
         yield Obstacle.JOURNAL
     if journal is not None and not survives_reboot(journal, context.boot_id):
         yield Obstacle.STATE_DIR
@@ -171,13 +171,13 @@ def next_moment(record: RepairRecord, config: RepairConfig, now: float) -> float
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
-def resume_wait(record: RepairRecord, has_checked: bool) -> str:
-    """Return what a resume must wait for because of a repair, or ""."""
-    if record.attempt is None:
-        return ""
-    if record.attempt.stage is not AttemptStage.VERIFY:
+def resume_wait(record: RepairRecord, has_checked: bool, has_stopped: bool) -> str:
+    """Return what a resume must wait for because of a repair, or "". `has_stopped`: StepProgram.has_stopped."""
+    if record.attempt is not None and record.attempt.stage is not AttemptStage.VERIFY:
         return "the repair step has ended"
-    return "" if has_checked else "every check has run after the repair step"
+    if has_stopped:
+        return "the services run that were stopped for a GPU reset"
+    return "" if record.attempt is None or has_checked else "every check has run after the repair step"
 
 
 def advance(record: RepairRecord, view: View, config: RepairConfig, new_id: str) -> Change:

@@ -23,21 +23,28 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from healthd.agent.evidence.case import Process
 from healthd.agent.evidence.stuck import alive
 from healthd.agent.repair import reset_step, services
 from healthd.agent.repair.gpu_reset import ResetImpossible
 from healthd.agent.repair.journal import (
+    JOURNAL_FILE,
     NAME,
     Entry,
     Journal,
     Outcome,
     Request,
+    Stopped,
+    identity_problem,
+    is_interrupted,
     parse_request,
+    stopped_problem,
     survives_reboot,
     tried_within_day,
     with_entry,
+    with_outcomes,
 )
-from healthd.agent.repair.journal_file import publish, read_journal, write_journal
+from healthd.agent.repair.journal_file import machine_identity, publish, read_copy, read_journal, write_journal
 from healthd.agent.repair.node_reading import own_pids, read_node
 from healthd.agent.repair.power_step import prepare_power_cycle
 from healthd.agent.repair.reboot_step import prepare_reboot
@@ -101,53 +108,76 @@ class Executor:
         self._request, self._runtime_dir, self._smi = request, runtime_dir, smi
         self._is_replaced, self._run, self._now, self._sleep = is_replaced, run, now, sleep
         self._boot_id = Host(request.root).boot_id()
+        self._machine = machine_identity(request.root)
         self._journal = Journal()
         self._started = time.monotonic()
 
     def work(self) -> None:
         """Work on the request. Raises ownership.Untrusted or OSError if the result cannot be published."""
+        request, copy = self._request, read_copy(self._runtime_dir)
+        found, problem = self._read_journal()
+        if problem:
+            self._journal = replace(copy, problem="") if copy is not None else Journal()
+        elif found is not None:
+            self._journal = with_outcomes(found, copy)
+        else:
+            known = replace(copy, problem="") if copy is not None else Journal()  # somebody has removed the file
+            self._journal = replace(known, first_boot=self._boot_id, node=request.node, machine=self._machine)
+        self._finish_earlier()
+        if not problem and self._journal != found:
+            try:
+                write_journal(self._journal, request.state_dir)
+            except OSError as error:
+                problem = f"the journal cannot be written: {_text(error)}"
+        if problem:
+            self._publish_refusal(problem)
+        elif not request.id or self._journal.find(request.id) is not None:
+            publish(self._journal, self._runtime_dir)
+        else:
+            self._take()
+
+    def _read_journal(self) -> tuple[Journal | None, str]:
+        """Return the journal, or None if there is none yet, and why it must not be used, or ""."""
+        path = os.path.join(self._request.state_dir, JOURNAL_FILE)
         try:
             found = read_journal(self._request.state_dir)
         except (DecodeError, OSError) as error:
-            self._publish_refusal(f"the journal in {self._request.state_dir} cannot be read: {_text(error)}")
-            return
-        self._journal = found or Journal(first_boot=self._boot_id)
-        before = self._journal
-        self._finish_earlier()
-        if found is None or self._journal != before:
-            try:
-                write_journal(self._journal, self._request.state_dir)
-            except OSError as error:
-                self._publish_refusal(f"the journal cannot be written: {_text(error)}", found)
-                return
-        if not self._request.id or self._journal.find(self._request.id) is not None:
-            publish(self._journal, self._runtime_dir)
-            return
-        self._take()
+            return None, f"the journal in {self._request.state_dir} cannot be read: {_text(error)}"
+        mine = found or Journal(node=self._request.node, machine=self._machine)
+        problem = identity_problem(mine, self._request.node, self._machine)
+        return found, f"{path}: {problem}" if problem else ""
 
     # --- what an earlier run has left behind
 
     def _finish_earlier(self) -> None:
-        """End the record of a reset that was interrupted, and start the services that were stopped for it."""
-        interrupted = [e for e in self._journal.entries if _is_interrupted(e)]
-        left = [e for e in (*self._journal.entries, self._journal.refused) if e is not None and e.services]
-        if interrupted:
-            self._smi.end_earlier()
-        for entry in {entry.id: entry for entry in (*interrupted, *left)}.values():
-            if entry.outcome is Outcome.TAKING:
-                why = "the machine was booted" if entry.boot_id != self._boot_id else "healthd repair run was killed"
-                entry = replace(entry, outcome=Outcome.UNKNOWN, problem=f"{why} during the reset")
-                log.error("repair: %s: %s", entry.id, entry.problem)
-            self._journal = with_entry(self._journal, self._with_services_started(entry))
+        """End the record of a reset that was interrupted, and start what was stopped for a reset."""
+        interrupted = [entry for entry in self._journal.entries if is_interrupted(entry)]
+        hung = self._smi.end_earlier() if interrupted or self._journal.stopped is not None else ()
+        for entry in interrupted:
+            why = "the machine was booted" if entry.boot_id != self._boot_id else "healthd repair run was killed"
+            ended = replace(entry, outcome=Outcome.UNKNOWN, problem=f"{why} during the reset")
+            log.error("repair: %s: %s", ended.id, ended.problem)
+            self._journal = with_entry(self._journal, ended)
+        self._journal = replace(self._journal, stopped=self._started_again(hung))
 
-    def _with_services_started(self, entry: Entry) -> Entry:
-        """Return the entry with the services that still do not run. After a boot, systemd has started them."""
-        if entry.boot_id != self._boot_id or not entry.services:
-            return replace(entry, services=())
-        left, problem = services.start(entry.services)
-        if problem:
-            log.error("repair: %s", problem)
-        return replace(entry, services=left, problem=entry.problem or problem)
+    def _started_again(self, hung: tuple[Process, ...]) -> Stopped | None:
+        """Start what was stopped for a reset, unless one of its processes hangs in the kernel. Return what is left."""
+        stopped = self._journal.stopped
+        if stopped is None or stopped.boot_id != self._boot_id:  # the boot has started the services
+            stopped = Stopped(self._boot_id)
+        if left := tuple(dict.fromkeys(alive((*stopped.hung, *hung)))):
+            log.error("repair: the reset hangs in the kernel, so nothing is started that uses the GPUs")
+            return replace(stopped, hung=left)
+        services_left, problem = services.start(stopped.services)
+        try:
+            gpu_problem = self._smi.set_persistence(stopped.gpus, is_on=True)
+        except OSError as error:
+            gpu_problem = f"persistence mode could not be switched on: {_text(error)}"
+        for text in filter(None, (problem, gpu_problem)):
+            log.error("repair: %s", text)
+        gpus_left = stopped.gpus if gpu_problem else ()
+        after = Stopped(self._boot_id, services_left, gpus_left, tuple(alive(self._smi.stuck)))
+        return after if after != Stopped(self._boot_id) else None
 
     # --- the step
 
@@ -159,6 +189,13 @@ class Executor:
             self._reset_gpus()
         elif step in BOOTS:
             self._boot(BOOTS[step](self._request))
+
+
+        elif step in STEPS:
+            entry = self._begin()
+            if entry is not None:
+                problem = self._state_problem()
+                self._end(entry, StepResult(Outcome.REFUSED, problem) if problem else STEPS[step](self._request))
         else:
             self._record(Outcome.IMPOSSIBLE, f"{step.value} is no step that a program takes")
 
@@ -170,7 +207,10 @@ class Executor:
             self._end(entry, take_prepared(prepared, seconds, self._state_problem, run_command))
 
     def _reset_gpus(self) -> None:
-        request = self._request
+        request, before = self._request, self._journal.stopped
+        if before is not None and before.hung:
+            self._record(Outcome.REFUSED, stopped_problem(self._journal))
+            return
         try:
             prepared = reset_step.prepare_reset(request, self._smi)
         except ResetImpossible as error:
@@ -179,7 +219,10 @@ class Executor:
         except OSError as error:
             self._record(Outcome.REFUSED, f"the reset could not be prepared: {_text(error)}")
             return
-        entry = self._begin(prepared.services)
+        left = before or Stopped(self._boot_id)  # what could not be started after an earlier reset
+        units = tuple(dict.fromkeys((*left.services, *prepared.services)))
+        gpus = tuple(dict.fromkeys((*left.gpus, *prepared.persistent)))
+        entry = self._begin(Stopped(self._boot_id, units, gpus) if units or gpus else None)
         if entry is None:
             return
         if problem := services.stop(prepared.services):
@@ -187,24 +230,26 @@ class Executor:
         else:
             self._end(entry, reset_step.take_reset(request, prepared, self._smi, self._state_problem, self._sleep))
 
-    def _begin(self, units: tuple[str, ...]) -> Entry | None:
-        """Record that the step is being taken, and that these services will be stopped. Return None if that fails."""
-        before, entry = self._journal, replace(self._entry(Outcome.TAKING), services=units)
+    def _begin(self, stopped: Stopped | None = None) -> Entry | None:
+        """Record that the step is being taken, and what will be stopped for it. Return None if that fails."""
+        before, entry = self._journal, self._entry(Outcome.TAKING)
         try:
-            self._write(entry)
+            self._write(entry, stopped or before.stopped)
         except OSError as error:
-            self._publish_refusal(f"the journal cannot be written: {_text(error)}", before)
+            self._journal = before
+            self._publish_refusal(f"the journal cannot be written: {_text(error)}")
             return None
         log.info("repair: %s begins", entry.id)
         return entry
 
     def _end(self, entry: Entry, result: StepResult) -> None:
-        """Start the stopped services again, and record the outcome. A boot that is under way has none."""
+        """Start again what was stopped, and record the outcome. A boot that is under way has none."""
         if result.outcome is None:
             log.info("repair: %s is under way%s", entry.id, f": {result.problem}" if result.problem else "")
             return
         entry = replace(entry, outcome=result.outcome, problem=result.problem, proof=result.proof)
-        self._finish(self._with_services_started(entry))
+        stopped = self._started_again(self._smi.stuck) if entry.step is RepairStep.GPU_RESET else self._journal.stopped
+        self._finish(entry, stopped)
 
     def _problem(self) -> str:
         """Return why the step must not be taken now, as one sentence, or ""."""
@@ -260,37 +305,38 @@ class Executor:
         )
 
     def _record(self, outcome: Outcome, problem: str) -> None:
-        self._finish(self._entry(outcome, problem))
+        self._finish(self._entry(outcome, problem), self._journal.stopped)
 
-    def _finish(self, entry: Entry) -> None:
-        """Record the outcome and publish it. If the disk is full, the daemon still receives the outcome."""
+    def _finish(self, entry: Entry, stopped: Stopped | None) -> None:
+        """Record the outcome and publish it. If the disk is full, the daemon still receives the outcome.
+
+        The next run then finds it in the daemon's copy, and records it.
+        """
         entry = replace(entry, seconds=round(time.monotonic() - self._started, 3))
         level = logging.INFO if entry.outcome is Outcome.DONE else logging.WARNING
         log.log(level, "repair: %s: %s: %s", entry.id, entry.outcome.value, entry.problem or entry.proof)
         try:
-            self._write(entry)
+            self._write(entry, stopped)
         except OSError as error:
-            log.error("repair: the journal cannot be written: %s", _text(error))
-            publish(self._journal, self._runtime_dir)
+            problem = f"the journal cannot be written: {_text(error)}"
+            log.error("repair: %s", problem)
+            publish(replace(self._journal, problem=problem), self._runtime_dir)
 
-    def _write(self, entry: Entry) -> None:
-        self._journal = with_entry(self._journal, entry)
+    def _write(self, entry: Entry, stopped: Stopped | None) -> None:
+        self._journal = replace(with_entry(self._journal, entry), stopped=stopped)
         write_journal(self._journal, self._request.state_dir)
         publish(self._journal, self._runtime_dir)
 
-    def _publish_refusal(self, problem: str, journal: Journal | None = None) -> None:
-        """Publish a refusal that cannot be recorded in the state directory. `journal` is the last one that could be
-        recorded; the daemon takes no step without one."""
+    def _publish_refusal(self, problem: str) -> None:
+        """Publish what is known, and why it cannot be recorded in the state directory. The daemon then takes no step.
+
+        A step that an earlier run has recorded is never refused afterwards, because it may have been taken.
+        """
         log.error("repair: %s", problem)
-        journal = journal or Journal()
-        if self._request.id:
+        journal = self._journal
+        if self._request.id and journal.find(self._request.id) is None:
             journal = with_entry(journal, self._entry(Outcome.REFUSED, problem))
-        publish(journal, self._runtime_dir)
-
-
-def _is_interrupted(entry: Entry) -> bool:
-    """Return True if a program was killed during this step. A reboot goes on by itself."""
-    return entry.outcome is Outcome.TAKING and entry.step is RepairStep.GPU_RESET
+        publish(replace(journal, problem=problem), self._runtime_dir)
 
 
 def _text(error: Exception) -> str:

@@ -48,7 +48,6 @@ class Entry(Value, frozen=True):
     problem   why the step was refused or failed, as one sentence, or ""
     proof     evidence of its effect, or ""
     seconds   duration of the step
-    services  services that were stopped for the step and have not been started again
     """
 
     id: str
@@ -61,7 +60,21 @@ class Entry(Value, frozen=True):
     problem: str = ""
     proof: str = ""
     seconds: float = 0.0
+
+
+class Stopped(Value, frozen=True):
+    """What was stopped for a reset and must be started again. A boot does that, too.
+
+    boot_id   the machine's boot in which it was stopped
+    services  units that ran
+    gpus      ids of the GPUs whose persistence mode was on
+    hung      processes of the reset that hang in the kernel: nothing is started before they end
+    """
+
+    boot_id: str
     services: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    hung: tuple[Process, ...] = ()
 
 
 class Journal(Value, frozen=True):
@@ -70,11 +83,19 @@ class Journal(Value, frozen=True):
     first_boot  the machine's boot in which the journal was created. In a later boot, it proves that the directory
                 survives a reboot
     refused     the last refusal, which is no step
+    stopped     what still is stopped because of a reset, or None
+    node        name of the node whose journal this is
+    machine     identity of its machine (journal_file.machine_identity)
+    problem     in the daemon's copy: why the journal in the state directory could not be read or written, or ""
     """
 
     first_boot: str = ""
     entries: tuple[Entry, ...] = ()
     refused: Entry | None = None
+    stopped: Stopped | None = None
+    node: str = ""
+    machine: str = ""
+    problem: str = ""
 
     def find(self, id: str) -> Entry | None:
         """Return the step with this id, or its refusal, or None."""
@@ -94,6 +115,49 @@ def with_entry(journal: Journal, entry: Entry) -> Journal:
     if entry.outcome is Outcome.REFUSED:
         return replace(journal, entries=others, refused=entry)
     return replace(journal, entries=(*others, entry)[-MAX_ENTRIES:])
+
+
+def is_interrupted(entry: Entry) -> bool:
+    """Return True if a program was killed during this step. A reboot goes on by itself."""
+    return entry.outcome is Outcome.TAKING and entry.step is RepairStep.GPU_RESET
+
+
+def with_outcomes(journal: Journal, copy: Journal | None) -> Journal:
+    """Return the journal with the outcomes that only the daemon's copy has, because the disk was full, for example."""
+    if copy is None:
+        return journal
+    for entry in journal.entries:
+        known = copy.find(entry.id)
+        if entry.outcome is Outcome.TAKING and known is not None and known.outcome is not Outcome.TAKING:
+            journal = replace(with_entry(journal, known), stopped=copy.stopped)
+    return journal
+
+
+def identity_problem(journal: Journal, node: str, machine: str) -> str:
+    """Return why the journal is not the one of this node on this machine, as one sentence, or "".
+
+    An image that was captured from another node may contain its journal, and several nodes may share a directory.
+    """
+    if not node or not machine:
+        return "the identity of this machine is not known: neither the DMI product UUID nor /etc/machine-id can be read"
+    if journal.node != node:
+        return f'the journal was written by node "{journal.node}", not by "{node}": remove the file'
+    if journal.machine != machine:
+        return "the journal was written on another machine: remove the file"
+    return ""
+
+
+def stopped_problem(journal: Journal | None) -> str:
+    """Return what is still stopped because of a reset, as one sentence, or ""."""
+    stopped = journal.stopped if journal is not None else None
+    if stopped is None:
+        return ""
+    what = [f"stopped for a GPU reset and not started again: {', '.join(stopped.services)}"] if stopped.services else []
+    what += [f"persistence mode is off after a GPU reset: {', '.join(stopped.gpus)}"] if stopped.gpus else []
+    if stopped.hung:
+        pids = ", ".join(str(process.pid) for process in stopped.hung)
+        what.append(f"nvidia-smi hangs in the kernel (process {pids})")
+    return "; ".join(what)
 
 
 def tried_within_day(journal: Journal, step: RepairStep, causes: Sequence[str], now: float) -> bool:

@@ -6,11 +6,16 @@ Only the program `healthd repair run` uses this module, because a write waits fo
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from healthd.agent.repair.journal import JOURNAL_FILE, Journal, parse_journal
 from healthd.common import ownership
 from healthd.common.atomic_files import replace_file
-from healthd.common.values import encode
+from healthd.common.values import DecodeError, encode
+from healthd.host.host import Host
+
+# Identities that a vendor left in all machines of a kind.
+NO_IDENTITY = ("", "uninitialized", "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff")
 
 
 def read_journal(state_dir: str) -> Journal | None:
@@ -20,6 +25,24 @@ def read_journal(state_dir: str) -> Journal | None:
     except FileNotFoundError:
         return None
     return parse_journal(text.decode("utf-8", "replace"))
+
+
+def read_copy(runtime_dir: str) -> Journal | None:
+    """Return the daemon's copy, which the last run has published in this boot, or None if there is no readable one."""
+    with suppress(OSError, DecodeError, ownership.Untrusted):
+        return parse_journal(ownership.read(os.path.join(runtime_dir, JOURNAL_FILE)).decode("utf-8", "replace"))
+    return None
+
+
+def machine_identity(root: str) -> str:
+    """Return the machine's DMI product UUID, otherwise systemd's machine id, or "". Only root can read the UUID."""
+    host = Host(root)
+    for kind, path in (("dmi", "/sys/class/dmi/id/product_uuid"), ("machine-id", "/etc/machine-id")):
+        with suppress(OSError):
+            found = (host.read(path) or "").strip().lower()
+            if found not in NO_IDENTITY:
+                return f"{kind} {found}"
+    return ""
 
 
 def write_journal(journal: Journal, state_dir: str) -> None:

@@ -91,7 +91,7 @@ class NodeRepair:
     def resume_wait(self) -> str:
         """What a resume must wait for because of a repair, or ""."""
         record = self._store.ledger.repair
-        return resume_wait(record, self._has_checked(record.attempt)) if record.attempt else ""
+        return resume_wait(record, self._has_checked(record.attempt), self.program.has_stopped)
 
     @property
     def verified_step(self) -> str:
@@ -102,6 +102,7 @@ class NodeRepair:
     def start(self) -> None:
         """Continue a repair of an earlier daemon: no check uses the GPUs while they are being reset."""
         self._hold_gpus(self._store.ledger.repair.attempt)
+        self.program.start()
 
     def note_report(self, report: ReconcileReport) -> None:
         """Note that an operator has resumed the node, or that another user's drain has replaced healthd's."""
@@ -115,7 +116,7 @@ class NodeRepair:
         # In mode "off", a step that is being taken or verified is still brought to its end.
         is_begun = record.attempt is not None and record.attempt.stage is not AttemptStage.CLAIM
         is_used = config.mode is not RepairMode.OFF or bool(record.ordered_by) or is_begun
-        if is_used or self.program.is_open:
+        if is_used or self.program.is_open or self.program.has_stopped:
             self.program.step()
         journal = self.program.journal
         if not is_used:

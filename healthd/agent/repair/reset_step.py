@@ -6,13 +6,13 @@ services before it calls `take_reset`.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from healthd.agent.evidence.case import Process
 from healthd.agent.evidence.programs import Run, end_earlier_session, run_source
 from healthd.agent.evidence.sources import Source
 from healthd.agent.repair import gpu_reset, services
@@ -23,8 +23,6 @@ from healthd.agent.repair.requirements import gpu_users
 from healthd.agent.repair.step_result import StepResult
 from healthd.host.inventory import device_kind
 from healthd.host.program import find_program
-
-log = logging.getLogger("healthd")
 
 QUERY_SECONDS = 120.0  # without a client, the driver initialises each GPU first, which takes seconds
 RELEASE_SECONDS = 60.0  # how long stopped services and healthd's own checks may keep a GPU open
@@ -55,17 +53,19 @@ class PreparedReset(NamedTuple):
 class Smi:
     """Runs nvidia-smi with deadlines. `folder` has its output, and the session of the program that runs.
 
-    A program that hangs in the kernel is left behind, and `stuck` then names it.
+    stuck      processes of programs that hang in the kernel and were left behind
+    has_begun  True if a reset may have begun
     """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._session = os.path.join(folder, SESSION)
-        self.stuck = ""
+        self.stuck: tuple[Process, ...] = ()
+        self.has_begun = False
 
-    def end_earlier(self) -> None:
-        """Kill the nvidia-smi that a killed program has left behind."""
-        end_earlier_session(self._session)
+    def end_earlier(self) -> tuple[Process, ...]:
+        """Kill the nvidia-smi that a killed program has left behind. Return its processes that hang in the kernel."""
+        return end_earlier_session(self._session)
 
     def reset(self, plan: ResetPlan, seconds: float) -> tuple[int | None, str]:
         """Run the reset. Return its exit status, or None if it did not end in time, and its output and errors.
@@ -73,7 +73,9 @@ class Smi:
         Raises OSError if nvidia-smi cannot be run, or its output cannot be written.
         """
         name, *arguments = plan.argv
-        run, text = self._run(("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", find_program(name), *arguments), seconds)
+        argv = ("/bin/sh", "-c", 'exec "$@" 2>&1', "sh", find_program(name), *arguments)
+        self.has_begun = True
+        run, text = self._run(argv, seconds)
         return run.entry.status, text
 
     def set_persistence(self, ids: tuple[str, ...], is_on: bool) -> str:
@@ -90,7 +92,7 @@ class Smi:
             os.unlink(path)
         run = run_source(Source("output", argv, seconds), path, self._session, lambda: "")
         if run.stuck:
-            self.stuck = ", ".join(str(process.pid) for process in run.stuck)
+            self.stuck = (*self.stuck, *run.stuck)
         if run.entry.missing or not os.path.exists(path):
             return run, ""
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -167,19 +169,25 @@ def take_reset(
     check: Callable[[], str],
     sleep: Callable[[float], None] = time.sleep,
 ) -> StepResult:
-    """Reset the GPUs. The services have been stopped. Raises OSError if nvidia-smi's output cannot be written.
+    """Reset the GPUs. The services have been stopped. The persistence mode stays off.
 
     `check` returns why the step must not be taken now, or "". It is called right before each try.
     """
     try:
-        if problem := smi.set_persistence(prepared.persistent, is_on=False):
+        return _take_reset(request, prepared, smi, check, sleep)
+    except OSError as error:
+        outcome = Outcome.FAILED if smi.has_begun else Outcome.REFUSED
+        return StepResult(outcome, f"nvidia-smi could not be run: {error.strerror or error}")
+
+
+def _take_reset(
+    request: Request, prepared: PreparedReset, smi: Smi, check: Callable[[], str], sleep: Callable[[float], None]
+) -> StepResult:
+    if prepared.persistent:
+        problem = wait_for_release(request, prepared, sleep) or check()
+        if problem := problem or smi.set_persistence(prepared.persistent, is_on=False):
             return StepResult(Outcome.REFUSED, problem)
-        if failure := _run_reset(request, prepared, smi, check, sleep):
-            return failure
-    finally:
-        if not smi.stuck and (problem := smi.set_persistence(prepared.persistent, is_on=True)):
-            log.error("repair: %s", problem)  # the check gpu_persistence finds it, too
-    return _effect(prepared, smi)
+    return _run_reset(request, prepared, smi, check, sleep) or _effect(prepared, smi)
 
 
 def _run_reset(
@@ -195,7 +203,8 @@ def _run_reset(
             break
         sleep(RETRY_SECONDS)
     if smi.stuck or status is None:
-        hangs = f" and hangs in the kernel (process {smi.stuck})" if smi.stuck else ""
+        pids = ", ".join(str(process.pid) for process in smi.stuck)
+        hangs = f" and hangs in the kernel (process {pids})" if pids else ""
         return StepResult(Outcome.FAILED, f"nvidia-smi --gpu-reset did not end within {seconds:g} s{hangs}")
     failure = gpu_reset.command_failure(status, output, plan)
     return StepResult(*failure) if failure else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from healthd.agent.evidence.case import Case
-from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Journal, Request, parse_journal
+from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Journal, Request, parse_journal, stopped_problem
 from healthd.agent.settings.config import Settings
 from healthd.common import ownership
 from healthd.common.model import Gpu
@@ -27,6 +27,9 @@ log = logging.getLogger("healthd")
 EXTRA_SECONDS = 1800.0  # deadline without systemd, beyond the step: for services and Slurm
 SLURM_ENVIRONMENT = ("PATH", "SLURM_CONF")
 REPEAT_SECONDS = 30.0  # until a request without a result is written again
+# A journal that cannot be read, and services that do not start, are tried again less and less often: systemd starts a
+# unit only a limited number of times (StartLimitBurst=).
+MAX_REPEAT_SECONDS = 900.0
 
 
 class StepProgram:
@@ -49,15 +52,26 @@ class StepProgram:
         self._now, self._monotonic = now, monotonic
         seconds = settings.repair.boot_timeout_seconds + EXTRA_SECONDS
         self._program = SeparateProgram(NAME, argv, settings.runtime_dir, seconds, is_managed, monotonic)
-        self._problem = ""
+        self._request_problem = self._journal_problem = ""
         self._has_started = False
+        self._repeat_at, self._repeat_seconds = -float("inf"), REPEAT_SECONDS
         self._requested = ""  # id of the last request
         self._may_withdraw = False  # the open request may be one for a step
         self._requested_at = -float("inf")
 
     @property
     def deadline(self) -> float:
-        return self._program.deadline
+        return min(self._program.deadline, self._repeat_at) if self._is_waiting else self._program.deadline
+
+    @property
+    def has_stopped(self) -> bool:
+        """True if something is still stopped because of a reset. The node must not return to service before it runs."""
+        return self.journal is not None and self.journal.stopped is not None
+
+    @property
+    def _is_waiting(self) -> bool:
+        """True if what a reset has stopped will be started again at `_repeat_at`."""
+        return self.has_stopped and not self._program.is_open
 
     def waits(self) -> Iterator[tuple[int, bool]]:
         return self._program.waits()
@@ -67,7 +81,7 @@ class StepProgram:
 
     @property
     def problem(self) -> str:
-        return self._problem or self._program.problem
+        return self._request_problem or self._program.problem or self._journal_problem or stopped_problem(self.journal)
 
     @property
     def is_open(self) -> bool:
@@ -85,15 +99,26 @@ class StepProgram:
     def reconfigure(self, settings: Settings) -> None:
         self._settings = settings
 
+    def start(self) -> None:
+        """Continue to start what an earlier daemon has found stopped, also if `mode` is "off" now."""
+        found = self._read_copy()
+        if isinstance(found, Journal) and found.stopped is not None:
+            self.journal = found
+
     def step(self) -> None:
-        """Read the journal once a request has been served. The first call requests the journal."""
+        """Read the journal once a request has been served. The first call requests the journal.
+
+        While there is none, or services are stopped, this is repeated.
+        """
         if not self._has_started:
             self._has_started = True
             self._may_withdraw = self._program.adopt()
-        is_due = self._monotonic() >= self._requested_at + REPEAT_SECONDS
-        if self.journal is None and not self._program.is_open and is_due:
-            self._requested_at = self._monotonic()
-            self._write(Request("", self._settings.state_dir, root=self._settings.root))
+        now = self._monotonic()
+        is_unfinished = self.journal is None or bool(self.journal.problem) or self.has_stopped
+        if is_unfinished and not self._program.is_open and now >= self._repeat_at:
+            self._repeat_at = now + self._repeat_seconds
+            self._repeat_seconds = min(self._repeat_seconds * 2, MAX_REPEAT_SECONDS)
+            self._write(self._empty_request())
         if self._program.step():
             self._may_withdraw = False
             self._read_journal()
@@ -134,32 +159,45 @@ class StepProgram:
         """Replace an open request for a step, so that healthd-repair refuses the step unless it has begun."""
         if self._program.is_open and self._may_withdraw:
             self._requested = ""
-            if self._write(Request("", self._settings.state_dir, root=self._settings.root)):
+            if self._write(self._empty_request()):
                 self._may_withdraw = False
+
+    def _empty_request(self) -> Request:
+        settings = self._settings
+        return Request("", settings.state_dir, node=settings.node_name, root=settings.root)
 
     def _write(self, request: Request) -> bool:
         try:
             self._program.request(encode(request).decode())
         except (ownership.Untrusted, OSError) as error:
-            if not self._problem:
+            if not self._request_problem:
                 log.error("repair: the request cannot be written: %s", error)
-            self._problem = f"the request cannot be written: {error}"
+            self._request_problem = f"the request cannot be written: {error}"
             return False
-        self._problem = ""
+        self._request_problem = ""
         return True
 
-    def _read_journal(self) -> None:
+    def _read_copy(self) -> Journal | str:
+        """Return the daemon's copy of the journal, or why it cannot be read."""
         path = os.path.join(self._settings.runtime_dir, JOURNAL_FILE)
         try:
-            found = parse_journal(ownership.read(path).decode("utf-8", "replace"))
+            return parse_journal(ownership.read(path).decode("utf-8", "replace"))
         except (ownership.Untrusted, OSError, DecodeError) as error:
-            self._problem = f"{path}: {error}"
-            log.error("repair: the journal cannot be read: %s", self._problem)
-            return
-        if found.first_boot:
-            self.journal, self._problem = found, ""
-            return
-        # healthd-repair could not read or write the journal. Its refusal counts, and what is known remains.
-        self._problem = found.refused.problem if found.refused else f"{path} has no journal"
-        if self.journal is not None:
-            self.journal = replace(self.journal, refused=found.refused)
+            return f"{path}: {error}"
+
+    def _read_journal(self) -> None:
+        before, found = self._journal_problem, self._read_copy()
+        if isinstance(found, str):
+            self._journal_problem = found
+        else:
+            self._journal_problem = found.problem
+            if found.first_boot:
+                self.journal = found
+            elif self.journal is not None:  # healthd-repair could not read it. Its refusal counts, and the rest remains
+                self.journal = replace(self.journal, refused=found.refused, problem=found.problem)
+        if self._journal_problem and self._journal_problem != before:
+            log.error("repair: the journal: %s", self._journal_problem)
+        if self._journal_problem or self.has_stopped:
+            self._repeat_at = max(self._repeat_at, self._monotonic() + REPEAT_SECONDS)
+        else:
+            self._repeat_seconds = REPEAT_SECONDS

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from healthd.agent.doctor import repair
 from healthd.agent.doctor.result import Line, State, failed_line
 from healthd.agent.repair.journal import JOURNAL_FILE, Journal
+from healthd.agent.repair.journal_file import machine_identity
 from healthd.agent.settings.config import RepairConfig, Settings
 from healthd.common.model import RepairMode, RepairStep
 from healthd.common.slurm.commands import CommandResult
@@ -69,10 +70,15 @@ class ActingNode:
         boot_id.parent.mkdir(parents=True)
         boot_id.write_text(f"{BOOT}\n")
         (self.root / "proc/locks").write_text("")
+
+
+        (self.root / "etc").mkdir()
+        (self.root / "etc/machine-id").write_text("0c7d3ae0b6d24c6fb7c6b8f1d6a1e5a3\n")
         self.systemd_dir = folder / "systemd"
 
-    def write_journal(self, first_boot: str) -> None:
-        (self.state_dir / JOURNAL_FILE).write_bytes(encode(Journal(first_boot)))
+    def write_journal(self, first_boot: str, node: str = "n1") -> None:
+        journal = Journal(first_boot, node=node, machine=machine_identity(str(self.root)))
+        (self.state_dir / JOURNAL_FILE).write_bytes(encode(journal))
 
     def lines(
         self, config: str = PLAIN, order: tuple[RepairStep, ...] = DEFAULT_STEPS, **settings: tuple[str, ...]
@@ -97,6 +103,13 @@ def test_act_requires_a_journal_of_an_earlier_boot(node: ActingNode) -> None:
     assert node.lines()["repair journal"].state is State.OK
     (node.state_dir / JOURNAL_FILE).write_text("{")
     assert node.lines()["repair journal"].state is State.FAILED
+
+
+def test_act_rejects_journal_of_another_node(node: ActingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair.os, "geteuid", lambda: 0)
+    node.write_journal("1f6e7e6e-0000-4000-8000-000000000000", node="n2")
+    line = node.lines()["repair journal"]
+    assert (line.state, bool(line.fix)) == (State.FAILED, True)
 
 
 def test_act_rejects_journal_that_others_may_write(node: ActingNode) -> None:

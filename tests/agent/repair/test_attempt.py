@@ -158,6 +158,7 @@ def test_attempt_names_the_faults_that_its_step_does_not_end() -> None:
         (RepairRecord(), {}, []),
         (RepairRecord(), {"journal": None}, [Obstacle.JOURNAL]),
         (RepairRecord(), {"journal": None, "is_stalled": True}, [Obstacle.PROGRAM]),
+        (RepairRecord(), {"journal": Journal("boot-1", problem="the disk is full")}, [Obstacle.JOURNAL]),
         (RepairRecord(), {"journal": Journal(BOOT)}, [Obstacle.STATE_DIR]),
         (RepairRecord(), {"is_evidence_open": True}, [Obstacle.EVIDENCE]),
         (RepairRecord(act_since=NOW), {}, [Obstacle.BEFORE_ACT]),
@@ -430,10 +431,15 @@ def test_verification_ends_at_its_deadline(is_clean: bool, stage: str) -> None:
 
 
 def test_resume_waits_for_step_and_checks() -> None:
-    assert resume_wait(RepairRecord(), False) == ""
-    assert resume_wait(taking(), True) != ""
-    assert resume_wait(verifying(), False) != ""
-    assert resume_wait(verifying(), True) == ""
+    assert resume_wait(RepairRecord(), has_checked=False, has_stopped=False) == ""
+    assert resume_wait(taking(), has_checked=True, has_stopped=False) != ""
+    assert resume_wait(verifying(), has_checked=False, has_stopped=False) != ""
+    assert resume_wait(verifying(), has_checked=True, has_stopped=False) == ""
+
+
+@pytest.mark.parametrize("record", [RepairRecord(), verifying()])
+def test_resume_waits_for_stopped_services(record: RepairRecord) -> None:
+    assert resume_wait(record, has_checked=True, has_stopped=True) != ""
 
 
 # --- the end of the ladder

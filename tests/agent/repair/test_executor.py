@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from slurm_text import NOW
 from healthd.agent.evidence.case import Process as StuckProcess
 from healthd.agent.repair import executor, journal_file, reset_step, services
 from healthd.agent.repair.executor import Executor, serve_requests
-from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Outcome, Request
+from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Outcome, Request, Stopped
 from healthd.agent.repair.journal_file import read_journal, write_journal
 from healthd.agent.repair.requirements import NodeReading, Process, gpu_users
 from healthd.agent.repair.step_result import PreparedStep, StepResult
@@ -38,6 +39,9 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RepairNode:
     return RepairNode(tmp_path, monkeypatch)
 
 
+LATER = ID.replace("06", "07")
+
+
 def work(node: RepairNode, is_replaced: Callable[[], bool] = lambda: False, **changes: object) -> Entry:
     """Run the executor on a request. Return its entry in the journal, which equals the daemon's copy."""
     request = node.request(**changes)
@@ -45,7 +49,7 @@ def work(node: RepairNode, is_replaced: Callable[[], bool] = lambda: False, **ch
     run.work()
     assert node.journal() == node.journal(is_copy=True)
     assert node.read("violations") == ""
-    entry = node.journal().find(request.id)
+    entry = node.journal().find(request.id or ID)
     assert entry is not None
     return entry
 
@@ -59,7 +63,7 @@ def unchanged(node: RepairNode) -> bool:
 
 def test_reset_is_proven_and_recorded(node: RepairNode) -> None:
     entry = work(node)
-    assert (entry.outcome, entry.problem, entry.services) == (Outcome.DONE, "", ())
+    assert (entry.outcome, entry.problem, node.journal().stopped) == (Outcome.DONE, "", None)
     assert (entry.step, entry.causes, entry.parts, entry.boot_id) == (
         RepairStep.GPU_RESET,
         (CAUSE,),
@@ -108,14 +112,25 @@ def test_reset_that_hangs_in_the_kernel_is_named(node: RepairNode, monkeypatch: 
 
     def reset(smi: reset_step.Smi, *arguments: Any) -> tuple[int | None, str]:
         found(smi, *arguments)
-        smi.stuck = "4711"
+        smi.stuck = (hung,)
         return None, ""
 
     monkeypatch.setattr(reset_step.Smi, "reset", reset)
-    entry = work(node)
-    assert entry.outcome is Outcome.FAILED
-    assert "4711" in entry.problem
+    node.write("smi.persistence", "Enabled\n")
+    with running_process() as hung:
+        entry = work(node)
+        assert entry.outcome is Outcome.FAILED
+        assert str(hung.pid) in entry.problem
+        assert not node.services_run
+        other = work(node, id=LATER, causes=("gpu_xid/119 0000:c1:00.0",))
+        assert other.outcome is Outcome.REFUSED
+        stopped = node.journal().stopped
+        assert stopped is not None
+        assert (set(stopped.services), stopped.hung) == ({PERSISTENCED, DCGM}, (hung,))
+        assert not node.services_run
+    work(node)
     assert node.services_run
+    assert node.journal().stopped is None
 
 
 def test_missing_nvidia_smi_makes_reset_impossible(node: RepairNode, tmp_path: Path) -> None:
@@ -126,13 +141,42 @@ def test_missing_nvidia_smi_makes_reset_impossible(node: RepairNode, tmp_path: P
 
 def test_service_that_does_not_start_is_kept_for_the_next_run(node: RepairNode) -> None:
     node.write("systemctl.start.fails", "")
-    entry = work(node)
-    assert (entry.outcome, set(entry.services)) == (Outcome.DONE, {PERSISTENCED, DCGM})
-    assert entry.problem
+    assert work(node).outcome is Outcome.DONE
+    require_stopped(node)
     (node.state / "systemctl.start.fails").unlink()
-    assert work(node).services == ()
+    work(node, id="")
+    assert node.journal().stopped is None
     assert node.services_run
     assert node.resets == 1
+
+
+def test_refusals_do_not_forget_stopped_services(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.write("systemctl.start.fails", "")
+    monkeypatch.setattr(reset_step, "wait_for_release", lambda *arguments: "a GPU is still open")
+    for id in (ID, LATER):
+        assert work(node, id=id).outcome is Outcome.REFUSED
+        require_stopped(node)
+    (node.state / "systemctl.start.fails").unlink()
+    work(node, id=LATER)
+    assert node.journal().stopped is None
+    assert node.services_run
+
+
+def require_stopped(node: RepairNode) -> None:
+    stopped = node.journal().stopped
+    assert stopped is not None
+    assert (stopped.boot_id, set(stopped.services), stopped.hung) == (BOOT_ID, {PERSISTENCED, DCGM}, ())
+
+
+@contextmanager
+def running_process() -> Iterator[StuckProcess]:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        start = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        yield StuckProcess(process.pid, start)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_service_that_does_not_stop_prevents_reset(node: RepairNode) -> None:
@@ -302,15 +346,10 @@ def test_requirement_on_the_node_prevents_step(node: RepairNode) -> None:
 
 
 def test_process_that_hangs_in_the_kernel_prevents_reset(node: RepairNode) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    start = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    try:
-        assert work(node, stuck=(StuckProcess(process.pid, start),)).outcome is Outcome.REFUSED
-    finally:
-        process.kill()
-        process.communicate()
+    with running_process() as process:
+        assert work(node, stuck=(process,)).outcome is Outcome.REFUSED
     assert unchanged(node)
-    assert work(node, id=ID + "_b", stuck=(StuckProcess(process.pid, start),)).outcome is Outcome.DONE
+    assert work(node, id=ID + "_b", stuck=(process,)).outcome is Outcome.DONE
 
 
 @pytest.mark.parametrize(
@@ -332,7 +371,7 @@ def test_withdrawn_request_is_refused(node: RepairNode) -> None:
 
 
 def test_state_directory_must_have_survived_a_reboot(node: RepairNode) -> None:
-    write_journal(Journal(first_boot=BOOT_ID), str(node.state_dir))
+    write_journal(node.made_journal(BOOT_ID), str(node.state_dir))
     assert work(node).outcome is Outcome.REFUSED
     assert unchanged(node)
 
@@ -482,9 +521,9 @@ def test_state_and_request_are_the_last_that_is_read_before_a_reboot(
 
 def test_empty_id_only_creates_the_journal(node: RepairNode) -> None:
     (node.state_dir / JOURNAL_FILE).unlink()
-    request = Request("", str(node.state_dir), root=str(node.root))
+    request = Request("", str(node.state_dir), node="n1", root=str(node.root))
     Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir))).work()
-    assert node.journal() == node.journal(is_copy=True) == Journal(first_boot=BOOT_ID)
+    assert node.journal() == node.journal(is_copy=True) == node.made_journal(BOOT_ID)
 
 
 @pytest.mark.parametrize("id", ["", ID])
@@ -529,7 +568,7 @@ def test_outcome_is_published_if_the_disk_is_full_after_the_step(
     assert kept is not None
     assert (found.outcome, kept.outcome) == (Outcome.DONE, Outcome.TAKING)
     monkeypatch.setattr(executor, "write_journal", write_journal)
-    assert work(node).outcome is Outcome.UNKNOWN
+    assert work(node).outcome is Outcome.DONE, "the daemon's copy has the outcome"
     assert node.resets == 1
 
 
@@ -548,10 +587,11 @@ def test_journal_and_its_folder_are_synced(node: RepairNode, monkeypatch: pytest
 
 
 def test_boot_during_reset_ends_its_record(node: RepairNode) -> None:
-    taking = Entry(ID, RepairStep.GPU_RESET, time.time(), "an-earlier-boot", Outcome.TAKING, services=(PERSISTENCED,))
-    write_journal(Journal("an-earlier-boot", (taking,)), str(node.state_dir))
+    taking = Entry(ID, RepairStep.GPU_RESET, time.time(), "an-earlier-boot", Outcome.TAKING)
+    stopped = Stopped("an-earlier-boot", (PERSISTENCED,), ("00000000:1B:00.0",))
+    write_journal(node.made_journal("an-earlier-boot", taking, stopped=stopped), str(node.state_dir))
     entry = work(node)
-    assert (entry.outcome, entry.services) == (Outcome.UNKNOWN, ())
+    assert (entry.outcome, node.journal().stopped) == (Outcome.UNKNOWN, None)
     assert unchanged(node)
 
 
@@ -608,7 +648,7 @@ def require_invariants(node: RepairNode) -> Entry:
     entry = node.journal().find(ID)
     assert entry is not None
     assert entry.outcome in (Outcome.DONE, Outcome.UNKNOWN)
-    assert entry.services == ()
+    assert node.journal().stopped is None
     assert entry.outcome is Outcome.UNKNOWN or node.resets == 1
     return entry
 
@@ -694,3 +734,179 @@ def test_boot_does_not_wait_for_a_program_of_healthd_that_hangs(
     node.set_node(IDLE, REASON)
     assert work(node).outcome is Outcome.REFUSED
     assert unchanged(node)
+
+
+def test_own_pids_are_those_of_the_daemon(node: RepairNode) -> None:
+    reading = reset_step.read_node(str(node.root))
+    others = (Process(7, 1, "healthd", unit="healthd.service"), Process(8, 1, "x", unit="healthd-evidence.service"))
+    assert executor.own_pids(replace(reading, processes=others)) == {7, os.getpid()}
+    parent = os.getppid()
+    below = (Process(parent, 1, "healthd"), Process(70, parent, "healthd"), Process(71, 70, "healthd"), others[1])
+    found = executor.own_pids(replace(reading, processes=below, system_state=""))
+    assert found == {parent, 70, 71, os.getpid()}
+
+
+# --- what is known after a failure
+
+
+def test_recorded_step_is_never_refused_afterwards(node: RepairNode) -> None:
+    """A program was killed during the step, and then the journal cannot be read."""
+    taking = Entry(ID, RepairStep.GPU_RESET, time.time(), BOOT_ID, Outcome.TAKING)
+    stopped = Stopped(BOOT_ID, (PERSISTENCED,), ("00000000:1B:00.0",))
+    node.write(PERSISTENCED, "inactive\n")
+    node.write("smi.persistence", "Disabled\n")
+    journal_file.publish(node.made_journal("an-earlier-boot", taking, stopped=stopped), str(node.runtime_dir))
+    (node.state_dir / JOURNAL_FILE).write_text("{damaged")
+    run_once(node)
+    copy = node.journal(is_copy=True)
+    assert [entry.outcome for entry in copy.entries] == [Outcome.UNKNOWN]
+    assert (copy.refused, copy.stopped) == (None, None)
+    assert copy.problem
+    assert (node.read("smi.persistence"), node.services_run, node.resets) == ("Enabled\n", True, 0)
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome"), [(RepairStep.GPU_RESET, Outcome.UNKNOWN), (RepairStep.REBOOT, Outcome.TAKING)]
+)
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_step_stays_recorded_if_the_disk_fails(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch, step: RepairStep, outcome: Outcome, is_readable: bool
+) -> None:
+    journal = node.made_journal("an-earlier-boot", Entry(ID, step, time.time(), BOOT_ID, Outcome.TAKING))
+    write_journal(journal, str(node.state_dir))
+    journal_file.publish(journal, str(node.runtime_dir))
+    monkeypatch.setattr(executor, "write_journal", fail)
+    if not is_readable:
+        monkeypatch.setattr(executor, "read_journal", fail)
+    run_once(node, step=step)
+    copy = node.journal(is_copy=True)
+    assert [entry.outcome for entry in copy.entries] == [outcome]
+    assert copy.refused is None
+    assert unchanged(node)
+
+
+def fail(*arguments: object, **names: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def run_once(node: RepairNode, **changes: object) -> None:
+    request = node.request(**changes)
+    Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir))).work()
+
+
+def test_refusal_that_could_not_be_recorded_is_recorded_later(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a reboot that was refused would count as taken after the next boot."""
+
+    def take(*arguments: object) -> StepResult:
+        monkeypatch.setattr(executor, "write_journal", fail)
+        return StepResult(Outcome.REFUSED, "problem")
+
+    monkeypatch.setattr(executor, "STEPS", {RepairStep.REBOOT: take})
+    reason = REASON.replace("gpu_reset", "reboot")
+    node.set_node(IDLE, reason)
+    run_once(node, step=RepairStep.REBOOT, reason=reason)
+    assert [entry.outcome for entry in node.journal().entries] == [Outcome.TAKING]
+    copy = node.journal(is_copy=True)
+    assert (copy.entries, copy.refused is not None and copy.refused.id) == ((), ID)
+    assert copy.problem
+    monkeypatch.setattr(executor, "write_journal", write_journal)
+    run_once(node, id="")
+    assert node.journal() == node.journal(is_copy=True)
+    assert node.journal().entries == ()
+    assert node.journal().refused == copy.refused
+
+
+def test_removed_journal_does_not_forget_the_steps_of_this_boot(node: RepairNode) -> None:
+    assert work(node).outcome is Outcome.DONE
+    (node.state_dir / JOURNAL_FILE).unlink()
+    assert work(node).outcome is Outcome.DONE
+    assert node.journal().first_boot == BOOT_ID
+    assert node.resets == 1
+
+
+@pytest.mark.parametrize("field", ["node", "machine"])
+def test_journal_of_another_node_is_kept_and_no_step_is_taken(node: RepairNode, field: str) -> None:
+    other = node.made_journal(**{field: "other"})
+    write_journal(other, str(node.state_dir))
+    run_once(node)
+    assert node.journal() == other
+    copy = node.journal(is_copy=True)
+    assert (copy.first_boot, copy.entries, copy.refused is not None and copy.refused.id) == ("", (), ID)
+    assert copy.problem
+    assert unchanged(node)
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_machine_without_identity_takes_no_step(node: RepairNode, has_journal: bool) -> None:
+    (node.root / "etc/machine-id").unlink()
+    if not has_journal:
+        (node.state_dir / JOURNAL_FILE).unlink()
+    run_once(node)
+    assert node.journal(is_copy=True).problem
+    assert (node.state_dir / JOURNAL_FILE).exists() is has_journal
+    assert unchanged(node)
+
+
+def test_machine_is_identified_by_its_product_uuid(node: RepairNode) -> None:
+    path = node.root / "sys/class/dmi/id/product_uuid"
+    path.parent.mkdir(parents=True)
+    path.write_text("00000000-0000-0000-0000-000000000000\n")
+    without = journal_file.machine_identity(str(node.root))
+    path.write_text("4C4C4544-0042-3010-8054-B9C04F4B3232\n")
+    found = journal_file.machine_identity(str(node.root))
+    assert without.startswith("machine-id ")
+    assert found == "dmi 4c4c4544-0042-3010-8054-b9c04f4b3232"
+
+
+# --- persistence mode
+
+
+def test_persistence_mode_is_not_touched_if_the_state_has_changed(node: RepairNode) -> None:
+    node.write(PERSISTENCED, "inactive\n")
+    node.write("smi.persistence", "Enabled\n")
+    asked = 0
+
+    def is_replaced() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 1
+
+    assert work(node, is_replaced).outcome is Outcome.REFUSED
+    assert "-pm 0" not in node.read("smi.log")
+    assert node.resets == 0
+
+
+def test_persistence_mode_is_switched_on_after_a_kill(node: RepairNode) -> None:
+    node.write(PERSISTENCED, "inactive\n")
+    node.write("smi.persistence", "Enabled\n")
+    node.write("smi.mode", "kills_parent\n")
+    put_request(node)
+    killed_at(node, 0)
+    assert node.read("smi.persistence") == "Disabled\n"
+    serve(node)
+    assert node.read("smi.persistence") == "Enabled\n"
+    assert node.journal().stopped is None
+
+
+@pytest.mark.parametrize(("call", "outcome"), [("set_persistence", Outcome.REFUSED), ("_run", Outcome.FAILED)])
+def test_error_of_nvidia_smi_is_recorded_with_its_text(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch, call: str, outcome: Outcome
+) -> None:
+    take = reset_step.take_reset
+
+    def take_with_full_disk(*arguments: Any) -> StepResult:
+        with monkeypatch.context() as patch:
+            patch.setattr(reset_step.Smi, call, fail)
+            return take(*arguments)
+
+    monkeypatch.setattr(reset_step, "take_reset", take_with_full_disk)
+    node.write(DCGM, "inactive\n")
+    if call == "set_persistence":
+        node.write(PERSISTENCED, "inactive\n")
+        node.write("smi.persistence", "Enabled\n")
+    entry = work(node)
+    assert entry.outcome is outcome
+    assert "No space left" in entry.problem
+    assert node.journal().stopped is None

@@ -189,20 +189,13 @@ class Executor:
             self._reset_gpus()
         elif step in BOOTS:
             self._boot(BOOTS[step](self._request))
-
-
-        elif step in STEPS:
-            entry = self._begin()
-            if entry is not None:
-                problem = self._state_problem()
-                self._end(entry, StepResult(Outcome.REFUSED, problem) if problem else STEPS[step](self._request))
         else:
             self._record(Outcome.IMPOSSIBLE, f"{step.value} is no step that a program takes")
 
     def _boot(self, prepared: PreparedStep | StepResult) -> None:
         if isinstance(prepared, StepResult):
             self._record(prepared.outcome or Outcome.REFUSED, prepared.problem)
-        elif (entry := self._begin(())) is not None:
+        elif (entry := self._begin()) is not None:
             seconds = self._request.command_timeout_seconds
             self._end(entry, take_prepared(prepared, seconds, self._state_problem, run_command))
 

@@ -71,7 +71,6 @@ class ActingNode:
         boot_id.write_text(f"{BOOT}\n")
         (self.root / "proc/locks").write_text("")
 
-
         (self.root / "etc").mkdir()
         (self.root / "etc/machine-id").write_text("0c7d3ae0b6d24c6fb7c6b8f1d6a1e5a3\n")
         self.systemd_dir = folder / "systemd"

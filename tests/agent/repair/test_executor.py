@@ -202,7 +202,9 @@ def test_service_that_stops_right_after_its_start_is_kept_for_the_next_run(
     node.write(f"{DCGM}.after_start", f"{state}\n")
     node.write(f"{DCGM}.type", f"{kind}\n")
     entry = work(node)
-    assert (entry.outcome, entry.services, bool(entry.problem)) == (Outcome.DONE, (DCGM,) * left, bool(left))
+    stopped = node.journal().stopped
+    assert entry.outcome is Outcome.DONE
+    assert (stopped.services if stopped is not None else ()) == (DCGM,) * left
 
 
 @pytest.mark.parametrize("kind", services._STOPPED_TOO)
@@ -728,22 +730,12 @@ def test_boot_does_not_wait_for_a_program_of_healthd_that_hangs(
     monkeypatch.setattr(executor, "read_node", read)
     for unit, outcome in (("healthd-evidence.service", Outcome.TAKING), ("other.service", Outcome.REFUSED)):
         hung = Process(7, 1, "nvidia-smi", unit=unit, gpu_files=("/dev/nvidia0",))
-        write_journal(Journal(first_boot="an-earlier-boot"), str(node.state_dir))
+        write_journal(node.made_journal("an-earlier-boot"), str(node.state_dir))
         assert reboot(node, monkeypatch, touch(node)).outcome is outcome
     hung = Process(7, 1, "nvidia-smi", unit="healthd-evidence.service", gpu_files=("/dev/nvidia0",))
     node.set_node(IDLE, REASON)
     assert work(node).outcome is Outcome.REFUSED
     assert unchanged(node)
-
-
-def test_own_pids_are_those_of_the_daemon(node: RepairNode) -> None:
-    reading = reset_step.read_node(str(node.root))
-    others = (Process(7, 1, "healthd", unit="healthd.service"), Process(8, 1, "x", unit="healthd-evidence.service"))
-    assert executor.own_pids(replace(reading, processes=others)) == {7, os.getpid()}
-    parent = os.getppid()
-    below = (Process(parent, 1, "healthd"), Process(70, parent, "healthd"), Process(71, 70, "healthd"), others[1])
-    found = executor.own_pids(replace(reading, processes=below, system_state=""))
-    assert found == {parent, 70, 71, os.getpid()}
 
 
 # --- what is known after a failure
@@ -799,11 +791,14 @@ def test_refusal_that_could_not_be_recorded_is_recorded_later(
 ) -> None:
     """Otherwise a reboot that was refused would count as taken after the next boot."""
 
-    def take(*arguments: object) -> StepResult:
+    def prepare(request: Request) -> PreparedStep:
+        return PreparedStep(("false",), end)
+
+    def end(result: object) -> StepResult:
         monkeypatch.setattr(executor, "write_journal", fail)
         return StepResult(Outcome.REFUSED, "problem")
 
-    monkeypatch.setattr(executor, "STEPS", {RepairStep.REBOOT: take})
+    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: prepare})
     reason = REASON.replace("gpu_reset", "reboot")
     node.set_node(IDLE, reason)
     run_once(node, step=RepairStep.REBOOT, reason=reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
@@ -38,7 +37,7 @@ def _repair(args: argparse.Namespace) -> int:
         )
     status = {None: OK, "person": NEEDS_PERSON}.get(repair["step"], NEEDS_STEP)
     needs_step = status == NEEDS_STEP
-    found = _requirements(args) if needs_step else []
+    found = _requirements(args, repair["step"]) if needs_step else []
     if args.json:
         return write_output(as_json({**repair, "requirements": found}), status)
     if repair["step"] is None:
@@ -51,16 +50,17 @@ def _repair(args: argparse.Namespace) -> int:
     return write_output("\n".join(lines) + "\n", status)
 
 
-def _requirements(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _requirements(args: argparse.Namespace, step: str) -> list[dict[str, Any]]:
     """Return the requirements on this node and the cluster, read now."""
-    from healthd.agent.repair.node_reading import read_node
+    from healthd.agent.repair.node_reading import own_pids, read_node
     from healthd.agent.repair.requirements import requirements, stop_requirement
+    from healthd.common.model import RepairStep
 
     with flags.settings_errors_as_usage():
         settings = flags.load_settings(args)[0].settings
     reading = read_node(settings.root)
-    own_pids = [p.pid for p in reading.processes or () if p.unit == "healthd.service" or p.pid == os.getpid()]
-    found = [stop_requirement(_reservations()), *requirements(reading, settings.repair.stop_services, own_pids)]
+    own = own_pids(reading, RepairStep(step))
+    found = [stop_requirement(_reservations()), *requirements(reading, settings.repair.stop_services, own)]
     return [{"name": r.name, "text": r.text, "met": r.met, "problem": r.problem} for r in found]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,17 @@ def box(release: str, packages: Path) -> Iterator[SystemdContainer]:
     with package_node(release, packages) as running:
         running.write("/srv/kernel.log", "")
         yield running
+
+
+@pytest.mark.parametrize("script", ["preinst", "postinst", "prerm", "postrm"])
+def test_scripts_of_the_package_start_and_stop_the_daemon_only(packages: Path, script: str) -> None:
+    """A restart of healthd-repair.service would end a repair step in the middle of its work."""
+    command = ["dpkg-deb", "--info", str(packages / "new.deb"), script]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+    invoked = re.findall(r"deb-systemd-invoke (.*)", text)
+    units = {unit for line in invoked for unit in re.findall(r"healthd[a-z-]*\.(?:service|path)", line)}
+    assert units == ({"healthd.service"} if invoked else set())
+    assert bool(invoked) is (script in ("postinst", "prerm"))
 
 
 def apt(box: SystemdContainer, *words: str) -> str:

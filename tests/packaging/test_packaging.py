@@ -96,3 +96,15 @@ def test_package_script_reads_maintainer_from_pyproject() -> None:
     assert pattern is not None
     result = subprocess.run(["sed", "-n", pattern[1]], input=project, capture_output=True, text=True, check=True)
     assert re.fullmatch(r"[^<>]+ <[^<>@ ]+@[^<>@ ]+>\n", result.stdout)
+
+
+def test_installation_acts_on_the_daemon_only() -> None:
+    """A restart of healthd-repair.service would end a repair step in the middle of its work."""
+    rules = (PACKAGING / "debian/rules").read_text()
+    commands = re.findall(r"(?m)^override_dh_installsystemd:\n((?:\t.*\n)+)", rules)
+    assert [command.split() for command in commands] == [["dh_installsystemd", "healthd.service"]]
+    tasks = "".join(path.read_text() for path in (PACKAGING / "ansible/roles/healthd/tasks").glob("*.yml"))
+    changed = re.findall(r"systemctl (?:re)?(?:start|stop|try-restart|reload-or-restart) (\S+)", tasks)
+    assert set(changed) == {"healthd"}
+    for service in (PACKAGING / "systemd").glob("healthd-*.service"):
+        assert "PartOf" not in unit_settings(service.read_text()), "a restart of healthd would restart it"

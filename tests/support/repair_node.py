@@ -78,12 +78,19 @@ case $verb in
     for unit; do :; done
     echo "Id=$unit"
     echo "ActiveState=$(cat "$unit" 2>/dev/null || echo inactive)"
-    echo "RequiredBy=$(cat "$unit.required_by" 2>/dev/null)" ;;
+    echo "Type=$(cat "$unit.type" 2>/dev/null || echo simple)"
+    echo "RequiredBy=$(cat "$unit.required_by" 2>/dev/null)"
+    for kind in RequisiteOf BoundBy ConsistsOf PropagatesStopTo RequiredBy; do
+      if [ -e "$unit.$kind" ]; then echo "$kind=$(cat "$unit.$kind")"; fi
+    done ;;
   stop | start)
     if [ -e "systemctl.$verb.fails" ]; then echo "Job for x failed." >&2; exit 1; fi
     state=active; [ "$verb" = start ] || state=inactive
     shift
-    for unit; do echo "$state" >"$unit"; echo "$verb $unit" >>systemctl.log; done ;;
+    for unit; do
+      echo "$state" >"$unit"; echo "$verb $unit" >>systemctl.log
+      if [ "$verb" = start ] && [ -e "$unit.after_start" ]; then cp "$unit.after_start" "$unit"; fi
+    done ;;
 esac
 """
 SCONTROL = """

@@ -1,7 +1,8 @@
 """Test what healthd can do about a repair, and find other programs that may drain or reboot this node.
 
 In mode "act", each requirement that does not depend on the moment is tested: the journal, the unit that takes the
-steps, and each step in repair.order. This changes nothing. The BMC's proof runs repair.bmc_command.
+steps, whether the requirements can be read, and each step in repair.order. This changes nothing. The BMC's proof runs
+repair.bmc_command.
 
 If two programs drain, resume or reboot the same node, each undoes the other's work. A node needs one owner.
 """
@@ -16,8 +17,10 @@ from healthd.agent.doctor.service import SYSTEMD_DIR, unit_line
 from healthd.agent.doctor.slurm import COMMAND_TIMEOUT_SECONDS, Run, run
 from healthd.agent.repair.journal import JOURNAL_FILE, identity_problem, parse_journal, survives_reboot
 from healthd.agent.repair.journal_file import machine_identity
+from healthd.agent.repair.node_reading import hangs, own_pids, read_node
 from healthd.agent.repair.power_step import prove_bmc
 from healthd.agent.repair.reboot_step import slurm_reboot_problem
+from healthd.agent.repair.requirements import requirements
 from healthd.agent.settings.config import Settings
 from healthd.common import ownership
 from healthd.common.model import RepairMode, RepairStep
@@ -78,6 +81,7 @@ def _repair_lines(settings: Settings, config: str, systemd_dir: str) -> Iterator
     yield _journal_line(settings)
     if os.path.isdir(systemd_dir):
         yield unit_line("repair unit", UNIT, "no step is taken")
+    yield _requirements_line(settings)
     if RepairStep.GPU_RESET in order:
         yield _reset_line(settings.root)
     if RepairStep.REBOOT in order:
@@ -113,6 +117,20 @@ def _journal_line(settings: Settings) -> Line:
         message = f"{path} is from this boot: no step is taken until a reboot shows that state_dir survives it"
         return limited_line(topic, message, "reboot this node once when it has no jobs")
     return ok_line(topic, f"{path} has survived a reboot; {len(journal.entries)} steps are recorded")
+
+
+def _requirements_line(settings: Settings) -> Line:
+    """Test that each requirement on this node can be read. Whether it is met depends on the moment."""
+    topic = "requirements"
+    if os.geteuid() != 0:
+        return limited_line(topic, "only root can read what a step requires of this node", "sudo healthd doctor")
+    reading = read_node(settings.root)
+    found = requirements(reading, settings.repair.stop_services, own_pids(reading, RepairStep.REBOOT))
+    unknown = [f"{r.text} ({r.problem})" if r.problem else r.text for r in found if r.met is None]
+    if unknown:
+        message = f"unknown: {'; '.join(unknown)}; no step is taken while one of these is unknown"
+        return failed_line(topic, message, f"healthd repair ({DOCUMENT})")
+    return ok_line(topic, "what a step requires of this node can be read")
 
 
 def _reset_line(root: str) -> Line:
@@ -169,12 +187,15 @@ def program_owners(command_lines: Iterable[str]) -> Iterator[str]:
 
 
 def command_lines(root: str) -> Iterator[str]:
-    """Yield the command line of each process of root, with NUL between its words. Users cannot imitate these."""
+    """Yield the command line of each process of root, with NUL between its words. Users cannot imitate these.
+
+    The command line of a process that hangs in the kernel is left out, because it may never be returned.
+    """
     proc = os.path.join(root, "proc")
     for pid in filter(is_decimal, os.listdir(proc)):
         try:
             path = os.path.join(proc, pid, "cmdline")
-            if os.stat(path).st_uid == 0:
+            if os.stat(path).st_uid == 0 and not hangs(os.path.join(proc, pid)):
                 with open(path, encoding="utf-8", errors="replace") as file:
                     yield file.read(4096)
         except OSError:

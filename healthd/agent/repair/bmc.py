@@ -2,9 +2,10 @@
 
 A wrong address in a power command would switch off another node with its jobs. Two facts can prove the address:
 
-- A serial number in the BMC's FRU (`ipmitool fru print 0`) equals the one of the same kind in this machine's DMI. The
-  chassis serial number alone proves nothing, because all nodes of a multi-node chassis share it, as do placeholders.
-- The command contains the address of this machine's own BMC (`ipmitool lan print`, through /dev/ipmi0).
+- A serial number in the BMC's FRU (`ipmitool fru print 0`) equals the one of the same kind in this machine's DMI. Both
+  commands are those of known programs (TOOLS), and address the same BMC by the same host, or none. The chassis
+  serial number alone proves nothing, because all nodes of a multi-node chassis share it, as do placeholders.
+- The command contains the address of this machine's own BMC (`ipmitool lan print`, through /dev/ipmi0), and no other.
 
 docs/adr/0043-steps-of-a-repair.md has the sources.
 """
@@ -12,7 +13,10 @@ docs/adr/0043-steps-of-a-repair.md has the sources.
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from healthd.common.slurm.commands import Argv
 from healthd.common.text import regex
@@ -32,6 +36,81 @@ _PLACEHOLDERS = frozenset(
 )
 _DIGITS_IN_ORDER = regex(r"0?123456789[0-9a-z]*")
 _HOST_OPTIONS = ("-H", "-h", "--host", "--hostname", "--ip", "--bmc", "-r", "--rhost")
+# Programs that run another program, whose target is not visible.
+_WRAPPERS = regex(
+    r"(?:ba|da|k|z|c|tc)?sh|busybox|env|sudo|doas|su|runuser|setpriv|chroot|nsenter|unshare|ssh|sshpass|rsh|pdsh|dsh|clush|"
+    r"pssh|parallel|xargs|expect|timeout|nohup|nice|ionice|setsid|stdbuf|flock|systemd-run|srun|docker|podman|apptainer|"
+    r"ansible|salt|cmsh|xdsh|(?:python|perl|ruby|awk|gawk|mawk|tclsh|lua)[0-9.]*"
+)
+_PLAIN_HOST = regex(r"(?=.*[A-Za-z])[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_IPV4 = regex(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
+# Several hosts in one word, as n[1-8] or n1,n2 or 10.0.0.1-8.
+_HOST_LIST = regex(r"[A-Za-z0-9.-]+\[[0-9][0-9,-]*\].*|[A-Za-z0-9.-]+(?:,[A-Za-z0-9.-]+)+|[0-9.]+-[0-9.]+")
+
+
+class Tool(Value, frozen=True):
+    """A known program that addresses a BMC: without a host option its machine's own, otherwise that host's.
+
+    hosts     options that name the host
+    values    other options with a value that do not change the target
+    flags     options without a value that do not change the target
+    routes    option with a value that selects a local or a remote interface
+    local, remote  values of `routes`, in lower case; "" if the option is absent
+    power     words, other than options, of a command that switches the machine off and on
+    power_flags  options that do the same, as "NAME" or "NAME=VALUE"
+    serials   words of a command that prints serial numbers
+    """
+
+    hosts: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    routes: tuple[str, ...] = ()
+    local: tuple[str, ...] = ("",)
+    remote: tuple[str, ...] = ("",)
+    power: tuple[tuple[str, ...], ...] = ()
+    power_flags: tuple[str, ...] = ()
+    serials: tuple[tuple[str, ...], ...] = ()
+
+
+# ipmitool(1), ipmi-chassis(8), ipmipower(8), ipmi-fru(8). Options that bridge to another controller (-t, -b, -m, ...),
+# choose another device or port (-d, -p) or read a file with settings are not among them.
+_FREEIPMI = Tool(
+    hosts=("-h", "--hostname"),
+    values=("-u", "--username", "-p", "--password", "-l", "--privilege-level"),
+    routes=("-D", "--driver-type"),
+    local=("", "kcs", "ssif", "openipmi"),
+    remote=("", "lan", "lan_2_0"),
+)
+_POWER_WORDS = tuple((*chassis, "power", verb) for chassis in ((), ("chassis",)) for verb in ("cycle", "reset"))
+_CONTROLS = tuple(f"--chassis-control={verb}" for verb in ("power-cycle", "hard-reset"))
+TOOLS: Mapping[str, Tool] = {
+    "ipmitool": Tool(
+        hosts=("-H",),
+        values=("-U", "-P", "-f", "-L", "-A", "-C", "-k", "-y", "-R", "-N"),
+        flags=("-v", "-vv", "-c", "-E", "-K", "-Y", "-a", "-4", "-6"),
+        routes=("-I",),
+        local=("", "open"),
+        remote=("", "lan", "lanplus"),
+        power=_POWER_WORDS,
+        serials=(("fru",), ("fru", "list"), ("fru", "print"), ("fru", "print", "0")),
+    ),
+    "ipmi-chassis": replace(_FREEIPMI, power=((),), power_flags=_CONTROLS),
+    "ipmipower": replace(_FREEIPMI, local=(), power=((),), power_flags=("-c", "--cycle", "-r", "--reset")),
+    "ipmi-fru": replace(_FREEIPMI, serials=((),)),
+}
+
+
+class Target(Value, frozen=True):
+    """The BMC that a command addresses. `host` is "" for this machine's own BMC.
+
+    `words` are the command's words that are no options, and `acts` its options that act.
+    """
+
+    host: str
+    words: tuple[str, ...]
+    acts: tuple[str, ...]
+
+
 _USER_AT_HOST = regex(r"[A-Za-z0-9_.-]{1,60}@([^@/:\s]{1,255})")
 _URL = regex(r"[A-Za-z][A-Za-z0-9+.-]{0,20}://(?:[^/@\s]{0,200}@)?(\[[0-9A-Fa-f:.]{2,60}\]|[^/:?#\s]{1,255})")
 
@@ -71,7 +150,12 @@ def prove_chassis(fru: str, dmi: Mapping[str, str], power_command: Sequence[str]
 
 
 def prove_address(lan: str, power_command: Sequence[str]) -> Proof:
-    """Return the proof by the BMC's address. `lan` is the output of LOCAL_ADDRESS."""
+    """Return the proof by the BMC's address. `lan` is the output of LOCAL_ADDRESS.
+
+    A site's own program may be used, too. It must address the BMC by this address, and nothing else.
+    """
+    if problem := _hidden_target_problem(power_command):
+        return Proof(problem=f"repair.power_cycle_command: {problem}")
     local, found = parse_lan_address(lan), sorted(targets(power_command))
     if local and found == [local]:
         return Proof(f"{local} is the address of this machine's BMC")
@@ -79,15 +163,94 @@ def prove_address(lan: str, power_command: Sequence[str]) -> Proof:
     return Proof(problem=f"the address of this machine's BMC does not match: {why}")
 
 
+def _hidden_target_problem(argv: Sequence[str]) -> str:
+    """Return why the command may address more than its visible target, or ""."""
+    name = os.path.basename(argv[0]) if argv else ""
+    if _WRAPPERS.fullmatch(name):
+        return f"{name} runs another program, whose BMC is not visible"
+    if name in TOOLS:
+        found = parse_target(argv)
+        return found if isinstance(found, str) else ""
+    several = [word for word in argv[1:] if _HOST_LIST.fullmatch(word)]
+    return f'"{several[0]}" may be several hosts' if several else ""
+
+
 def target_problem(power_command: Sequence[str], bmc_command: Sequence[str]) -> str:
-    """Return the reason why the serial numbers may be those of another BMC than the power command's, or ""."""
-    power, bmc = targets(power_command), targets(bmc_command)
-    if power != bmc:
-        names = [", ".join(sorted(found)) or "this machine" for found in (power, bmc)]
+    """Return the reason why the serial numbers may be those of another BMC than the power command's, or "".
+
+    Only known programs whose every word is known are accepted. In any other command, a word may be a node's name.
+    """
+    found = []
+    for name, argv in (("power_cycle_command", power_command), ("bmc_command", bmc_command)):
+        target = parse_target(argv)
+        if isinstance(target, str):
+            return f"repair.{name}: {target}"
+        found.append(target)
+    power, bmc = found
+    tool = TOOLS[os.path.basename(power_command[0])]
+    if power.words not in tool.power or len(power.acts) != bool(tool.power_flags):
+        return "repair.power_cycle_command is not known to switch a machine off and on"
+    if bmc.words not in TOOLS[os.path.basename(bmc_command[0])].serials or bmc.acts:
+        return "repair.bmc_command is not known to print serial numbers"
+    if power.host != bmc.host:
+        names = [target.host or "this machine" for target in (power, bmc)]
         return f"repair.power_cycle_command addresses {names[0]}, but repair.bmc_command {names[1]}"
-    if not power and power_command[:1] != bmc_command[:1]:
-        return "repair.power_cycle_command and repair.bmc_command are different programs without a visible address"
     return ""
+
+
+def parse_target(argv: Sequence[str]) -> Target | str:
+    """Return the BMC that a command of a known program addresses, or why that is not certain."""
+    name = os.path.basename(argv[0]) if argv else ""
+    tool = TOOLS.get(name)
+    if tool is None:
+        return f"the BMC that {name or 'it'} addresses is not visible"
+    hosts: list[str] = []
+    routes, words, acts = [""], [], []
+    rest = list(argv[1:])
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        option, has_value, value = _split_option(word)
+        known = (*tool.hosts, *tool.values, *tool.routes)
+        if word in tool.power_flags or (has_value and word.lower() in tool.power_flags):
+            acts.append(word)
+        elif word in tool.flags:
+            pass
+        elif option in known:
+            value = value if has_value else rest.pop(0) if rest else ""
+            if option in tool.hosts:
+                hosts.append(_host(value))
+            elif option in tool.routes:
+                routes.append(value.lower())
+        else:
+            return f"{name} {word} may address another BMC"
+    if len(hosts) > 1 or len(routes) > 2:
+        return f"{name} has several hosts or interfaces"
+    if hosts and not _is_one_host(hosts[0]):
+        return f'"{hosts[0]}" is not the name or address of one BMC'
+    if routes[-1] not in (tool.remote if hosts else tool.local):
+        return (
+            f"{name} does not address {hosts[0] if hosts else 'this machine'} by its interface {routes[-1] or '(none)'}"
+        )
+    return Target(hosts[0] if hosts else "", tuple(words), tuple(acts))
+
+
+def _is_one_host(host: str) -> bool:
+    """Return True for a name or an address. Some programs take "localhost" for the machine's own BMC, others do not."""
+    if _is_address(host):
+        address = ipaddress.ip_address(host)
+        return not (address.is_unspecified or address.is_loopback or address.is_multicast)
+    return bool(_PLAIN_HOST.fullmatch(host)) and not host.startswith("localhost")
+
+
+def _split_option(word: str) -> tuple[str, bool, str]:
+    """Return an option, whether its value is in the same word, and this value: -HVALUE or --host=VALUE."""
+    if word.startswith("--"):
+        option, equals, value = word.partition("=")
+        return option, bool(equals), value
+    return word[:2], len(word) > 2, word[2:]
 
 
 def targets(argv: Sequence[str]) -> frozenset[str]:
@@ -100,9 +263,9 @@ def _targets(argv: Sequence[str]) -> Iterator[str]:
     is_host = False
     for word in argv[1:]:
         option, equals, value = word.partition("=")
-        found = _URL.search(word) or _USER_AT_HOST.fullmatch(word)
+        found = _URL.findall(word) or _USER_AT_HOST.findall(word)
         if found:
-            yield _host(found[1])
+            yield from map(_host, found)
         elif is_host and not word.startswith("-"):
             yield _host(word)
         elif equals and option in _HOST_OPTIONS:
@@ -111,6 +274,8 @@ def _targets(argv: Sequence[str]) -> Iterator[str]:
             yield _host(word[2:])
         elif _is_address(word):
             yield _host(word)
+        else:
+            yield from (address for address in _IPV4.findall(word) if _is_address(address))
         is_host = word in _HOST_OPTIONS
 
 

@@ -38,20 +38,19 @@ from healthd.agent.repair.journal import (
     identity_problem,
     is_interrupted,
     parse_request,
-    stopped_problem,
     survives_reboot,
     tried_within_day,
     with_entry,
     with_outcomes,
 )
 from healthd.agent.repair.journal_file import machine_identity, publish, read_copy, read_journal, write_journal
-from healthd.agent.repair.node_reading import read_node
-from healthd.agent.repair.power_step import take_power_cycle
-from healthd.agent.repair.reboot_step import take_reboot
-from healthd.agent.repair.requirements import NodeReading, requirements
+from healthd.agent.repair.node_reading import own_pids, read_node
+from healthd.agent.repair.power_step import prepare_power_cycle
+from healthd.agent.repair.reboot_step import prepare_reboot
+from healthd.agent.repair.requirements import requirements
 from healthd.agent.repair.reset_step import Smi, open_smi
-from healthd.agent.repair.slurm_state import slurm_problem
-from healthd.agent.repair.step_result import Run, StepResult
+from healthd.agent.repair.slurm_state import cluster_problem, own_problem
+from healthd.agent.repair.step_result import PreparedStep, Run, StepResult, run_command, take_prepared
 from healthd.agent.slurm import blocking
 from healthd.common.model import RepairStep
 from healthd.common.values import DecodeError
@@ -61,10 +60,12 @@ from healthd.host.separate_program import OpenRequest, serve
 
 log = logging.getLogger("healthd")
 
-DAEMON_UNIT = "healthd.service"
 MAX_REQUEST_SECONDS = 900.0  # an older request is from a state that nothing has confirmed since
-Take: TypeAlias = Callable[[Request], StepResult]
-STEPS: Mapping[RepairStep, Take] = {RepairStep.REBOOT: take_reboot, RepairStep.POWER_CYCLE: take_power_cycle}
+Prepare: TypeAlias = Callable[[Request], PreparedStep | StepResult]
+BOOTS: Mapping[RepairStep, Prepare] = {
+    RepairStep.REBOOT: prepare_reboot,
+    RepairStep.POWER_CYCLE: prepare_power_cycle,
+}
 
 
 def serve_requests(runtime_dir: str) -> None:
@@ -185,19 +186,20 @@ class Executor:
             self._record(Outcome.REFUSED, problem)
         elif step is RepairStep.GPU_RESET:
             self._reset_gpus()
-        elif step in STEPS:
-            entry = self._begin()
-            if entry is not None:
-                problem = self._state_problem()
-                self._end(entry, StepResult(Outcome.REFUSED, problem) if problem else STEPS[step](self._request))
+        elif step in BOOTS:
+            self._boot(BOOTS[step](self._request))
         else:
             self._record(Outcome.IMPOSSIBLE, f"{step.value} is no step that a program takes")
 
+    def _boot(self, prepared: PreparedStep | StepResult) -> None:
+        if isinstance(prepared, StepResult):
+            self._record(prepared.outcome or Outcome.REFUSED, prepared.problem)
+        elif (entry := self._begin()) is not None:
+            seconds = self._request.command_timeout_seconds
+            self._end(entry, take_prepared(prepared, seconds, self._state_problem, run_command))
+
     def _reset_gpus(self) -> None:
         request, before = self._request, self._journal.stopped
-        if before is not None and before.hung:
-            self._record(Outcome.REFUSED, stopped_problem(self._journal))
-            return
         try:
             prepared = reset_step.prepare_reset(request, self._smi)
         except ResetImpossible as error:
@@ -254,17 +256,25 @@ class Executor:
         return self._state_problem()
 
     def _state_problem(self) -> str:
-        """Return why the current state of Slurm or of this node does not allow the step, or ""."""
-        if self._is_replaced():
-            return "healthd has withdrawn the request"
-        return slurm_problem(self._request, self._run) or self._node_problem()
+        """Return why the current state of Slurm or of this node does not allow the step, or "".
+
+        The order is by how fast an answer becomes outdated. Each query takes time, and an operator may act meanwhile.
+        """
+        if problem := cluster_problem(self._request, self._run) or self._node_problem():
+            return problem
+        if problem := own_problem(self._request, self._run):
+            return problem
+        return "healthd has withdrawn the request" if self._is_replaced() else ""
 
     def _node_problem(self) -> str:
         request = self._request
-        if request.step is RepairStep.GPU_RESET and (hung := alive(request.stuck)):
+        stopped = self._journal.stopped
+        stuck = (*request.stuck, *(stopped.hung if stopped is not None else ()))
+        if request.step is RepairStep.GPU_RESET and (hung := alive(stuck)):
             return f"process {hung[0].pid} hangs in the kernel, so a reset may hang, too"
         reading = read_node(request.root)
-        for requirement in requirements(reading, request.settings.stop_services, own_pids(reading)):
+        own = own_pids(reading, request.step, stuck, os.getppid())
+        for requirement in requirements(reading, request.settings.stop_services, own):
             if not requirement.met:
                 why = requirement.problem or "unknown"
                 return f"required: {requirement.text}; now: {why}"
@@ -318,20 +328,6 @@ class Executor:
         if self._request.id and journal.find(self._request.id) is None:
             journal = with_entry(journal, self._entry(Outcome.REFUSED, problem))
         publish(replace(journal, problem=problem), self._runtime_dir)
-
-
-def own_pids(reading: NodeReading) -> frozenset[int]:
-    """Return this process and the daemon's processes. Their checks close the GPUs when they end.
-
-    Without systemd, the daemon is this process's parent.
-    """
-    processes = reading.processes or ()
-    found = {p.pid for p in processes if p.unit == DAEMON_UNIT} | {os.getpid()}
-    if not reading.system_state:
-        found.add(os.getppid())
-        while below := {p.pid for p in processes if p.parent in found} - found:
-            found |= below
-    return frozenset(found)
 
 
 def _text(error: Exception) -> str:

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
-from healthd.agent.repair.bmc import KINDS, LOCAL_ADDRESS, Proof, prove_address, prove_chassis
+from healthd.agent.repair.bmc import KINDS, LOCAL_ADDRESS, Proof, prove_address, prove_chassis, target_problem
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.step_result import Run, StepResult, last_error, run_command
+from healthd.agent.repair.step_result import PreparedStep, Run, StepResult, last_error, run_command
 from healthd.agent.settings.config import RepairConfig
 from healthd.common import ownership
-from healthd.common.slurm.commands import Argv, Command
+from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.host.program import find_program
 
 MAX_SERIAL_BYTES = 200
 
 
-def take_power_cycle(request: Request, run: Run = run_command) -> StepResult:
-    """Power cycle this machine. Return as soon as the site's command has ended, if the machine still runs then."""
-    argv = request.settings.power_cycle_command
+def prepare_power_cycle(request: Request, run: Run = run_command) -> PreparedStep | StepResult:
+    """Return the site's command with the proof of its target, or why there is no proof. Nothing is changed.
+
+    The command ends at once, if the machine still runs then.
+    """
     proof = prove_bmc(request.settings, request.root, request.command_timeout_seconds, run)
     if not proof.evidence:
         return StepResult(Outcome.IMPOSSIBLE, proof.problem)
-    result = run(Command(argv, request.command_timeout_seconds, changes=True))
+    argv = request.settings.power_cycle_command
+    try:
+        argv = _trusted(argv)
+    except OSError as error:
+        return StepResult(Outcome.IMPOSSIBLE, _describe("repair.power_cycle_command", argv, error))
+    return PreparedStep(argv, partial(_power_result, argv[0], proof.evidence))
+
+
+def _power_result(program: str, proof: str, result: CommandResult) -> StepResult:
+    """Return the result of the site's command."""
     if result.status == 0:
-        return StepResult(None, proof=proof.evidence)
+        return StepResult(None, proof=proof)
     if result.status is None:
-        problem = f"{argv[0]} did not end in time; it may still power cycle the machine"
-        return StepResult(None, problem, proof.evidence)
+        return StepResult(None, f"{program} did not end in time; it may still power cycle the machine", proof)
     outcome = Outcome.IMPOSSIBLE if result.status == 127 else Outcome.FAILED
-    return StepResult(outcome, f"{argv[0]}: {last_error(result)}", proof.evidence)
+    return StepResult(outcome, f"{program}: {last_error(result)}", proof)
 
 
 def prove_bmc(settings: RepairConfig, root: str, seconds: float, run: Run = run_command) -> Proof:
@@ -39,21 +50,34 @@ def prove_bmc(settings: RepairConfig, root: str, seconds: float, run: Run = run_
     power, bmc = settings.power_cycle_command, settings.bmc_command
     if not power:
         return Proof(problem="repair.power_cycle_command is not set")
-    if problem := _program_problem(power):
-        return Proof(problem=f"repair.power_cycle_command: {problem}")
+    try:
+        power = _trusted(power)
+    except OSError as error:
+        return Proof(problem=_describe("repair.power_cycle_command", power, error))
     proof = _prove_by_serial(power, bmc, root, seconds, run)
     if proof.evidence:
         return proof
-    local = run(Command(LOCAL_ADDRESS, seconds))
-    by_address = prove_address(local.text, power) if local.status == 0 else Proof()
+    by_address = _prove_by_address(power, seconds, run)
     return by_address if by_address.evidence else proof
+
+
+def _prove_by_address(power: Argv, seconds: float, run: Run) -> Proof:
+    try:
+        result = run(Command(_trusted(LOCAL_ADDRESS), seconds))
+    except OSError as error:
+        return Proof(problem=_describe("the address of this machine's BMC", LOCAL_ADDRESS, error))
+    return prove_address(result.text, power) if result.status == 0 else Proof(problem=last_error(result))
 
 
 def _prove_by_serial(power: Argv, bmc: Argv, root: str, seconds: float, run: Run) -> Proof:
     if not bmc:
         return Proof(problem="repair.bmc_command is not set")
-    if problem := _program_problem(bmc):
-        return Proof(problem=f"repair.bmc_command: {problem}")
+    try:
+        bmc = _trusted(bmc)
+    except OSError as error:
+        return Proof(problem=_describe("repair.bmc_command", bmc, error))
+    if problem := target_problem(power, bmc):
+        return Proof(problem=problem)
     result = run(Command(bmc, seconds))
     if result.status is None:
         return Proof(problem=f"repair.bmc_command: {bmc[0]} did not end in time")
@@ -62,15 +86,13 @@ def _prove_by_serial(power: Argv, bmc: Argv, root: str, seconds: float, run: Run
     return prove_chassis(result.text, read_serials(root), power, bmc)
 
 
-def _program_problem(argv: Argv) -> str:
-    """Return the reason why root must not run this program, or ""."""
-    try:
-        find_program(argv[0])
-    except ownership.Untrusted as error:
-        return str(error)
-    except OSError as error:
-        return f"{argv[0]}: {error.strerror}"
-    return ""
+def _trusted(argv: Argv) -> Argv:
+    """Return the command with the path of its program, which only root could have written. Raises OSError."""
+    return find_program(argv[0]), *argv[1:]
+
+
+def _describe(setting: str, argv: Argv, error: OSError) -> str:
+    return f"{setting}: {error if isinstance(error, ownership.Untrusted) else f'{argv[0]}: {error.strerror}'}"
 
 
 def read_serials(root: str) -> dict[str, str]:

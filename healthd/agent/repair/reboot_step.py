@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.step_result import Run, StepResult, last_error, run_command
+from healthd.agent.repair.step_result import PreparedStep, Run, StepResult, last_error, run_command
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.common.slurm.output import describe_failure, is_refused, parse_setting
@@ -23,29 +25,28 @@ _VERSION = regex(r"([0-9]{2})\.([0-9]{2})\.([0-9]{1,3})")
 _NODE = regex(r"(?!(?i:all|asap|reason|nextstate)\Z)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-def take_reboot(request: Request, run: Run = run_command) -> StepResult:
-    """Reboot this node, which is drained and idle. Return as soon as Slurm or systemd has accepted the request."""
+def prepare_reboot(request: Request, run: Run = run_command) -> PreparedStep | StepResult:
+    """Return the command that reboots this node, or why the node cannot be rebooted. Nothing is changed.
 
-    def query(argv: Argv, changes: bool = False) -> CommandResult:
-        return run(Command(argv, request.command_timeout_seconds, changes))
-
+    The command ends as soon as Slurm or systemd has accepted the request.
+    """
     if not _NODE.fullmatch(request.node) or not request.reason:
         return StepResult(Outcome.REFUSED, "the request names no node or no reason")
-    config = query(commands.config())
+    config = run(Command(commands.config(), request.command_timeout_seconds))
     if config.status != 0:
         return StepResult(Outcome.REFUSED, describe_failure(commands.config(), config))
     program = parse_setting(config.text, "RebootProgram")
     if not program:
         return StepResult(Outcome.REFUSED, "scontrol show config printed no RebootProgram")
     if program == NOT_SET:
-        return _systemd_result(query(SYSTEMD_REBOOT, changes=True))
+        return PreparedStep(SYSTEMD_REBOOT, _systemd_result)
     lacks_version = not _VERSION.match(parse_setting(config.text, "SLURM_VERSION"))
     if lacks_version or not parse_setting(config.text, "ReturnToService"):
         return StepResult(Outcome.REFUSED, "scontrol show config printed no SLURM_VERSION or ReturnToService")
     if problem := slurm_reboot_problem(config.text):
         return StepResult(Outcome.IMPOSSIBLE, problem)
     argv = commands.reboot(request.node, request.reason)
-    return _slurm_result(argv, query(argv, changes=True))
+    return PreparedStep(argv, partial(_slurm_result, argv))
 
 
 def slurm_reboot_problem(config: str) -> str:

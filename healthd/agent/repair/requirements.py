@@ -29,16 +29,24 @@ FIRMWARE_UPDATES = frozenset(
 )
 # Programs that are a firmware update only with these words.
 _FIRMWARE_COMMANDS = (("ipmitool", (" hpm ", " fru write ")), ("nvme", (" fw-",)), ("python", ("nvfwupd",)))
+# Beginnings of the names of programs whose arguments a requirement depends on.
+NAMES_OF_COMMANDS = ("slurmstepd", *(name for name, _ in _FIRMWARE_COMMANDS))
 CRASH_DUMPS = frozenset({"makedumpfile", "vmcore-dmesg"})
 # States of systemd in which the machine is not in normal operation (systemctl(1)).
+SETTLED_STATES = frozenset({"", "running", "degraded"})
 UNSETTLED_STATES = frozenset({"initializing", "starting", "maintenance", "stopping"})
 MAX_NAMED = 3
 STOP_RESERVATION = "healthd-no-repair"  # while Slurm has this reservation, no node takes a repair step
 
 
 class Process(Value, frozen=True):
-    """A process. `command` has its arguments, separated by blanks. `gpu_files` are its open files in /dev that belong
-    to NVIDIA's driver. `unit` is its systemd service, or ""."""
+    """A process.
+
+    command    its words, separated by blanks, if its name begins as one of NAMES_OF_COMMANDS
+    unit       its systemd service, or ""
+    gpu_files  its open files in /dev that belong to NVIDIA's driver
+    is_hidden  True if its command could not be read, because the process waits in the kernel
+    """
 
     pid: int
     parent: int
@@ -46,6 +54,7 @@ class Process(Value, frozen=True):
     command: str = ""
     unit: str = ""
     gpu_files: tuple[str, ...] = ()
+    is_hidden: bool = False
 
 
 class Inhibitor(Value, frozen=True):
@@ -60,14 +69,14 @@ class Inhibitor(Value, frozen=True):
 class NodeReading(Value, frozen=True):
     """A reading of this node.
 
-    processes       None if not all processes could be read, because healthd does not run as root
-    package_locks   lock files of package managers that a process has locked
+    processes       None if not all processes could be read, such as without root
+    package_locks   lock files of package managers that a process has locked, or None if unknown
     inhibitors      None if systemd-logind could not be queried
     system_state    `systemctl is-system-running`, or "" without systemd
     """
 
     processes: tuple[Process, ...] | None = None
-    package_locks: tuple[str, ...] = ()
+    package_locks: tuple[str, ...] | None = ()
     inhibitors: tuple[Inhibitor, ...] | None = ()
     system_state: str = ""
     shutdown_scheduled: bool = False
@@ -99,7 +108,9 @@ def requirements(reading: NodeReading, stop_services: Collection[str], own_pids:
             lambda processes: gpu_users(processes, stop_services, own_pids),
         ),
         _package_managers(reading),
-        _by_processes("firmware", "no firmware update runs", reading, firmware_updates),
+        _by_processes(
+            "firmware", "no firmware update runs", reading, lambda processes: firmware_updates(processes, own_pids)
+        ),
         _crash_dump(reading),
         _inhibitors(reading),
         _settled(reading),
@@ -150,10 +161,12 @@ def gpu_users(
             yield p
 
 
-def firmware_updates(processes: Iterable[Process]) -> Iterator[Process]:
+def firmware_updates(processes: Iterable[Process], own_pids: Collection[int] = ()) -> Iterator[Process]:
+    """Yield firmware updates, and programs that may be one because their arguments are hidden. healthd is none."""
     for p in processes:
+        is_unknown = p.is_hidden and p.pid not in own_pids
         is_command = any(
-            p.name.startswith(name) and any(word in f"{p.command} " for word in words)
+            p.name.startswith(name) and (is_unknown or any(word in f"{p.command} " for word in words))
             for name, words in _FIRMWARE_COMMANDS
         )
         if p.name in FIRMWARE_UPDATES or is_command:
@@ -163,8 +176,11 @@ def firmware_updates(processes: Iterable[Process]) -> Iterator[Process]:
 def _package_managers(reading: NodeReading) -> Requirement:
     name, text = "packages", "no package manager runs"
     running = [p for p in reading.processes or () if p.name in PACKAGE_MANAGERS]
-    found = [*(f"{p.name} (pid {p.pid})" for p in running), *(f"{path} is locked" for path in reading.package_locks)]
-    if not found and reading.processes is None:
+    found = [
+        *(f"{p.name} (pid {p.pid})" for p in running),
+        *(f"{path} is locked" for path in reading.package_locks or ()),
+    ]
+    if not found and (reading.processes is None or reading.package_locks is None):
         return Requirement(name, text, None)
     return _requirement(name, text, found)
 
@@ -172,7 +188,10 @@ def _package_managers(reading: NodeReading) -> Requirement:
 def _crash_dump(reading: NodeReading) -> Requirement:
     found = ["this is the capture kernel"] if reading.is_capture_kernel else []
     found += [f"{p.name} (pid {p.pid})" for p in reading.processes or () if p.name in CRASH_DUMPS]
-    return _requirement("crash_dump", "no crash dump is being written", found)
+    name, text = "crash_dump", "no crash dump is being written"
+    if not found and reading.processes is None:
+        return Requirement(name, text, None)
+    return _requirement(name, text, found)
 
 
 def _inhibitors(reading: NodeReading) -> Requirement:
@@ -190,7 +209,10 @@ def blocks_shutdown(inhibitor: Inhibitor) -> bool:
 def _settled(reading: NodeReading) -> Requirement:
     found = [f"systemd is {reading.system_state}"] if reading.system_state in UNSETTLED_STATES else []
     found += ["a shutdown is scheduled"] if reading.shutdown_scheduled else []
-    return _requirement("settled", "the machine is not starting or shutting down", found)
+    name, text = "settled", "the machine is not starting or shutting down"
+    if not found and reading.system_state not in SETTLED_STATES:
+        return Requirement(name, text, None, f"the state of systemd is {reading.system_state}")
+    return _requirement(name, text, found)
 
 
 # --- parsers
@@ -230,3 +252,8 @@ def parse_parent(stat: str) -> int:
     """Return the parent's pid from /proc/PID/stat, or 0. The name may contain any characters, also parentheses."""
     words = stat.rpartition(")")[2].split()
     return int(words[1]) if len(words) > 1 and is_decimal(words[1]) else 0
+
+
+def parse_state(stat: str) -> str:
+    """Return the state in /proc/PID/stat, such as "S" or "D" (proc_pid_stat(5)), or ""."""
+    return (stat.rpartition(")")[2].split() or [""])[0]

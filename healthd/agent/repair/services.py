@@ -12,7 +12,7 @@ SERVICE_SECONDS = 150.0  # systemd's own limit for one service is 90 s
 MAX_UNITS = 100
 _RUNNING = frozenset({"active", "activating", "reloading", "refreshing", "deactivating"})
 # Units that systemd stops when it stops this one (systemd.unit(5)).
-_STOPPED_TOO = ("RequiredBy", "BoundBy", "ConsistsOf", "PropagatesStopTo")
+_STOPPED_TOO = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 
 
 def has_systemd(root: str) -> bool:
@@ -30,7 +30,7 @@ def _runs(unit: Mapping[str, str]) -> bool:
 
 
 def _show(unit: str) -> dict[str, str]:
-    properties = ",".join(("Id", "ActiveState", *_STOPPED_TOO))
+    properties = ",".join(("Id", "Type", "ActiveState", *_STOPPED_TOO))
     result = run_program(("systemctl", "show", f"--property={properties}", "--", unit), SERVICE_SECONDS)
     if result.status != 0:
         raise OSError(0, f"systemctl show {unit}: {last_line(result)}")
@@ -65,15 +65,20 @@ def stop(units: tuple[str, ...]) -> str:
 
 
 def start(units: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Start the units. Return those that do not run now, and why."""
+    """Start the units. Return those that do not run now, and why.
+
+    A started service may end at once, or stop because systemd stops another one. A oneshot service may have ended.
+    """
     problem = _change("start", units)
-    if not problem:
-        return (), ""
     try:
-        running_now = running(units)
-    except OSError:
-        return units, problem
-    return tuple(unit for unit in units if unit not in running_now), problem
+        left = tuple(unit for unit in units if not _has_started(_show(unit), is_sure=not problem))
+    except OSError as error:
+        return units, problem or str(error.strerror or error)
+    return left, problem or (f"{', '.join(left)} stopped again after the start" if left else "")
+
+
+def _has_started(unit: Mapping[str, str], is_sure: bool) -> bool:
+    return _runs(unit) or (is_sure and unit.get("Type") == "oneshot" and unit.get("ActiveState") == "inactive")
 
 
 def _change(verb: str, units: tuple[str, ...]) -> str:

@@ -35,15 +35,30 @@ from healthd.common.slurm.output import (
 MAX_NAMED = 3
 
 
-def slurm_problem(request: Request, run: Run) -> str:
-    """Return why Slurm's state does not allow the step now, as one sentence, or ""."""
+def cluster_problem(request: Request, run: Run) -> str:
+    """Return why other nodes or a stop of the whole cluster do not allow the step, as one sentence, or ""."""
     try:
         if STOP_RESERVATION in parse_reservation_names(_query(commands.reservations(), request, run).text):
             return f"Slurm has a reservation {STOP_RESERVATION}"
-        node = parse_node(_query(commands.node(request.node), request, run).stdout, request.node)
-        return node_problem(node, request) or _jobs_problem(request, run) or _claims_problem(request, node, run)
+        node = _read_node(request, run)
+        return node_problem(node, request) or _claims_problem(request, node, run)
     except SlurmError as error:
         return str(error)
+
+
+def own_problem(request: Request, run: Run) -> str:
+    """Return why the jobs or the state of this node in Slurm do not allow the step, as one sentence, or "".
+
+    The state is the last that is read before a step, because an operator may change it at any time.
+    """
+    try:
+        return _jobs_problem(request, run) or node_problem(_read_node(request, run), request)
+    except SlurmError as error:
+        return str(error)
+
+
+def _read_node(request: Request, run: Run) -> NodeState:
+    return parse_node(_query(commands.node(request.node), request, run).stdout, request.node)
 
 
 def node_problem(node: NodeState, request: Request) -> str:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from healthd.agent.repair.journal import Outcome
 from healthd.common.slurm import commands
-from healthd.common.slurm.commands import Command, CommandResult
+from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.common.values import Value
 from healthd.host.program import run_program
 
 MAX_ERROR_LENGTH = 200
 Run: TypeAlias = Callable[[Command], CommandResult]
+Check: TypeAlias = Callable[[], str]  # returns why the step must not be taken now, or ""
 
 
 class StepResult(Value, frozen=True):
@@ -28,6 +29,24 @@ class StepResult(Value, frozen=True):
     outcome: Outcome | None
     problem: str = ""
     proof: str = ""
+
+
+class PreparedStep(NamedTuple):
+    """A step of one command. Everything else that the step needs is known, and nothing was changed yet.
+
+    argv   the command that boots the machine
+    result  returns the meaning of its result
+    """
+
+    argv: Argv
+    result: Callable[[CommandResult], StepResult]
+
+
+def take_prepared(step: PreparedStep, seconds: float, check: Check, run: Run) -> StepResult:
+    """Take the step. Nothing happens between `check` and the command, which may take `seconds`."""
+    if problem := check():
+        return StepResult(Outcome.REFUSED, problem)
+    return step.result(run(Command(step.argv, seconds, changes=True)))
 
 
 def run_command(command: Command) -> CommandResult:

@@ -71,6 +71,7 @@ class ActingNode:
         boot_id.write_text(f"{BOOT}\n")
         (self.root / "etc").mkdir()
         (self.root / "etc/machine-id").write_text("0c7d3ae0b6d24c6fb7c6b8f1d6a1e5a3\n")
+        (self.root / "proc/locks").write_text("")
         self.systemd_dir = folder / "systemd"
 
     def write_journal(self, first_boot: str, node: str = "n1") -> None:
@@ -152,15 +153,40 @@ def test_act_reboots_with_systemd_without_reboot_program(node: ActingNode, monke
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read DMI")
-def test_act_requires_proof_of_the_bmc_for_a_power_cycle(node: ActingNode) -> None:
-    power = ("/bin/echo", "Product Serial : 1660224000123")
-    found = node.lines(order=(RepairStep.POWER_CYCLE,), power_cycle_command=power, bmc_command=power)
+def test_act_requires_proof_of_the_bmc_for_a_power_cycle(node: ActingNode, tmp_path: Path) -> None:
+    program = tmp_path / "ipmitool"
+    program.write_text(f"#!/bin/sh\n[ $1 = fru ] || touch {tmp_path}/cycled\necho Product Serial : 1660224000123\n")
+    program.chmod(0o755)
+    commands = {"power_cycle_command": (str(program), "power", "cycle"), "bmc_command": (str(program), "fru")}
+    found = node.lines(order=(RepairStep.POWER_CYCLE,), **commands)
     assert found["power cycle"].state is State.FAILED
     dmi = node.root / "sys/class/dmi/id"
     dmi.mkdir(parents=True)
     (dmi / "product_serial").write_text("1660224000123\n")
-    found = node.lines(order=(RepairStep.POWER_CYCLE,), power_cycle_command=power, bmc_command=power)
+    found = node.lines(order=(RepairStep.POWER_CYCLE,), **commands)
     assert found["power cycle"].state is State.OK
+    assert not (tmp_path / "cycled").exists()
+
+
+def test_act_requires_that_the_state_of_the_node_can_be_read(node: ActingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repair.os, "geteuid", lambda: 0)
+    assert node.lines()["requirements"].state is State.OK
+    (node.root / "proc/locks").unlink()
+    assert node.lines()["requirements"].state is State.FAILED
+    monkeypatch.setattr(repair.os, "geteuid", lambda: 1000)
+    assert node.lines()["requirements"].state is State.LIMITED
+
+
+def test_command_line_of_a_process_that_hangs_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("healthd.agent.repair.node_reading.STATE_SECONDS", 0.0)
+    for pid, state in (("7", "S"), ("8", "D")):
+        thread = tmp_path / f"proc/{pid}/task/{pid}"
+        thread.mkdir(parents=True)
+        (thread / "stat").write_text(f"{pid} (gpud) {state} 1 1\n")
+    (tmp_path / "proc/7/cmdline").write_text("gpud")
+    os.mkfifo(tmp_path / "proc/8/cmdline")  # to open it would wait without end
+    expected = ["gpud"] if os.geteuid() == 0 else []
+    assert list(repair.command_lines(str(tmp_path))) == expected
 
 
 def test_advice_needs_none_of_the_requirements_of_act() -> None:

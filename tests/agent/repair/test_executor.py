@@ -22,9 +22,12 @@ from healthd.agent.repair import executor, journal_file, reset_step, services
 from healthd.agent.repair.executor import Executor, serve_requests
 from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Outcome, Request, Stopped
 from healthd.agent.repair.journal_file import read_journal, write_journal
-from healthd.agent.repair.requirements import Process, gpu_users
-from healthd.agent.repair.step_result import StepResult
+from healthd.agent.repair.requirements import NodeReading, Process, gpu_users
+from healthd.agent.repair.step_result import PreparedStep, StepResult
+from healthd.agent.slurm import blocking
 from healthd.common.model import RepairStep
+from healthd.common.slurm import commands
+from healthd.common.slurm.commands import Command, CommandResult
 from healthd.common.values import encode
 from healthd.host.separate_program import request_file
 
@@ -185,6 +188,26 @@ def test_service_that_does_not_stop_prevents_reset(node: RepairNode) -> None:
 
 def test_unit_that_systemd_would_also_stop_makes_reset_impossible(node: RepairNode) -> None:
     node.write(f"{PERSISTENCED}.required_by", "slurmd.service\n")
+    node.write("slurmd.service", "active\n")
+    assert work(node).outcome is Outcome.IMPOSSIBLE
+    assert unchanged(node)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "left"), [("failed", "simple", 1), ("inactive", "simple", 1), ("inactive", "oneshot", 0)]
+)
+def test_service_that_stops_right_after_its_start_is_kept_for_the_next_run(
+    node: RepairNode, state: str, kind: str, left: int
+) -> None:
+    node.write(f"{DCGM}.after_start", f"{state}\n")
+    node.write(f"{DCGM}.type", f"{kind}\n")
+    assert work(node).outcome is Outcome.DONE
+    assert node.journal().stopped == (Stopped(BOOT_ID, (DCGM,)) if left else None)
+
+
+@pytest.mark.parametrize("kind", services._STOPPED_TOO)
+def test_each_kind_of_dependency_that_stops_a_unit_makes_reset_impossible(node: RepairNode, kind: str) -> None:
+    node.write(f"{PERSISTENCED}.{kind}", "slurmd.service\n")
     node.write("slurmd.service", "active\n")
     assert work(node).outcome is Outcome.IMPOSSIBLE
     assert unchanged(node)
@@ -393,19 +416,104 @@ def test_boot_stays_taking_until_the_daemon_sees_it(
 ) -> None:
     taken: list[Entry | None] = []
 
-    def take(request: Request) -> StepResult:
-        found = read_journal(request.state_dir)
-        taken.append(found.find(request.id) if found else None)
+    def result(command: CommandResult) -> StepResult:
+        found = read_journal(str(node.state_dir))
+        taken.append(found.find(ID) if found else None)
         return StepResult(outcome, "problem" if outcome else "")
 
-    monkeypatch.setattr(executor, "STEPS", {RepairStep.REBOOT: take})
-    reason = REASON.replace("gpu_reset", "reboot")
-    node.set_node(IDLE, reason)
     for _ in range(2):
-        entry = work(node, step=RepairStep.REBOOT, reason=reason)
+        entry = reboot(node, monkeypatch, PreparedStep(("true",), result))
         assert entry.outcome is (outcome or Outcome.TAKING)
     assert [entry.outcome for entry in taken if entry is not None] == [Outcome.TAKING]
     assert unchanged(node)
+
+
+def reboot(
+    node: RepairNode,
+    monkeypatch: pytest.MonkeyPatch,
+    prepared: PreparedStep | StepResult,
+    prepare: Callable[[], object] = lambda: None,
+    is_replaced: Callable[[], bool] = lambda: False,
+    **changes: object,
+) -> Entry:
+    """Work on the request of a reboot whose preparation calls `prepare` and returns `prepared`."""
+
+    def prepare_boot(request: Request) -> PreparedStep | StepResult:
+        prepare()
+        return prepared
+
+    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: prepare_boot})
+    reason = REASON.replace("gpu_reset", "reboot")
+    node.set_node(IDLE, reason)
+    return work(node, is_replaced, step=RepairStep.REBOOT, reason=reason, **changes)
+
+
+def touch(node: RepairNode, name: str = "rebooted") -> PreparedStep:
+    return PreparedStep(("touch", str(node.state / name)), lambda result: StepResult(None))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.IMPOSSIBLE, Outcome.REFUSED])
+def test_reboot_that_cannot_be_prepared_is_not_recorded_as_taken(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
+) -> None:
+    written: list[Journal] = []
+    write = executor.write_journal
+    monkeypatch.setattr(
+        executor, "write_journal", lambda journal, path: (written.append(journal), write(journal, path))
+    )
+    assert reboot(node, monkeypatch, StepResult(outcome, "problem")).outcome is outcome
+    assert [journal.find(ID).outcome for journal in written] == [outcome]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("what", ["state", "reservation", "claim", "job", "node", "request"])
+def test_change_during_the_preparation_prevents_reboot(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def change() -> None:
+        if what == "state":
+            node.set_node(IDLE, "operator: keep your hands off")
+        elif what == "reservation":
+            node.write("reservations", "ReservationName=healthd-no-repair State=INACTIVE\n")
+        elif what == "claim":
+            node.set_claims(("n2", NOW - 1.0))
+        elif what == "job":
+            node.write("squeue.out", "12\n")
+        elif what == "node":
+            (node.root / "run/systemd/shutdown").mkdir()
+            (node.root / "run/systemd/shutdown/scheduled").write_text("USEC=1\n")
+        else:
+            replaced.append(True)
+
+    replaced: list[bool] = []
+    entry = reboot(node, monkeypatch, touch(node), change, lambda: bool(replaced))
+    assert entry.outcome is Outcome.REFUSED
+    assert not (node.state / "rebooted").exists()
+
+
+def test_state_and_request_are_the_last_that_is_read_before_a_reboot(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def is_replaced() -> bool:
+        order.append("request")
+        return False
+
+    def run(command: Command) -> CommandResult:
+        order.append("state" if command.argv == commands.node("n1") else command.argv[0])
+        return blocking.run(command)
+
+    def command(command: Command) -> CommandResult:
+        order.append("command")
+        return CommandResult(0)
+
+    monkeypatch.setattr(executor, "run_command", command)
+    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: lambda request: touch(node)})
+    reason = REASON.replace("gpu_reset", "reboot")
+    node.set_node(IDLE, reason)
+    request = node.request(step=RepairStep.REBOOT, reason=reason)
+    Executor(request, str(node.runtime_dir), reset_step.open_smi(str(node.runtime_dir)), is_replaced, run).work()
+    assert order[-3:] == ["state", "request", "command"]
 
 
 # --- the journal
@@ -611,14 +719,21 @@ def test_unreadable_request_is_dropped(node: RepairNode) -> None:
     assert unchanged(node)
 
 
-def test_own_pids_are_those_of_the_daemon(node: RepairNode) -> None:
-    reading = reset_step.read_node(str(node.root))
-    others = (Process(7, 1, "healthd", unit="healthd.service"), Process(8, 1, "x", unit="healthd-evidence.service"))
-    assert executor.own_pids(replace(reading, processes=others)) == {7, os.getpid()}
-    parent = os.getppid()
-    below = (Process(parent, 1, "healthd"), Process(70, parent, "healthd"), Process(71, 70, "healthd"), others[1])
-    found = executor.own_pids(replace(reading, processes=below, system_state=""))
-    assert found == {parent, 70, 71, os.getpid()}
+def test_boot_does_not_wait_for_a_program_of_healthd_that_hangs(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(root: str) -> NodeReading:
+        return replace(reset_step.read_node(root), processes=(hung,))
+
+    monkeypatch.setattr(executor, "read_node", read)
+    for unit, outcome in (("healthd-evidence.service", Outcome.TAKING), ("other.service", Outcome.REFUSED)):
+        hung = Process(7, 1, "nvidia-smi", unit=unit, gpu_files=("/dev/nvidia0",))
+        write_journal(node.made_journal(), str(node.state_dir))
+        assert reboot(node, monkeypatch, touch(node)).outcome is outcome
+    hung = Process(7, 1, "nvidia-smi", unit="healthd-evidence.service", gpu_files=("/dev/nvidia0",))
+    node.set_node(IDLE, REASON)
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
 
 
 # --- what is known after a failure
@@ -678,7 +793,7 @@ def test_refusal_that_could_not_be_recorded_is_recorded_later(
         monkeypatch.setattr(executor, "write_journal", fail)
         return StepResult(Outcome.REFUSED, "problem")
 
-    monkeypatch.setattr(executor, "STEPS", {RepairStep.REBOOT: take})
+    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: lambda request: PreparedStep(("true",), take)})
     reason = REASON.replace("gpu_reset", "reboot")
     node.set_node(IDLE, reason)
     run_once(node, step=RepairStep.REBOOT, reason=reason)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.power_step import read_serials, take_power_cycle
-from healthd.agent.repair.step_result import StepResult
+from healthd.agent.repair.power_step import prepare_power_cycle, read_serials
+from healthd.agent.repair.step_result import StepResult, run_command, take_prepared
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import RepairStep
+from healthd.host.program import ENVIRONMENT
 
 SERIAL = "1660224000123"
 
 
 class Machine:
-    """A machine whose DMI has `SERIAL`. Its BMC is a script: "fru" prints the file `fru`, "cycle" runs `cycle`."""
+    """A machine whose DMI has `SERIAL`. Its BMC is a script: "fru" prints a serial number, "power" runs `cycle`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.program = folder / "bmc"
+        self.program = folder / "ipmitool"
         self.cycled = folder / "cycled"
         dmi = folder / "sys/class/dmi/id"
         dmi.mkdir(parents=True)
@@ -34,7 +36,10 @@ class Machine:
         self.program.chmod(0o755)
 
     def take(self, settings: dict[str, tuple[str, ...]] | None = None, seconds: float = 30.0) -> StepResult:
-        commands = {"power_cycle_command": (str(self.program), "cycle"), "bmc_command": (str(self.program), "fru")}
+        commands = {
+            "power_cycle_command": (str(self.program), "power", "cycle"),
+            "bmc_command": (str(self.program), "fru"),
+        }
         request = Request(
             "20261129T120000Z-power_cycle",
             str(self.folder),
@@ -45,7 +50,10 @@ class Machine:
             root=str(self.folder),
             settings=RepairConfig(**{**commands, **(settings or {})}),  # type: ignore[arg-type]
         )
-        return take_power_cycle(request)
+        before = self.cycles
+        step = prepare_power_cycle(request)
+        assert self.cycles == before
+        return step if isinstance(step, StepResult) else take_prepared(step, seconds, lambda: "", run_command)
 
     @property
     def cycles(self) -> int:
@@ -112,3 +120,27 @@ def test_command_that_does_not_end_may_still_act(machine: Machine) -> None:
 
 def test_serials_of_a_machine_without_dmi_are_empty(tmp_path: Path) -> None:
     assert read_serials(str(tmp_path)) == {"product": "", "board": "", "chassis": ""}
+
+
+def test_programs_that_are_verified_are_those_that_run(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor's PATH is that of the daemon. A program is looked for in healthd's own directories only."""
+    other = machine.folder / "other"
+    other.mkdir()
+    (other / "ipmitool").write_text("#!/bin/sh\necho 'IP Address : 10.0.0.7'\n")
+    (other / "ipmitool").chmod(0o755)
+    trusted = machine.folder / "trusted"
+    trusted.mkdir()
+    (trusted / "ipmitool").write_text("#!/bin/sh\necho 'IP Address : 10.0.0.8'\n")
+    (trusted / "ipmitool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{other}:{os.environ['PATH']}")
+    monkeypatch.setitem(ENVIRONMENT, "PATH", str(trusted))
+    site = machine.folder / "site"
+    site.write_text(machine.program.read_text())
+    site.chmod(0o755)
+    assert machine.take({"power_cycle_command": (str(site), "10.0.0.7")}).outcome is Outcome.IMPOSSIBLE
+    assert machine.cycles == 0
+    assert machine.take({"power_cycle_command": (str(site), "10.0.0.8")}).outcome is None
+    assert machine.cycles == 1
+    (trusted / "ipmitool").chmod(0o777)
+    assert machine.take({"power_cycle_command": (str(site), "10.0.0.8")}).outcome is Outcome.IMPOSSIBLE
+    assert machine.cycles == 1

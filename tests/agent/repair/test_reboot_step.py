@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from waiting import until
 
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.reboot_step import slurm_reboot_problem, take_reboot
-from healthd.agent.repair.step_result import StepResult, run_command
+from healthd.agent.repair.reboot_step import prepare_reboot, slurm_reboot_problem
+from healthd.agent.repair.step_result import StepResult, run_command, take_prepared
 from healthd.common.model import RepairStep
 from healthd.common.slurm.commands import Command, CommandResult
 
@@ -52,6 +52,23 @@ class Answers:
 def take(config: CommandResult, status: int | None = 0, stderr: str = "") -> tuple[StepResult, list[tuple[str, ...]]]:
     answers = Answers(config, CommandResult(status, b"", stderr))
     return take_reboot(REQUEST, answers), answers.changes
+
+
+def take_reboot(request: Request, answers: Answers, problem: str = "") -> StepResult:
+    """Prepare the reboot, and take it. The check between them returns `problem`."""
+    step = prepare_reboot(request, answers)
+    assert answers.changes == []
+    if isinstance(step, StepResult):
+        return step
+    return take_prepared(step, request.command_timeout_seconds, lambda: problem, answers)
+
+
+def test_problem_right_before_the_command_prevents_it() -> None:
+    answers = Answers(config(), CommandResult(0))
+    assert take_reboot(REQUEST, answers, "an operator changed the state") == StepResult(
+        Outcome.REFUSED, "an operator changed the state"
+    )
+    assert answers.changes == []
 
 
 def test_slurm_reboots_with_the_drains_reason_and_without_asap() -> None:

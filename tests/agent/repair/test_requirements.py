@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from healthd.agent.repair.node_reading import read_node
+from healthd.agent.evidence.case import Process as StuckProcess
+from healthd.agent.repair import node_reading
+from healthd.agent.repair.node_reading import own_pids, read_node
 from healthd.agent.repair.requirements import (
     Inhibitor,
     NodeReading,
@@ -23,10 +26,13 @@ from healthd.agent.repair.requirements import (
     parse_inhibitors,
     parse_locks,
     parse_parent,
+    parse_state,
     parse_unit,
     requirements,
     stop_requirement,
 )
+from healthd.common.model import RepairStep
+from healthd.host.program import ENVIRONMENT
 
 INIT = Process(1, 0, "systemd")
 SLURMD = Process(50, 1, "slurmd", "/usr/sbin/slurmd -D", "slurmd.service")
@@ -107,8 +113,33 @@ def test_inhibitor_of_delay_or_sleep_blocks_nothing(mode: str) -> None:
 def test_unreadable_processes_and_inhibitors_are_unknown() -> None:
     found = {r.name: r.met for r in requirements(NodeReading(None, inhibitors=None), SERVICES, ())}
     assert {name for name, met in found.items() if met is None} == {
-        *("jobs", "gpu_users", "packages", "firmware", "inhibitors")
+        *("jobs", "gpu_users", "packages", "firmware", "crash_dump", "inhibitors")
     }
+
+
+@pytest.mark.parametrize("state", ["unknown", "offline", "a-state-of-a-later-systemd"])
+def test_unknown_state_of_systemd_is_not_met(state: str) -> None:
+    found = requirements(NodeReading(processes=(), system_state=state), SERVICES, ())
+    assert {r.name: r.met for r in found}["settled"] is None
+
+
+def test_unreadable_locks_are_unknown_unless_a_package_manager_runs() -> None:
+    found = requirements(NodeReading(processes=(), package_locks=None), SERVICES, ())
+    assert {r.name: r.met for r in found}["packages"] is None
+    found = requirements(NodeReading(processes=(Process(60, 1, "dpkg"),), package_locks=None), SERVICES, ())
+    assert {r.name: r.met for r in found}["packages"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "requirement"),
+    [("slurmstepd", "jobs"), ("ipmitool", "firmware"), ("nvme", "firmware"), ("python3", "firmware")],
+)
+def test_program_with_hidden_arguments_counts_by_its_name(name: str, requirement: str) -> None:
+    assert set(unmet(Process(60, 1, name, is_hidden=True))) == {requirement}
+
+
+def test_hidden_arguments_of_healthds_own_program_are_no_firmware_update() -> None:
+    assert unmet(Process(99, 1, "python3", is_hidden=True)) == {}
 
 
 def test_many_processes_are_counted() -> None:
@@ -183,6 +214,8 @@ def test_parse_unit_reads_system_services_only(cgroup: str, unit: str) -> None:
 
 def test_parse_parent_ignores_parentheses_in_name() -> None:
     assert parse_parent("12 (a) S 7 (b)) S 34 1 1 0") == 34
+    assert parse_state("12 (a) S 7 (b)) D 34 1 1 0") == "D"
+    assert parse_state("") == ""
 
 
 # --- the real machine
@@ -194,7 +227,8 @@ def test_reading_of_this_machine_has_this_process() -> None:
         pytest.skip("needs root")
     own = next(p for p in reading.processes if p.pid == os.getpid())
     assert own.parent == os.getppid()
-    assert "pytest" in own.command or "python" in own.command
+    assert own.name == Path("/proc/self/comm").read_text().strip()
+    assert bool(own.command) is own.name.startswith("python")
 
 
 def test_lock_of_package_manager_is_found(tmp_path: Path) -> None:
@@ -227,3 +261,156 @@ def test_regular_file_named_like_gpu_is_no_gpu(tmp_path: Path) -> None:
 def test_unreadable_process_makes_all_unknown() -> None:
     reading = replace(NodeReading(), processes=None)
     assert requirements(reading, (), ())[0].met is None
+
+
+# --- healthd's own processes
+
+OWN = (
+    Process(7, 1, "healthd", unit="healthd.service"),
+    Process(8, 1, "nvidia-smi", unit="healthd-evidence.service"),
+    Process(9, 1, "nvidia-smi", unit="healthd-repair.service"),
+    Process(10, 1, "hook", unit="healthd-hooks.service"),
+    Process(11, 1, "x", unit="other.service"),
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (RepairStep.GPU_RESET, {7}),
+        (RepairStep.REBOOT, {7, 8, 9, 10}),
+        (RepairStep.POWER_CYCLE, {7, 8, 9, 10}),
+    ],
+)
+def test_only_a_boot_ends_healthds_programs(step: RepairStep, expected: set[int]) -> None:
+    reading = NodeReading(processes=OWN, system_state="running")
+    assert own_pids(reading, step, daemon=11) == {*expected, os.getpid()}
+
+
+@pytest.mark.parametrize(("step", "is_own"), [(RepairStep.GPU_RESET, False), (RepairStep.REBOOT, True)])
+def test_only_a_boot_ends_a_process_that_hangs(step: RepairStep, is_own: bool) -> None:
+    start = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+    reading = NodeReading(processes=(), system_state="running")
+    found = own_pids(reading, step, [StuckProcess(os.getppid(), start)])
+    assert (os.getppid() in found) is is_own
+    assert os.getppid() not in own_pids(reading, step, [StuckProcess(os.getppid(), start + 1)]), "a later process"
+
+
+def test_processes_below_the_daemon_are_own_without_systemd() -> None:
+    below = (Process(50, 1, "healthd"), Process(70, 50, "healthd"), Process(71, 70, "healthd"), *OWN[1:])
+    assert own_pids(NodeReading(processes=below), RepairStep.GPU_RESET, daemon=50) == {50, 70, 71, os.getpid()}
+
+
+# --- a made-up /proc, and systemd without logind
+
+
+class MadeUpProc:
+    """A /proc with one process. `threads` are the states of its threads; the first is the main thread."""
+
+    def __init__(self, root: Path, name: str = "python3", threads: tuple[str, ...] = ("S",)) -> None:
+        self.root, self.folder = root, root / "proc/12"
+        (root / "proc").mkdir(parents=True)
+        (root / "proc/locks").write_text("")
+        for number, state in enumerate(threads):
+            thread = self.folder / f"task/{12 + number}"
+            (thread / "fd").mkdir(parents=True)
+            (thread / "stat").write_text(f"{12 + number} ({name}) {state} 1 1\n")
+        (self.folder / "fd").mkdir()
+        (self.folder / "stat").write_text(f"12 ({name}) {threads[0]} 1 1\n")
+        (self.folder / "comm").write_text(f"{name}\n")
+        (self.folder / "cmdline").write_text(f"{name}\0nvfwupd\0")
+        (self.folder / "cgroup").write_text("0::/\n")
+
+    def process(self) -> Process:
+        processes = read_node(str(self.root)).processes
+        assert processes is not None
+        (found,) = processes
+        return found
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "command", "is_hidden"),
+    [
+        ("python3", ("S", "S"), "python3 nvfwupd", False),
+        ("python3", ("D",), "", True),
+        ("python3", ("S", "D"), "", True),
+        ("nvidia-smi", ("D",), "", False),
+        ("nvidia-smi", ("S",), "", False),
+    ],
+)
+def test_arguments_are_read_only_if_they_matter_and_no_thread_hangs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    threads: tuple[str, ...],
+    command: str,
+    is_hidden: bool,
+) -> None:
+    monkeypatch.setattr(node_reading, "STATE_SECONDS", 0.0)
+    made = MadeUpProc(tmp_path, name, threads)
+    if not command:
+        (made.folder / "cmdline").unlink()
+        os.mkfifo(made.folder / "cmdline")  # to open it would wait without end
+    found = made.process()
+    assert (found.command, found.is_hidden) == (command, is_hidden)
+
+
+def test_files_of_a_process_whose_main_thread_has_exited_are_those_of_its_other_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_reading, "GPU_FILES", "/dev/null")
+    made = MadeUpProc(tmp_path, threads=("Z", "S"))
+    (made.folder / "task/13/fd/4").symlink_to("/dev/null")
+    assert made.process().gpu_files == ("/dev/null",)
+    (made.folder / "task/13/stat").write_text("13 (python3) Z 1 1\n")
+    assert made.process().gpu_files == ()
+
+
+@pytest.mark.parametrize(("number", "is_known"), [(errno.ENOENT, True), (errno.ESRCH, True), (errno.EIO, False)])
+def test_only_a_process_that_has_exited_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_known: bool
+) -> None:
+    def read(folder: str, name: str) -> str:
+        raise OSError(number, os.strerror(number))
+
+    made = MadeUpProc(tmp_path)
+    monkeypatch.setattr(node_reading, "_read", read)
+    assert read_node(str(made.root)).processes == (() if is_known else None)
+
+
+def test_locks_that_cannot_be_read_are_unknown(tmp_path: Path) -> None:
+    made = MadeUpProc(tmp_path)
+    assert read_node(str(made.root)).package_locks == ()
+    (made.root / "proc/locks").unlink()
+    assert read_node(str(made.root)).package_locks is None
+
+
+@pytest.mark.parametrize(
+    ("load", "active", "owner", "expected"),
+    [
+        ("masked", "inactive", "exit 1", ()),
+        ("not-found", "inactive", "exit 1", ()),
+        ("masked", "failed", "exit 1", ()),
+        ("masked", "active", "echo b true", None),
+        ("loaded", "inactive", "echo b false", ()),
+        ("loaded", "inactive", "echo b true", None),
+        ("loaded", "inactive", "exit 1", None),
+        ("loaded", "active", "echo b true", None),
+    ],
+)
+def test_without_logind_there_are_no_inhibitors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: str, active: str, owner: str, expected: tuple[()] | None
+) -> None:
+    programs = {
+        "systemctl": f"case $1 in show) echo LoadState={load}; echo ActiveState={active} ;; *) echo running ;; esac",
+        "busctl": f'case "$*" in *NameHasOwner*) {owner} ;; *) echo "Unit is masked." >&2; exit 1 ;; esac',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    made = MadeUpProc(tmp_path / "root")
+    (made.root / "run/systemd/system").mkdir(parents=True)
+    monkeypatch.setitem(ENVIRONMENT, "PATH", f"{tmp_path}:{ENVIRONMENT['PATH']}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    reading = read_node(str(made.root))
+    assert (reading.inhibitors, reading.system_state) == (expected, "running")

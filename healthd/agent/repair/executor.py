@@ -38,7 +38,6 @@ from healthd.agent.repair.journal import (
     identity_problem,
     is_interrupted,
     parse_request,
-    stopped_problem,
     survives_reboot,
     tried_within_day,
     with_entry,
@@ -201,9 +200,6 @@ class Executor:
 
     def _reset_gpus(self) -> None:
         request, before = self._request, self._journal.stopped
-        if before is not None and before.hung:
-            self._record(Outcome.REFUSED, stopped_problem(self._journal))
-            return
         try:
             prepared = reset_step.prepare_reset(request, self._smi)
         except ResetImpossible as error:
@@ -272,10 +268,12 @@ class Executor:
 
     def _node_problem(self) -> str:
         request = self._request
-        if request.step is RepairStep.GPU_RESET and (hung := alive(request.stuck)):
+        stopped = self._journal.stopped
+        stuck = (*request.stuck, *(stopped.hung if stopped is not None else ()))
+        if request.step is RepairStep.GPU_RESET and (hung := alive(stuck)):
             return f"process {hung[0].pid} hangs in the kernel, so a reset may hang, too"
         reading = read_node(request.root)
-        own = own_pids(reading, request.step, request.stuck, os.getppid())
+        own = own_pids(reading, request.step, stuck, os.getppid())
         for requirement in requirements(reading, request.settings.stop_services, own):
             if not requirement.met:
                 why = requirement.problem or "unknown"

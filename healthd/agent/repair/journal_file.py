@@ -1,6 +1,6 @@
 """The files of the journal: the durable one in the state directory, and the daemon's copy in the runtime directory.
 
-Only the program `healthd repair run` uses this module, because a write waits for the disk.
+Only separate programs (`healthd repair run`, `healthd doctor`) use this module, because a write waits for the disk.
 """
 
 from __future__ import annotations

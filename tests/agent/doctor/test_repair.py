@@ -69,10 +69,9 @@ class ActingNode:
         boot_id = self.root / "proc/sys/kernel/random/boot_id"
         boot_id.parent.mkdir(parents=True)
         boot_id.write_text(f"{BOOT}\n")
-        (self.root / "proc/locks").write_text("")
-
         (self.root / "etc").mkdir()
         (self.root / "etc/machine-id").write_text("0c7d3ae0b6d24c6fb7c6b8f1d6a1e5a3\n")
+        (self.root / "proc/locks").write_text("")
         self.systemd_dir = folder / "systemd"
 
     def write_journal(self, first_boot: str, node: str = "n1") -> None:

@@ -201,8 +201,10 @@ def test_service_that_stops_right_after_its_start_is_kept_for_the_next_run(
 ) -> None:
     node.write(f"{DCGM}.after_start", f"{state}\n")
     node.write(f"{DCGM}.type", f"{kind}\n")
-    assert work(node).outcome is Outcome.DONE
-    assert node.journal().stopped == (Stopped(BOOT_ID, (DCGM,)) if left else None)
+    entry = work(node)
+    stopped = node.journal().stopped
+    assert entry.outcome is Outcome.DONE
+    assert (stopped.services if stopped is not None else ()) == (DCGM,) * left
 
 
 @pytest.mark.parametrize("kind", services._STOPPED_TOO)
@@ -728,7 +730,7 @@ def test_boot_does_not_wait_for_a_program_of_healthd_that_hangs(
     monkeypatch.setattr(executor, "read_node", read)
     for unit, outcome in (("healthd-evidence.service", Outcome.TAKING), ("other.service", Outcome.REFUSED)):
         hung = Process(7, 1, "nvidia-smi", unit=unit, gpu_files=("/dev/nvidia0",))
-        write_journal(node.made_journal(), str(node.state_dir))
+        write_journal(node.made_journal("an-earlier-boot"), str(node.state_dir))
         assert reboot(node, monkeypatch, touch(node)).outcome is outcome
     hung = Process(7, 1, "nvidia-smi", unit="healthd-evidence.service", gpu_files=("/dev/nvidia0",))
     node.set_node(IDLE, REASON)
@@ -796,7 +798,7 @@ def test_refusal_that_could_not_be_recorded_is_recorded_later(
         monkeypatch.setattr(executor, "write_journal", fail)
         return StepResult(Outcome.REFUSED, "problem")
 
-    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: lambda request: PreparedStep(("true",), take)})
+    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: prepare})
     reason = REASON.replace("gpu_reset", "reboot")
     node.set_node(IDLE, reason)
     run_once(node, step=RepairStep.REBOOT, reason=reason)

@@ -330,7 +330,7 @@ def _taken(record: RepairRecord, attempt: Attempt, entry: Entry, view: View) -> 
 def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
     if view.was_resumed:
         return _succeeded(record, attempt)
-    if view.is_taken_over:
+    if view.is_taken_over or not view.is_drained:
         return _stopped(record, attempt, view)
     # A new fault that only a person can end may pass by itself: services start again, and MIG instances are created.
     needs_step = view.plan is not None and view.plan.step is not RepairStep.PERSON

@@ -148,7 +148,7 @@ class NodeRepair:
             self._boot_id,
             plan,
             causes=_texts(verdict.causes),
-            seen=_texts(c for c in verdict.causes if attempt is not None and last_evidence_time(c) >= attempt.taken_at),
+            seen=_texts(c for c in verdict.causes if attempt is not None and self._is_after_step(c, attempt)),
             waiting=_texts(c for c in verdict.causes if c.repaired),
             drain=drain,
             journal=self.program.journal,
@@ -184,6 +184,11 @@ class NodeRepair:
             remedies = registry.remedies(configured.checks, (c.code for c in verdict.causes))
             self._plan = node_plan(verdict, ledger, record, node, settings, remedies, context)
         return self._plan
+
+    def _is_after_step(self, condition: Condition, attempt: Attempt) -> bool:
+        """Return True if a fault was found after the step. A boot may be noticed later than a fault in this boot."""
+        is_of_this_boot = attempt.boot_id != self._boot_id and condition.boot_id == self._boot_id
+        return is_of_this_boot or last_evidence_time(condition) >= attempt.taken_at
 
     def _has_checked(self, attempt: Attempt | None) -> bool:
         """Return True if every check that a resume requires has run since the step."""

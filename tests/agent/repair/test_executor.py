@@ -796,7 +796,7 @@ def test_refusal_that_could_not_be_recorded_is_recorded_later(
         monkeypatch.setattr(executor, "write_journal", fail)
         return StepResult(Outcome.REFUSED, "problem")
 
-    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: lambda request: PreparedStep(("true",), take)})
+    monkeypatch.setattr(executor, "BOOTS", {RepairStep.REBOOT: prepare})
     reason = REASON.replace("gpu_reset", "reboot")
     node.set_node(IDLE, reason)
     run_once(node, step=RepairStep.REBOOT, reason=reason)

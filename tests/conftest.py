@@ -84,6 +84,7 @@ WIDE = {
     "e2e/test_readme_on_a_node.py": "fresh Debian systems, from the network",
     "e2e/test_real_file_system.py": "real errors of a file system, in the machine's only kernel log",
     "e2e/test_real_kernel_log.py": "the machine's only kernel log, filled to its capacity",
+    "e2e/test_repair_reboot.py": "reboots on two versions of Slurm, minutes",
     "e2e/test_requeue_by_part.py": "parallel jobs on each version of Slurm",
     "e2e/test_run_leaves_nothing.py": "frozen disks and cgroups, and runs killed while using them",
     "e2e/test_shells.py": "TAB in bash, zsh and fish",

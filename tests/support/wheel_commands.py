@@ -38,6 +38,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], int]] = {
     "hooks run": (DAEMON, 0),
     "hooks test": (("on_drain",), 64),  # no hook is configured
     "repair": (DAEMON, 1),  # repair is off
+    "repair now": (DAEMON, 1),  # the node needs no step
+    "repair stop": (DAEMON, 1),
     "repair history": (("--state-dir", "state"), 0),
     "repair run": (DAEMON, 0),
     "check": (("gpu_count", "gpu_ecc", *NODE), 0),

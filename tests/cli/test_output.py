@@ -33,7 +33,7 @@ pytestmark = pytest.mark.one_python
 FOLDER = Path(__file__).parent / "output"
 FILES = FOLDER / "files"
 COMMAND = re.compile(r"(?m)^\$ (.*)\n")
-DATE = re.compile(r"\b20\d\d-\d\d-\d\d[ T]\d\d:\d\d(:\d\d)?(Z|\+00:00)?")
+DATE = re.compile(r"\b20\d\d-\d\d-\d\d[\sT]\d\d:\d\d(:\d\d)?(Z|\+00:00)?")
 
 
 NODE = NodeReading(

@@ -114,7 +114,8 @@ def _step_sentences(steps: Document) -> list[str]:
             else ""
         )
         found.append(
-            f"healthd took the step {_step(row)} {plural(row['attempts'], 'time')}: {row['succeeded']:,} succeeded{share}."
+            f"healthd took the step {_step(row)} {plural(row['attempts'], 'time')}: "
+            f"{row['succeeded']:,} succeeded{share}."
         )
     if steps["gave_up"]:
         codes = ", ".join(f"{code} ({count:,})" for code, count in [*steps["gave_up_by_code"].items()][:5])

@@ -129,8 +129,8 @@ def _show(args: argparse.Namespace) -> int:
 
 def _path_arguments(parser: Parser) -> None:
     parser.add_argument("id", metavar="ID", nargs="?", default="latest", help="id of the evidence (default: latest)")
-    parser.add_argument("--redact", action="store_true", help="write a copy without user names and command lines")
-    parser.add_argument("--out", metavar="FILE", help="the file for the copy")
+    parser.add_argument("--redact", action="store_true", help="write a copy for a vendor to --out")
+    parser.add_argument("--out", metavar="FILE", help="file for the copy; it must not exist")
     _add_place(parser)
 
 
@@ -164,8 +164,8 @@ def _user_names() -> list[str]:
 
 
 def _collect_arguments(parser: Parser) -> None:
-    parser.add_argument("--now", action="store_true", help="collect without a request of the daemon")
-    parser.add_argument("--full", action="store_true", help="with --now: also what needs a node without jobs")
+    parser.add_argument("--now", action="store_true", help="collect evidence now, without a request from the daemon")
+    parser.add_argument("--full", action="store_true", help="with --now: also run programs that disturb jobs")
     flags.add_client_flags(parser)
     parser.add_argument("--state-dir", metavar="DIR", help="state directory (default: from the settings)")
 
@@ -222,23 +222,23 @@ COMMANDS = {
     "evidence show": Command(
         _show_arguments,
         _show,
-        "Show what one file contains: the faults, serial numbers, firmware versions, and each program's result.",
+        "Show the content of one evidence file: faults, serial numbers, firmware versions, and each program's result.",
         "  healthd evidence show\n  healthd evidence show 20261129T060000Z-gpu_xid-79 --json\n",
     ),
     "evidence path": Command(
         _path_arguments,
         _path,
-        "Print the path of the file with the evidence.\n"
-        "With --redact, write a copy for a vendor: without user names, command lines, job names and the node's name. "
+        "Print the path of an evidence file.\n"
+        "With --redact, write a copy for a vendor, without user names, command lines, job names and the node's name. "
         "docs/evidence.md lists what the copy contains.",
         "  tar xzf $(healthd evidence path)\n  healthd evidence path latest --redact --out /root/evidence.tar.gz\n",
     ),
     "evidence collect": Command(
         _collect_arguments,
         _collect,
-        "Save the evidence that the daemon has requested. systemd runs this command (healthd-evidence.service).\n"
-        "With --now, save the evidence by hand. With --full, nvidia-bug-report.sh and other programs run too, which "
-        "disturb jobs.",
+        "Save the evidence that the daemon has requested. healthd-evidence.service runs this command.\n"
+        "With --now, save evidence by hand. With --full, also run nvidia-bug-report.sh and other programs that disturb "
+        "jobs.",
         "  healthd evidence collect --now\n  healthd evidence collect --now --full     # on a node without jobs\n",
     ),
 }

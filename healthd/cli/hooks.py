@@ -1,4 +1,4 @@
-"""`healthd hooks run`, which the daemon requests, and `healthd hooks test`, for a person."""
+"""`healthd hooks run`, which the daemon requests, and `healthd hooks test`, for operators."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ COMMANDS = {
     "hooks run": Command(
         flags.add_client_flags,
         _run,
-        "Run the hooks for all events that have not been handled yet. healthd-hooks.service calls this when the daemon "
-        "requests it. Without a request, nothing happens.\n"
+        "Run the hooks for all events that have not been handled yet. healthd-hooks.service runs this command when the "
+        "daemon requests it. Without a request, it does nothing.\n"
         "Exit status: 0 done, 1 the state directory or the runtime directory cannot be used.",
     ),
     "hooks test": Command(
         _test_arguments,
         _test,
-        "Run a configured hook once with a sample event, and print its status, time and output. The event has "
+        "Run a configured hook once with a sample event, and print its result, time and output. The event has "
         '"test": true. Run it as root, as the service does.\n'
         "Exit status: 0 the program succeeded, 1 it failed, 64 usage error.",
         "  healthd hooks test on_drain\n  healthd hooks test on_drain --print | jq .conditions\n",

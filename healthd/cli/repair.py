@@ -1,4 +1,4 @@
-"""`healthd repair`: the step that would repair this node and what prevents it; orders, stops, and earlier faults."""
+"""`healthd repair`: show the step that this node needs, order or stop the repair, and show earlier faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND_SECONDS = 30.0
 
 def _repair_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "--dry-run", action="store_true", help="show the step and what prevents it; healthd takes no step (the default)"
+        "--dry-run", action="store_true", help="show the step and its requirements (the default); no step is taken"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     flags.add_client_flags(parser)
@@ -167,8 +167,8 @@ COMMANDS = {
     "repair": Command(
         _repair_arguments,
         _repair,
-        "Show the step that would repair this drained node, and each condition that must hold before it. This command "
-        "takes no step; docs/repair.md describes the steps and repair.mode.\n"
+        "Show the step that would repair this drained node, and whether each requirement for it is met. This command "
+        "takes no step. docs/repair.md describes the steps and repair.mode.\n"
         "Exit status: 0 no repair is needed, 1 the node needs a step, or repair is off, 2 the node needs a person, "
         "3 the daemon does not answer, 64 usage error.",
         "  healthd repair --dry-run\n  healthd repair --json | jq .step\n",
@@ -176,15 +176,16 @@ COMMANDS = {
     "repair now": Command(
         _plain_arguments,
         _now,
-        'Take the step that this drained node needs now, also with repair.mode = "advise". It skips the waits of mode '
-        '"act" (evidence, one step per day), but no protection of jobs. Only root may use it.\n'
+        'Repair this drained node now, also with repair.mode = "advise". healthd does not wait for the evidence or for '
+        "a day between equal steps, but waits until the node is drained and idle. All protections of jobs apply. Only "
+        "root may use this command.\n"
         "Exit status: 0 ordered, 1 refused, 3 the daemon does not answer, 64 usage error.",
-        "  healthd repair --dry-run && healthd repair now\n",
+        "  healthd repair --dry-run\n  healthd repair now\n",
     ),
     "repair stop": Command(
         _plain_arguments,
         _stop,
-        "Stop the repair of this node until its drain ends. A step that is being taken continues. Only root may use "
+        "Stop the repair of this node until its drain ends. A step that has begun continues. Only root may use "
         "this command.\n"
         "Exit status: 0 stopped, 1 refused, 3 the daemon does not answer, 64 usage error.",
         "  healthd repair stop\n",
@@ -192,7 +193,7 @@ COMMANDS = {
     "repair history": Command(
         _history_arguments,
         _history,
-        "Show the faults that drained this node: the advised step, what ended each fault, and whether it returned "
+        "Show the faults that drained this node, with the advised step, what ended each fault, and whether it returned "
         "within 28 days.\n"
         "Exit status: 0 done, 3 a file or directory cannot be read, 64 usage error.",
         "  healthd repair history\n",
@@ -200,8 +201,8 @@ COMMANDS = {
     "repair run": Command(
         _run_arguments,
         _run,
-        "Take the repair step that the daemon has requested. systemd runs this command (healthd-repair.service); it is "
-        "not for people. Without a request, it does nothing.\n"
+        "Take the repair step that the daemon has requested. healthd-repair.service runs this command; do not run it "
+        "by hand. Without a request, it does nothing.\n"
         "Exit status: 0 done, 3 a file or directory cannot be used, 64 usage error.",
     ),
 }

@@ -34,7 +34,7 @@ class CauseStep(Value, frozen=True):
 
 
 class Obstacle(enum.Enum):
-    """A state in which healthd takes no step. A later state may allow the step."""
+    """A state in which healthd takes no step."""
 
     OBSERVE = "observe"  # mode = "observe"
     PAUSED = "paused"  # healthd pause
@@ -43,7 +43,7 @@ class Obstacle(enum.Enum):
     SLURM_UNKNOWN = "slurm_unknown"  # the node's state in Slurm is not known
     NOT_DRAINED = "not_drained"  # healthd's drain is not in force yet
     FOREIGN_DRAIN = "foreign_drain"  # another user or tool drained the node
-    MAINTENANCE = "maintenance"  # a reservation for maintenance
+    MAINTENANCE = "maintenance"  # the node is in a reservation for maintenance
     DOWN = "down"  # DOWN in Slurm, so jobs may still run unobserved
     NOT_RESPONDING = "not_responding"  # slurmd does not respond, so Slurm's list of jobs may be out of date
     JOBS = "jobs"  # a job or its epilog is on the node
@@ -51,8 +51,8 @@ class Obstacle(enum.Enum):
     EVIDENCE = "evidence"  # the evidence of the fault is not saved yet
     JOURNAL = "journal"  # the journal of repair steps cannot be read
     PROGRAM = "program"  # healthd-repair does not serve requests
-    STATE_DIR = "state_dir"  # not shown yet that state_dir survives a reboot
-    BEFORE_ACT = "before_act"  # healthd drained the node before repair.mode = "act"
+    STATE_DIR = "state_dir"  # not known yet whether state_dir survives a reboot
+    BEFORE_ACT = "before_act"  # healthd drained the node before repair.mode = "act" was set
     STOPPED = "stopped"  # healthd repair stop
     TRIED = "tried"  # the step was taken for this cause in the last 24 hours
     RETRY = "retry"  # the last try was refused a short time ago
@@ -61,8 +61,8 @@ class Obstacle(enum.Enum):
 class Plan(Value, frozen=True):
     """The step that the node needs.
 
-    next       the step after that, if it fails
-    causes     the causes that need a step; those that need this step come first, each group worst first
+    next       the step that follows if this one fails
+    causes     the causes that need a step, worst first; those that need this step come before the others
     parts      the GPUs to reset, as PCI addresses, or () for all
     obstacles  states that prevent the step now
     """
@@ -85,14 +85,14 @@ class AttemptStage(enum.Enum):
 class Attempt(Value, frozen=True):
     """One step of a repair, from its claim to the resume.
 
-    id       names the step in the journal (agent/repair/journal.py)
+    id       the step's id in the journal (agent/repair/journal.py)
     since    when the stage began
     boot_id  this machine's boot when the attempt began
     causes   the faults that the step should end, as "CODE PART"
     others   faults that only a person can end
     parts    PCI addresses of the GPUs to reset; () for all
-    taken_at  when the step had ended, in stage VERIFY
-    is_taken_over  True if another user changed the drain during the step, after which nothing more follows
+    taken_at  when the step ended; set in stage VERIFY
+    is_taken_over  True if another user changed the drain during the step; the repair then ends after the step
     """
 
     id: str
@@ -110,7 +110,7 @@ class Attempt(Value, frozen=True):
 class FailedStep(Value, frozen=True):
     """A step of this drain that did not end the faults. `why` is one sentence.
 
-    `was_taken` is false if the step was impossible here, so that nothing was changed.
+    `was_taken` is False if the step was impossible on this node, so nothing was changed.
     """
 
     step: RepairStep
@@ -132,8 +132,8 @@ class RepairRecord(Value, frozen=True):
     refused      why the last try was refused, or ""
     stopped_by   the operator who stopped the repair of the current drain, or ""
     ordered_by   the operator who ordered a repair of the current drain, or ""
-    act_since    when mode "act" was set, or 0
-    concluded    id of the last step in the journal that is over
+    act_since    when repair.mode "act" was set, or 0
+    concluded    id of the last finished step in the journal
     booted       boot id of the boot that a step of this drain caused, or ""
     is_state_dir_proven  True if the journal is from an earlier boot; None if it has not been read
     """

@@ -1,8 +1,8 @@
 """Test what healthd can do about a repair, and find other programs that may drain or reboot this node.
 
-In mode "act", each requirement that does not depend on the moment is tested: the journal, the unit that takes the
-steps, whether the requirements can be read, and each step in repair.order. This changes nothing. The BMC's proof runs
-repair.bmc_command.
+In mode "act", this tests everything that does not depend on the node's current state: the journal, the unit that takes
+the steps, whether the requirements can be read, and each step in repair.order. Nothing is changed. The proof of the BMC
+runs repair.bmc_command.
 
 If two programs drain, resume or reboot the same node, each undoes the other's work. A node needs one owner.
 """
@@ -36,8 +36,8 @@ UNIT = "healthd-repair.path"
 NOT_SET = ("", "(null)")
 # Slurm does not power nodes off without both settings (slurm.conf(5)); -1 and INFINITE disable it.
 NEVER = ("NONE", "INFINITE", "-1", "-1 SEC")
-# Programs by the beginning of their command line: path or name of the program (NVIDIA/NVSentinel, health-monitors/;
-# Base Command Manager, "Cluster Management Daemon"; leptonai/gpud).
+# Programs by the beginning of their path, or by their name (NVIDIA/NVSentinel, health-monitors/; Base Command Manager,
+# "Cluster Management Daemon"; leptonai/gpud).
 PROGRAMS = {
     "/cm/local/apps/cmd/": "Base Command Manager (cmd) may drain, power off or reinstall it",
     "gpu-health-monitor": "NVSentinel (gpu-health-monitor) may cordon, drain or reboot it",
@@ -55,7 +55,7 @@ def lines(settings: Settings, run: Run = run, systemd_dir: str = SYSTEMD_DIR) ->
         yield limited_line("other owners", "; ".join(owners), f"let one program own a node: {DOCUMENT}")
     else:
         unread = "" if config else "; slurm.conf could not be read"
-        yield ok_line("other owners", f"no other program was found that drains or reboots this node{unread}")
+        yield ok_line("other owners", f"found no other program that drains or reboots this node{unread}")
 
 
 def _slurm_config(run: Run) -> str:
@@ -77,7 +77,7 @@ def _repair_lines(settings: Settings, config: str, systemd_dir: str) -> Iterator
     if mode is RepairMode.ADVISE:
         yield ok_line("repair", f"healthd reports the step that a drained node needs ({steps}) and takes none; {how}")
         return
-    yield ok_line("repair", f"healthd takes the step that a node needs which it has drained ({steps}); {how}")
+    yield ok_line("repair", f"healthd repairs this node after its own drains ({steps}); {how}")
     yield _journal_line(settings)
     if os.path.isdir(systemd_dir):
         yield unit_line("repair unit", UNIT, "no step is taken")
@@ -96,12 +96,12 @@ def _reboot_text(config: str) -> str:
 
 
 def _journal_line(settings: Settings) -> Line:
-    """Test that the journal of steps survives a reboot. Without this proof, healthd takes no step."""
+    """Test that the journal has survived a reboot. Otherwise healthd takes no step."""
     topic, path = "repair journal", os.path.join(settings.state_dir, JOURNAL_FILE)
     try:
         journal = parse_journal(ownership.read(path).decode("utf-8", "replace"))
     except FileNotFoundError:
-        message = f"no {path}: the daemon creates it, and no step is taken until this node has booted after that"
+        message = f"no {path} yet: the daemon creates it, and takes no step before the next boot of this node"
         return limited_line(topic, message, "systemctl restart healthd")
     except PermissionError as error:
         fix = ("sudo healthd doctor",) if os.geteuid() else ()
@@ -114,23 +114,23 @@ def _journal_line(settings: Settings) -> Line:
         commands = (f"rm {path}", "systemctl restart healthd") if machine else ()
         return failed_line(topic, f"{path}: {problem}: no step is taken", *commands)
     if not survives_reboot(journal, Host(settings.root).boot_id().strip()):
-        message = f"{path} is from this boot: no step is taken until a reboot shows that state_dir survives it"
+        message = f"{path} is from this boot: no step is taken before a reboot has shown that state_dir survives it"
         return limited_line(topic, message, "reboot this node once when it has no jobs")
     return ok_line(topic, f"{path} has survived a reboot; {len(journal.entries)} steps are recorded")
 
 
 def _requirements_line(settings: Settings) -> Line:
-    """Test that each requirement on this node can be read. Whether it is met depends on the moment."""
+    """Test that each requirement on this node can be read. Whether it is met is tested before each step."""
     topic = "requirements"
     if os.geteuid() != 0:
-        return limited_line(topic, "only root can read what a step requires of this node", "sudo healthd doctor")
+        return limited_line(topic, "only root can read the requirements of a step", "sudo healthd doctor")
     reading = read_node(settings.root)
     found = requirements(reading, settings.repair.stop_services, own_pids(reading, RepairStep.REBOOT))
     unknown = [f"{r.text} ({r.problem})" if r.problem else r.text for r in found if r.met is None]
     if unknown:
-        message = f"unknown: {'; '.join(unknown)}; no step is taken while one of these is unknown"
+        message = f"cannot be tested: {'; '.join(unknown)}; no step is taken while one of these is unknown"
         return failed_line(topic, message, f"healthd repair ({DOCUMENT})")
-    return ok_line(topic, "what a step requires of this node can be read")
+    return ok_line(topic, "all requirements of a step can be read on this node")
 
 
 def _reset_line(root: str) -> Line:
@@ -138,7 +138,7 @@ def _reset_line(root: str) -> Line:
     if not os.path.isdir(os.path.join(root, "proc/driver/nvidia")):
         return absent_line(topic, "no NVIDIA driver is loaded")
     try:
-        return ok_line(topic, f"{find_program('nvidia-smi')} resets GPUs, if the system allows it ({DOCUMENT})")
+        return ok_line(topic, f"{find_program('nvidia-smi')} resets GPUs, if their type allows it ({DOCUMENT})")
     except OSError as error:
         return failed_line(topic, f"nvidia-smi: {error.strerror or error}: no GPU is reset", "install nvidia-utils")
 
@@ -146,10 +146,10 @@ def _reset_line(root: str) -> Line:
 def _reboot_line(config: str, systemd_dir: str) -> Line:
     topic = "reboot"
     if not config:
-        return limited_line(topic, "slurm.conf could not be read, so no node is rebooted", "scontrol show config")
+        return limited_line(topic, "slurm.conf could not be read, so this node is not rebooted", "scontrol show config")
     if parse_setting(config, "RebootProgram") in NOT_SET:
         if os.path.isdir(systemd_dir):
-            return ok_line(topic, "systemd reboots this node; Slurm has no RebootProgram")
+            return ok_line(topic, "systemd reboots this node, because Slurm has no RebootProgram")
         return failed_line(topic, "neither Slurm nor systemd can reboot this node", "RebootProgram in slurm.conf")
     if problem := slurm_reboot_problem(config):
         return failed_line(topic, problem, "ReturnToService=1 in slurm.conf")
@@ -189,7 +189,7 @@ def program_owners(command_lines: Iterable[str]) -> Iterator[str]:
 def command_lines(root: str) -> Iterator[str]:
     """Yield the command line of each process of root, with NUL between its words. Users cannot imitate these.
 
-    The command line of a process that hangs in the kernel is left out, because it may never be returned.
+    A process that hangs in the kernel is left out, because a read of its command line may never return.
     """
     proc = os.path.join(root, "proc")
     for pid in filter(is_decimal, os.listdir(proc)):

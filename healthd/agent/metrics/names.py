@@ -143,10 +143,8 @@ FAMILIES = {
         (), "When the waiting drain is retried, in seconds since the epoch."
     ),
     "repair_mode_info": Family(("mode",), "Always 1; the label is repair.mode."),
-    "repair_step": Family(
-        ("step",), "1 for the step of the repair ladder that this node needs; no series if it needs none."
-    ),
-    "repair_obstacle": Family(("obstacle",), "1 for each reason why that step cannot be taken now."),
+    "repair_step": Family(("step",), "1 for the repair step that this node needs; no series if it needs none."),
+    "repair_obstacle": Family(("obstacle",), "1 for each obstacle that prevents this step now."),
     "repair_given_up": Family((), "1 if the last repair step failed, so that a person must act."),
     "repair_stage_begun_timestamp_seconds": Family(
         ("step", "stage"),
@@ -154,13 +152,13 @@ FAMILIES = {
     ),
     "repair_stage_deadline_timestamp_seconds": Family(
         ("step", "stage"),
-        "When this stage should have ended, in seconds since the epoch. A claim has no such time.",
+        "Time by which this stage should end, in seconds since the epoch. A claim has no deadline.",
     ),
     "decision": Family(("action",), "1 for the last decision, 0 for the other actions."),
     "decision_withheld": Family((), "1 if the mode, a pause or a limit prevents an action; else 0."),
     "commands_total": Family(
         ("command",),
-        "Operators' commands since the start: ack, repaired, pause, unpause, failslow-pause, failslow-unpause.",
+        "Operators' commands since the start, such as ack, repaired, pause, repair-now and failslow-pause.",
     ),
     "paused": Family((), "1 while healthd is paused, else 0."),
     "paused_until_timestamp_seconds": Family((), "When the pause ends, in seconds since the epoch."),

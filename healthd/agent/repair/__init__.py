@@ -1,1 +1,1 @@
-"""Repair of a drained node: which step would end its faults, and what prevents that step."""
+"""Repair of a drained node: which step would end its faults, what prevents the step, and how it is taken."""

@@ -11,8 +11,8 @@
     refused, an obstacle     none; the next try follows after a while
     an operator acts         none; the repair of this drain is stopped
 
-The daemon calls `advance` in each turn on a node with a fault. The daemon acts on the stage of the result: in CLAIM and
-later it wants the claim in Slurm, and in STEP it requests the step from healthd-repair.
+On a node with a fault, the daemon calls `advance` in each turn, and acts on the stage of the result: from CLAIM on it
+keeps the claim in Slurm, and in STEP it requests the step from healthd-repair.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from healthd.events.schema import Event
 FIRST_RETRY_SECONDS = 60.0
 MAX_RETRY_SECONDS = 900.0
 RETRY_REQUEST_SECONDS = 30.0  # until a request without a result is written again
-REQUEST_SECONDS = 600.0  # until a step that could not be requested is given up
-ADOPT_SECONDS = 86400.0  # an older step in the journal is no longer in progress
-# States that an order accepts: it skips the waits of mode "act", and waits until the node is drained and idle.
+REQUEST_SECONDS = 600.0  # after this time, a step that could not be requested counts as refused
+ADOPT_SECONDS = 86400.0  # a step in the journal that is older than this is not in progress
+# Obstacles that do not refuse an order: it skips the waits of mode "act", and waits until the node is drained and idle.
 ON_ORDER = (
     *(Obstacle.NOT_DRAINED, Obstacle.JOBS),
     *(Obstacle.EVIDENCE, Obstacle.BEFORE_ACT, Obstacle.TRIED, Obstacle.RETRY, Obstacle.STOPPED),
@@ -47,11 +47,11 @@ class View(NamedTuple):
 
     plan          the step that the causes need, with its obstacles, or None
     causes        the faults that drain the node, as "CODE PART"
-    seen          those of them that were found after the step
-    waiting       those of them that end by time, because a step has repaired them
-    journal       the steps so far, or None if it has not been read yet
+    seen          the causes that were found after the step
+    waiting       the causes that end by time, because a step has repaired them
+    journal       the journal, or None if it has not been read yet
     is_served     healthd-repair has no open request
-    is_stalled    it has an open request, but does not run
+    is_stalled    healthd-repair has an open request, but does not run
     is_drained    healthd's drain is in force, or is being set again
     was_resumed   healthd has resumed the node since the step
     is_taken_over  an operator resumed the node, or another user's drain is in force
@@ -92,7 +92,7 @@ WITHDRAWING = (Obstacle.OBSERVE, Obstacle.PAUSED, Obstacle.ACKNOWLEDGED, Obstacl
 
 
 def must_withdraw(record: RepairRecord, config: RepairConfig, is_driver_stuck: bool) -> bool:
-    """Return True if the step in progress must not be taken any more, if it has not begun yet."""
+    """Return True if the request for the step in progress must be withdrawn. A step that has begun continues."""
     attempt, plan = record.attempt, record.plan
     if attempt is None or attempt.stage is not AttemptStage.STEP:
         return False
@@ -107,7 +107,7 @@ def is_taking(attempt: Attempt | None, *steps: RepairStep) -> TypeGuard[Attempt]
 
 
 def after_mode(record: RepairRecord, mode: RepairMode, now: float) -> RepairRecord:
-    """Return the record after the mode was read. Drains from before mode "act" are not repaired."""
+    """Return the record with the time at which mode "act" was set. Older drains are not repaired."""
     if mode is not RepairMode.ACT:
         return replace(record, act_since=0.0)
     return record if record.act_since else replace(record, act_since=now)
@@ -116,7 +116,7 @@ def after_mode(record: RepairRecord, mode: RepairMode, now: float) -> RepairReco
 class ActContext(NamedTuple):
     """The daemon's state that may prevent a step in mode "act".
 
-    journal           the steps so far, or None if it has not been read yet
+    journal           the journal, or None if it has not been read yet
     is_evidence_open  the evidence of the fault is not saved yet
     is_stalled        healthd-repair does not serve an open request
     """
@@ -129,7 +129,7 @@ class ActContext(NamedTuple):
 
 
 def act_obstacles(record: RepairRecord, plan: Plan, drain: DrainRecord, context: ActContext) -> Iterator[Obstacle]:
-    """Yield what prevents a step in mode "act", in addition to obstacles.py. An order by an operator ends the waits."""
+    """Yield what prevents a step in mode "act", in addition to obstacles.py. An operator's order skips the waits."""
     journal = context.journal
     if context.is_stalled:
         yield Obstacle.PROGRAM
@@ -152,7 +152,7 @@ def act_obstacles(record: RepairRecord, plan: Plan, drain: DrainRecord, context:
 
 
 def wanted_claim(record: RepairRecord, config: RepairConfig, boot_id: str) -> RepairClaim | None:
-    """Return the claim that should stand in the Reason of the drain."""
+    """Return the claim that the Reason of the drain should have, or None."""
     attempt, is_booted = record.attempt, record.booted == boot_id
     if attempt is not None:
         is_booted = is_booted or (attempt.step in BOOTS and attempt.boot_id != boot_id)
@@ -172,11 +172,14 @@ def next_moment(record: RepairRecord, config: RepairConfig, now: float) -> float
 
 
 def resume_wait(record: RepairRecord, has_checked: bool, has_stopped: bool) -> str:
-    """Return what a resume must wait for because of a repair, or "". `has_stopped`: StepProgram.has_stopped."""
+    """Return what a resume must wait for because of a repair, as the end of "until ...", or "".
+
+    `has_stopped` is StepProgram.has_stopped.
+    """
     if record.attempt is not None and record.attempt.stage is not AttemptStage.VERIFY:
         return "the repair step has ended"
     if has_stopped:
-        return "the services run that were stopped for a GPU reset"
+        return "the services that were stopped for a GPU reset run again"
     return "" if record.attempt is None or has_checked else "every check has run after the repair step"
 
 
@@ -237,7 +240,7 @@ def _fresh(record: RepairRecord) -> RepairRecord:
 
 
 def unfinished(record: RepairRecord, journal: Journal | None, now: float) -> Entry | None:
-    """Return a step that the journal has and the ledger lost, because the ledger's copy was older than a reboot."""
+    """Return a step that only the journal has, because the ledger on disk was older than the reboot, or None."""
     entry = journal.entries[-1] if journal is not None and journal.entries else None
     if record.attempt is not None or entry is None or entry.id == record.concluded:
         return None
@@ -311,7 +314,7 @@ def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: Re
 
 
 def _refused(record: RepairRecord, attempt: Attempt, problem: str, view: View) -> Change:
-    """Return the record after a refusal: nothing was changed, and the step is tried again later and later."""
+    """Return the record after a refusal: nothing was changed, and the next try follows after a growing delay."""
     seconds = min(FIRST_RETRY_SECONDS * 2.0 ** min(record.refusals, 10), MAX_RETRY_SECONDS)
     events = () if problem == record.refused else (_attempt_event("refused", attempt, problem=problem),)
     after = replace(record, attempt=None, retry_at=view.now + seconds, refusals=record.refusals + 1, refused=problem)
@@ -333,14 +336,14 @@ def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: Repai
         return _succeeded(record, attempt)
     if view.is_taken_over or not view.is_drained:
         return _stopped(record, attempt, view)
-    # A new fault that only a person can end may pass by itself: services start again, and MIG instances are created.
+    # A new fault that only a person can end may still pass: services start again, and MIG instances are created.
     needs_step = view.plan is not None and view.plan.step is not RepairStep.PERSON
     unexpected = [text for text in view.seen if text in attempt.causes or (needs_step and text not in attempt.others)]
     if unexpected and view.has_checked:
         return _failed(record, attempt, f"{unexpected[0]} was found after the step", view)
     accepted = {*attempt.others, *view.waiting}
     if view.has_checked and view.causes and accepted.issuperset(view.causes):
-        return _succeeded(record, attempt)  # the rest ends by a person or by time, so others may be repaired meanwhile
+        return _succeeded(record, attempt)  # the rest ends by a person or by time; other nodes may be repaired now
     if view.now < attempt.taken_at + config.verify_timeout_seconds:
         return Change(record)
     if view.is_clean:
@@ -405,7 +408,7 @@ def cause_texts(plan: Plan) -> tuple[str, ...]:
 
 
 def _texts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the causes that the plan's step should end, and the others. A step ends what a lower step would end."""
+    """Return the causes that the plan's step should end, and the others. A step also ends what a lower step ends."""
     rank = LADDER.index(plan.step)
     ended = tuple(cause_text(c.code, c.subject) for c in plan.causes if LADDER.index(c.step) <= rank)
     others = tuple(cause_text(c.code, c.subject) for c in plan.causes if LADDER.index(c.step) > rank)

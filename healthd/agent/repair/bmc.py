@@ -1,10 +1,10 @@
 """Proof that a power command reaches the BMC of this machine. All functions are pure.
 
-A wrong address in a power command would switch off another node with its jobs. Two facts can prove the address:
+A power command with a wrong address would switch off another node, with its jobs. Two facts can prove the address:
 
-- A serial number in the BMC's FRU (`ipmitool fru print 0`) equals the one of the same kind in this machine's DMI. Both
-  commands are those of known programs (TOOLS), and address the same BMC by the same host, or none. The chassis
-  serial number alone proves nothing, because all nodes of a multi-node chassis share it, as do placeholders.
+- The product or board serial number in the BMC's FRU (`ipmitool fru print 0`) equals this machine's in the DMI. Both
+  commands run known programs (TOOLS), and address the same BMC: by the same host, or without a host. The chassis serial
+  number alone proves nothing, because all nodes of a multi-node chassis share it. Placeholders prove nothing either.
 - The command contains the address of this machine's own BMC (`ipmitool lan print`, through /dev/ipmi0), and no other.
 
 docs/adr/0043-steps-of-a-repair.md has the sources.
@@ -22,7 +22,7 @@ from healthd.common.slurm.commands import Argv
 from healthd.common.text import regex
 from healthd.common.values import Value
 
-KINDS = ("product", "board", "chassis")  # of serial numbers, in FRU and DMI
+KINDS = ("product", "board", "chassis")  # kinds of serial numbers, in FRU and DMI
 LOCAL_ADDRESS: Argv = ("ipmitool", "lan", "print")
 MIN_SERIAL_LENGTH = 4
 # Texts that vendors leave in place of a serial number, in lower case and without punctuation.
@@ -36,7 +36,7 @@ _PLACEHOLDERS = frozenset(
 )
 _DIGITS_IN_ORDER = regex(r"0?123456789[0-9a-z]*")
 _HOST_OPTIONS = ("-H", "-h", "--host", "--hostname", "--ip", "--bmc", "-r", "--rhost")
-# Programs that run another program, whose target is not visible.
+# Programs that run another program, so the BMC is unknown.
 _WRAPPERS = regex(
     r"(?:ba|da|k|z|c|tc)?sh|busybox|env|sudo|doas|su|runuser|setpriv|chroot|nsenter|unshare|ssh|sshpass|rsh|pdsh|dsh|clush|"
     r"pssh|parallel|xargs|expect|timeout|nohup|nice|ionice|setsid|stdbuf|flock|systemd-run|srun|docker|podman|apptainer|"
@@ -49,7 +49,7 @@ _HOST_LIST = regex(r"[A-Za-z0-9.-]+\[[0-9][0-9,-]*\].*|[A-Za-z0-9.-]+(?:,[A-Za-z
 
 
 class Tool(Value, frozen=True):
-    """A known program that addresses a BMC: without a host option its machine's own, otherwise that host's.
+    """A known program that addresses a BMC: with a host option that host's, otherwise this machine's own.
 
     hosts     options that name the host
     values    other options with a value that do not change the target
@@ -103,7 +103,7 @@ TOOLS: Mapping[str, Tool] = {
 class Target(Value, frozen=True):
     """The BMC that a command addresses. `host` is "" for this machine's own BMC.
 
-    `words` are the command's words that are no options, and `acts` its options that act.
+    `words` are the command's words other than options. `acts` are its options that switch power.
     """
 
     host: str
@@ -144,7 +144,9 @@ def prove_chassis(fru: str, dmi: Mapping[str, str], power_command: Sequence[str]
             return Proof(f"the {kind} serial number {stored[kind]} of the BMC is that of this machine")
     if product is None and board is None:
         only_chassis = _compare(stored, dmi, "chassis")
-        why = "only the chassis serial number matches" if only_chassis else "no serial number of the same kind is known"
+        why = (
+            "only the chassis serial number matches" if only_chassis else "FRU and DMI have no serial number in common"
+        )
         return Proof(problem=f"the BMC is not proven to be that of this machine: {why}")
     return Proof(problem=_describe(stored, dmi, "board" if product is None else "product"))
 
@@ -152,7 +154,7 @@ def prove_chassis(fru: str, dmi: Mapping[str, str], power_command: Sequence[str]
 def prove_address(lan: str, power_command: Sequence[str]) -> Proof:
     """Return the proof by the BMC's address. `lan` is the output of LOCAL_ADDRESS.
 
-    A site's own program may be used, too. It must address the BMC by this address, and nothing else.
+    A site's own program is allowed. The command must contain this address, and no other.
     """
     if problem := _hidden_target_problem(power_command):
         return Proof(problem=f"repair.power_cycle_command: {problem}")
@@ -167,7 +169,7 @@ def _hidden_target_problem(argv: Sequence[str]) -> str:
     """Return why the command may address more than its visible target, or ""."""
     name = os.path.basename(argv[0]) if argv else ""
     if _WRAPPERS.fullmatch(name):
-        return f"{name} runs another program, whose BMC is not visible"
+        return f"{name} runs another program, so its BMC is unknown"
     if name in TOOLS:
         found = parse_target(argv)
         return found if isinstance(found, str) else ""
@@ -176,9 +178,9 @@ def _hidden_target_problem(argv: Sequence[str]) -> str:
 
 
 def target_problem(power_command: Sequence[str], bmc_command: Sequence[str]) -> str:
-    """Return the reason why the serial numbers may be those of another BMC than the power command's, or "".
+    """Return why the serial numbers may be from another BMC than the one that the power command addresses, or "".
 
-    Only known programs whose every word is known are accepted. In any other command, a word may be a node's name.
+    A command is accepted only if its program and all its words are known. Any other word may be a node's name.
     """
     found = []
     for name, argv in (("power_cycle_command", power_command), ("bmc_command", bmc_command)):
@@ -203,7 +205,7 @@ def parse_target(argv: Sequence[str]) -> Target | str:
     name = os.path.basename(argv[0]) if argv else ""
     tool = TOOLS.get(name)
     if tool is None:
-        return f"the BMC that {name or 'it'} addresses is not visible"
+        return f"{name or 'the program'} is not one of {', '.join(TOOLS)}, so its BMC is unknown"
     hosts: list[str] = []
     routes, words, acts = [""], [], []
     rest = list(argv[1:])
@@ -225,15 +227,13 @@ def parse_target(argv: Sequence[str]) -> Target | str:
             elif option in tool.routes:
                 routes.append(value.lower())
         else:
-            return f"{name} {word} may address another BMC"
+            return f"{name}: the option {word} may address another BMC"
     if len(hosts) > 1 or len(routes) > 2:
         return f"{name} has several hosts or interfaces"
     if hosts and not _is_one_host(hosts[0]):
         return f'"{hosts[0]}" is not the name or address of one BMC'
     if routes[-1] not in (tool.remote if hosts else tool.local):
-        return (
-            f"{name} does not address {hosts[0] if hosts else 'this machine'} by its interface {routes[-1] or '(none)'}"
-        )
+        return f"{name} does not use its interface {routes[-1] or '(none)'} for {hosts[0] if hosts else 'this machine'}"
     return Target(hosts[0] if hosts else "", tuple(words), tuple(acts))
 
 
@@ -255,7 +255,7 @@ def _split_option(word: str) -> tuple[str, bool, str]:
 
 def targets(argv: Sequence[str]) -> frozenset[str]:
     """Return the hosts that a command addresses: addresses, hosts of URLs or of USER@HOST, and values of options such
-    as -H. A name without such a mark is not recognized."""
+    as -H. A bare name is not recognised."""
     return frozenset(_targets(argv))
 
 
@@ -298,7 +298,7 @@ def _is_address(text: str) -> bool:
 def parse_fru(text: str) -> dict[str, str]:
     """Return serial numbers by kind, from `ipmitool fru print 0`. Placeholders are left out.
 
-    A kind with several values, such as those of other FRUs, is left out too: they may belong to other nodes.
+    A kind with several values is left out too: some may be from the FRUs of other nodes.
     """
     found: dict[str, set[str]] = {}
     for line in text.split("\n"):
@@ -310,7 +310,7 @@ def parse_fru(text: str) -> dict[str, str]:
 
 
 def is_placeholder(serial: str) -> bool:
-    """Return True if the text is no serial number of one machine."""
+    """Return True if the text cannot be the serial number of one machine."""
     text = regex(r"[^0-9a-z]").sub("", serial.lower())
     is_run = len(set(text)) <= 1
     return is_run or len(text) < MIN_SERIAL_LENGTH or text in _PLACEHOLDERS or bool(_DIGITS_IN_ORDER.fullmatch(text))

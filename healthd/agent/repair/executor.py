@@ -1,16 +1,16 @@
 """The program that takes repair steps: `healthd repair run`, which runs outside the daemon.
 
-The daemon requests one step. Right before the step, this program reads everything again that must hold, because minutes
-may have passed and a person may have changed the node's state. It records the step durably before it takes it. If it is
-killed, or the machine loses power, the next run finds the record: it never takes the step again, and it starts the
-services that were stopped for the step.
+The daemon requests one step. Right before the step, this program tests all requirements again, because minutes may have
+passed and a person may have changed the node's state. It records the step durably before it takes the step. If the
+program is killed, or the machine loses power, the next run finds the record: it does not repeat the step, and starts
+the services that were stopped for it.
 
     REFUSED      a requirement is not met; nothing was changed
     IMPOSSIBLE   the step cannot be taken here; nothing was changed
     TAKING       recorded; the step may have been taken
     others       recorded after the step
 
-A reboot or a power cycle that was started stays TAKING: the daemon finds the new boot.
+A reboot or a power cycle stays TAKING once it has been started: the daemon detects the new boot.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from healthd.host.separate_program import OpenRequest, serve
 
 log = logging.getLogger("healthd")
 
-MAX_REQUEST_SECONDS = 900.0  # an older request is from a state that nothing has confirmed since
+MAX_REQUEST_SECONDS = 900.0  # an older request may no longer match the node's state
 Prepare: TypeAlias = Callable[[Request], PreparedStep | StepResult]
 BOOTS: Mapping[RepairStep, Prepare] = {
     RepairStep.REBOOT: prepare_reboot,
@@ -69,9 +69,9 @@ BOOTS: Mapping[RepairStep, Prepare] = {
 
 
 def serve_requests(runtime_dir: str) -> None:
-    """Serve the daemon's requests, after another executor has ended. Raises ownership.Untrusted or OSError.
+    """Serve the daemon's requests. If another executor runs, wait until it ends. Raises ownership.Untrusted or OSError.
 
-    If this returned while the request is still open, systemd would start it again at once (PathExists=).
+    If this returned while a request is open, systemd would start the service again at once (PathExists=).
     """
     while not serve(runtime_dir, NAME, lambda request: _serve(runtime_dir, request)):
         wait_until_free(runtime_dir, f"{NAME}.lock")
@@ -90,7 +90,7 @@ def _serve(runtime_dir: str, open_request: OpenRequest) -> None:
 class Executor:
     """Works on one request.
 
-    is_replaced  returns True if the daemon has written another request since
+    is_replaced  returns True if the daemon has written another request in the meantime
     run          runs one of Slurm's commands
     """
 
@@ -120,7 +120,7 @@ class Executor:
         elif found is not None:
             self._journal = with_outcomes(found, copy)
         else:
-            known = replace(copy, problem="") if copy is not None else Journal()  # somebody has removed the file
+            known = replace(copy, problem="") if copy is not None else Journal()  # the file has been removed
             self._journal = replace(known, first_boot=self._boot_id, node=request.node, machine=self._machine)
         self._finish_earlier()
         if not problem and self._journal != found:
@@ -136,7 +136,7 @@ class Executor:
             self._take()
 
     def _read_journal(self) -> tuple[Journal | None, str]:
-        """Return the journal, or None if there is none yet, and why it must not be used, or ""."""
+        """Return the journal (None if there is none yet), and why it must not be used (or "")."""
         path = os.path.join(self._request.state_dir, JOURNAL_FILE)
         try:
             found = read_journal(self._request.state_dir)
@@ -160,12 +160,12 @@ class Executor:
         self._journal = replace(self._journal, stopped=self._started_again(hung))
 
     def _started_again(self, hung: tuple[Process, ...]) -> Stopped | None:
-        """Start what was stopped for a reset, unless one of its processes hangs in the kernel. Return what is left."""
+        """Start what was stopped for a reset, unless the reset hangs in the kernel. Return what is still stopped."""
         stopped = self._journal.stopped
         if stopped is None or stopped.boot_id != self._boot_id:  # the boot has started the services
             stopped = Stopped(self._boot_id)
         if left := tuple(dict.fromkeys(alive((*stopped.hung, *hung)))):
-            log.error("repair: the reset hangs in the kernel, so nothing is started that uses the GPUs")
+            log.error("repair: nvidia-smi hangs in the kernel, so the stopped services are not started yet")
             return replace(stopped, hung=left)
         services_left, problem = services.start(stopped.services)
         try:
@@ -189,7 +189,7 @@ class Executor:
         elif step in BOOTS:
             self._boot(BOOTS[step](self._request))
         else:
-            self._record(Outcome.IMPOSSIBLE, f"{step.value} is no step that a program takes")
+            self._record(Outcome.IMPOSSIBLE, f"no program takes the step {step.value}")
 
     def _boot(self, prepared: PreparedStep | StepResult) -> None:
         if isinstance(prepared, StepResult):
@@ -208,7 +208,7 @@ class Executor:
         except OSError as error:
             self._record(Outcome.REFUSED, f"the reset could not be prepared: {_text(error)}")
             return
-        left = before or Stopped(self._boot_id)  # what could not be started after an earlier reset
+        left = before or Stopped(self._boot_id)  # services that could not be started after an earlier reset
         units = tuple(dict.fromkeys((*left.services, *prepared.services)))
         gpus = tuple(dict.fromkeys((*left.gpus, *prepared.persistent)))
         entry = self._begin(Stopped(self._boot_id, units, gpus) if units or gpus else None)
@@ -232,7 +232,7 @@ class Executor:
         return entry
 
     def _end(self, entry: Entry, result: StepResult) -> None:
-        """Start again what was stopped, and record the outcome. A boot that is under way has none."""
+        """Start what was stopped, and record the outcome. A boot that is under way has no outcome yet."""
         if result.outcome is None:
             log.info("repair: %s is under way%s", entry.id, f": {result.problem}" if result.problem else "")
             return
@@ -248,7 +248,7 @@ class Executor:
         if abs(now - request.requested_at) > MAX_REQUEST_SECONDS:
             return f"the request is not from the last {MAX_REQUEST_SECONDS / 60:.0f} minutes"
         if not survives_reboot(self._journal, self._boot_id):
-            return f"not shown yet that {request.state_dir} survives a reboot"
+            return f"not known yet whether {request.state_dir} survives a reboot"
         if not request.is_ordered and tried_within_day(self._journal, request.step, request.causes, now):
             return "the step was taken for this cause in the last 24 hours"
         if os.geteuid() != 0:
@@ -258,7 +258,7 @@ class Executor:
     def _state_problem(self) -> str:
         """Return why the current state of Slurm or of this node does not allow the step, or "".
 
-        The order is by how fast an answer becomes outdated. Each query takes time, and an operator may act meanwhile.
+        The answers that become outdated fastest are read last, because each query takes time and an operator may act.
         """
         if problem := cluster_problem(self._request, self._run) or self._node_problem():
             return problem
@@ -271,13 +271,13 @@ class Executor:
         stopped = self._journal.stopped
         stuck = (*request.stuck, *(stopped.hung if stopped is not None else ()))
         if request.step is RepairStep.GPU_RESET and (hung := alive(stuck)):
-            return f"process {hung[0].pid} hangs in the kernel, so a reset may hang, too"
+            return f"process {hung[0].pid} hangs in the kernel, so a reset may hang too"
         reading = read_node(request.root)
         own = own_pids(reading, request.step, stuck, os.getppid())
         for requirement in requirements(reading, request.settings.stop_services, own):
             if not requirement.met:
                 why = requirement.problem or "unknown"
-                return f"required: {requirement.text}; now: {why}"
+                return f"requirement not met: {requirement.text} ({why})"
         return ""
 
     # --- the record
@@ -301,7 +301,7 @@ class Executor:
     def _finish(self, entry: Entry, stopped: Stopped | None) -> None:
         """Record the outcome and publish it. If the disk is full, the daemon still receives the outcome.
 
-        The next run then finds it in the daemon's copy, and records it.
+        In that case, the next run finds the outcome in the daemon's copy, and records it.
         """
         entry = replace(entry, seconds=round(time.monotonic() - self._started, 3))
         level = logging.INFO if entry.outcome is Outcome.DONE else logging.WARNING
@@ -319,9 +319,9 @@ class Executor:
         publish(self._journal, self._runtime_dir)
 
     def _publish_refusal(self, problem: str) -> None:
-        """Publish what is known, and why it cannot be recorded in the state directory. The daemon then takes no step.
+        """Publish the journal with this problem, so that the daemon requests no step.
 
-        A step that an earlier run has recorded is never refused afterwards, because it may have been taken.
+        A step that an earlier run has recorded is not refused, because it may have been taken.
         """
         log.error("repair: %s", problem)
         journal = self._journal

@@ -1,9 +1,8 @@
 """Rules of a GPU reset: which GPUs one command resets, and what proves its effect. All functions are pure.
 
-Sources: docs/adr/0043-steps-of-a-repair.md, section "NVIDIA: resets". A proof never rests on one value alone. The
-services that keep the driver open are stopped for the reset; without a client, the driver itself may stop a GPU, which
-clears the volatile counters without a reset. Therefore nvidia-smi must report the reset of each GPU, and the GPUs must
-be as expected afterwards.
+Sources: docs/adr/0043-steps-of-a-repair.md, section "NVIDIA: resets". No single value proves a reset: when the services
+that keep the driver open are stopped, the driver may stop a GPU, which clears its volatile counters without a reset.
+Therefore nvidia-smi must report the reset of each GPU, and afterwards the GPUs must be as expected.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ QUERY = ("nvidia-smi", "-q", "-x")
 _TOGETHER = frozenset({"Kepler", "Maxwell", "Pascal", "Volta", "Turing"})
 _ALONE = frozenset({"Ampere", "Ada Lovelace", "Hopper", "Blackwell"})
 _NEEDS_FABRIC_MANAGER = frozenset({"Ampere"})  # behind NVSwitches
-_GUEST_OR_HOST = ("vgpu", "vsga")  # of a GPU that is shared by virtual machines
+_GUEST_OR_HOST = ("vgpu", "vsga")  # virtualisation modes of a GPU that virtual machines share
 _ABSENT = frozenset({"", "n/a", "none", "not supported"})
 _UNCORRECTABLE = (
     *("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable"),
@@ -71,7 +70,7 @@ class ResetPlan(Value, frozen=True):
 
     ids                   arguments for `-i`, or () for all GPUs and their NVSwitches
     parts                 PCI addresses of the GPUs that are reset
-    keeps_fabric_manager  True if the fabric manager may or must run meanwhile
+    keeps_fabric_manager  True if the fabric manager may or must run during the reset
     """
 
     ids: tuple[str, ...]
@@ -105,7 +104,7 @@ def parse_gpus(text: str) -> tuple[GpuReading, ...]:
 
 
 def _known(values: Mapping[str, str], path: str) -> str:
-    """Return a value, or "" if it is missing or means that there is none."""
+    """Return a value, or "" if it is missing or stands for no value, such as "N/A"."""
     text = values.get(path, "").strip("[] ")
     return "" if text.lower() in _ABSENT else text[:200]
 
@@ -156,13 +155,11 @@ def plan_reset(
 def _require_resettable(gpu: GpuReading, is_reset: bool) -> None:
     """Raise ResetImpossible if this GPU forbids a reset. A fabric of several nodes forbids it for all its GPUs."""
     if regex(r"[0-]*").fullmatch(gpu.cluster) is None:
-        raise ResetImpossible(f"GPU {gpu.pci} belongs to an NVLink fabric of several nodes, where no reset is tested")
+        raise ResetImpossible(f"GPU {gpu.pci} belongs to an NVLink fabric of several nodes: no reset is tested there")
     if not is_reset:
         return
     if gpu.architecture not in _ALONE | _TOGETHER:
-        raise ResetImpossible(
-            f'no rule for a reset of GPU {gpu.pci}: nvidia-smi shows the architecture "{gpu.architecture}"'
-        )
+        raise ResetImpossible(f'healthd does not know how to reset GPU {gpu.pci} of architecture "{gpu.architecture}"')
     if any(word in gpu.virtualization.lower() for word in _GUEST_OR_HOST):
         raise ResetImpossible(f"GPU {gpu.pci} is shared by virtual machines ({gpu.virtualization})")
     if gpu.has_confidential_memory:
@@ -180,9 +177,9 @@ def services_to_stop(plan: ResetPlan, stop_services: Iterable[str], fabric_manag
 
 
 def kernel_clients(plan: ResetPlan, before: Iterable[GpuReading], services: Collection[str]) -> tuple[str, ...]:
-    """Return the ids of the GPUs to reset that have persistence mode without its daemon (`nvidia-smi -pm 1`).
+    """Return the ids of the GPUs to reset whose persistence mode nvidia-persistenced does not set (`nvidia-smi -pm 1`).
 
-    The driver itself then keeps the GPU open, and refuses a reset. The daemon switches the mode off when it stops.
+    The driver then keeps the GPU open, and refuses a reset. nvidia-persistenced switches the mode off when it stops.
     """
     if PERSISTENCE_DAEMON in services:
         return ()
@@ -207,7 +204,7 @@ def command_failure(status: int | None, output: str, plan: ResetPlan) -> tuple[O
     """Return why the command did not reset all GPUs, or None. `status` is not None."""
     last = next((line.strip() for line in reversed(output.split("\n")) if line.strip()), "")[:200]
     if is_in_use(status, output):
-        return Outcome.IMPOSSIBLE, "the driver has another client, which may be in the kernel, so it refused the reset"
+        return Outcome.IMPOSSIBLE, "the driver refused the reset: a GPU is in use, perhaps by a console or nvidia-drm"
     if status == _NOT_AVAILABLE:
         return Outcome.IMPOSSIBLE, f"a reset is not available on this GPU: {last}"
     if status != 0:
@@ -220,7 +217,7 @@ def command_failure(status: int | None, output: str, plan: ResetPlan) -> tuple[O
 
 
 def effect_problem(before: Sequence[GpuReading], after: Sequence[GpuReading], plan: ResetPlan) -> str:
-    """Return why the reset had no effect or did harm, as one sentence, or ""."""
+    """Return why the GPUs are not as expected after the reset, as one sentence, or ""."""
     now = {gpu.pci: gpu for gpu in after}
     gone = [gpu.pci for gpu in before if gpu.pci not in now]
     if own := [pci for pci in gone if pci in plan.parts]:
@@ -242,14 +239,14 @@ def effect_problem(before: Sequence[GpuReading], after: Sequence[GpuReading], pl
 
 
 def proof(before: Sequence[GpuReading], plan: ResetPlan) -> str:
-    """Return the evidence of a reset without `effect_problem`, as one sentence."""
+    """Return the evidence of a reset after which `effect_problem` found nothing, as one sentence."""
     seen = [f"nvidia-smi reported the reset of {_names(plan.parts)}"]
     for gpu in before:
         if gpu.pci in plan.parts:
             if gpu.recovery_action:
                 seen.append(f'GPU {gpu.pci} no longer requests "{gpu.recovery_action}"')
             if gpu.is_pending:
-                seen.append(f"GPU {gpu.pci} has no pending row remap or page retirement any more")
+                seen.append(f"GPU {gpu.pci} no longer has a pending row remap or page retirement")
             if gpu.uncorrectable:
                 seen.append(f"GPU {gpu.pci} had {gpu.uncorrectable} volatile uncorrectable ECC errors and now has none")
             if gpu.has_mig:

@@ -13,8 +13,8 @@ from healthd.events.parse import StreamEvent
 
 RETURN_SECONDS = 28 * 86400.0  # a fault that returns later is a new one
 _DRAINS = ("degraded", "critical")
-# The beginning of `cleared_by`, which may continue with the evidence or the user. All other texts are no endings, such
-# as "others" or the new name of a part.
+# The first word of `cleared_by`; the evidence or the user may follow. Other texts, such as "others" or a part's new
+# name, are no endings.
 _ENDINGS = {
     "pass": Ending.PASS,
     "window": Ending.WINDOW,
@@ -30,7 +30,7 @@ class Episode(Value, frozen=True):
     advised   the step that healthd advised last ("reboot"), or ""
     ended_at  0 while the fault is open
     ended_by  the ending; None while the fault is open, or if it ended in another way
-    returned_at  when the fault opened again within RETURN_SECONDS after it ended, or 0
+    returned_at  when the fault opened again, if within RETURN_SECONDS after it ended; otherwise 0
     """
 
     code: str

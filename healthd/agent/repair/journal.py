@@ -27,15 +27,12 @@ DAY_SECONDS = 86400.0
 
 
 class Outcome(enum.Enum):
-    """The outcome of a step.
+    """The outcome of a step. Every outcome except TAKING ends the step."""
 
-    A step is over with each outcome except TAKING.
-    """
-
-    TAKING = "taking"  # recorded before the step. After a boot: the machine was booted by it, or meanwhile
-    DONE = "done"  # the step was taken, and proven where a proof exists
+    TAKING = "taking"  # recorded before the step. After a boot: the step, or something else, has booted the machine
+    DONE = "done"  # the step was taken, and its effect is proven
     FAILED = "failed"  # the step was taken and had no effect, or its program failed
-    IMPOSSIBLE = "impossible"  # the step cannot be taken on this machine or in its state; nothing was changed
+    IMPOSSIBLE = "impossible"  # the step is not possible on this machine, or in its current state; nothing was changed
     UNKNOWN = "unknown"  # the program was killed during the step, which is not repeated
     REFUSED = "refused"  # a requirement was not met; nothing was changed, and the step may be tried again
 
@@ -63,7 +60,7 @@ class Entry(Value, frozen=True):
 
 
 class Stopped(Value, frozen=True):
-    """What was stopped for a reset and must be started again. A boot does that, too.
+    """What was stopped for a reset and must be started again. A boot starts it too.
 
     boot_id   the machine's boot in which it was stopped
     services  units that ran
@@ -80,10 +77,9 @@ class Stopped(Value, frozen=True):
 class Journal(Value, frozen=True):
     """All steps, oldest first.
 
-    first_boot  the machine's boot in which the journal was created. In a later boot, it proves that the directory
-                survives a reboot
-    refused     the last refusal, which is no step
-    stopped     what still is stopped because of a reset, or None
+    first_boot  boot id at the creation of the journal. A later boot then proves that the directory survives a reboot
+    refused     the last refusal, which is not a step
+    stopped     what is still stopped because of a reset, or None
     node        name of the node whose journal this is
     machine     identity of its machine (journal_file.machine_identity)
     problem     in the daemon's copy: why the journal in the state directory could not be read or written, or ""
@@ -118,12 +114,12 @@ def with_entry(journal: Journal, entry: Entry) -> Journal:
 
 
 def is_interrupted(entry: Entry) -> bool:
-    """Return True if a program was killed during this step. A reboot goes on by itself."""
+    """Return True if the program was killed during this step. A reboot cannot be interrupted in this way."""
     return entry.outcome is Outcome.TAKING and entry.step is RepairStep.GPU_RESET
 
 
 def with_outcomes(journal: Journal, copy: Journal | None) -> Journal:
-    """Return the journal with the outcomes that only the daemon's copy has, because the disk was full, for example."""
+    """Return the journal with the outcomes that only the daemon's copy has, for example because the disk was full."""
     if copy is None:
         return journal
     for entry in journal.entries:
@@ -134,7 +130,7 @@ def with_outcomes(journal: Journal, copy: Journal | None) -> Journal:
 
 
 def identity_problem(journal: Journal, node: str, machine: str) -> str:
-    """Return why the journal is not the one of this node on this machine, as one sentence, or "".
+    """Return why the journal is not that of this node on this machine, as one sentence, or "".
 
     An image that was captured from another node may contain its journal, and several nodes may share a directory.
     """
@@ -178,12 +174,12 @@ def parse_journal(text: str) -> Journal:
 
 
 class Request(Value, frozen=True):
-    """A step to take, or with an empty id only the request to create the journal.
+    """A step to take. If `id` is empty, the program only ends what is left of earlier steps, and publishes the journal.
 
-    reason   the drain's Reason with the claim, as it stands in Slurm without Slurm's own suffixes
+    reason   the drain's Reason in Slurm, with the claim and without Slurm's own suffixes
     causes   faults as "CODE PART"
     parts    PCI addresses of the GPUs to reset; () for all
-    gpus     the GPUs of the last complete inventory
+    gpus     the GPUs in the last complete inventory
     stuck    processes that hang in the kernel, which a reset must wait for
     is_booted  True if healthd's own step has booted the machine, so that it may be DOWN in Slurm
     is_ordered  True if an operator ordered the step, which may repeat a step of the last 24 hours

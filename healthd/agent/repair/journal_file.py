@@ -14,7 +14,7 @@ from healthd.common.atomic_files import replace_file
 from healthd.common.values import DecodeError, encode
 from healthd.host.host import Host
 
-# Identities that a vendor left in all machines of a kind.
+# Identities that a vendor left in all machines of a model.
 NO_IDENTITY = ("", "uninitialized", "00000000-0000-0000-0000-000000000000", "ffffffff-ffff-ffff-ffff-ffffffffffff")
 
 
@@ -28,14 +28,14 @@ def read_journal(state_dir: str) -> Journal | None:
 
 
 def read_copy(runtime_dir: str) -> Journal | None:
-    """Return the daemon's copy, which the last run has published in this boot, or None if there is no readable one."""
+    """Return the daemon's copy, which an earlier run has published in this boot, or None if it cannot be read."""
     with suppress(OSError, DecodeError, ownership.Untrusted):
         return parse_journal(ownership.read(os.path.join(runtime_dir, JOURNAL_FILE)).decode("utf-8", "replace"))
     return None
 
 
 def machine_identity(root: str) -> str:
-    """Return the machine's DMI product UUID, otherwise systemd's machine id, or "". Only root can read the UUID."""
+    """Return the machine's DMI product UUID, or else systemd's machine id, or "". Only root can read the UUID."""
     host = Host(root)
     for kind, path in (("dmi", "/sys/class/dmi/id/product_uuid"), ("machine-id", "/etc/machine-id")):
         with suppress(OSError):
@@ -46,9 +46,9 @@ def machine_identity(root: str) -> str:
 
 
 def write_journal(journal: Journal, state_dir: str) -> None:
-    """Write the journal, so that it survives a power cut right after this call. Raises ownership.Untrusted or OSError.
+    """Write the journal durably: it survives a power loss after this call. Raises ownership.Untrusted or OSError.
 
-    The new file's name is durable only once the directory is, too (fsync(2)).
+    The new file is durable only after its directory is synced too (fsync(2)).
     """
     with ownership.open_folder(state_dir, make_mode=0o755) as folder:
         replace_file(os.path.join(state_dir, JOURNAL_FILE), encode(journal), durable=True)

@@ -4,15 +4,15 @@
     ---------------------------  -------------------------------------------------
     a GPU reset                  GPU reset
     a reboot or a power cycle    reboot (a power cycle only after a reboot)
-    `healthd repaired`           a person, unless the fault only waits for an operator because it returned
+    `healthd repaired`           a person, unless the fault waits for an operator only because it returned
     clean runs of its check      a person, who must fix the cause
-    time without a repeat        a person: on a drained node the time passes only after a repair, or for a shared cause
+    time without a repeat        a person, because the time does not pass on a drained node; no step if the fault has
+                                 been repaired or its cause is shared, because then the time passes
 
-A fault that returns within RELAPSE_SECONDS after a step starts at the next step, as does a fault that a step of this
-drain did not end. The node needs the highest step of its
-causes. A person comes first only if a cause needs one in any case: a part is broken, or the last step did not last. If
-a person must only fix a cause outside the hardware, the other causes' step may be taken before. If a step is not in the
-order that the site has configured, the next one is taken.
+If a step of this drain did not end a fault, or the fault returned within RELAPSE_SECONDS after a step, the next step is
+due. The node needs the highest step of its causes. A person is the highest step only if a part is broken, or if a fault
+is still there, or has returned, after the last step. If a person must only fix a cause outside the hardware, the step
+for the other causes may come first. A step that is not in the site's order is replaced by the next one that is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from healthd.common.model import LADDER, Clears, Condition, Ending, Remedy, Repa
 from healthd.common.repair_plan import CauseStep, FailedStep, Plan, Reason
 from healthd.common.text import regex
 
-# A week, as for faults that return after a reboot (agent/conditions/absorb.py).
+# A week, the same as for faults that return after a reboot (agent/conditions/absorb.py).
 RELAPSE_SECONDS = 7 * 86400.0
 PCI = regex(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -50,7 +50,7 @@ def plan(
     """Return the plan for a node with these causes (worst first), or None if no cause needs a step.
 
     Args:
-        cleared: ended conditions of the last weeks.
+        cleared: conditions that ended in the last weeks.
         remedies: for each code, the remedy that its check declares.
         order: the steps that this site allows, in the order of LADDER.
         first_steps: for each code, the site's first step.
@@ -69,7 +69,7 @@ def plan(
 
 
 def _node_step(needed: Sequence[tuple[RepairStep, Reason]]) -> RepairStep:
-    """Return the node's step: the highest, but a person who must fix a cause outside the hardware comes last."""
+    """Return the node's step: the highest. A person who must only fix a cause outside the hardware does not count."""
     certain = [step for step, reason in needed if reason not in (Reason.CAUSE, Reason.WINDOW)]
     return max(certain, key=LADDER.index) if certain else RepairStep.PERSON
 
@@ -84,7 +84,7 @@ def cause_step(
 ) -> CauseStep | None:
     """Return the step that this cause needs, or None if the fault ends by itself on a drained node."""
     began = cause.opened_at or cause.first_seen
-    # A fault that returns during the boot is older than the daemon, which ends the earlier one when it starts.
+    # A fault that returns during the boot is older than the daemon, which ends the earlier condition when it starts.
     earlier = [c for c in cleared if c.key == cause.key and not c.observed and began - c.cleared_at < RELAPSE_SECONDS]
     remedy = _remedy(cause, earlier, remedies)
     configured = first_steps.get(cause.code)
@@ -93,7 +93,7 @@ def cause_step(
     if remedy in _MACHINE_STEPS:
         first = _MACHINE_STEPS[remedy]
         reason = Reason.MILDER if remedy is Remedy.POWER_CYCLE else Reason.REMEDY
-        if configured is not None and LADDER.index(configured) > LADDER.index(first):  # a lower step would not end it
+        if configured is not None and LADDER.index(configured) > LADDER.index(first):  # a lower step has no effect
             first, reason = configured, Reason.CONFIGURED
     elif configured is not None:
         first, reason = configured, Reason.CONFIGURED
@@ -117,7 +117,7 @@ def cause_step(
     tried = [_ENDING_STEPS[c.ending] for c in earlier if c.ending in _ENDING_STEPS]
     if tried:
         after_tried = step_after(max(tried, key=LADDER.index), order)
-        if cause.clears is Clears.OPERATOR and cause.repaired:  # a boot has followed, and did not end it
+        if cause.clears is Clears.OPERATOR and cause.repaired:  # a boot has followed, and has not ended the fault
             after_tried = step_after(after_tried, order)
         if LADDER.index(after_tried) > LADDER.index(step):
             step, reason = after_tried, Reason.EXHAUSTED if after_tried is RepairStep.PERSON else Reason.RELAPSE
@@ -125,12 +125,12 @@ def cause_step(
 
 
 def cause_text(code: str, subject: str) -> str:
-    """Return the name of a fault in attempts, in the journal and in events: "CODE PART"."""
+    """Return the name of a fault in attempts, the journal and events: "CODE PART"."""
     return f"{code} {subject}".strip()
 
 
 def _remedy(cause: Condition, earlier: Iterable[Condition], remedies: Mapping[str, Remedy]) -> Remedy:
-    """Return the cause's remedy. A fault that waits for an operator only because it returned has its earlier remedy."""
+    """Return the cause's remedy. A fault that waits for an operator only because it returned keeps its remedy."""
     if cause.clears is Clears.OPERATOR:
         before = [c for c in earlier if c.ending in _ENDING_STEPS and c.clears in _RELAPSE_REMEDIES]
         if before:

@@ -1,6 +1,6 @@
-"""Read this node's processes, locks and inhibitors, as required before a repair step (requirements.py).
+"""Read this node's processes, locks and inhibitors before a repair step (requirements.py).
 
-The caller waits for the answers, so the daemon does not use this module.
+The functions block, so the daemon does not use this module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from healthd.host.program import run_program
 
 COMMAND_SECONDS = 10.0
 DAEMON_UNIT = "healthd.service"
-# healthd's programs outside the daemon. Their nvidia-smi may hang in the kernel, which only a boot ends.
+# healthd's programs outside the daemon. If their nvidia-smi hangs in the kernel, only a boot ends it.
 PROGRAM_UNITS = frozenset({"healthd-evidence.service", "healthd-repair.service", "healthd-hooks.service"})
 MAX_COMMAND_BYTES = 4096
 LIST_INHIBITORS = (
@@ -54,7 +54,7 @@ PACKAGE_LOCKS = (
 
 
 def read_node(root: str = "/") -> NodeReading:
-    """Return a reading of this node. Anything that cannot be read is unknown, never absent."""
+    """Return a reading of this node. A value that cannot be read is unknown, never "absent"."""
     has_systemd = os.path.isdir(os.path.join(root, "run/systemd/system"))
     return NodeReading(
         processes=_processes(root),
@@ -71,8 +71,8 @@ def own_pids(
 ) -> frozenset[int]:
     """Return healthd's processes that may use the GPUs right before this step.
 
-    The daemon's checks close the GPUs when they end. A boot ends also those programs that hang in the kernel, and the
-    `stuck` ones; a reset must wait for them. `daemon` is the daemon's pid without systemd, or 0.
+    The daemon's checks close the GPUs when they end. A reset must wait for programs that hang in the kernel, and for
+    `stuck` processes; a boot ends them. `daemon` is the daemon's pid without systemd, or 0.
     """
     processes = reading.processes or ()
     ends_all = step in (RepairStep.REBOOT, RepairStep.POWER_CYCLE)
@@ -103,8 +103,8 @@ def _processes(root: str) -> tuple[Process, ...] | None:
 def _process(pid: int, folder: str) -> Process:
     """Read a process. Raises OSError.
 
-    /proc/PID/cmdline waits for a lock that a process in the kernel may keep forever, so it is read only if its words
-    matter, and not if a thread is in such a state. Nothing else in /proc waits for the process.
+    A read of /proc/PID/cmdline waits for a lock that a process hanging in the kernel may keep forever. It is read only
+    if its words matter and no thread hangs. No other file in /proc waits for the process.
     """
     stat_text, name = _read(folder, "stat"), _read(folder, "comm").rstrip("\n")
     is_needed = name.startswith(NAMES_OF_COMMANDS)
@@ -121,9 +121,9 @@ def _process(pid: int, folder: str) -> Process:
 
 
 def hangs(folder: str) -> bool:
-    """Return True if a thread of this process waits in the kernel, perhaps without end. `folder` is /proc/PID.
+    """Return True if a thread of this process hangs in the kernel (state D). `folder` is /proc/PID.
 
-    Most such states take milliseconds, so they are read again. Raises OSError.
+    Most threads leave this state within milliseconds, so it is read several times. Raises OSError.
     """
     for _ in range(STATE_READS):
         if not any(parse_state(text) == "D" for text in _thread_stats(folder)):
@@ -148,9 +148,9 @@ def _read(folder: str, name: str) -> str:
 
 
 def _gpu_files(folder: str, state: str) -> Iterator[str]:
-    """Yield the process's open device files of NVIDIA's driver. A user's regular file of that name does not count.
+    """Yield the process's open device files of NVIDIA's driver. A regular file with such a name does not count.
 
-    If the main thread has exited, only the other threads show the files. Raises OSError.
+    If the main thread has exited, only the other threads show the open files. Raises OSError.
     """
     for files in _descriptor_folders(folder, state):
         for name in os.listdir(files):
@@ -211,7 +211,10 @@ def _inhibitors() -> tuple[Inhibitor, ...] | None:
 
 
 def _has_no_logind() -> bool:
-    """Return True if systemd-logind does not run, as where a site masks it for pam_slurm_adopt. Raises OSError."""
+    """Return True if systemd-logind does not run, for example because a site masks it for pam_slurm_adopt.
+
+    Raises OSError.
+    """
     shown = run_program(SHOW_LOGIND, COMMAND_SECONDS)
     unit = dict(line.partition("=")[::2] for line in shown.stdout.splitlines())
     if shown.status != 0 or unit.get("ActiveState") not in ("inactive", "failed"):

@@ -89,7 +89,7 @@ class NodeRepair:
 
     @property
     def resume_wait(self) -> str:
-        """What a resume must wait for because of a repair, or ""."""
+        """What a resume must wait for because of a repair, as the end of "until ...", or ""."""
         record = self._store.ledger.repair
         return resume_wait(record, self._has_checked(record.attempt), self.program.has_stopped)
 
@@ -100,12 +100,12 @@ class NodeRepair:
         return attempt.id if attempt is not None and attempt.stage is AttemptStage.VERIFY else ""
 
     def start(self) -> None:
-        """Continue a repair of an earlier daemon: no check uses the GPUs while they are being reset."""
+        """Continue the repair of an earlier daemon. While GPUs are being reset, no check uses them."""
         self._hold_gpus(self._store.ledger.repair.attempt)
         self.program.start()
 
     def note_report(self, report: ReconcileReport) -> None:
-        """Note that an operator has resumed the node, or that another user's drain has replaced healthd's."""
+        """Record that an operator has resumed the node, or that another user's drain has replaced healthd's."""
         is_foreign = report.node is not None and report.owner in (Owner.OTHER, Owner.UNRECORDED_HEALTHD)
         self._is_taken_over = self._is_taken_over or report.acknowledged or is_foreign
 
@@ -113,7 +113,7 @@ class NodeRepair:
         """Plan the repair, and in mode "act" advance it by one stage."""
         config, ledger = self._scheduler.configured.settings.repair, self._store.ledger
         record = after_mode(ledger.repair, config.mode, self._now())
-        # In mode "off", a step that is being taken or verified is still brought to its end.
+        # In mode "off", healthd still finishes a step that is being taken or verified.
         is_begun = record.attempt is not None and record.attempt.stage is not AttemptStage.CLAIM
         is_used = config.mode is not RepairMode.OFF or bool(record.ordered_by) or is_begun
         if is_used or self.program.is_open or self.program.has_stopped:
@@ -186,7 +186,10 @@ class NodeRepair:
         return self._plan
 
     def _is_after_step(self, condition: Condition, attempt: Attempt) -> bool:
-        """Return True if a fault was found after the step. A boot may be noticed later than a fault in this boot."""
+        """Return True if a fault was found after the step.
+
+        healthd may notice a boot later than a fault of this boot, so each fault of a new boot counts.
+        """
         is_of_this_boot = attempt.boot_id != self._boot_id and condition.boot_id == self._boot_id
         return is_of_this_boot or last_evidence_time(condition) >= attempt.taken_at
 
@@ -211,8 +214,8 @@ class NodeRepair:
         self._scheduler.queue.run_all_now()
 
     def _end_reset_conditions(self, attempt: Attempt) -> None:
-        """End the conditions that wait for the reset that has been proven. If the fault is still there, a check opens
-        them again."""
+        """End the conditions that wait for a GPU reset, because the reset is proven. If a fault is still there, a check
+        opens its condition again."""
         entry = self.program.journal.find(attempt.id) if self.program.journal is not None else None
         if entry is None:
             return

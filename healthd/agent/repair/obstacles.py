@@ -1,7 +1,7 @@
 """States that prevent a step of the repair ladder now. All functions are pure.
 
-A step may end jobs and destroys the state that an engineer may be looking at. healthd therefore takes a step only on a
-node that it has drained itself, on which nothing runs, and which no person is working on.
+A step may end jobs, and destroys the state that an engineer may be examining. healthd therefore takes a step only on a
+node that it has drained itself, that runs no job, and that no person works on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def obstacles(
 ) -> tuple[Obstacle, ...]:
     """Return everything that prevents a step now. `node` is None if its state in Slurm is not known.
 
-    `is_booted` is true if healthd's own step has booted the machine, so that DOWN may be a result of that.
+    `is_booted` is True if healthd's own step has booted the machine: the boot may be the reason for DOWN.
     """
     return tuple(dict.fromkeys((*_own(verdict, mode, is_paused), *_in_slurm(record, node, mode, is_booted))))
 

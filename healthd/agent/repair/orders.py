@@ -15,7 +15,7 @@ WAITED_FOR = (Obstacle.NOT_DRAINED, Obstacle.JOBS)  # an ordered repair waits fo
 
 
 def repair_now(store: ConditionStore, user: str) -> str:
-    """Order the step that the node needs, without the waits of mode "act". Everything that protects jobs remains.
+    """Order the step that the node needs, without the waits of mode "act". All protections of jobs apply.
 
     Raises CommandRefused.
     """
@@ -23,7 +23,7 @@ def repair_now(store: ConditionStore, user: str) -> str:
     if plan is None:
         raise CommandRefused("this node needs no repair step, or repair.mode is off")
     if record.attempt is not None:
-        raise CommandRefused(f"step {record.attempt.step.value} is in progress")
+        raise CommandRefused(f"the step {record.attempt.step.value} is already in progress")
     if plan.step is RepairStep.PERSON:
         raise CommandRefused(f"healthd cannot repair this node: {plan_text(plan)}")
     if refused := [obstacle for obstacle in plan.obstacles if obstacle not in ON_ORDER]:
@@ -36,11 +36,11 @@ def repair_now(store: ConditionStore, user: str) -> str:
         [Event("repair", {"stage": "ordered", "step": plan.step.value, "causes": cause_texts(plan), "who": user})]
     )
     waits = "; ".join(OBSTACLE_TEXTS[o] for o in plan.obstacles if o in WAITED_FOR)
-    return f"ordered: {plan_text(plan)}{f'; it waits: {waits}' if waits else ''}"
+    return f"ordered: {plan_text(plan)}{f'; the step waits: {waits}' if waits else ''}"
 
 
 def repair_stop(store: ConditionStore, user: str) -> str:
-    """Stop the repair until the drain ends. A step that is being taken continues. Raises CommandRefused."""
+    """Stop the repair until the drain ends. A step that has begun continues. Raises CommandRefused."""
     record = store.ledger.repair
     if record.plan is None and record.attempt is None:
         raise CommandRefused("no repair is in progress, and this node needs none")
@@ -49,7 +49,7 @@ def repair_stop(store: ConditionStore, user: str) -> str:
     change = after_stop(record, user)
     store.change(repair=change.record)
     store.stream.emit(change.events)
-    is_late = "; the step that is being taken continues" if is_taking(record.attempt) else ""
+    is_late = "; a step that has begun continues" if is_taking(record.attempt) else ""
     return f"repair stopped by {user} until this drain ends, or until healthd repair now{is_late}"
 
 

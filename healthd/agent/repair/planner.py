@@ -26,7 +26,7 @@ def node_plan(
 ) -> Plan | None:
     """Return the plan, or None if no cause needs a step.
 
-    `record` is the repair so far, and `remedies` are the remedies that codes declare.
+    `record` is the repair so far, which may be newer than the ledger's. `remedies` has each code's declared remedy.
     """
     repair, drain = settings.repair, ledger.slurm
     found = plan(verdict.causes, ledger.cleared, remedies, repair.order, repair.first_step, record.failed)

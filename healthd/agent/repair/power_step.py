@@ -1,4 +1,4 @@
-"""The step "power cycle": the site's command, once its BMC is proven to be that of this machine."""
+"""The step "power cycle": runs the site's command, if its BMC is proven to be that of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SERIAL_BYTES = 200
 def prepare_power_cycle(request: Request, run: Run = run_command) -> PreparedStep | StepResult:
     """Return the site's command with the proof of its target, or why there is no proof. Nothing is changed.
 
-    The command ends at once, if the machine still runs then.
+    The command returns at once, unless it switches the machine off before.
     """
     proof = prove_bmc(request.settings, request.root, request.command_timeout_seconds, run)
     if not proof.evidence:
@@ -43,9 +43,9 @@ def _power_result(program: str, proof: str, result: CommandResult) -> StepResult
 
 
 def prove_bmc(settings: RepairConfig, root: str, seconds: float, run: Run = run_command) -> Proof:
-    """Return the proof that the power command reaches the BMC of this machine. This changes nothing.
+    """Return the proof that the power command reaches the BMC of this machine. Nothing is changed.
 
-    Each command may take `seconds`.
+    `seconds` is the deadline of each command.
     """
     power, bmc = settings.power_cycle_command, settings.bmc_command
     if not power:
@@ -87,7 +87,7 @@ def _prove_by_serial(power: Argv, bmc: Argv, root: str, seconds: float, run: Run
 
 
 def _trusted(argv: Argv) -> Argv:
-    """Return the command with the path of its program, which only root could have written. Raises OSError."""
+    """Return the command with the path of its program, which only root can write. Raises OSError."""
     return find_program(argv[0]), *argv[1:]
 
 

@@ -31,7 +31,7 @@ def prepare_reboot(request: Request, run: Run = run_command) -> PreparedStep | S
     The command ends as soon as Slurm or systemd has accepted the request.
     """
     if not _NODE.fullmatch(request.node) or not request.reason:
-        return StepResult(Outcome.REFUSED, "the request names no node or no reason")
+        return StepResult(Outcome.REFUSED, "the request has no node name or no Reason")
     config = run(Command(commands.config(), request.command_timeout_seconds))
     if config.status != 0:
         return StepResult(Outcome.REFUSED, describe_failure(commands.config(), config))
@@ -52,7 +52,7 @@ def prepare_reboot(request: Request, run: Run = run_command) -> PreparedStep | S
 def slurm_reboot_problem(config: str) -> str:
     """Return the reason why this cluster's Slurm must not reboot nodes, or "". `config` is `scontrol show config`.
 
-    With ReturnToService = 2, a node whose late boot lost its drain starts jobs before any check.
+    With ReturnToService = 2, a late boot ends the drain, and the node starts jobs before any check.
     """
     version = _VERSION.match(parse_setting(config, "SLURM_VERSION"))
     is_returned = parse_setting(config, "ReturnToService") == "2"
@@ -60,7 +60,7 @@ def slurm_reboot_problem(config: str) -> str:
         return ""
     since = ".".join(f"{number:02}" if index < 2 else str(number) for index, number in enumerate(KEEPS_DRAIN_SINCE))
     return (
-        f"Slurm {version[0]} with ReturnToService = 2 starts jobs after a reboot that has timed out: set "
+        f"Slurm {version[0]} with ReturnToService = 2 starts jobs if a reboot takes longer than ResumeTimeout: set "
         f"ReturnToService = 1, or update Slurm to {since} or later"
     )
 
@@ -68,7 +68,7 @@ def slurm_reboot_problem(config: str) -> str:
 def _slurm_result(argv: Argv, result: CommandResult) -> StepResult:
     """Return the result of `scontrol reboot`.
 
-    An answer that does not exclude a reboot leaves the step under way: its boot, or none in time, decides.
+    If the answer does not exclude a reboot, the step stays under way until the machine boots, or does not in time.
     """
     if "Skipping reboot" in result.stderr:  # from 24.11 on, with status 0; 22.05 is silent
         return StepResult(Outcome.REFUSED, f"Slurm did not accept the reboot: {last_error(result)}")

@@ -1,7 +1,7 @@
 """Requirements on this node right before a repair step, from a reading of its processes and locks. Pure.
 
-A reset or a reboot ends every process that uses a GPU, a package manager or a firmware update in the middle of its
-work, and a crash dump that is being written. docs/adr/0043-steps-of-a-repair.md has the sources of the names and files.
+A reset ends every process that uses a GPU. A reboot also interrupts a package manager, a firmware update or a crash
+dump. docs/adr/0043-steps-of-a-repair.md has the sources of the names and files.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ FIRMWARE_UPDATES = frozenset(
         "storcli64",
     )
 )
-# Programs that are a firmware update only with these words.
+# Programs that update firmware only with these words.
 _FIRMWARE_COMMANDS = (("ipmitool", (" hpm ", " fru write ")), ("nvme", (" fw-",)), ("python", ("nvfwupd",)))
-# Beginnings of the names of programs whose arguments a requirement depends on.
+# Programs, by the beginning of their names, whose arguments matter for a requirement.
 NAMES_OF_COMMANDS = ("slurmstepd", *(name for name, _ in _FIRMWARE_COMMANDS))
 CRASH_DUMPS = frozenset({"makedumpfile", "vmcore-dmesg"})
 # States of systemd in which the machine is not in normal operation (systemctl(1)).
@@ -42,10 +42,10 @@ STOP_RESERVATION = "healthd-no-repair"  # while Slurm has this reservation, no n
 class Process(Value, frozen=True):
     """A process.
 
-    command    its words, separated by blanks, if its name begins as one of NAMES_OF_COMMANDS
+    command    its command line, separated by blanks, if its name begins with one of NAMES_OF_COMMANDS
     unit       its systemd service, or ""
-    gpu_files  its open files in /dev that belong to NVIDIA's driver
-    is_hidden  True if its command could not be read, because the process waits in the kernel
+    gpu_files  its open device files of NVIDIA's driver
+    is_hidden  True if its command line could not be read, because the process hangs in the kernel
     """
 
     pid: int
@@ -69,7 +69,7 @@ class Inhibitor(Value, frozen=True):
 class NodeReading(Value, frozen=True):
     """A reading of this node.
 
-    processes       None if not all processes could be read, such as without root
+    processes       None if not all processes could be read, for example without root
     package_locks   lock files of package managers that a process has locked, or None if unknown
     inhibitors      None if systemd-logind could not be queried
     system_state    `systemctl is-system-running`, or "" without systemd
@@ -84,7 +84,7 @@ class NodeReading(Value, frozen=True):
 
 
 class Requirement(Value, frozen=True):
-    """A requirement. `met` is None if it is unknown. `problem` is the reason why it is not met, or ""."""
+    """A requirement. `met` is None if unknown. `problem` is why the requirement is not met, or ""."""
 
     name: str
     text: str
@@ -103,7 +103,7 @@ def requirements(reading: NodeReading, stop_services: Collection[str], own_pids:
         _by_processes("jobs", "no process of a job, a prolog or an epilog runs", reading, slurm_programs),
         _by_processes(
             "gpu_users",
-            "only stop_services use the GPUs",
+            "only services in stop_services use the GPUs",
             reading,
             lambda processes: gpu_users(processes, stop_services, own_pids),
         ),
@@ -118,7 +118,7 @@ def requirements(reading: NodeReading, stop_services: Collection[str], own_pids:
 
 
 def stop_requirement(names: Collection[str] | None) -> Requirement:
-    """Return the requirement that the whole cluster is not stopped. `names` are Slurm's reservations, or None."""
+    """Return the requirement that repairs in the cluster are not stopped. `names` are Slurm's reservations, or None."""
     text = f"Slurm has no reservation {STOP_RESERVATION}"
     if names is None:
         return Requirement("stop", text, None)
@@ -162,7 +162,7 @@ def gpu_users(
 
 
 def firmware_updates(processes: Iterable[Process], own_pids: Collection[int] = ()) -> Iterator[Process]:
-    """Yield firmware updates, and programs that may be one because their arguments are hidden. healthd is none."""
+    """Yield firmware updates, and programs whose hidden arguments may be those of one, except healthd's own."""
     for p in processes:
         is_unknown = p.is_hidden and p.pid not in own_pids
         is_command = any(

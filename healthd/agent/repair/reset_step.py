@@ -1,7 +1,7 @@
-"""The step "GPU reset": stops the services that hold the GPUs, runs nvidia-smi, and proves the effect.
+"""The step "GPU reset": runs nvidia-smi while the services that use the GPUs are stopped, and proves the effect.
 
-The rules are in gpu_reset.py. `prepare_reset` changes nothing; the executor then records the step and stops the
-services before it calls `take_reset`.
+The rules are in gpu_reset.py. `prepare_reset` changes nothing. The executor then records the step, stops the services
+and calls `take_reset`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from healthd.agent.repair.step_result import StepResult
 from healthd.host.inventory import device_kind
 from healthd.host.program import find_program
 
-QUERY_SECONDS = 120.0  # without a client, the driver initialises each GPU first, which takes seconds
+QUERY_SECONDS = 120.0  # without another client, the driver first initialises each GPU, which takes seconds
 RELEASE_SECONDS = 60.0  # how long stopped services and healthd's own checks may keep a GPU open
 RELEASE_POLL_SECONDS = 1.0
-TRIES = 3  # a refused reset changes nothing, and a client such as a check may be gone a moment later
+TRIES = 3  # a refused reset changes nothing, and the client, such as a check, may end soon
 RETRY_SECONDS = 10.0
 WORK = "repair.work"  # folder in the runtime directory for the output of nvidia-smi
 SESSION = "session"  # file in this folder: the session of the running program
@@ -38,9 +38,9 @@ class PreparedReset(NamedTuple):
     """A reset that may be taken.
 
     before    all GPUs before the reset
-    services  units that run and must stop
+    services  running units that must stop
     kept      units that may keep the GPUs open
-    persistent  ids of the GPUs whose persistence mode must be switched off meanwhile
+    persistent  ids of the GPUs whose persistence mode must be switched off during the reset
     """
 
     plan: ResetPlan
@@ -51,9 +51,9 @@ class PreparedReset(NamedTuple):
 
 
 class Smi:
-    """Runs nvidia-smi with deadlines. `folder` has its output, and the session of the program that runs.
+    """Runs nvidia-smi with deadlines. `folder` has its output, and the session id of the running program.
 
-    stuck      processes of programs that hang in the kernel and were left behind
+    stuck      processes that hang in the kernel, so they could not be ended
     has_begun  True if a reset may have begun
     """
 
@@ -64,7 +64,7 @@ class Smi:
         self.has_begun = False
 
     def end_earlier(self) -> tuple[Process, ...]:
-        """Kill the nvidia-smi that a killed program has left behind. Return its processes that hang in the kernel."""
+        """Kill an nvidia-smi that an earlier run has left running. Return its processes that hang in the kernel."""
         return end_earlier_session(self._session)
 
     def reset(self, plan: ResetPlan, seconds: float) -> tuple[int | None, str]:
@@ -129,7 +129,7 @@ def prepare_reset(request: Request, smi: Smi) -> PreparedReset:
 
 
 def has_nvswitches(root: str) -> bool:
-    """Return True if the kernel shows an NVSwitch. Switches of Blackwell are no PCI devices of the node."""
+    """Return True if the kernel shows an NVSwitch. Blackwell's switches are not PCI devices of the node."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     return any(
         device_kind(_text(folder, pci, "vendor"), _text(folder, pci, "class")) == "nvswitch"
@@ -150,7 +150,7 @@ def wait_for_release(request: Request, prepared: PreparedReset, sleep: Callable[
     deadline = time.monotonic() + RELEASE_SECONDS
     while users := _users(request, prepared):
         if time.monotonic() >= deadline:
-            return f"a GPU is still open in {users}"
+            return f"a GPU is still in use by {users}"
         sleep(RELEASE_POLL_SECONDS)
     return ""
 
@@ -169,7 +169,7 @@ def take_reset(
     check: Callable[[], str],
     sleep: Callable[[float], None] = time.sleep,
 ) -> StepResult:
-    """Reset the GPUs. The services have been stopped. The persistence mode stays off.
+    """Reset the GPUs. The services have been stopped. Persistence mode is not switched on again here.
 
     `check` returns why the step must not be taken now, or "". It is called right before each try.
     """

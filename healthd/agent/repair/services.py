@@ -11,7 +11,7 @@ from healthd.host.program import ProgramResult, run_program
 SERVICE_SECONDS = 150.0  # systemd's own limit for one service is 90 s
 MAX_UNITS = 100
 _RUNNING = frozenset({"active", "activating", "reloading", "refreshing", "deactivating"})
-# Units that systemd stops when it stops this one (systemd.unit(5)).
+# Dependencies by which systemd also stops other units (systemd.unit(5)).
 _STOPPED_TOO = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf", "PropagatesStopTo")
 
 
@@ -20,7 +20,7 @@ def has_systemd(root: str) -> bool:
 
 
 def running(units: Iterable[str]) -> tuple[str, ...]:
-    """Return the units that run, by the names that systemd gives them. Raises OSError if systemd does not answer."""
+    """Return the running units, by systemd's names for them. Raises OSError if systemd does not answer."""
     shown = [_show(unit) for unit in units]
     return tuple(dict.fromkeys(unit["Id"] for unit in shown if _runs(unit)))
 
@@ -40,7 +40,7 @@ def _show(unit: str) -> dict[str, str]:
 def require_no_other_stops(units: Iterable[str]) -> None:
     """Raise ResetImpossible if systemd would also stop a unit that runs and is not in `units`, or OSError.
 
-    A site allows only its stop_services. With `Requires=nvidia-persistenced`, for example, slurmd would stop, too.
+    A site allows only its stop_services. For example, a slurmd with `Requires=nvidia-persistenced` would stop too.
     """
     allowed = set(units)
     waiting, seen = list(allowed), set(allowed)
@@ -67,7 +67,7 @@ def stop(units: tuple[str, ...]) -> str:
 def start(units: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Start the units. Return those that do not run now, and why.
 
-    A started service may end at once, or stop because systemd stops another one. A oneshot service may have ended.
+    A started service may end at once, or stop because another one stops. A oneshot service may already have ended.
     """
     problem = _change("start", units)
     try:

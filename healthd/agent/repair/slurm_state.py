@@ -1,6 +1,6 @@
-"""The node's state in Slurm right before a step, read again. Any answer that is missing or unknown is a problem.
+"""The node's state in Slurm, read again right before a step. A missing or unknown answer is a problem.
 
-The caller waits for the answers, so the daemon does not use this module.
+The functions block, so the daemon does not use this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_NAMED = 3
 
 
 def cluster_problem(request: Request, run: Run) -> str:
-    """Return why other nodes or a stop of the whole cluster do not allow the step, as one sentence, or ""."""
+    """Return why the cluster does not allow the step (its reservations, or other claims), as one sentence, or ""."""
     try:
         if STOP_RESERVATION in parse_reservation_names(_query(commands.reservations(), request, run).text):
             return f"Slurm has a reservation {STOP_RESERVATION}"
@@ -49,7 +49,7 @@ def cluster_problem(request: Request, run: Run) -> str:
 def own_problem(request: Request, run: Run) -> str:
     """Return why the jobs or the state of this node in Slurm do not allow the step, as one sentence, or "".
 
-    The state is the last that is read before a step, because an operator may change it at any time.
+    The state is read last before a step, because an operator may change it at any time.
     """
     try:
         return _jobs_problem(request, run) or node_problem(_read_node(request, run), request)
@@ -68,7 +68,7 @@ def node_problem(node: NodeState, request: Request) -> str:
     if node.unread_rows:
         return f"the state of {node.name} in Slurm is incomplete"
     if strip_appended(node.reason) != request.reason:
-        return f'the Reason in Slurm is "{node.reason}", not the one of this repair'
+        return f'the Reason in Slurm is "{node.reason}", not that of this repair'
     if found := node.flags & (MAINTENANCE | REBOOT | POWER):
         return f"the node's state in Slurm is {'+'.join(sorted(found))}"
     if not is_idle(node, request.is_booted):
@@ -77,20 +77,20 @@ def node_problem(node: NodeState, request: Request) -> str:
 
 
 def _jobs_problem(request: Request, run: Run) -> str:
-    """Return the jobs that slurmd or slurmctld still has on this node, also suspended ones. Raises SlurmError."""
+    """Return which jobs are still on this node by slurmd or slurmctld, including suspended ones. Raises SlurmError."""
     listpids = commands.listpids(request.node)
     result = run(Command(listpids, request.command_timeout_seconds))
     if result.status != 0 and not has_no_steps(result):
         raise SlurmError(describe_failure(listpids, result))
     local = parse_listpids(result.text) if result.status == 0 else []
     found = local or parse_job_numbers(_query(commands.jobs_on_node(request.node), request, run).text)
-    return f"{_jobs(found)} on the node" if found else ""
+    return f"{_jobs(found)} still on the node" if found else ""
 
 
 def _claims_problem(request: Request, node: NodeState, run: Run) -> str:
     """Return why the repairs of other nodes leave no room for this one, or "". Raises SlurmError.
 
-    The count is that after the claim (repair_claim.py): this node's claim is older than the claims that must wait.
+    As in the count after the claim (repair_claim.py), claims that are newer than this node's do not count.
     """
     max_concurrent = request.settings.max_concurrent
     claims = parse_claims(_query(commands.claims(), request, run).stdout)
@@ -106,7 +106,8 @@ def _claims_problem(request: Request, node: NodeState, run: Run) -> str:
 
 def _jobs(numbers: Sequence[str]) -> str:
     more = f" and {len(numbers) - MAX_NAMED} more" if len(numbers) > MAX_NAMED else ""
-    return f"{'job' if len(numbers) == 1 else 'jobs'} {', '.join(numbers[:MAX_NAMED])}{more}"
+    noun, verb = ("job", "is") if len(numbers) == 1 else ("jobs", "are")
+    return f"{noun} {', '.join(numbers[:MAX_NAMED])}{more} {verb}"
 
 
 def _query(argv: Argv, request: Request, run: Run) -> CommandResult:

@@ -1,7 +1,7 @@
 """The daemon's side of healthd-repair: requests the steps, and reads the journal.
 
-The daemon only writes a request file (host/separate_program.py). On a healthy node, it requests the journal once at the
-start and then does nothing.
+The daemon only writes a request file (host/separate_program.py). On a healthy node, it requests only the journal, once,
+when it starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from healthd.host.separate_program import SeparateProgram
 
 log = logging.getLogger("healthd")
 
-EXTRA_SECONDS = 1800.0  # deadline without systemd, beyond the step: for services and Slurm
+EXTRA_SECONDS = 1800.0  # without systemd: time that the program may take for services and Slurm, besides the step
 SLURM_ENVIRONMENT = ("PATH", "SLURM_CONF")
 REPEAT_SECONDS = 30.0  # until a request without a result is written again
 # A journal that cannot be read, and services that do not start, are tried again less and less often: systemd starts a
@@ -35,8 +35,8 @@ MAX_REPEAT_SECONDS = 900.0
 class StepProgram:
     """Requests steps.
 
-    journal   the steps so far, or None if the journal has not been read
-    problem   why steps are not taken, or ""
+    journal   the journal, or None if it has not been read
+    problem   why no steps are taken, or ""
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class StepProgram:
 
     @property
     def has_stopped(self) -> bool:
-        """True if something is still stopped because of a reset. The node must not return to service before it runs."""
+        """True if a reset's services are still stopped. The node must not return to service before they run."""
         return self.journal is not None and self.journal.stopped is not None
 
     @property
     def _is_waiting(self) -> bool:
-        """True if what a reset has stopped will be started again at `_repeat_at`."""
+        """True if stopped services will be started at `_repeat_at`."""
         return self.has_stopped and not self._program.is_open
 
     def waits(self) -> Iterator[tuple[int, bool]]:
@@ -100,15 +100,15 @@ class StepProgram:
         self._settings = settings
 
     def start(self) -> None:
-        """Continue to start what an earlier daemon has found stopped, also if `mode` is "off" now."""
+        """Continue to start the services that a reset has stopped, even if repair.mode is "off" now."""
         found = self._read_copy()
         if isinstance(found, Journal) and found.stopped is not None:
             self.journal = found
 
     def step(self) -> None:
-        """Read the journal once a request has been served. The first call requests the journal.
+        """Read the journal when a request has been served. The first call requests the journal.
 
-        While there is none, or services are stopped, this is repeated.
+        The request is repeated while there is no readable journal, or services are stopped.
         """
         if not self._has_started:
             self._has_started = True
@@ -156,7 +156,7 @@ class StepProgram:
             self._may_withdraw = True
 
     def withdraw(self) -> None:
-        """Replace an open request for a step, so that healthd-repair refuses the step unless it has begun."""
+        """Replace an open request for a step. healthd-repair then refuses the step, unless the step has begun."""
         if self._program.is_open and self._may_withdraw:
             self._requested = ""
             if self._write(self._empty_request()):
@@ -193,7 +193,7 @@ class StepProgram:
             self._journal_problem = found.problem
             if found.first_boot:
                 self.journal = found
-            elif self.journal is not None:  # healthd-repair could not read it. Its refusal counts, and the rest remains
+            elif self.journal is not None:  # healthd-repair could not read it: keep the last one, with the new refusal
                 self.journal = replace(self.journal, refused=found.refused, problem=found.problem)
         if self._journal_problem and self._journal_problem != before:
             log.error("repair: the journal: %s", self._journal_problem)

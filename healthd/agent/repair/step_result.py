@@ -21,9 +21,9 @@ Check: TypeAlias = Callable[[], str]  # returns why the step must not be taken n
 class StepResult(Value, frozen=True):
     """The result of a step's command.
 
-    outcome  None if the step is under way: the machine will boot, and its journal still has Outcome.TAKING
-    problem  why the step failed or was not taken, or what is uncertain about it, as one sentence without its full stop
-    proof    evidence of its effect, or that it has the right target
+    outcome  None if the step is under way: the machine will boot, and the journal keeps Outcome.TAKING
+    problem  why the step failed, was not taken or is uncertain, as one sentence without a full stop, or ""
+    proof    evidence of the effect, or of the right target, or ""
     """
 
     outcome: Outcome | None
@@ -32,10 +32,10 @@ class StepResult(Value, frozen=True):
 
 
 class PreparedStep(NamedTuple):
-    """A step of one command. Everything else that the step needs is known, and nothing was changed yet.
+    """A step that consists of one command. Nothing has been changed yet.
 
-    argv   the command that boots the machine
-    result  returns the meaning of its result
+    argv    the command that boots the machine
+    result  converts the command's result
     """
 
     argv: Argv
@@ -43,7 +43,7 @@ class PreparedStep(NamedTuple):
 
 
 def take_prepared(step: PreparedStep, seconds: float, check: Check, run: Run) -> StepResult:
-    """Take the step. Nothing happens between `check` and the command, which may take `seconds`."""
+    """Take the step right after `check`. `seconds` is the deadline of the command."""
     if problem := check():
         return StepResult(Outcome.REFUSED, problem)
     return step.result(run(Command(step.argv, seconds, changes=True)))
@@ -65,6 +65,6 @@ def run_command(command: Command) -> CommandResult:
 
 
 def last_error(result: CommandResult) -> str:
-    """Return the last line of a command's errors, or its exit status."""
+    """Return the last line of a command's standard error, or its exit status."""
     lines = [line.strip() for line in result.stderr.split("\n") if line.strip()]
     return lines[-1][:MAX_ERROR_LENGTH] if lines else f"exit status {result.status}"

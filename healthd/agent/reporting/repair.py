@@ -29,14 +29,14 @@ _STEP_VERBS = {
 }
 _REASON_TEXTS = {
     Reason.REMEDY: "ends with {step}",
-    Reason.MILDER: "may end with {step}, before the power cycle that its runbook names",
+    Reason.MILDER: "may end with {step}, which comes before the power cycle that its runbook names",
     Reason.RELAPSE: "returned within 7 days after an earlier step",
     Reason.CONFIGURED: "has this step in repair.first_step",
     Reason.NOT_ALLOWED: "ends with a step that repair.order does not contain",
     Reason.CAUSE: "ends once its cause is fixed and its check passes",
-    Reason.WINDOW: "ends after a time without a repeat, which does not pass on a drained node until it is repaired",
+    Reason.WINDOW: "ends after a time without a repeat, which does not pass before the fault is repaired",
     Reason.PART: "ends once the part is repaired or replaced",
-    Reason.FAILED: "did not end with the step before",
+    Reason.FAILED: "did not end with the previous step",
     Reason.EXHAUSTED: "did not end with the last step, or returned within 7 days after it",
 }
 OBSTACLE_TEXTS = {
@@ -50,30 +50,30 @@ OBSTACLE_TEXTS = {
     Obstacle.MAINTENANCE: "the node is reserved for maintenance",
     Obstacle.DOWN: "the node is DOWN in Slurm, so a job may still run here unobserved",
     Obstacle.NOT_RESPONDING: "the node does not respond in Slurm, so its jobs are not known",
-    Obstacle.JOBS: "a job, or the epilog of one, is still on the node",
+    Obstacle.JOBS: "a job or its epilog is still on the node",
     Obstacle.POWER: "a reboot or a power change is pending in Slurm",
     Obstacle.EVIDENCE: "the evidence of the fault is not saved yet",
     Obstacle.JOURNAL: "the journal of repair steps has not been read",
     Obstacle.PROGRAM: "healthd-repair does not serve requests",
-    Obstacle.STATE_DIR: "state_dir has not been shown to survive a reboot: reboot this node once by hand",
-    Obstacle.BEFORE_ACT: 'the node was drained before repair.mode = "act"',
+    Obstacle.STATE_DIR: "not known yet whether state_dir survives a reboot: reboot this node once by hand",
+    Obstacle.BEFORE_ACT: 'healthd drained the node before repair.mode = "act" was set',
     Obstacle.STOPPED: "an operator has stopped the repair of this drain",
     Obstacle.TRIED: "this step was taken for the same fault in the last 24 hours",
     Obstacle.RETRY: "the last try was refused; the next one follows within 15 minutes",
 }
 # The requirement behind each obstacle, for `healthd repair --dry-run`.
 PROTECTIONS = {
-    Obstacle.OBSERVE: "healthd may change Slurm",
+    Obstacle.OBSERVE: 'mode is not "observe"',
     Obstacle.PAUSED: "healthd is not paused",
-    Obstacle.SHARED_CAUSE: "no cause is shared with other nodes",
+    Obstacle.SHARED_CAUSE: "every cause of the drain is on this node",
     Obstacle.ACKNOWLEDGED: "no operator has acknowledged a fault here",
     Obstacle.SLURM_UNKNOWN: "the node's state in Slurm is known",
     Obstacle.NOT_DRAINED: "the node is drained",
     Obstacle.FOREIGN_DRAIN: "the drain is healthd's own",
-    Obstacle.MAINTENANCE: "no reservation for maintenance",
+    Obstacle.MAINTENANCE: "the node is not reserved for maintenance",
     Obstacle.DOWN: "the node is not DOWN in Slurm",
     Obstacle.NOT_RESPONDING: "the node responds in Slurm",
-    Obstacle.JOBS: "no job on the node",
+    Obstacle.JOBS: "no job or epilog is on the node",
     Obstacle.POWER: "no reboot or power change is pending",
 }
 ACT_PROTECTIONS = {
@@ -81,13 +81,13 @@ ACT_PROTECTIONS = {
     Obstacle.JOURNAL: "the journal of repair steps can be read",
     Obstacle.PROGRAM: "healthd-repair serves requests",
     Obstacle.STATE_DIR: "state_dir survives a reboot",
-    Obstacle.BEFORE_ACT: 'healthd drained the node in mode "act"',
+    Obstacle.BEFORE_ACT: 'repair.mode was "act" when healthd drained the node',
     Obstacle.STOPPED: "no operator has stopped the repair",
     Obstacle.TRIED: "this step was not taken for the same fault in the last 24 hours",
-    Obstacle.RETRY: "no refusal a short time ago",
+    Obstacle.RETRY: "no try was refused in the last minutes",
 }
 _STAGE_TEXTS = {
-    AttemptStage.CLAIM: "waits until {step} is claimed in Slurm",
+    AttemptStage.CLAIM: "claims {step} in Slurm",
     AttemptStage.STEP: "takes the step: {step}",
     AttemptStage.VERIFY: "verifies {step}: all checks and a validation run",
 }
@@ -99,7 +99,7 @@ _IN_SLURM = (
 
 
 def deadline(attempt: Attempt, config: RepairConfig) -> float:
-    """Return the time by which the stage should have ended (epoch seconds), or 0 for a claim, which may wait."""
+    """Return the time by which the stage should have ended (epoch seconds), or 0 for a claim, which has no deadline."""
     if attempt.stage is AttemptStage.CLAIM:
         return 0.0
     if attempt.stage is AttemptStage.VERIFY:
@@ -108,7 +108,7 @@ def deadline(attempt: Attempt, config: RepairConfig) -> float:
 
 
 def repair_json(record: RepairRecord, config: RepairConfig, hold: ClaimHold | None) -> dict[str, Any] | None:
-    """Return the document for the repair of this node, or None if repair is off. `hold` is why a claim waits."""
+    """Return the document for the repair of this node, or None if repair is off. `hold` is set while a claim waits."""
     if config.mode is RepairMode.OFF and not record.ordered_by:
         return None
     plan, attempt = record.plan, record.attempt
@@ -184,12 +184,12 @@ def status_lines(document: Document) -> Iterator[str]:
         until = f", expected to end by {date(attempt['deadline'])}" if attempt["deadline"] else ""
         yield f"healthd {_STAGE_TEXTS[AttemptStage(attempt['stage'])].format(step=step)}{until}"
         if attempt["waits"]:
-            yield f"it waits: {attempt['waits']}"
+            yield f"the claim waits: {attempt['waits']}"
     for failed in document["failed"]:
         end = "has failed" if failed["was_taken"] else "could not be taken"
         yield f"{STEP_NAMES[RepairStep(failed['step'])]} {end}: {failed['why']}"
     if document["has_given_up"]:
-        yield "healthd has taken its last step"
+        yield "the last step has failed; healthd takes no more steps"
     if document["text"]:
         yield document["text"]
     if document["refused"]:
@@ -202,7 +202,7 @@ def status_lines(document: Document) -> Iterator[str]:
 
 
 def requirement_rows(document: Document, found: Iterable[Document]) -> list[tuple[str, str]]:
-    """Return (requirement, state) for `healthd repair --dry-run`: those that the daemon checks, and those in `found`.
+    """Return rows (requirement, state) for `healthd repair --dry-run`: the daemon's own requirements, then `found`.
 
     The state is "yes", "unknown", or "no" with the reason.
     """

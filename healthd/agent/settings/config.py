@@ -181,8 +181,8 @@ class FleetLimits(Value, frozen=True):
 class RepairConfig(Value, frozen=True):
     """Settings for the repair of a drained node.
 
-    `order` lists the steps that this site allows. `first_step` replaces a code's first step; it never names a power
-    cycle, which follows only a failed reboot (agent/repair/ladder.py). `stop_services` are the services that may use
+    `order` lists the steps that this site allows. `first_step` replaces a code's first step. A power cycle cannot be
+    one, because it only follows a failed reboot (agent/repair/ladder.py). `stop_services` are the services that may use
     the GPUs on a node without jobs; a reset stops them. At most `max_concurrent` nodes of the cluster are repaired at
     the same time: a number, or a percentage ("2%"). A reset may take `reset_timeout_seconds`, a boot
     `boot_timeout_seconds`, and the checks and the validation after a step `verify_timeout_seconds`.

@@ -11,8 +11,8 @@ least as old as the node's own claim. The last node that keeps its claim has cou
 exceeded for long. The claim of a node that reboots, or whose Reason has one of Slurm's suffixes ("reboot issued"), is
 always counted, because Slurm renewed its time stamp.
 
-While a claim is confirmed, healthd does not change the Reason, even if another cause becomes the worst: a change would
-renew the time stamp.
+While a claim is in force, healthd does not change the Reason, even if another cause becomes the worst, because a change
+would renew the time stamp.
 
 If the nodes cannot be counted, there is no claim and therefore no repair.
 """
@@ -41,7 +41,7 @@ def needs_cluster_size(max_concurrent: int | str) -> bool:
 
 
 def limit_for(max_concurrent: int | str, nodes: int) -> int:
-    """Return the number of simultaneous repairs. A percentage of the cluster's `nodes` is rounded down (at least 1)."""
+    """Return the allowed number of simultaneous repairs. A percentage of `nodes` is rounded down (at least 1)."""
     if isinstance(max_concurrent, int):
         return max_concurrent
     return max(nodes * int(max_concurrent.removesuffix("%")) // 100, 1)

@@ -116,10 +116,11 @@ def _step_sentences(steps: Document) -> list[str]:
         )
         if row["attempts"]:
             found.append(
-                f"healthd took a {_step(row)} {plural(row['attempts'], 'time')}: {row['succeeded']:,} succeeded{share}."
+                f"healthd took the step {_step(row)} {plural(row['attempts'], 'time')}: {row['succeeded']:,} succeeded"
+                f"{share}."
             )
         if row["impossible"]:
-            found.append(f"A {_step(row)} could not be taken {plural(row['impossible'], 'time')}.")
+            found.append(f"The step {_step(row)} could not be taken {plural(row['impossible'], 'time')}.")
     if steps["gave_up"]:
         codes = ", ".join(f"{code} ({count:,})" for code, count in [*steps["gave_up_by_code"].items()][:5])
         found.append(f"After the last step, {plural(steps['gave_up'], 'repair')} needed a person: {codes}.")

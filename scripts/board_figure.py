@@ -73,6 +73,17 @@ FAULTS = (
     # allows.
     Fault(NODES, "mount/hang", "/data", [(18.0, 1), (18.17, 2)], 19.1, (18.3, 19.2), NODES[9:14]),
 )
+# Repairs: node, step, stage, and its begin, end and deadline in hours of the day.
+REPAIRS = (
+    ("gpu-017", "reboot", "step", 5.4, 5.8, 6.4),
+    ("gpu-017", "reboot", "verify", 5.8, 6.3, 6.3),
+    (SHOWN_NODE, "gpu_reset", "claim", 14.2, 14.3, 0.0),
+    (SHOWN_NODE, "gpu_reset", "step", 14.3, 14.4, 14.5),
+    (SHOWN_NODE, "gpu_reset", "verify", 14.4, 14.9, 14.9),
+    (SHOWN_NODE, "reboot", "verify", 22.9, HOURS + 1, 23.4),
+)
+# Nodes whose last step failed, with the hours from then on.
+GIVEN_UP = {"gpu-017": (6.3, 11.5)}
 DEAD_NODE = "gpu-044", 20.5  # healthd on this node stops answering at this hour
 
 
@@ -161,12 +172,30 @@ def _node_metrics(node: str, number: int, at: int, hour: float) -> Iterator[Metr
         yield "healthd_failslow_lost_seconds_total", lost, {"source": "client"}
         yield "healthd_failslow_dropped_total", max(0.0, hour - 16) * 40, {"reason": "strangers"}
         yield "healthd_failslow_sampling_cpu_ratio", 0.0006 + 0.0001 * math.sin(hour), {}
+    yield from _repair_metrics(node, hour, [fault.code for fault in drains])
     yield "healthd_validation_results", 8, {"test": "gemm_bf16", "verdict": "ok"}
     yield "healthd_validation_results", float(7 + (number != 17)), {"test": "pcie_h2d", "verdict": "ok"}
     if number == 17:
         yield "healthd_validation_results", 1, {"test": "pcie_h2d", "verdict": "slow"}
     if node == SHOWN_NODE:
         yield from _gpu_metrics(at, hour)
+
+
+def _repair_metrics(node: str, hour: float, codes: Sequence[str]) -> Iterator[Metric]:
+    """Yield the metrics of a node's repair. `codes` are the faults that drain the node."""
+    failed = GIVEN_UP.get(node)
+    has_failed = failed is not None and failed[0] <= hour < failed[1]
+    yield "healthd_repair_given_up", float(has_failed), {}
+    stages = [repair for repair in REPAIRS if repair[0] == node and repair[3] <= hour < repair[4]]
+    for _, step, stage, began, _, deadline in stages:
+        labels = {"step": step, "stage": stage}
+        yield "healthd_repair_stage_begun_timestamp_seconds", BEGIN + began * 3600, labels
+        if deadline:
+            yield "healthd_repair_stage_deadline_timestamp_seconds", BEGIN + deadline * 3600, labels
+    if codes:
+        later = "person" if has_failed or codes[0].startswith("mount/") else "reboot"
+        is_first = codes[0].startswith("gpu_row_remap/") and hour < 14.9
+        yield "healthd_repair_step", 1, {"step": stages[0][1] if stages else "gpu_reset" if is_first else later}
 
 
 def _gpu_metrics(at: int, hour: float) -> Iterator[Metric]:

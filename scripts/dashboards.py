@@ -256,6 +256,41 @@ FLEET = (
         "Results of the last validation of each node, by verdict. Empty: no node was validated.",
         series={"ok": GREEN, "slow": YELLOW, "failed": RED},
     ),
+    Panel(
+        "Nodes by repair step",
+        "timeseries",
+        (8, 7),
+        [Query(f"sum by (step) (healthd_repair_step{{{JOB}}})", "{{step}}")],
+        "Nodes that need a repair, by the step that they need now. Empty: repair.mode is off, or no node needs one.",
+        series={"gpu_reset": GREEN, "reboot": YELLOW, "power_cycle": ORANGE, "person": RED},
+        stacked=True,
+    ),
+    Panel(
+        "Repairs in progress, and failed",
+        "timeseries",
+        (8, 7),
+        [
+            Query(f"count by (stage) (healthd_repair_stage_begun_timestamp_seconds{{{JOB}}})", "{{stage}}"),
+            Query(f"sum(healthd_repair_given_up{{{JOB}}})", "failed: a person must act"),
+        ],
+        "Nodes that healthd repairs, by stage, and nodes whose last step failed. A node that reboots is missing until it "
+        "answers again.",
+        series={"claim": GREY, "step": YELLOW, "verify": GREEN, "failed: a person must act": RED},
+    ),
+    Panel(
+        "Late repairs",
+        "table",
+        (8, 7),
+        [
+            Query(
+                f"sort_desc((time() - healthd_repair_stage_deadline_timestamp_seconds{{{JOB}}} > 0) {WITH_NODE_NAME})"
+            )
+        ],
+        "Repairs whose stage is past its deadline, the longest overrun first. The alert HealthdRepairStuck also covers "
+        "a node that does not answer.",
+        unit="s",
+        columns={"node": "Node", "step": "Step", "stage": "Stage", "Value": "Late by"},
+    ),
 )
 
 

@@ -94,6 +94,7 @@ FIELDS = {
     "id": TEXT,
     "problem": TEXT,
     "proof": TEXT,
+    "was_taken": FLAG,
     "conditions": CONDITIONS,
     "conditions_more": WHOLE,
     "checks": NAMES,
@@ -166,7 +167,7 @@ EVENTS = {
     "repaired": EventFields(("who", "code"), ("subject", "why")),
     "repair": EventFields(
         ("stage", "step", "causes"),
-        ("next", "why", "id", "problem", "proof", "seconds", "who", "causes_more"),
+        ("next", "why", "id", "problem", "proof", "was_taken", "seconds", "who", "causes_more"),
         (
             *("advised", "withdrawn", "ordered", "claimed", "refused", "taken", "failed", "succeeded", "gave_up"),
             "stopped",

@@ -30,6 +30,7 @@ EMPTY_WITHOUT_MONITORED_JOBS = {
     "Step monitoring: drops and overhead",
 }
 EMPTY_WITHOUT_VALIDATION = {"Validations", "Last validation"}
+EMPTY_WITHOUT_REPAIR = {"Nodes by repair step", "Repairs in progress, and failed", "Late repairs"}
 EMPTY_WITHOUT_SLURM = {"Drained for", "Drain in Slurm", "Drained nodes"}
 EMPTY_WITHOUT_PROBLEMS = {"Problems of healthd itself"}
 
@@ -122,7 +123,7 @@ def test_real_healthd_with_fault_fills_expected_panels(tmp_path: Path) -> None:
         until(lambda: bool(query_now('healthd_condition_open{code="gpu_xid/79"} == 1')), "the fault is scraped", 120)
         until(lambda: bool(query_now("rate(healthd_gpu_pcie_replays_total[15m])")), "and scraped again", 120)
         expected = EMPTY_WITHOUT_PART | EMPTY_WITHOUT_SLURM | EMPTY_WITHOUT_PROBLEMS
-        expected |= EMPTY_WITHOUT_MONITORED_JOBS | EMPTY_WITHOUT_VALIDATION
+        expected |= EMPTY_WITHOUT_MONITORED_JOBS | EMPTY_WITHOUT_VALIDATION | EMPTY_WITHOUT_REPAIR
         for name in ("fleet", "node"):
             for panel in board.panels(name):
                 until(lambda panel=panel: has_data(panel) or panel["title"] in expected, panel["title"])

@@ -72,9 +72,10 @@ def _plan_fields(plan: Plan) -> dict[str, object]:
 
 
 def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:
-    if not after.reason or with_claim(after.reason, None) == with_claim(before.reason, None):
+    reason = with_claim(after.reason, None)
+    if not after.reason or reason == with_claim(before.reason, None):
         return []  # the claim of a repair is no new drain
-    return [Event("drain", {"stage": "confirmed", "reason": after.reason})]
+    return [Event("drain", {"stage": "confirmed", "reason": reason})]
 
 
 # --- conditions

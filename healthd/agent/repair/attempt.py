@@ -218,7 +218,8 @@ def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new
         failed = FailedStep(
             plan.step, view.now, causes, "a process hangs in the driver, so a reset may hang too", False
         )
-        return Change(replace(record, failed=(*record.failed, failed)), (_event("failed", plan, problem=failed.why),))
+        event = _event("failed", plan, problem=failed.why, was_taken=False)
+        return Change(replace(record, failed=(*record.failed, failed)), (event,))
     attempt = Attempt(new_id, plan.step, AttemptStage.CLAIM, view.now, view.boot_id, causes, others, plan.parts)
     return Change(replace(record, attempt=attempt, has_given_up=False))
 
@@ -369,7 +370,7 @@ def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View, was_ta
         refused="",
         retry_at=0.0,
     )
-    return Change(after, (_attempt_event("failed", attempt, problem=why),))
+    return Change(after, (_attempt_event("failed", attempt, problem=why, was_taken=was_taken),))
 
 
 def _stopped(record: RepairRecord, attempt: Attempt, view: View) -> Change:
@@ -414,7 +415,9 @@ def _texts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ended, others
 
 
-def _event(stage: str, plan: Plan, attempt: Attempt | None = None, problem: str = "") -> Event:
+def _event(
+    stage: str, plan: Plan, attempt: Attempt | None = None, problem: str = "", was_taken: bool | None = None
+) -> Event:
     fields: dict[str, object] = {
         "stage": stage,
         "step": plan.step.value,
@@ -424,11 +427,18 @@ def _event(stage: str, plan: Plan, attempt: Attempt | None = None, problem: str 
     }
     fields |= {"id": attempt.id} if attempt is not None else {}
     fields |= {"problem": problem} if problem else {}
+    fields |= {"was_taken": was_taken} if was_taken is not None else {}
     return Event("repair", fields)
 
 
 def _attempt_event(
-    stage: str, attempt: Attempt, problem: str = "", proof: str = "", seconds: float = 0.0, who: str = ""
+    stage: str,
+    attempt: Attempt,
+    problem: str = "",
+    proof: str = "",
+    seconds: float = 0.0,
+    who: str = "",
+    was_taken: bool | None = None,
 ) -> Event:
     fields: dict[str, object] = {
         "stage": stage,
@@ -437,4 +447,6 @@ def _attempt_event(
         "id": attempt.id,
     }
     optional = {"problem": problem, "proof": proof, "seconds": round(seconds, 1), "who": who}
-    return Event("repair", fields | {name: value for name, value in optional.items() if value})
+    fields |= {name: value for name, value in optional.items() if value}
+    fields |= {"was_taken": was_taken} if was_taken is not None else {}
+    return Event("repair", fields)

@@ -116,7 +116,13 @@ def repair_json(record: RepairRecord, config: RepairConfig, hold: ClaimHold | No
         "mode": config.mode.value,
         "attempt": _attempt_json(attempt, config, hold) if attempt else None,
         "failed": [
-            {"step": failed.step.value, "at": failed.at, "causes": list(failed.causes), "why": failed.why}
+            {
+                "step": failed.step.value,
+                "at": failed.at,
+                "causes": list(failed.causes),
+                "why": failed.why,
+                "was_taken": failed.was_taken,
+            }
             for failed in record.failed
         ],
         "has_given_up": record.has_given_up,
@@ -180,7 +186,8 @@ def status_lines(document: Document) -> Iterator[str]:
         if attempt["waits"]:
             yield f"the claim waits: {attempt['waits']}"
     for failed in document["failed"]:
-        yield f"{STEP_NAMES[RepairStep(failed['step'])]} has failed: {failed['why']}"
+        end = "has failed" if failed["was_taken"] else "could not be taken"
+        yield f"{STEP_NAMES[RepairStep(failed['step'])]} {end}: {failed['why']}"
     if document["has_given_up"]:
         yield "the last step has failed; healthd takes no more steps"
     if document["text"]:

@@ -35,11 +35,12 @@ def command_events(argv: Argv, result: CommandResult | None) -> list[Event]:
 def report_events(reason: str, resumed: bool, acknowledged: bool, requeued: tuple[str, ...]) -> Iterator[Event]:
     """Yield the events for a reconciliation. `reason` is the Reason of healthd's drain before the reconciliation.
 
-    A new drain is not included, because its event is emitted when the ledger changes.
+    A new drain is not included, because its event is emitted when the ledger changes. The claim of a repair, which
+    other nodes count, is left out of the Reason.
     """
     if resumed or acknowledged:
         user_field = {} if resumed else {"who": OPERATOR}
-        yield Event("resume", {"stage": "confirmed", "reason": reason, **user_field})
+        yield Event("resume", {"stage": "confirmed", "reason": with_claim(reason, None), **user_field})
     for job in requeued:
         yield Event("requeue", {"stage": "confirmed", "job": job})
 

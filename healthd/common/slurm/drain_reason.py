@@ -4,7 +4,9 @@ During a repair, it ends with a note that claims the step, such as ` (repair: gp
 in Slurm. After the last step has failed, the note is ` (repair failed: a person must act)`.
 
 It is one line of at most 255 printable ASCII characters: slurmdbd truncates at 255, a newline breaks `scontrol show
-node`, and bad UTF-8 breaks `--json`. `sinfo -R` shows the first 20 characters; "healthd: gpu_xid/79" has 19.
+node`, and bad UTF-8 breaks `--json`. If the parts are too long together, the message is shortened first, then the note
+about an operator. The cause and the claim are never shortened. `sinfo -R` shows the first 20 characters;
+"healthd: gpu_xid/79" has 19.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from healthd.common.slurm.builtin_reasons import strip_appended
 from healthd.common.text import regex
 
 MAX_CHARACTERS = 255
+_FOUND = "found"  # the message if the condition has none
 PREFIX = "healthd: "
 # For `healthd fleet lemons --apply`: a different prefix, so that no daemon mistakes the drain for its own and lifts it.
 LEMON = "lemon: "
@@ -26,12 +29,14 @@ def reason(causes: Sequence[Condition], note: str = "") -> str:
     """Return the Reason for these causes, worst first.
 
     A changed Reason resets Slurm's time stamp. Call `names_worst_cause` first, and set a new Reason only if the worst
-    cause has changed. `note` is text to append.
+    cause has changed. `note` is text to append, and is shortened if the cause leaves too little room.
     """
-    suffix = (f" (+{len(causes) - 1} more)" if len(causes) > 1 else "") + (f" ({note})" if note else "")
     start = reason_start(causes[0])
+    suffix = f" (+{len(causes) - 1} more)" if len(causes) > 1 else ""
+    if note:
+        suffix += f" ({_truncate(note, MAX_CHARACTERS - len(start) - len(suffix) - len(_FOUND) - len(' ()'))})"
     room = MAX_CHARACTERS - len(start) - len(suffix)
-    return start + (_truncate(_ascii_line(causes[0].message), room) or "found") + suffix
+    return start + (_truncate(_ascii_line(causes[0].message), room) or _FOUND) + suffix
 
 
 def reason_start(cause: Condition) -> str:

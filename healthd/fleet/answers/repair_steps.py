@@ -3,7 +3,8 @@
 An attempt is one step on one node: its stages in the event stream have the same id. It counts once the step was taken
 or has failed; a step that was only claimed or refused changed nothing. A successful attempt lasts for 7 or 28 days if
 none of its faults opens again on the same part of the node in that time. A failed attempt has not lasted. An attempt
-that a person stopped, or whose end the store lacks, is neither.
+that a person stopped, or whose end the store lacks, is neither. A step that could not be taken on its node is counted
+separately: it changed nothing, so that it says nothing about the remedy.
 
 A step is left out of the suggested order if it fails too often, by the same limits as for a first step (repairs.py).
 """
@@ -24,6 +25,7 @@ DEFAULT_ORDER = LADDER[:2]  # repair.order; a site must allow a power cycle
 DAY = 86400
 _TRIED = frozenset({"taken", "failed", "succeeded"})
 _ENDS = ("succeeded", "failed", "stopped")
+IMPOSSIBLE = "impossible"  # end of a step that could not be taken
 
 
 class StepEvent(NamedTuple):
@@ -41,7 +43,7 @@ class Attempt(NamedTuple):
 
     Attributes:
         causes: the faults that the step should end, as (code, part).
-        end: succeeded, failed or stopped; "" if the store has no end.
+        end: succeeded, failed, stopped or impossible; "" if the store has no end.
         ended_at: time of the end, or of the last stage.
     """
 
@@ -62,9 +64,14 @@ class GaveUp(NamedTuple):
 
 
 class StepHistory(NamedTuple):
-    """All attempts, the repairs that were given up, and the times of refused steps."""
+    """All attempts, the repairs that were given up, and the times of refused steps.
+
+    Attributes:
+        impossible: the steps that could not be taken.
+    """
 
     attempts: list[Attempt]
+    impossible: list[Attempt]
     gave_up: list[GaveUp]
     refused: list[int]
 
@@ -72,6 +79,7 @@ class StepHistory(NamedTuple):
         """Return what began in this period."""
         return StepHistory(
             [attempt for attempt in self.attempts if from_time <= attempt.began < to_time],
+            [attempt for attempt in self.impossible if from_time <= attempt.began < to_time],
             [end for end in self.gave_up if from_time <= end.time < to_time],
             [time for time in self.refused if from_time <= time < to_time],
         )
@@ -80,17 +88,21 @@ class StepHistory(NamedTuple):
 def read_steps(events: Iterable[StepEvent]) -> StepHistory:
     """Return the history of the stages, which are in the order of time."""
     by_id: dict[tuple[str, str, str], list[tuple[StepEvent, Row]]] = defaultdict(list)
-    gave_up, refused = [], []
+    left_out, gave_up, refused = [], [], []
     for event in events:
         fields = _fields(event.rest)
         if event.stage == "gave_up":
             gave_up.append(GaveUp(event.time, tuple(sorted({code for code, _ in _causes(fields)}))))
         elif event.stage == "refused":
             refused.append(event.time)
-        elif id := fields.get("id"):  # a step that was left out has none
+        elif id := fields.get("id"):
             by_id[event.cluster, event.node, str(id)].append((event, fields))
-    attempts = [attempt for stages in by_id.values() if (attempt := _attempt(stages)) is not None]
-    return StepHistory(attempts, gave_up, refused)
+        elif fields.get("was_taken") is False:  # the step was left out before its claim
+            left_out.append([(event, fields)])
+    found = [attempt for stages in (*by_id.values(), *left_out) if (attempt := _attempt(stages)) is not None]
+    attempts = [attempt for attempt in found if attempt.end != IMPOSSIBLE]
+    impossible = [attempt for attempt in found if attempt.end == IMPOSSIBLE]
+    return StepHistory(attempts, impossible, gave_up, refused)
 
 
 def _fields(rest: str) -> Row:
@@ -112,9 +124,11 @@ def _attempt(stages: Sequence[tuple[StepEvent, Row]]) -> Attempt | None:
     if _TRIED.isdisjoint(event.stage for event, _ in stages):
         return None
     first, fields = stages[0]
-    ends = [event for event, _ in stages if event.stage in _ENDS]
-    last = ends[-1] if ends else stages[-1][0]
+    ends = [stage for stage in stages if stage[0].stage in _ENDS]
+    last, last_fields = ends[-1] if ends else stages[-1]
     end = last.stage if ends else ""
+    if end == "failed" and last_fields.get("was_taken") is False:
+        end = IMPOSSIBLE
     return Attempt(first.cluster, first.node, str(fields.get("step", "")), _causes(fields), first.time, end, last.time)
 
 
@@ -138,7 +152,7 @@ def lasts(
 
 
 def rows(
-    attempts: Iterable[Attempt],
+    history: StepHistory,
     keys: Callable[[Attempt], Iterable[tuple[str, ...]]],
     names: tuple[str, ...],
     lasting: Callable[[Attempt, int], bool | None],
@@ -147,17 +161,22 @@ def rows(
 ) -> list[Row]:
     """Return one row for each key, those with the most attempts first."""
     groups: dict[tuple[str, ...], list[Attempt]] = defaultdict(list)
-    for attempt in attempts:
+    impossible: Counter[tuple[str, ...]] = Counter()
+    for attempt in history.attempts:
         for key in keys(attempt):
             groups[key].append(attempt)
+    for attempt in history.impossible:
+        impossible.update(keys(attempt))
     found = []
-    for key, group in sorted(groups.items()):
+    for key in sorted({*groups, *impossible}):
+        group = groups[key]
         ends = Counter(attempt.end for attempt in group)
         row: Row = {
             **dict(zip(names, key, strict=True)),
             "attempts": len(group),
             "nodes": len({(attempt.cluster, attempt.node) for attempt in group}),
             **{end: ends[end] for end in _ENDS},
+            IMPOSSIBLE: impossible[key],
             "unknown": ends[""],
         }
         for days in lasting_days:

@@ -147,7 +147,8 @@ def steps_document(
     """Return the counts of the steps that healthd took itself. Without any, the lists are empty.
 
     Keys:
-        attempts, refused, gave_up: numbers of steps, of refused tries, and of repairs that a person had to finish.
+        attempts, impossible, refused, gave_up: numbers of steps, of steps that could not be taken, of refused tries,
+            and of repairs that a person had to finish.
         by_step, by_code: rows with the ends of the steps, the share that lasted 7 and 28 days, and the time from drain
             to service.
         failing: steps that fail too often.
@@ -166,9 +167,9 @@ def steps_document(
         return _out_seconds({outage for outage in found if outage is not None})
 
     common = (lasting, out, LASTING_DAYS)
-    by_step = repair_steps.rows(history.attempts, lambda attempt: [(attempt.step,)], ("step",), *common)
+    by_step = repair_steps.rows(history, lambda attempt: [(attempt.step,)], ("step",), *common)
     by_code = repair_steps.rows(
-        history.attempts,
+        history,
         lambda attempt: {(code, attempt.step) for code, _ in attempt.causes},
         ("code", "step"),
         *common,
@@ -181,9 +182,10 @@ def steps_document(
         and _fails_too_often(lasted[row["step"]]["attempts"], lasted[row["step"]]["interval"])
     ]
     is_known = sum(row["attempts"] for row in lasted.values()) >= MIN_REPAIRS
-    tried = [row["step"] for row in by_step]
+    tried = [row["step"] for row in by_step if row["attempts"]]
     return {
         "attempts": len(history.attempts),
+        "impossible": len(history.impossible),
         "refused": len(history.refused),
         "gave_up": len(history.gave_up),
         "by_step": by_step,

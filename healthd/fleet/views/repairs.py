@@ -37,6 +37,7 @@ STEP_FIGURES = (
     Column("followed 7 d", "lasted_7_days.attempts", COUNT),
     Column("lasted 28 d", "lasted_28_days.share", PERCENT),
     Column("median out", "out_seconds.median", DURATION),
+    Column("not possible", "impossible", COUNT),
     Column("stopped", "stopped", COUNT),
     Column("end unknown", "unknown", COUNT),
     Column("95 % interval 28 d", "lasted_28_days.interval", interval(PERCENT)),
@@ -113,10 +114,13 @@ def _step_sentences(steps: Document) -> list[str]:
             if lasted["attempts"]
             else ""
         )
-        found.append(
-            f"healthd took the step {_step(row)} {plural(row['attempts'], 'time')}: "
-            f"{row['succeeded']:,} succeeded{share}."
-        )
+        if row["attempts"]:
+            found.append(
+                f"healthd took the step {_step(row)} {plural(row['attempts'], 'time')}: {row['succeeded']:,} succeeded"
+                f"{share}."
+            )
+        if row["impossible"]:
+            found.append(f"The step {_step(row)} could not be taken {plural(row['impossible'], 'time')}.")
     if steps["gave_up"]:
         codes = ", ".join(f"{code} ({count:,})" for code, count in [*steps["gave_up_by_code"].items()][:5])
         found.append(f"After the last step, {plural(steps['gave_up'], 'repair')} needed a person: {codes}.")

@@ -569,9 +569,11 @@ def test_drain_is_emitted_when_confirmed(node: Node) -> None:
 
 def test_claim_of_a_repair_is_no_new_drain(node: Node) -> None:
     text = "healthd: gpu_xid/79: fell off the bus"
-    for reason in (text, f"{text} (repair: gpu_reset)", f"{text} (repair: reboot)", text):
+    other = "healthd: gpu_xid/119: GSP timeout"
+    reasons = (text, f"{text} (repair: gpu_reset)", f"{text} (repair: reboot)", text, f"{other} (repair: gpu_reset)")
+    for reason in reasons:
         node.condition_store.change(slurm=DrainRecord(reason=reason, confirmed_at=NOW))
-    assert [e["reason"] for e in node.drain_events()] == [text]
+    assert [e["reason"] for e in node.drain_events()] == [text, other]
 
 
 def test_pause_is_emitted_at_begin_and_end(node: Node) -> None:

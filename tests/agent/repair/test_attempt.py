@@ -141,6 +141,7 @@ def test_reset_is_skipped_while_driver_hangs() -> None:
     assert change.record.attempt is None
     assert [(failed.step, failed.causes) for failed in change.record.failed] == [(GPU_RESET, (CAUSE,))]
     assert stages(change) == ["failed"]
+    assert change.events[0].fields["was_taken"] is False
     assert step_once(RepairRecord(plan(REBOOT)), plan=plan(REBOOT), is_driver_stuck=True).record.attempt is not None
 
 
@@ -255,12 +256,15 @@ def test_reset_that_was_done_is_verified() -> None:
     assert (change.events[0].fields["proof"], change.events[0].fields["seconds"]) == ("uptime 3 s", 12.3)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.IMPOSSIBLE, Outcome.UNKNOWN])
-def test_step_without_effect_has_failed(outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "was_taken"), [(Outcome.FAILED, True), (Outcome.UNKNOWN, True), (Outcome.IMPOSSIBLE, False)]
+)
+def test_step_without_effect_has_failed(outcome: Outcome, was_taken: bool) -> None:
     change = step_once(taking(), journal=journal(outcome, problem="In use by another client"))
     assert change.record.attempt is None
     assert [(failed.step, failed.causes) for failed in change.record.failed] == [(GPU_RESET, (CAUSE,))]
     assert stages(change) == ["failed"]
+    assert (change.record.failed[0].was_taken, change.events[0].fields["was_taken"]) == (was_taken, was_taken)
 
 
 def test_refused_step_is_tried_again_later_and_later() -> None:

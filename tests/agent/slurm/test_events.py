@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from healthd.agent.slurm.action_log import command_events, report_events
+from healthd.common.model import RepairStep
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import CommandResult
+from healthd.common.slurm.drain_reason import with_claim
 
 DRAIN = commands.drain("n1", "healthd: gpu_xid/79: it fell off the bus")
 REFUSED = CommandResult(1, b"", "slurm_update error: Invalid node name specified\n")
@@ -58,6 +60,13 @@ def test_report_events_for_ended_drain_name_user():
     assert report(acknowledged=True) == [
         ("resume", {"stage": "confirmed", "reason": "healthd: a", "who": "an operator"})
     ]
+
+
+@pytest.mark.parametrize("step", RepairStep)
+def test_report_events_leave_claim_of_repair_out_of_reason(step: RepairStep) -> None:
+    reason = "healthd: gpu_xid/119 0000:1b:00.0: GSP timeout"
+    events = list(report_events(with_claim(reason, step), resumed=True, acknowledged=False, requeued=()))
+    assert [event.fields["reason"] for event in events] == [reason]
 
 
 def test_report_events_have_each_requeued_job():

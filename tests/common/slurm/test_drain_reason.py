@@ -168,6 +168,39 @@ def test_claim_of_any_reason_is_read_back(
     assert with_claim(with_claim(claimed, RepairStep.REBOOT), step) == with_claim(claimed, step)
 
 
+LONG_CODES = st.from_regex(r"[a-z][a-z0-9_]{1,60}/[a-z0-9_-]{1,60}", fullmatch=True)
+LONG_PARTS = st.one_of(st.just(""), st.from_regex(r"[!-~]{1,200}", fullmatch=True), st.text(max_size=60))
+
+
+@given(
+    code=LONG_CODES,
+    subject=LONG_PARTS,
+    message=ANY_TEXT,
+    more=st.integers(0, 99_999),
+    note=st.from_regex(r"[!-~]( ?[!-~]){0,300}", fullmatch=True) | st.just(""),
+    step=STEPS,
+    suffix=SUFFIXES,
+)
+def test_claim_survives_the_longest_cause_and_note(
+    code: str, subject: str, message: str, more: int, note: str, step: RepairStep, suffix: str
+) -> None:
+    cause = condition(code, subject, message)
+    text = reason([cause] * (more + 1), note)
+    claimed = with_claim(text, step)
+    assert max(len(text), len(claimed)) <= MAX_CHARACTERS
+    assert claimed.endswith(f" ({claim_note(step)})")
+    assert parse_claim(claimed + suffix) is step
+    assert text.startswith(reason_start(cause))
+    assert claimed.startswith(reason_start(cause))
+
+
+def test_reason_shortens_note_if_cause_leaves_too_little_room() -> None:
+    text = reason([condition("a" * 79 + "/x", "p" * 130)] * 2, "3 times in an hour: an operator must resume it")
+    assert len(text) == MAX_CHARACTERS
+    assert " (+1 more) (3 times " in text
+    assert text.endswith("...)")
+
+
 @given(text=ANY_TEXT, step=STEPS)
 def test_text_outside_healthd_format_never_claims(text: str, step: RepairStep) -> None:
     assert parse_claim(f"{text} ({claim_note(step)})") is None or text.startswith("healthd: ")

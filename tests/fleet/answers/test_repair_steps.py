@@ -30,7 +30,7 @@ NODES = ("a", "b", "c", "d", "e", "f")
 def event(time: int, stage: str, id: str = "1-gpu_reset", node: str = "a", **fields: Any) -> StepEvent:
     step = id.partition("-")[2]
     rest = {"step": step, "causes": [f"{XID} {GPU}", "gpu_ecc/uncorrected"], "id": id, **fields}
-    return StepEvent("c1", node, time, stage, json.dumps({key: value for key, value in rest.items() if value}))
+    return StepEvent("c1", node, time, stage, json.dumps({key: value for key, value in rest.items() if value != ""}))
 
 
 def attempt(end: str, ended_at: int = 100, step: str = "gpu_reset") -> Attempt:
@@ -51,6 +51,18 @@ def test_step_that_changed_nothing_is_no_attempt() -> None:
     left_out = [event(5, "failed", id="")]
     found = read_steps([*only_claimed, *refused, *left_out])
     assert (found.attempts, found.refused, found.gave_up) == ([], [4], [])
+
+
+def test_step_that_could_not_be_taken_is_no_attempt() -> None:
+    refused_by_driver = [event(1, "claimed"), event(2, "failed", was_taken=False)]
+    left_out = [event(3, "failed", id="", step="gpu_reset", node="b", was_taken=False)]
+    without_effect = [event(4, "claimed", "4-reboot"), event(5, "failed", "4-reboot", was_taken=True)]
+    found = read_steps([*refused_by_driver, *left_out, *without_effect])
+    assert [(each.step, each.end) for each in found.attempts] == [("reboot", "failed")]
+    assert [(each.node, each.step, each.began) for each in found.impossible] == [
+        ("a", "gpu_reset", 1),
+        ("b", "gpu_reset", 3),
+    ]
 
 
 def test_given_up_repair_counts_for_each_code() -> None:
@@ -105,11 +117,12 @@ class RepairHistory(HistoryBuilder):
         super().__init__()
         self._ids = count(1)
 
-    def step(self, node: str, begin: int, step: str, *stages: str) -> None:
+    def step(self, node: str, begin: int, step: str, *stages: str, was_taken: bool = True) -> None:
         """Add the stages of one step, one hour apart, and the drain around them."""
         id = f"{next(self._ids)}-{step}"
-        rest = json.dumps({"id": id, "step": step, "causes": [f"{XID} {GPU}"]})
+        fields = {"id": id, "step": step, "causes": [f"{XID} {GPU}"]}
         for hour, stage in enumerate(stages):
+            rest = json.dumps(fields | ({"was_taken": was_taken} if stage == "failed" else {}))
             self.line(node, begin + 3600 * hour, "repair", stage=stage, rest=rest)
 
 
@@ -154,6 +167,27 @@ def test_document_has_attempts_of_the_period_only(tmp_path: Path) -> None:
     assert document(made_history(), tmp_path, begin=BEGIN + 5 * DAY)["steps"]["attempts"] == 12
 
 
+def test_steps_that_could_not_be_taken_have_their_own_column(tmp_path: Path) -> None:
+    made = made_history()
+    for node in NODES:
+        made.step(node, BEGIN + 31 * DAY, "power_cycle", "claimed", "failed", was_taken=False)
+        made.step(node, BEGIN + 41 * DAY, "gpu_reset", "claimed", "failed", was_taken=False)
+    found = document(made, tmp_path)
+    steps, before = found["steps"], document(made_history(), tmp_path / "before")["steps"]
+    by_step = {row["step"]: row for row in steps["by_step"]}
+    assert (steps["attempts"], steps["impossible"]) == (24, 12)
+    counts = {step: (row["attempts"], row["failed"], row["impossible"]) for step, row in by_step.items()}
+    assert counts == {"gpu_reset": (12, 12, 6), "reboot": (12, 0, 0), "power_cycle": (0, 0, 6)}
+    assert by_step["power_cycle"]["lasted_7_days"]["share"] is None
+    for row in before["by_step"]:
+        assert by_step[row["step"]]["lasted_7_days"] == row["lasted_7_days"]
+    assert (steps["failing"], steps["suggested_order"]) == (before["failing"], before["suggested_order"])
+    table = next(table for table in view(found).tables if table.title == "Steps taken by healthd")
+    position = [column.title for column in table.columns].index("not possible")
+    assert [row[position] for row in table.cell_texts()] == ["6", "0", "6"]
+    assert not any("power cycle 0 times" in sentence for sentence in view(found).sentences)
+
+
 def test_few_attempts_suggest_no_order(tmp_path: Path) -> None:
     made = RepairHistory()
     made.alive(NODES, end=END)
@@ -169,6 +203,7 @@ def test_few_attempts_suggest_no_order(tmp_path: Path) -> None:
 REST = st.text(max_size=40) | st.builds(
     lambda **fields: json.dumps(fields),
     id=st.none() | st.sampled_from(["1", "2"]) | st.integers(),
+    was_taken=st.none() | st.booleans() | st.integers(),
     causes=st.none() | st.text(max_size=9) | st.lists(st.none() | st.text(max_size=9), max_size=3),
 )
 STAGES = st.sampled_from(["claimed", "refused", "taken", "failed", "succeeded", "gave_up", "stopped"])
@@ -177,5 +212,6 @@ STAGES = st.sampled_from(["claimed", "refused", "taken", "failed", "succeeded", 
 @given(st.lists(st.tuples(STAGES, REST), max_size=12))
 def test_read_steps_accepts_any_stages(stages: list[tuple[str, str]]) -> None:
     found = read_steps([StepEvent("c1", "a", time, stage, rest) for time, (stage, rest) in enumerate(stages)])
-    assert len(found.attempts) + len(found.gave_up) + len(found.refused) <= len(stages)
+    counted = (found.attempts, found.impossible, found.gave_up, found.refused)
+    assert sum(map(len, counted)) <= len(stages)
     assert all(attempt.began <= attempt.ended_at for attempt in found.attempts)

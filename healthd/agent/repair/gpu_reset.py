@@ -2,8 +2,8 @@
 
 Sources: docs/adr/0043-steps-of-a-repair.md, section "NVIDIA: resets". A proof never rests on one value alone. The
 services that keep the driver open are stopped for the reset; without a client, the driver itself may stop a GPU, which
-clears the volatile counters without a reset. Therefore nvidia-smi must report the reset of each GPU, and the GPUs must
-be as expected afterwards.
+clears the volatile counters and the uptime without a reset. Therefore nvidia-smi must report the reset of each GPU, and
+the GPUs must be as expected afterwards.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ REPAIR_UNIT = (CHECKOUT / "packaging/systemd/healthd-repair.service").read_text(
 SECURITY = (CHECKOUT / "docs/security.md").read_text()
 FIRST_LIMIT = "\nCapabilityBoundingSet="
 LIMITS = [f"{name}={value}" for name, value in directives(UNIT[UNIT.index(FIRST_LIMIT) : UNIT.index("[Install]")])]
-REPAIR_LIMITS = [f"{name}={value}" for name, value in directives(REPAIR_UNIT[REPAIR_UNIT.index("\nNoNewPrivileges=") :])]
+REPAIR_LIMITS = [
+    f"{name}={value}" for name, value in directives(REPAIR_UNIT[REPAIR_UNIT.index("\nNoNewPrivileges=") :])
+]
 SYS_RESOURCE = int(re.findall(r"CapBnd:\s*(\S+)", Path("/proc/self/status").read_text())[0], 16) >> 24 & 1
 MAX_EXPOSURE = 4.2  # of 10; a unit without limits has 9.6
 

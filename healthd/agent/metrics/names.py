@@ -147,7 +147,9 @@ FAMILIES = {
         ("step",), "1 for the step of the repair ladder that this node needs; no series if it needs none."
     ),
     "repair_obstacle": Family(("obstacle",), "1 for each reason why that step cannot be taken now."),
-    "repair_given_up": Family((), "1 if the last repair step failed, or a service does not start after it, so that a person must act."),
+    "repair_given_up": Family(
+        (), "1 if the last repair step failed, or a service does not start after it, so that a person must act."
+    ),
     "repair_stage_begun_timestamp_seconds": Family(
         ("step", "stage"),
         "Start of the stage (claim, step, verify) of the repair in progress, in seconds since the epoch.",

@@ -95,8 +95,10 @@ class NodeRepair:
 
     @property
     def verified_step(self) -> str:
-        """Id of the step that is being verified, or "". A reset whose stopped services do not start is verified once they
-        run."""
+        """Id of the step that is being verified, or "".
+
+        A reset whose stopped services do not start is verified once they run.
+        """
         record = self._store.ledger.repair
         attempt = record.attempt
         if record.has_given_up and not record.failed:

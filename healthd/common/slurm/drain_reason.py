@@ -5,7 +5,8 @@ in Slurm. After the last step has failed, the note is ` (repair failed: a person
 
 It is one line of at most 255 printable ASCII characters: slurmdbd truncates at 255, a newline breaks `scontrol show
 node`, and bad UTF-8 breaks `--json`. If the parts are too long together, the message is shortened first, then the note
-about an operator. The cause and the claim are never shortened. `sinfo -R` shows the first 20 characters; "healthd: gpu_xid/79" has 19.
+about an operator. The cause and the claim are never shortened. `sinfo -R` shows the first 20 characters;
+"healthd: gpu_xid/79" has 19.
 """
 
 from __future__ import annotations

@@ -271,21 +271,17 @@ FLEET = (
         (8, 7),
         [
             Query(f"count by (stage) (healthd_repair_stage_begun_timestamp_seconds{{{JOB}}})", "{{stage}}"),
-            Query(f"sum(healthd_repair_given_up{{{JOB}}})", "failed: a person must act"),
+            Query(f"sum(healthd_repair_given_up{{{JOB}}})", "a person must act"),
         ],
-        "Nodes that healthd repairs, by stage, and nodes whose last step failed. A node that reboots is missing until it "
-        "answers again.",
-        series={"claim": GREY, "step": YELLOW, "verify": GREEN, "failed: a person must act": RED},
+        "Nodes that healthd repairs, by stage, and nodes where a person must act. A node that reboots is missing until "
+        "it answers.",
+        series={"claim": GREY, "step": YELLOW, "verify": GREEN, "a person must act": RED},
     ),
     Panel(
         "Late repairs",
         "table",
         (8, 7),
-        [
-            Query(
-                f"sort_desc((time() - healthd_repair_stage_deadline_timestamp_seconds{{{JOB}}} > 0) {WITH_NODE_NAME})"
-            )
-        ],
+        [Query(f"sort_desc((time() - healthd_repair_stage_deadline_timestamp_seconds{{{JOB}}} > 0) {WITH_NODE_NAME})")],
         "Repairs whose stage is past its deadline, the longest overrun first. The alert HealthdRepairStuck also covers "
         "a node that does not answer.",
         unit="s",

@@ -452,7 +452,7 @@ class Daemon:
         turn and after each reconciliation.
         """
         ledger, replies = self.store.ledger, self.replies
-        waiting_reason = self.before_resume.waiting_reason or self.repair.resume_wait
+        waiting_reason = self.repair.resume_wait or self.before_resume.waiting_reason
         expected, optional = self.scheduler.expected(), self.configured.not_needed_for_resume
         inputs = (ledger.conditions, ledger.trusted_since, expected, replies.changes, waiting_reason)
         if inputs != self.verdict_inputs:

@@ -126,7 +126,8 @@ class RepairRecord(Value, frozen=True):
     plan         healthd's plan, as last written to the event stream
     attempt      the step in progress
     failed       steps of the current drain that failed, oldest first
-    has_given_up  True if the last step failed; the node stays drained until a person acts
+    has_given_up  True if the last step failed, or a service that a reset stopped does not start; the node stays drained
+                 until a person acts
     retry_at     when a refused step may be tried again
     refusals     refusals in a row
     refused      why the last try was refused, or ""

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,13 @@ from waiting import until
 from tests.packaging.test_unit import DROP_IN, NEVER, OTHER_MOUNTS, directives
 
 UNIT = (CHECKOUT / "packaging/systemd/healthd.service").read_text()
+REPAIR_UNIT = (CHECKOUT / "packaging/systemd/healthd-repair.service").read_text()
 SECURITY = (CHECKOUT / "docs/security.md").read_text()
 FIRST_LIMIT = "\nCapabilityBoundingSet="
 LIMITS = [f"{name}={value}" for name, value in directives(UNIT[UNIT.index(FIRST_LIMIT) : UNIT.index("[Install]")])]
+REPAIR_LIMITS = [
+    f"{name}={value}" for name, value in directives(REPAIR_UNIT[REPAIR_UNIT.index("\nNoNewPrivileges=") :])
+]
 SYS_RESOURCE = int(re.findall(r"CapBnd:\s*(\S+)", Path("/proc/self/status").read_text())[0], 16) >> 24 & 1
 MAX_EXPOSURE = 4.2  # of 10; a unit without limits has 9.6
 
@@ -185,9 +189,11 @@ REFUSED = {
 }
 
 
-def run_with_limits(box: SystemdContainer, *argv: str, check: bool = True) -> str:
+def run_with_limits(
+    box: SystemdContainer, *argv: str, check: bool = True, limits: Sequence[str] = tuple(LIMITS)
+) -> str:
     """Run a program with the limits of the unit and return its output."""
-    options = [f"--property={property_text}" for property_text in LIMITS]
+    options = [f"--property={property_text}" for property_text in limits]
     environment = [f"--setenv=PYTHONPATH={CHECKOUT}"]
     return box.exec("systemd-run", "--quiet", "--wait", "--pipe", *options, *environment, *argv, check=check).stdout
 
@@ -202,6 +208,70 @@ def test_unit_allows_all_inputs_of_healthd_and_refuses_rest(box: SystemdContaine
     no_driver = errors.pop("open_a_device_of_a_driver_that_comes_later")
     assert no_driver == os.strerror(errno.ENXIO)  # not EPERM: the device is not blocked
     assert {name for name, error in errors.items() if error} == REFUSED, errors
+
+
+# The calls change nothing that remains: the command of the reboot, for example, does not exist. The error shows whether
+# the unit allows a call.
+REPAIR_PROBES = """
+import ctypes, json, os, stat, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+def call(function, *arguments):
+    if function(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
+def reboot():
+    call(libc.reboot, 1)
+def mount():
+    call(libc.mount, b"x", b"/mnt", b"tmpfs", 0, None)
+    call(libc.umount, b"/mnt")
+def make_device_file():
+    os.mknod("/run/made-device", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    os.unlink("/run/made-device")
+def change_owner_and_user():
+    os.chown(os.memfd_create("x"), 65534, 65534)
+    subprocess.run(["setpriv", "--reuid=65534", "--clear-groups", "true"], check=True)
+def open_network_socket():
+    import socket
+    socket.socket(socket.AF_INET).close()
+def use_clock_calls():
+    from healthd.host.system import adjtimex
+    adjtimex()
+def make_namespace():
+    call(libc.unshare, 0x10000000)
+def make_setuid_program():
+    os.fchmod(os.open("/run/made-program", os.O_CREAT | os.O_WRONLY, 0o755), 0o4755)
+def change_personality():
+    call(libc.personality, 0x0008)
+errors = {"gain_privileges": next(x.split()[1] for x in open("/proc/self/status") if x.startswith("NoNewPrivs"))}
+for name, probe in list(globals().items()):
+    if getattr(probe, "__module__", "") == "__main__" and callable(probe) and name != "call":
+        try:
+            probe()
+        except OSError as error:
+            errors[name] = os.strerror(error.errno)
+        else:
+            errors[name] = ""
+print(json.dumps(errors))
+"""
+REPAIR_ALLOWED = {
+    *("reboot", "mount", "make_device_file", "change_owner_and_user", "open_network_socket"),
+}
+
+
+def test_repair_unit_refuses_what_no_step_needs(box: SystemdContainer) -> None:
+    box.write("/opt/repair_probes.py", REPAIR_PROBES)
+    argv = (sys.executable, "/opt/repair_probes.py")
+    errors = json.loads(run_with_limits(box, *argv, limits=REPAIR_LIMITS))
+    unlimited = json.loads(run_with_limits(box, *argv, limits=()))
+    assert {name: errors[name] for name in REPAIR_ALLOWED} == {name: unlimited[name] for name in REPAIR_ALLOWED}
+    assert errors["reboot"] == os.strerror(errno.EINVAL)
+    assert (errors.pop("gain_privileges"), unlimited.pop("gain_privileges")) == ("1", "0")
+    denied = {name for name, error in errors.items() if error == os.strerror(errno.EPERM)}
+    assert denied == set(errors) - REPAIR_ALLOWED, errors
+    assert {name: error for name, error in unlimited.items() if name in denied and error} == {}
+
+
+def test_repair_unit_has_no_mount_namespace(debian: SystemdContainer) -> None:
+    assert mount_namespace(debian, *REPAIR_LIMITS) == debian.exec("readlink", "/proc/1/ns/mnt").stdout
 
 
 def test_nvml_works_through_its_library(box: SystemdContainer, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from healthd_daemon import Healthd, xid_line
 from machine import GPUS, Machine
+from repair_node import BUSCTL, SYSTEMCTL
 from slurm_cluster import SlurmCluster, start_job
 from waiting import until
 
@@ -19,7 +20,7 @@ from healthd.agent.repair.journal import Journal, Outcome
 from healthd.agent.repair.journal_file import machine_identity, read_journal, write_journal
 
 pytestmark = pytest.mark.one_python
-PCI = "0000:61:00.0"
+PCI, SERVICE = "0000:61:00.0", "nvidia-dcgm"
 # Without the step "reboot": it would reboot the test machine.
 CONFIG = '[repair]\nmode = "act"\norder = ["gpu_reset"]\nstop_services = []\n'
 # Modes in the file `mode`: ok, fails (no reset), waits (until the file `go` exists).
@@ -156,6 +157,34 @@ def test_failed_last_step_leaves_node_to_person(site: Site) -> None:
         status = daemon.wait_until(lambda s: s["repair"]["has_given_up"], "given up")
         assert status["repair"]["step"] == "person"
         assert site.resets() == 1
+
+
+@pytest.mark.wide
+def test_service_that_does_not_start_needs_a_person_and_then_resumes_node(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    config = CONFIG.replace("stop_services = []", f'stop_services = ["{SERVICE}"]\nverify_timeout_seconds = 60.0')
+    site = Site(cluster, node, tmp_path, config)
+    site.machine.write({"/run/systemd/system/x": ""})
+    for name, text in (("systemctl", SYSTEMCTL), ("busctl", BUSCTL)):
+        program = tmp_path / "programs" / name
+        program.write_text(f"#!/bin/bash\ncd {tmp_path}\n{text}")
+        program.chmod(0o755)
+    (tmp_path / f"{SERVICE}.service").write_text("active\n")
+    (tmp_path / "systemctl.start.fails").touch()
+    with site.daemon as daemon:
+        daemon.kernel_line(xid_line(119))
+        site.wait_for_stages("claimed", "taken", "gave_up")
+        status = daemon.wait_until(lambda s: s["repair"]["has_given_up"], "given up")
+        assert (status["repair"]["failed"], status["repair"]["attempt"]) == ([], None)
+        assert f"{SERVICE}.service" in status["decision"]["text"]
+        reason = "(repair failed: a person must act)"
+        until(lambda: site.cluster.node(node).reason.endswith(reason), "the Reason says so", 60)
+        (tmp_path / "systemctl.start.fails").unlink()
+        site.wait_in_service()
+        assert site.stages() == ["claimed", "taken", "gave_up"]
+        assert site.resets() == 1
+        assert (tmp_path / f"{SERVICE}.service").read_text() == "active\n"
 
 
 def test_reservation_stops_repair_and_its_end_allows_it(site: Site) -> None:

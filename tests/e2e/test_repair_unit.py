@@ -147,6 +147,25 @@ def test_scheduled_shutdown_prevents_the_reset(box: SystemdContainer) -> None:
     box.exec("shutdown", "-c")
 
 
+def test_masked_units_take_no_step(box: SystemdContainer) -> None:
+    """The command of docs/repair.md that forbids all steps. A package installs the units in /usr/lib/systemd/system."""
+    units = ("healthd-repair.path", "healthd-repair.service")
+    for unit in units:
+        box.exec("mv", f"/etc/systemd/system/{unit}", f"/usr/lib/systemd/system/{unit}")
+    box.systemctl("daemon-reload")
+    box.systemctl("start", "healthd-repair.path")
+    before = main_pids(box)
+    box.systemctl("mask", "--now", *units)
+    request_step(box)
+    for unit in units:
+        assert "masked" in box.exec("systemctl", "start", unit, check=False).stderr
+    assert [box.show(unit, "ActiveState") for unit in units] == ["inactive", "inactive"]
+    assert (entry(box), resets(box), main_pids(box)) == ({}, 0, before)
+    box.systemctl("unmask", *units)
+    box.systemctl("start", "healthd-repair.path")
+    assert wait_for_outcome(box) == "done", "the same request is served without the mask"
+
+
 def test_program_that_cannot_start_is_given_up(box: SystemdContainer) -> None:
     drop_in = "[Service]\nExecStart=\nExecStart=/bin/false\n"
     box.write("/etc/systemd/system/healthd-repair.service.d/test.conf", drop_in)

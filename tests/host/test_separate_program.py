@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from healthd.common import ownership
 from healthd.host.separate_program import OpenRequest, SeparateProgram, is_running, request_file, serve, taken_file
 
 SERVE = """
@@ -133,6 +134,16 @@ def test_serve_keeps_request_if_work_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="first"):
         serve(str(tmp_path), "evidence", fail)
     assert os.path.exists(request_file(str(tmp_path), "evidence"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_serve_refuses_request_of_another_user(tmp_path: Path) -> None:
+    program(tmp_path, is_managed=True).request("first")
+    os.chown(request_file(str(tmp_path), "evidence"), 65534, 65534)
+    requests: list[OpenRequest] = []
+    with pytest.raises(ownership.Untrusted):
+        serve(str(tmp_path), "evidence", requests.append)
+    assert requests == []
 
 
 def test_serve_without_request_does_nothing(tmp_path: Path) -> None:

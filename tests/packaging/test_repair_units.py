@@ -38,5 +38,13 @@ def test_step_keeps_the_rights_of_root() -> None:
     assert not {"@reboot", "@module", "@privileged", "@raw-io"} & set(denied)
 
 
+def test_service_gives_up_what_no_step_needs() -> None:
+    """e2e/test_hardening.py demonstrates those that a container can show."""
+    names = ("NoNewPrivileges", "RestrictRealtime", "RestrictSUIDSGID", "RestrictNamespaces", "LockPersonality")
+    assert {SERVICE.get(name) for name in names} == {"yes"}
+    assert {"@swap", "@clock"} <= set(SERVICE["SystemCallFilter"].removeprefix("~").split())
+    assert SERVICE["SystemCallFilter"].startswith("~")
+
+
 def test_service_needs_no_mount_namespace() -> None:
     assert not set(SERVICE) & {name for name in NEVER if name not in ("PrivateNetwork", "DynamicUser", "User")}

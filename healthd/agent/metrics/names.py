@@ -145,7 +145,9 @@ FAMILIES = {
     "repair_mode_info": Family(("mode",), "Always 1; the label is repair.mode."),
     "repair_step": Family(("step",), "1 for the repair step that this node needs; no series if it needs none."),
     "repair_obstacle": Family(("obstacle",), "1 for each obstacle that prevents this step now."),
-    "repair_given_up": Family((), "1 if the last repair step failed, so that a person must act."),
+    "repair_given_up": Family(
+        (), "1 if the last repair step failed, or a service does not start after it, so that a person must act."
+    ),
     "repair_stage_begun_timestamp_seconds": Family(
         ("step", "stage"),
         "Start of the stage (claim, step, verify) of the repair in progress, in seconds since the epoch.",

@@ -8,6 +8,8 @@
                                v                 v
                             the next step of the ladder; after the last one, a person must act
 
+    a stopped service does   none; the step has neither failed nor succeeded, and a person must act
+    not start
     refused, an obstacle     none; the next try follows after a while
     an operator acts         none; the repair of this drain is stopped
 
@@ -58,6 +60,7 @@ class View(NamedTuple):
     is_clean      every check that can drain has completed clean, and the validation has ended
     has_checked   every check has run since the step
     is_driver_stuck  a process hangs in the kernel, so a GPU reset may hang too
+    stopped       what is still stopped because of a reset, as one sentence, or ""
     """
 
     now: float
@@ -76,6 +79,7 @@ class View(NamedTuple):
     is_clean: bool
     has_checked: bool
     is_driver_stuck: bool
+    stopped: str
 
 
 class Change(NamedTuple):
@@ -171,15 +175,12 @@ def next_moment(record: RepairRecord, config: RepairConfig, now: float) -> float
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
-def resume_wait(record: RepairRecord, has_checked: bool, has_stopped: bool) -> str:
-    """Return what a resume must wait for because of a repair, as the end of "until ...", or "".
-
-    `has_stopped` is StepProgram.has_stopped.
-    """
+def resume_wait(record: RepairRecord, has_checked: bool, stopped: str) -> str:
+    """Return what a resume must wait for because of a repair, as the end of "until ...", or "". `stopped`: see View."""
     if record.attempt is not None and record.attempt.stage is not AttemptStage.VERIFY:
         return "the repair step has ended"
-    if has_stopped:
-        return "the services that were stopped for a GPU reset run again"
+    if stopped:
+        return f"everything runs again ({stopped})"
     return "" if record.attempt is None or has_checked else "every check has run after the repair step"
 
 
@@ -348,6 +349,9 @@ def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: Repai
         return Change(record)
     if view.is_clean:
         return _succeeded(record, attempt)  # the resume waits for another reason, such as a fault that comes and goes
+    left = set(view.causes) - accepted
+    if view.stopped and view.has_checked and left.isdisjoint(attempt.causes) and not (left and needs_step):
+        return _given_up(record, attempt, view.stopped)
     return _failed(record, attempt, "the checks were not clean in time", view)
 
 
@@ -371,6 +375,13 @@ def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View, was_ta
         retry_at=0.0,
     )
     return Change(after, (_attempt_event("failed", attempt, problem=why, was_taken=was_taken),))
+
+
+def _given_up(record: RepairRecord, attempt: Attempt, problem: str) -> Change:
+    """Return the record after a reset that ended the faults, but whose stopped services do not start. The node stays
+    drained until they run (resume_wait)."""
+    after = replace(record, attempt=None, has_given_up=True, concluded=attempt.id, refusals=0, refused="", retry_at=0.0)
+    return Change(after, (_attempt_event("gave_up", attempt, problem=problem),))
 
 
 def _stopped(record: RepairRecord, attempt: Attempt, view: View) -> Change:

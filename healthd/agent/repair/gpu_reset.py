@@ -1,8 +1,9 @@
 """Rules of a GPU reset: which GPUs one command resets, and what proves its effect. All functions are pure.
 
-Sources: docs/adr/0043-steps-of-a-repair.md, section "NVIDIA: resets". No single value proves a reset: when the services
-that keep the driver open are stopped, the driver may stop a GPU, which clears its volatile counters without a reset.
-Therefore nvidia-smi must report the reset of each GPU, and afterwards the GPUs must be as expected.
+Sources: docs/adr/0043-steps-of-a-repair.md, section "NVIDIA: resets". A proof never rests on one value alone. The
+services that keep the driver open are stopped for the reset; without a client, the driver itself may stop a GPU, which
+clears the volatile counters and the uptime without a reset. Therefore nvidia-smi must report the reset of each GPU, and
+the GPUs must be as expected afterwards.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from healthd.agent.repair.attempt import (
     unfinished,
     wanted_claim,
 )
-from healthd.agent.repair.journal import survives_reboot
+from healthd.agent.repair.journal import stopped_problem, survives_reboot
 from healthd.agent.repair.ladder import cause_text
 from healthd.agent.repair.planner import node_plan
 from healthd.agent.repair.step_program import StepProgram
@@ -91,12 +91,18 @@ class NodeRepair:
     def resume_wait(self) -> str:
         """What a resume must wait for because of a repair, as the end of "until ...", or ""."""
         record = self._store.ledger.repair
-        return resume_wait(record, self._has_checked(record.attempt), self.program.has_stopped)
+        return resume_wait(record, self._has_checked(record.attempt), stopped_problem(self.program.journal))
 
     @property
     def verified_step(self) -> str:
-        """Id of the step that is being verified, or ""."""
-        attempt = self._store.ledger.repair.attempt
+        """Id of the step that is being verified, or "".
+
+        A reset whose stopped services do not start is verified once they run.
+        """
+        record = self._store.ledger.repair
+        attempt = record.attempt
+        if record.has_given_up and not record.failed:
+            return record.concluded
         return attempt.id if attempt is not None and attempt.stage is AttemptStage.VERIFY else ""
 
     def start(self) -> None:
@@ -160,6 +166,7 @@ class NodeRepair:
             is_clean=verdict.may_resume,
             has_checked=self._has_checked(attempt),
             is_driver_stuck=self._is_driver_stuck,
+            stopped=stopped_problem(self.program.journal),
         )
         new_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{plan.step.value if plan else ''}"
         record, found = advance(record, view, settings.repair, new_id)

@@ -189,7 +189,7 @@ def status_lines(document: Document) -> Iterator[str]:
         end = "has failed" if failed["was_taken"] else "could not be taken"
         yield f"{STEP_NAMES[RepairStep(failed['step'])]} {end}: {failed['why']}"
     if document["has_given_up"]:
-        yield "the last step has failed; healthd takes no more steps"
+        yield "healthd takes no further step: a person must act"
     if document["text"]:
         yield document["text"]
     if document["refused"]:

@@ -64,6 +64,7 @@ def view(**changes: Any) -> View:
         is_clean=False,
         has_checked=False,
         is_driver_stuck=False,
+        stopped="",
     )
     return usual._replace(**changes)
 
@@ -435,15 +436,53 @@ def test_verification_ends_at_its_deadline(is_clean: bool, stage: str) -> None:
 
 
 def test_resume_waits_for_step_and_checks() -> None:
-    assert resume_wait(RepairRecord(), has_checked=False, has_stopped=False) == ""
-    assert resume_wait(taking(), has_checked=True, has_stopped=False) != ""
-    assert resume_wait(verifying(), has_checked=False, has_stopped=False) != ""
-    assert resume_wait(verifying(), has_checked=True, has_stopped=False) == ""
+    assert resume_wait(RepairRecord(), has_checked=False, stopped="") == ""
+    assert resume_wait(taking(), has_checked=True, stopped="") != ""
+    assert resume_wait(verifying(), has_checked=False, stopped="") != ""
+    assert resume_wait(verifying(), has_checked=True, stopped="") == ""
 
 
 @pytest.mark.parametrize("record", [RepairRecord(), verifying()])
 def test_resume_waits_for_stopped_services(record: RepairRecord) -> None:
-    assert resume_wait(record, has_checked=True, has_stopped=True) != ""
+    assert STOPPED in resume_wait(record, has_checked=True, stopped=STOPPED)
+
+
+STOPPED = "stopped for a GPU reset and not started again: nvidia-dcgm.service"
+SERVICE_CAUSE = "services/not_running nvidia-dcgm"
+
+
+@pytest.mark.parametrize("causes", [(), (SERVICE_CAUSE,)])
+def test_service_that_does_not_start_fails_no_step(causes: tuple[str, ...]) -> None:
+    end = NOW + ACT.verify_timeout_seconds
+    changes: dict[str, Any] = {
+        "has_checked": True,
+        "causes": causes,
+        "seen": causes,
+        "plan": plan(PERSON) if causes else None,
+        "stopped": STOPPED,
+    }
+    assert step_once(verifying(), **changes).record == replace(verifying(), plan=verifying().plan)
+    change = step_once(verifying(), now=end, **changes)
+    assert (stages(change), change.events[0].fields["problem"]) == (["gave_up"], STOPPED)
+    record = change.record
+    assert (record.attempt, record.failed, record.has_given_up, record.concluded) == (None, (), True, ID)
+    later = step_once(record, now=end + 60, journal=journal(Outcome.DONE), **changes)
+    assert (later.record, later.events) == (record, ()), "it is reported once, and no step follows"
+    assert wanted_claim(record, ACT, BOOT) == RepairClaim(PERSON), "other nodes may be repaired meanwhile"
+    resumed = step_once(record, plan=None, causes=(), is_drained=False)
+    assert is_fresh(replace(resumed.record, plan=None))
+
+
+def test_fault_beside_a_stopped_service_fails_the_step() -> None:
+    end = NOW + ACT.verify_timeout_seconds
+    for changes in (
+        {"causes": (CAUSE,)},
+        {"causes": ("gpu_xid/79 0000:43:00.0",)},
+        {"causes": (), "has_checked": False},
+        {"causes": (), "stopped": ""},
+    ):
+        found = step_once(verifying(), now=end, **{"has_checked": True, "stopped": STOPPED, **changes})
+        assert stages(found) == ["failed"], changes
 
 
 # --- the end of the ladder

@@ -109,7 +109,10 @@ def slurm_commands(folder: Path) -> list[SlurmCommand]:
 
 
 class Site:
-    """A node in mode "act" with a fake nvidia-smi. Its state directory has survived a reboot."""
+    """A node in mode "act" with a fake nvidia-smi. Its state directory has survived a reboot.
+
+    interval  seconds between rounds of checks, or "" for the default
+    """
 
     def __init__(
         self, cluster: SlurmCluster, node: str, folder: Path, config: str = CONFIG, interval: str = "1"
@@ -128,9 +131,10 @@ class Site:
         self.set_mode("ok")
         machine = machine_identity(str(self.machine.root))
         write_journal(Journal("an-earlier-boot", node=node, machine=machine), str(daemon / "state"))
-        flags = ("--mode", "act", "--node-name", node, "--interval", interval, "--root", str(self.machine.root))
+        rounds = ("--interval", interval) if interval else ()
+        flags = ("--mode", "act", "--node-name", node, "--root", str(self.machine.root))
         self.daemon = Healthd(
-            *flags,
+            *(*flags, *rounds),
             directory=daemon,
             env=write_slurm_commands(self.programs, cluster.env),
             config=config,

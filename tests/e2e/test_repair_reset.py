@@ -97,6 +97,27 @@ def test_reservation_stops_repair_and_its_end_allows_it(site: Site) -> None:
         site.cluster.attempt("scontrol", "delete", "ReservationName=healthd-no-repair")
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_pause_delays_repair(site: Site, is_restarted: bool) -> None:
+    """No check finds the fault again after the pause, because only the kernel log reported it."""
+    job = start_job(site.cluster, site.node, "--no-requeue")
+    with site.daemon as daemon:
+        daemon.kernel_line(xid_line(119))
+        daemon.wait_until(lambda s: s["repair"]["step"] == "gpu_reset" and s["slurm"]["owner"] == "healthd", "drained")
+        daemon.request(command="pause", seconds=600, why="test")
+        site.cluster.run("scancel", job)
+        paused = lambda s: [o["obstacle"] for o in s["repair"]["obstacles"]] == ["paused"]  # noqa: E731
+        daemon.wait_until(paused, "only the pause prevents the step")
+        assert site.stages() == []
+        if is_restarted:
+            daemon.stop()
+            daemon.start()
+        daemon.request(command="unpause")
+        site.wait_in_service()
+        site.wait_for_stages("claimed", "taken", "succeeded")
+        assert site.resets() == 1
+
+
 def test_mode_advise_repairs_only_on_order(site: Site) -> None:
     site.daemon.configure(CONFIG.replace('"act"', '"advise"'))
     with site.daemon as daemon:

@@ -16,7 +16,7 @@ FURTHER := -W error --hypothesis-profile=random --hypothesis-seed=$(EXAMPLES)
 # Without bytecode, each of the thousands of programs that the tests start would be compiled again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all soak test-long test-gpu test-spark check types lint design unit coverage unit-all unit-others test-packages e2e fuzz mutants bench bench-fleet bench-failslow simulate wheel package release pins clean
+.PHONY: help demo test test-all soak test-long test-gpu test-spark check types lint design unit coverage unit-all unit-others test-packages e2e fuzz mutants bench bench-fleet bench-failslow bench-repair simulate wheel package release pins clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-14s %s\n' "$$name" "$$what"; done
@@ -104,6 +104,10 @@ bench-fleet: .venv/.stamp ## measure the fleet store: ingest and query a generat
 # (mini-batch-time of alibaba/clusterdata, cluster-trace-gpu-v2020); without it that part is not measured.
 bench-failslow: .venv/.stamp ## measure accuracy and cost of healthd failslow on 500 generated sets; ALIBABA=DIR: public data too
 	@PYTHONPATH=. .venv/bin/python bench/bench_failslow.py --seed $(or $(SEED),101) --rows $(or $(ROWS),10000000) $(if $(ALIBABA),--alibaba '$(ALIBABA)')
+
+# ONLY="times races kills limit" runs these parts; SEED=7 repeats the trials of that seed.
+bench-repair: .venv/.stamp test-packages ## measure the safety and speed of repair mode act: operators, jobs and 1,000 kills during repairs; an hour
+	@$(AS_ROOT) .venv/bin/python bench/repair_trials.py --seed $(or $(SEED),0) $(if $(ONLY),--only $(ONLY))
 
 simulate: .venv/.stamp ## simulate the fleet limit (file server failure, wave of faults) on 10,000 nodes, and 1,000 on a real slurmctld
 	@$(ROOT) env PYTHONPATH=. PYTHONDONTWRITEBYTECODE=1 .venv/bin/python bench/simulate.py

@@ -88,6 +88,7 @@ WIDE = {
     "e2e/test_repair_jobs_slurm.py": "jobs on several versions of Slurm",
     "e2e/test_repair_reboot.py": "reboots on two versions of Slurm, minutes",
     "e2e/test_repair_reset.py": "resets with a real slurmctld and kills, minutes",
+    "e2e/test_repair_trials.py": "kills and races with a real Slurm, minutes",
     "e2e/test_repair_unit.py": "the unit under a real systemd",
     "e2e/test_requeue_by_part.py": "parallel jobs on each version of Slurm",
     "e2e/test_run_leaves_nothing.py": "frozen disks and cgroups, and runs killed while using them",

@@ -7,161 +7,24 @@ cluster's RebootProgram only records that Slurm ran it.
 from __future__ import annotations
 
 import contextlib
-import json
-import shutil
 import signal
-import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
-from healthd_daemon import Healthd, wait_for_rounds, xid_line
-from machine import Machine
-from slurm_cluster import Node, SlurmCluster, start_job
+from healthd_daemon import wait_for_rounds
+from repair_site import CLAIM, PENDING, RepairedNode
+from repair_site import REBOOT_CONFIG as CONFIG
+from slurm_cluster import SlurmCluster, start_job
 from slurm_look import drain, resume, with_slurm, write_script
 from waiting import until
 
-from healthd.agent.repair.requirements import STOP_RESERVATION
-
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-CONFIG = """\
-[repair]
-mode = "act"
-order = ["reboot"]
-[slurm]
-command_timeout_seconds = 120.0
-"""
-# Of the processes that list a node's jobs, only healthd-repair waits while the file "hold" exists.
-HELD_SCONTROL = """\
-if [ "$1" = listpids ] && [ -e {folder}/hold ] && tr '\\0' ' ' </proc/$PPID/cmdline | grep -q 'repair run'; then
-    touch {folder}/held
-    while [ -e {folder}/hold ]; do sleep 0.1; done
-fi
-exec {scontrol} "$@"
-"""
 XID_119 = "healthd: gpu_xid/119 "
-CLAIM = "(repair: reboot)"
 FAILED = "(repair failed: a person must act)"
-PENDING = ("REBOOT_REQUESTED", "REBOOT_ISSUED", "NOT_RESPONDING", "COMPLETING")
 
 pytestmark = [pytest.mark.one_python, with_slurm(None, "24.11")]
-
-
-class NodeDaemon(Healthd):
-    """A daemon whose kernel has the boot id of a file. Its worker and healthd-repair see the same."""
-
-    boot_id: Path
-
-    def argv(self) -> list[str]:
-        mount = f'mount --bind "$0" {BOOT_ID} && exec "$@"'
-        return ["unshare", "--mount", "sh", "-c", mount, str(self.boot_id), *super().argv()]
-
-
-class RepairedNode:
-    """A node in mode "act" after its second boot, so that its state directory has survived one."""
-
-    def __init__(self, cluster: SlurmCluster, name: str, directory: Path, config: str = CONFIG) -> None:
-        directory.mkdir(exist_ok=True)
-        self.cluster, self.name, self.directory = cluster, name, directory
-        self.machine = Machine(directory)
-        self.machine.write({"/proc/locks": "", "/etc/machine-id": f"{uuid.uuid4().hex}\n"})
-        self.machine.now()
-        self.programs = directory / "programs"
-        self.programs.mkdir()
-        scontrol = shutil.which("scontrol", path=cluster.env["PATH"])
-        write_script(self.programs / "scontrol", HELD_SCONTROL.format(folder=self.programs, scontrol=scontrol))
-        env = cluster.env | {"PATH": f"{self.programs}:{cluster.env['PATH']}"}
-        flags = ("--mode", "act", "--node-name", name, "--interval", "1", "--root", str(self.machine.root))
-        self.daemon = NodeDaemon(
-            *flags, directory=directory, env=env, config=config, fake_nvml=str(self.machine.scenario)
-        )
-        self.daemon.boot_id = self.machine.root / BOOT_ID[1:]
-
-    def start(self) -> None:
-        """Start the node, and boot it once."""
-        self.daemon.start()
-        until((self.directory / "state/repair.json").exists, "the journal is created")
-        self.go_down(slurmd=False)
-        self.daemon.start()
-
-    def go_down(self, slurmd: bool = True) -> None:
-        """Stop everything abruptly, as a machine does that boots."""
-        until(lambda: not (self.directory / "run/repair.request").exists(), "healthd-repair has ended")
-        self.daemon.kill()
-        if slurmd:
-            self.cluster.stop_slurmd(self.name, signal.SIGKILL)
-        shutil.rmtree(self.directory / "run")
-        self.machine.write({BOOT_ID: f"{uuid.uuid4()}\n"})
-
-    def boot(self) -> None:
-        """Boot as the RebootProgram would."""
-        self.go_down()
-        self.daemon.start()
-        self.cluster.start_slurmd(self.name, "-b")
-
-    def fail(self) -> None:
-        self.daemon.kernel_line(xid_line(119))
-
-    def wait_reboot(self, count: int = 1) -> None:
-        self.cluster.wait_reboot(self.name, count)
-
-    @property
-    def state(self) -> Node:
-        return self.cluster.node(self.name)
-
-    @property
-    def reboots(self) -> int:
-        return self.cluster.reboot_count(self.name)
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.directory / "state/events.jsonl").read_text().splitlines()
-        return [event for event in map(json.loads, lines) if event["event"] == name]
-
-    def stages(self) -> list[str]:
-        """Return the stages of the repair in the event stream, without the advice."""
-        return [e["stage"] for e in self.events("repair") if e["stage"] not in ("advised", "withdrawn")]
-
-    def wait_stage(self, *stages: str) -> None:
-        condition = f"the repair is {' or '.join(stages)}"
-        self.daemon.wait_until(lambda _: not set(stages).isdisjoint(self.stages()), condition, 240.0)
-
-    def wait_in_service(self) -> None:
-        self.cluster.wait_state(self.name, "IDLE", without=("DRAIN", "DOWN", *PENDING), timeout=240.0)
-
-    def wait_obstacles(self, *names: str) -> None:
-        def found(status: dict[str, Any]) -> set[str]:
-            return {obstacle["obstacle"] for obstacle in status["repair"]["obstacles"]}
-
-        self.daemon.wait_until(lambda status: found(status) == set(names), f"obstacles {names}")
-
-    def refuses_jobs(self) -> bool:
-        """Return True if the prolog would refuse a job."""
-        return self.daemon.verdict().startswith("drain ")
-
-    def reserve(self) -> None:
-        """Create the reservation that stops all repairs. It starts in 300 days."""
-        at = ("StartTime=now+300days", "Duration=1", "Users=root", f"Nodes={self.name}")
-        self.cluster.run("scontrol", "create", "reservation", f"ReservationName={STOP_RESERVATION}", *at)
-
-    def unreserve(self) -> None:
-        self.cluster.attempt("scontrol", "delete", f"ReservationName={STOP_RESERVATION}")
-
-    @contextlib.contextmanager
-    def held_before_step(self) -> Iterator[None]:
-        """Hold healthd-repair after its first look at the node's state: it lists the jobs' processes."""
-        hold = self.programs / "hold"
-        hold.touch()
-        yield
-        hold.unlink()
-
-    def wait_until_held(self) -> None:
-        until((self.programs / "held").exists, "healthd-repair is about to take the step")
-
-    def journal(self) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads((self.directory / "state/repair.json").read_text())
-        return document
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,94 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import Healthd, xid_line
-from machine import GPUS, Machine
+from healthd_daemon import xid_line
 from repair_node import BUSCTL, SYSTEMCTL
+from repair_site import CONFIG, PCI, Site, journal, programs_of
 from slurm_cluster import SlurmCluster, start_job
 from waiting import until
 
-from healthd.agent.repair.journal import Journal, Outcome
-from healthd.agent.repair.journal_file import machine_identity, read_journal, write_journal
+from healthd.agent.repair.journal import Outcome
 
 pytestmark = pytest.mark.one_python
-PCI, SERVICE = "0000:61:00.0", "nvidia-dcgm"
-# Without the step "reboot": it would reboot the test machine.
-CONFIG = '[repair]\nmode = "act"\norder = ["gpu_reset"]\nstop_services = []\n'
-# Modes in the file `mode`: ok, fails (no reset), waits (until the file `go` exists).
-NVIDIA_SMI = """#!/bin/bash
-cd {folder}
-if [ "$1" = -q ]; then
-  echo "<nvidia_smi_log>"
-  for gpu in {gpus}; do
-    echo "<gpu id=\\"$gpu\\"><product_architecture>Hopper</product_architecture>"
-    echo "<gpu_recovery_action>None</gpu_recovery_action></gpu>"
-  done
-  echo "</nvidia_smi_log>"
-  exit 0
-fi
-echo "$*" >>resets
-case $(cat mode) in
-  fails) echo "GPU 0000{pci}: Unknown Error"; exit 255 ;;
-  waits) until [ -e go ]; do sleep 0.1; done ;;
-esac
-echo "GPU 0000{pci} was successfully reset."
-echo "All done."
-"""
+SERVICE = "nvidia-dcgm"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
     with SlurmCluster(nodes=16, gpus=0) as running:
         yield running
-
-
-class Site:
-    """A node in mode "act" with a fake nvidia-smi. Its state directory has survived a reboot."""
-
-    def __init__(self, cluster: SlurmCluster, node: str, folder: Path, config: str = CONFIG) -> None:
-        self.cluster, self.node, self.folder = cluster, node, folder
-        programs, daemon = folder / "programs", folder / "daemon"
-        programs.mkdir()
-        (daemon / "state").mkdir(parents=True)
-        self.machine = Machine(daemon)
-        self.machine.now()
-        self.machine.write({"/proc/locks": "", "/proc/1/fd/0": "", "/etc/machine-id": "0c7d3ae0b6d24c6f\n"})
-        gpus = " ".join(f"0000{gpu.upper()}" for gpu in GPUS)
-        smi = programs / "nvidia-smi"
-        smi.write_text(NVIDIA_SMI.format(folder=folder, gpus=gpus, pci=PCI.upper()))
-        smi.chmod(0o755)
-        self.set_mode("ok")
-        machine = machine_identity(str(self.machine.root))
-        write_journal(Journal("an-earlier-boot", node=node, machine=machine), str(daemon / "state"))
-        flags = ("--mode", "act", "--node-name", node, "--interval", "1", "--root", str(self.machine.root))
-        self.daemon = Healthd(
-            *flags,
-            directory=daemon,
-            env=cluster.env,
-            config=config,
-            programs=programs,
-            fake_nvml=str(self.machine.scenario),
-        )
-
-    def set_mode(self, mode: str) -> None:
-        (self.folder / "mode").write_text(f"{mode}\n")
-
-    def resets(self) -> int:
-        path = self.folder / "resets"
-        return len(path.read_text().splitlines()) if path.exists() else 0
-
-    def stages(self) -> list[str]:
-        """Return the stages of the repair in the event stream, without the advice."""
-        path = self.folder / "daemon/state/events.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        found = [e for e in map(json.loads, lines) if e["event"] == "repair"]
-        return [e["stage"] for e in found if e["stage"] not in ("advised", "withdrawn")]
-
-    def wait_for_stages(self, *stages: str) -> None:
-        until(lambda: self.stages() == list(stages), f"stages {stages}", 180)
-
-    def wait_in_service(self) -> None:
-        until(lambda: "DRAIN" not in self.cluster.node(self.node).flags, "the node is in service", 180)
 
 
 @pytest.fixture
@@ -118,12 +45,6 @@ def test_reset_returns_node_to_service(site: Site) -> None:
         (entry,) = journal(site).entries
         assert (entry.outcome, entry.parts) == (Outcome.DONE, (PCI,))
         assert "DRAIN" not in site.cluster.node(site.node).flags
-
-
-def journal(site: Site) -> Journal:
-    found = read_journal(str(site.folder / "daemon/state"))
-    assert found is not None
-    return found
 
 
 def repairs_during(site: Site) -> None:
@@ -206,6 +127,27 @@ def test_reservation_stops_repair_and_its_end_allows_it(site: Site) -> None:
         site.cluster.attempt("scontrol", "delete", "ReservationName=healthd-no-repair")
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_pause_delays_repair(site: Site, is_restarted: bool) -> None:
+    """No check finds the fault again after the pause, because only the kernel log reported it."""
+    job = start_job(site.cluster, site.node, "--no-requeue")
+    with site.daemon as daemon:
+        daemon.kernel_line(xid_line(119))
+        daemon.wait_until(lambda s: s["repair"]["step"] == "gpu_reset" and s["slurm"]["owner"] == "healthd", "drained")
+        daemon.request(command="pause", seconds=600, why="test")
+        site.cluster.run("scancel", job)
+        paused = lambda s: [o["obstacle"] for o in s["repair"]["obstacles"]] == ["paused"]  # noqa: E731
+        daemon.wait_until(paused, "only the pause prevents the step")
+        assert site.stages() == []
+        if is_restarted:
+            daemon.stop()
+            daemon.start()
+        daemon.request(command="unpause")
+        site.wait_in_service()
+        site.wait_for_stages("claimed", "taken", "succeeded")
+        assert site.resets() == 1
+
+
 def test_mode_advise_repairs_only_on_order(site: Site) -> None:
     site.daemon.configure(CONFIG.replace('"act"', '"advise"'))
     with site.daemon as daemon:
@@ -285,16 +227,3 @@ def test_kill_of_program_during_reset_repeats_nothing(site: Site) -> None:
         site.wait_for_stages("claimed", "failed", "gave_up")
         assert site.resets() == 1
         assert journal(site).entries[-1].outcome is Outcome.UNKNOWN
-
-
-def programs_of(site: Site) -> list[int]:
-    """Return the processes of `healthd repair run` on this node."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"repair" in words and b"run" in words and str(site.daemon.run_dir).encode() in words:
-            found.append(int(path.parent.name))
-    return found

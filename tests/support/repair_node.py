@@ -7,7 +7,9 @@ leaves behind what a real one would.
 from __future__ import annotations
 
 import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,22 @@ from msgspec.structs import replace
 from slurm_text import NOW, columns
 
 from healthd.agent.evidence import programs
-from healthd.agent.repair.journal import JOURNAL_FILE, Entry, Journal, Request, parse_journal
+from healthd.agent.repair import executor, reset_step, services
+from healthd.agent.repair.executor import serve_requests
+from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Request, parse_journal
 from healthd.agent.repair.journal_file import write_journal
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import Gpu, RepairMode, RepairStep
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import column_format
+from healthd.common.values import encode
 from healthd.host import program
+from healthd.host.separate_program import request_file
 
 FIRST, SECOND = "0000:1b:00.0", "0000:c1:00.0"
 REASON = "healthd: gpu_xid/119 0000:1b:00.0: a GPU's processor does not respond (repair: gpu_reset)"
 CAUSE = "gpu_xid/119 0000:1b:00.0"
-ID = "20261129T060000Z-gpu_reset"
+ID, LATER = "20261129T060000Z-gpu_reset", "20261129T070000Z-gpu_reset"
 PERSISTENCED, DCGM = "nvidia-persistenced.service", "nvidia-dcgm.service"
 IDLE = "idle+drain"
 MACHINE = "0c7d3ae0b6d24c6fb7c6b8f1d6a1e5a3"
@@ -97,9 +103,16 @@ SCONTROL = """
 if [ -e scontrol.away ]; then echo "slurm_load_reservations error: Unable to contact slurm controller" >&2; exit 1; fi
 case "$*" in
   *"show reservation"*) cat reservations ;;
+  *"show config"*) cat config.out ;;
+  reboot*) echo "$*" >>reboots ;;
   *listpids*) cat listpids.out; cat listpids.err >&2; if [ -s listpids.err ]; then exit 1; fi ;;
   *) echo "$*" >>violations; exit 1 ;;
 esac
+"""
+SLURM_CONFIG = """\
+RebootProgram           = /sbin/reboot
+ReturnToService         = 0
+SLURM_VERSION           = 24.11.5
 """
 SINFO = f"""
 case "$*" in
@@ -172,6 +185,7 @@ class RepairNode:
         self.write("listpids.out", "")
         self.write("listpids.err", "No job steps exist on this node.\n")
         self.write("squeue.out", "")
+        self.write("config.out", SLURM_CONFIG)
         self.set_node(IDLE, REASON)
         self.set_fleet(("idle+drain", 1), ("mixed", 3))
         self.set_claims()
@@ -220,6 +234,11 @@ class RepairNode:
         return len(self.read("smi.resets").splitlines())
 
     @property
+    def reboots(self) -> int:
+        """Number of reboots that Slurm accepted."""
+        return len(self.read("reboots").splitlines())
+
+    @property
     def services_run(self) -> bool:
         return self.read(PERSISTENCED) == self.read(DCGM) == "active\n"
 
@@ -231,3 +250,89 @@ class RepairNode:
         """Return the journal, or the daemon's copy."""
         folder = self.runtime_dir if is_copy else self.state_dir
         return parse_journal((folder / JOURNAL_FILE).read_text())
+
+
+def put_request(node: RepairNode, **changes: object) -> None:
+    Path(request_file(str(node.runtime_dir), NAME)).write_bytes(encode(node.request(**changes)))
+
+
+def serve(node: RepairNode) -> None:
+    serve_requests(str(node.runtime_dir))
+
+
+def killed_at(node: RepairNode, point: int, is_fine: bool = False) -> bool:
+    """Serve the request in a child process that is killed at its n-th point. Return False if it ended before.
+
+    Points are before and after each write of the journal and each command of the step. With `is_fine`, they are also
+    around each sync, each rename and each reading of Slurm.
+    """
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _add_points(node, point, is_fine)
+            serve(node)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return _was_killed(pid)
+
+
+def killed_after(node: RepairNode, seconds: float) -> bool:
+    """Serve the request in a child process that is killed after this time. Return False if it ended before."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _add_points(node, -1, is_fine=False)
+            serve(node)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGKILL)
+    return _was_killed(pid)
+
+
+def _was_killed(pid: int) -> bool:
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+def _add_points(node: RepairNode, point: int, is_fine: bool) -> None:
+    """Make this process kill itself at its n-th point.
+
+    The file "durable.json" has the journal after its last complete write: it survives a power loss.
+    """
+    reached = 0
+
+    def passed() -> None:
+        nonlocal reached
+        reached += 1
+        if reached == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **names: Any) -> Any:
+            passed()
+            result = function(*arguments, **names)
+            passed()
+            return result
+
+        return call
+
+    write_journal = executor.write_journal
+
+    def write(journal: Journal, state_dir: str) -> None:
+        write_journal(journal, state_dir)
+        (node.state / "durable.json").write_bytes((node.state_dir / JOURNAL_FILE).read_bytes())
+
+    executor.write_journal = wrapped(write)
+    executor.publish = wrapped(executor.publish)
+    executor.run_command = wrapped(executor.run_command)
+    services.stop, services.start = wrapped(services.stop), wrapped(services.start)
+    reset_step.Smi._run = wrapped(reset_step.Smi._run)  # type: ignore[method-assign]
+    reset_step.wait_for_release = wrapped(reset_step.wait_for_release)
+    if is_fine:
+        os.fsync, os.replace = wrapped(os.fsync), wrapped(os.replace)
+        executor.cluster_problem = wrapped(executor.cluster_problem)
+        executor.own_problem = wrapped(executor.own_problem)

@@ -11,7 +11,7 @@ from healthd.agent.repair.attempt import ActContext, act_obstacles, is_active
 from healthd.agent.repair.ladder import plan
 from healthd.agent.repair.obstacles import obstacles
 from healthd.agent.settings.config import Settings
-from healthd.common.model import NodeState, Remedy, Verdict
+from healthd.common.model import ConditionState, DrainRecord, NodeState, Remedy, Severity, Verdict
 from healthd.common.repair_plan import Plan, RepairRecord
 
 
@@ -37,3 +37,27 @@ def node_plan(
     if is_active(record, repair):
         present += act_obstacles(record, found, drain, context)
     return replace(found, obstacles=tuple(present))
+
+
+def with_planned_causes(verdict: Verdict, found: Plan | None, drain: DrainRecord) -> Verdict:
+    """Return the verdict with the planned faults of healthd's drain among its causes, as long as they are open.
+
+    After a pause, a fault from before its end drains the node only if a check finds it again. The drain from before the
+    pause remains, and so does its repair: no check finds a fault again that only the kernel log reported.
+    """
+    if found is None or not drain.drained_at or not (drain.reason or drain.pending_reason):
+        return verdict
+    planned = {(cause.code, cause.subject) for cause in found.causes}
+    causes = tuple(
+        c
+        for c in verdict.conditions
+        if c in verdict.causes
+        or (
+            (c.code, c.subject) in planned
+            and c.state is ConditionState.OPEN
+            and c.severity >= Severity.DEGRADED
+            and not c.observed
+            and c.opened_at <= drain.drained_at
+        )
+    )
+    return verdict if causes == verdict.causes else replace(verdict, causes=causes)

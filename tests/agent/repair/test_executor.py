@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,12 +13,26 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from repair_node import BOOT_ID, CAUSE, DCGM, FIRST, ID, IDLE, PERSISTENCED, REASON, RepairNode
+from repair_node import (
+    BOOT_ID,
+    CAUSE,
+    DCGM,
+    FIRST,
+    ID,
+    IDLE,
+    LATER,
+    PERSISTENCED,
+    REASON,
+    RepairNode,
+    killed_at,
+    put_request,
+    serve,
+)
 from slurm_text import NOW
 
 from healthd.agent.evidence.case import Process as StuckProcess
 from healthd.agent.repair import executor, journal_file, reset_step, services
-from healthd.agent.repair.executor import Executor, serve_requests
+from healthd.agent.repair.executor import Executor
 from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Outcome, Request, Stopped
 from healthd.agent.repair.journal_file import read_journal, write_journal
 from healthd.agent.repair.requirements import NodeReading, Process, gpu_users
@@ -37,9 +50,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RepairNode:
     monkeypatch.setattr(executor.os, "geteuid", lambda: 0)
     monkeypatch.setattr(reset_step, "RETRY_SECONDS", 0.0)
     return RepairNode(tmp_path, monkeypatch)
-
-
-LATER = ID.replace("06", "07")
 
 
 def work(node: RepairNode, is_replaced: Callable[[], bool] = lambda: False, **changes: object) -> Entry:
@@ -600,46 +610,6 @@ def test_boot_during_reset_ends_its_record(node: RepairNode) -> None:
 # --- kill -9
 
 
-def serve(node: RepairNode) -> None:
-    serve_requests(str(node.runtime_dir))
-
-
-def killed_at(node: RepairNode, point: int) -> bool:
-    """Serve the request in a child process that is killed at its n-th point. Return False if it ended before."""
-    pid = os.fork()
-    if pid == 0:
-        reached = 0
-
-        def passed() -> None:
-            nonlocal reached
-            reached += 1
-            if reached == point:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any, **names: Any) -> Any:
-                passed()
-                result = function(*arguments, **names)
-                passed()
-                return result
-
-            return call
-
-        try:
-            executor.write_journal = wrapped(executor.write_journal)
-            executor.publish = wrapped(executor.publish)
-            services.stop, services.start = wrapped(services.stop), wrapped(services.start)
-            reset_step.Smi._run = wrapped(reset_step.Smi._run)  # type: ignore[method-assign]
-            reset_step.wait_for_release = wrapped(reset_step.wait_for_release)
-            serve(node)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
-
-
 def require_invariants(node: RepairNode) -> Entry:
     """Nothing is done twice, the services run, and the record is complete."""
     assert node.resets <= 1
@@ -653,11 +623,6 @@ def require_invariants(node: RepairNode) -> Entry:
     assert node.journal().stopped is None
     assert entry.outcome is Outcome.UNKNOWN or node.resets == 1
     return entry
-
-
-def put_request(node: RepairNode) -> None:
-    request = node.request()
-    Path(request_file(str(node.runtime_dir), NAME)).write_bytes(encode(request))
 
 
 def test_kill_at_each_point_takes_no_step_twice_and_starts_services(

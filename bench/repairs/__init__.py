@@ -1,0 +1,1 @@
+"""Trials of repair mode "act", which `repair_trials.py` runs: times, races, kills and the limit."""

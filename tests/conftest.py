@@ -86,6 +86,7 @@ WIDE = {
     "e2e/test_real_kernel_log.py": "the machine's only kernel log, filled to its capacity",
     "e2e/test_repair_claim.py": "claims with a real slurmctld, minutes",
     "e2e/test_repair_jobs_slurm.py": "jobs on several versions of Slurm",
+    "e2e/test_repair_prolog.py": "a repair with jobs, on its own cluster",
     "e2e/test_repair_reboot.py": "reboots on two versions of Slurm, minutes",
     "e2e/test_repair_reset.py": "resets with a real slurmctld and kills, minutes",
     "e2e/test_repair_trials.py": "kills and races with a real Slurm, minutes",

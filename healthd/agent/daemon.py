@@ -316,7 +316,7 @@ class Daemon:
         ends = [self.store.next_ack_expiry]  # epoch seconds; the times below are monotonic
         ends += [ledger.pause.until] if ledger.pause else []
         ends += [events.flush_time(ledger.emitted), self.repair.next_moment]
-        ends += [self.controller.jobs_blocked_since] if self.publisher.verdict_word == "drain" else []
+        ends += [self.controller.refusal_ends_at] if self.publisher.verdict_word == "drain" else []
         moments = (
             self.scheduler.queue.deadline,
             self.controller.deadline,

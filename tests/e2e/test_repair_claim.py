@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import slurm_versions
 from msgspec.structs import replace
 from slurm_cluster import SlurmCluster
 from slurm_look import ACT, HEALTHY, XID, NodeController, faulty, with_every_slurm
@@ -148,6 +149,53 @@ def test_claim_of_killed_daemon_is_recognised_and_confirmed(cluster: SlurmCluste
     restarted.reconcile_once(FAULT)
     assert (restarted.record.claim, restarted.record.reason) == (RepairStep.GPU_RESET, CLAIMED_RESET)
     assert restarted.change_commands() == []
+
+
+def test_operator_removes_claim_of_dead_node(cluster: SlurmCluster) -> None:
+    """As in docs/repair.md, without State=: the node stays drained and DOWN."""
+    dead, other = controller(cluster, "n1", RESET), controller(cluster, "n2", RESET)
+    dead.reconcile_once(FAULT)
+    cluster.run("scontrol", "update", "NodeName=n1", "State=DOWN", f"Reason={CLAIMED_RESET}")
+    other.reconcile_once(FAULT)
+    assert (other.record.claim, claims(cluster).keys()) == (None, {"n1"})
+    cluster.run("scontrol", "update", "NodeName=n1", "Reason=broken, ticket 4711")
+    assert cluster.node("n1").flags >= {"DOWN", "DRAIN"}
+    end_hold(other)
+    other.reconcile_once(FAULT)
+    assert (other.record.claim, claims(cluster).keys()) == (RepairStep.GPU_RESET, {"n2"})
+
+    cluster.boot("n1")
+    report = dead.reconcile_once(HEALTHY)
+    assert isinstance(report.decision, Leave)
+    assert (report.owner, report.record.claim) == (Owner.OTHER, None), "healthd does not resume the node"
+    assert dead.state().reason == "broken, ticket 4711"
+
+
+def test_reason_that_slurm_replaced_hides_no_claim(cluster: SlurmCluster) -> None:
+    """From 24.11 on, slurmctld replaces the Reason of a node that registers with fewer GPUs."""
+    with SlurmCluster(nodes=4, gpus=2, version=cluster.version) as other:
+        first, second = controller(other, "n1", RESET), controller(other, "n2", RESET)
+        first.reconcile_once(FAULT)
+        assert first.record.claim is RepairStep.GPU_RESET
+        gres = other.directory / "gres.conf"
+        gres.write_text(gres.read_text().replace("n1/nvidia[0-1]", "n1/nvidia0"))
+        other.boot("n1")
+        other.wait_state("n1", "INVALID_REG")
+        is_replaced = other.node("n1").reason != CLAIMED_RESET
+        assert is_replaced is (cluster.version in slurm_versions.DEBIAN)
+        assert [(claim.node, claim.is_hidden) for claim in claims(other).values()] == [("n1", is_replaced)]
+        second.reconcile_once(FAULT)
+        hold = second.record.claim_hold
+        assert (second.record.claim, second.state().reason) == (None, XID)
+        assert hold is not None
+        assert hold.problem.startswith("n1 (perhaps) " if is_replaced else "n1 ")
+
+        first.reconcile_once(FAULT)
+        assert (first.state().reason, first.record.claim) == (CLAIMED_RESET, RepairStep.GPU_RESET)
+        assert [(claim.node, claim.is_hidden) for claim in claims(other).values()] == [("n1", False)]
+        end_hold(second)
+        second.reconcile_once(FAULT)
+        assert second.record.claim is None
 
 
 def test_operator_reason_ends_claim(cluster: SlurmCluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -200,6 +201,34 @@ def test_operator_during_reset_ends_repair(site: Site, change: tuple[str, ...]) 
         assert ("DRAIN" in flags) is (change[0] != "State=RESUME")
         assert change[0] == "State=RESUME" or reason == "under test"
         assert site.resets() == 1
+
+
+@pytest.mark.parametrize("mode", ["pause", "observe"])
+def test_claim_whose_step_has_not_begun_ends_with_a_pause_and_in_mode_observe(site: Site, mode: str) -> None:
+    """Other nodes count the claim. healthd-repair waits for its first answer of Slurm here."""
+    site.daemon.flags = tuple(flag for flag in site.daemon.flags if flag not in ("--mode", "act"))
+    site.daemon.configure(f'mode = "act"\n{CONFIG}')
+    scontrol = site.folder / "programs/scontrol"
+    wait = f"cd {site.folder}; touch waiting; until [ -e go ]; do sleep 0.1; done"
+    scontrol.write_text(
+        f'#!/bin/sh\ncase "$*" in *"show reservation"*) {wait} ;; esac\nexec {shutil.which("scontrol")} "$@"\n'
+    )
+    scontrol.chmod(0o755)
+    with site.daemon as daemon:
+        daemon.kernel_line(xid_line(119))
+        until(lambda: (site.folder / "waiting").exists(), "healthd-repair reads the reservations", 180)
+        assert site.cluster.node(site.node).reason.endswith(" (repair: gpu_reset)")
+        if mode == "pause":
+            assert "done" in daemon.request(command="pause", seconds=3600, why="maintenance")
+        else:
+            daemon.configure(f'mode = "observe"\n{CONFIG}')
+            assert "done" in daemon.request(command="reload")
+        (site.folder / "go").touch()
+        until(lambda: "(repair:" not in site.cluster.node(site.node).reason, "the claim is removed", 180)
+        node = site.cluster.node(site.node)
+        assert "DRAIN" in node.flags
+        assert node.reason.startswith("healthd: gpu_xid/119 ")
+        assert site.resets() == 0
 
 
 def test_kill_of_daemon_during_reset_repeats_nothing(site: Site) -> None:

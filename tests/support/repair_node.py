@@ -219,10 +219,10 @@ class RepairNode:
         names = (f"n{number}" for number in range(1, sum(number for _, number in groups) + 1))
         (self.state / "names.out").write_bytes(b"".join(columns((name,), commands.NAME_COLUMNS) for name in names))
 
-    def set_claims(self, *others: tuple[str, float]) -> None:
-        """Set the other nodes that claim a repair, and when they did."""
-        rows = (("n1", NOW), *others)
-        texts = (columns((name, IDLE, f"{at:.0f}", REASON), commands.CLAIM_COLUMNS) for name, at in rows)
+    def set_claims(self, *others: tuple[str, float], reason: str = REASON) -> None:
+        """Set the other nodes that claim a repair, when they did, and their Reason."""
+        rows = (("n1", NOW, REASON), *((name, at, reason) for name, at in others))
+        texts = (columns((name, IDLE, f"{at:.0f}", text), commands.CLAIM_COLUMNS) for name, at, text in rows)
         (self.state / "claims.out").write_bytes(b"".join(texts))
 
     def request(self, **changes: object) -> Request:

@@ -16,7 +16,7 @@ from healthd.agent.conditions.condition import ACTIVE_STATES
 from healthd.agent.conditions.ledger import Ledger, Pause
 from healthd.common.model import Condition, ConditionState, Decision, DrainRecord, Gpu, RunName
 from healthd.common.repair_plan import Plan
-from healthd.common.slurm.drain_reason import with_claim
+from healthd.common.slurm.drain_reason import parse_claim, with_claim
 from healthd.events.emitted import Emitted, EmittedCheck, EmittedCondition
 from healthd.events.schema import Event
 
@@ -72,10 +72,10 @@ def _plan_fields(plan: Plan) -> dict[str, object]:
 
 
 def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:
-    reason = with_claim(after.reason, None)
-    if not after.reason or reason == with_claim(before.reason, None):
-        return []  # the claim of a repair is no new drain
-    return [Event("drain", {"stage": "confirmed", "reason": reason})]
+    # A changed claim of a repair is no new drain. The claim may have shortened the rest of the Reason.
+    if not after.reason or with_claim(before.reason, parse_claim(after.reason)) == after.reason:
+        return []
+    return [Event("drain", {"stage": "confirmed", "reason": with_claim(after.reason, None)})]
 
 
 # --- conditions

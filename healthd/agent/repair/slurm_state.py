@@ -90,11 +90,11 @@ def _jobs_problem(request: Request, run: Run) -> str:
 def _claims_problem(request: Request, node: NodeState, run: Run) -> str:
     """Return why the repairs of other nodes leave no room for this one, or "". Raises SlurmError.
 
-    As in the count after the claim (repair_claim.py), claims that are newer than this node's do not count.
+    Newer claims than this node's count, too (repair_claim.py).
     """
     max_concurrent = request.settings.max_concurrent
     claims = parse_claims(_query(commands.claims(), request, run).stdout)
-    others = repair_claim.earlier_claims(claims, request.node, node.reason_time)
+    others = repair_claim.other_claims(claims, request.node, node.reason_time)
     nodes = 0
     if others and repair_claim.needs_cluster_size(max_concurrent):
         nodes = len(parse_node_names(_query(commands.node_names(), request, run).stdout))

@@ -298,6 +298,7 @@ def verdict_line(s: Snapshot, keeps_jobs_out: bool, expires: float) -> str:
     why = f"{worst.code} {worst.subject}: {worst.message}".strip() if worst else ""
     if keeps_jobs_out:
         word = "drain"
+        why = why or (f"being repaired: {s.repair.attempt.step.value}" if s.repair.attempt else "being repaired")
     elif s.verdict.health.value == "healthy":
         word, why = "ok", "healthy"
     elif s.verdict.health.value == "unknown":

@@ -15,7 +15,14 @@ from healthd.agent.settings.config import Settings
 from healthd.agent.slurm import action_log, fleet_limit, repair_claim
 from healthd.agent.slurm.driver import SlurmDriver, SlurmdStartDetector
 from healthd.agent.slurm.flapping import Flapping, reset_count
-from healthd.agent.slurm.policy import Policy, decide, is_idle, jobs_blocked_since, needs_no_query
+from healthd.agent.slurm.policy import (
+    Policy,
+    decide,
+    is_idle,
+    is_resume_in_flight,
+    jobs_blocked_since,
+    needs_no_query,
+)
 from healthd.agent.slurm.prolog_files import read_node_gpus, refusal_times
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.common.model import (
@@ -29,7 +36,9 @@ from healthd.common.model import (
     SlurmStatus,
     Verdict,
 )
+from healthd.common.repair_plan import AttemptStage
 from healthd.common.slurm.commands import Command, CommandResult
+from healthd.common.slurm.drain_reason import parse_claim
 from healthd.host.wakeup import FOREVER
 
 
@@ -113,19 +122,38 @@ class SlurmController:
         """Time since which Slurm itself has kept jobs from this node (epoch seconds), or infinity if it does not."""
         return jobs_blocked_since(self.status.node, self._store.ledger.slurm, self._boot_id)
 
+    @property
+    def refusal_ends_at(self) -> float:
+        """Time at which `must_refuse_jobs` may become False without other input (epoch seconds), or infinity."""
+        since = self.jobs_blocked_since
+        return since if since > self._now() else FOREVER
+
     def must_refuse_jobs(self, verdict: Verdict) -> bool:
         """Return True if the prolog must refuse jobs.
 
-        This is the case if a drain is desired and Slurm does not yet keep jobs from the node, and during a repair, from
-        the confirmed claim to the resume.
+        This is the case if a drain is desired and Slurm does not yet keep jobs from the node, and during a repair.
         """
-        if self.settings.mode is not Mode.OBSERVE and repair_claim.is_counted(self._store.ledger.slurm.claim):
+        if self.settings.mode is not Mode.OBSERVE and self._must_refuse_for_repair():
             return True
         if not verdict.causes or not self.may_change() or self._now() >= self.jobs_blocked_since:
             return False
         settings, record = self.settings, self._store.ledger.slurm
         name, limits, now = settings.node_name, settings.fleet, self._now()
         return not fleet_limit.is_withheld(verdict.causes, record, name, limits, now)
+
+    def _must_refuse_for_repair(self) -> bool:
+        """Return True if the prolog must refuse jobs because of the repair that this node claims.
+
+        It refuses every job until the step has ended, even if an operator resumes the node meanwhile. After the step,
+        it refuses jobs only until Slurm itself keeps them from the node. It refuses none from healthd's resume on:
+        Slurm may start a job before healthd has read that the drain is gone.
+        """
+        ledger = self._store.ledger
+        record, attempt = ledger.slurm, ledger.repair.attempt
+        if not repair_claim.is_counted(record.claim) or is_resume_in_flight(record, self._policy(), self._now()):
+            return False
+        is_taken = attempt is None or attempt.stage is AttemptStage.VERIFY
+        return not is_taken or self._now() < self.jobs_blocked_since
 
     def is_drain_undecided(self, verdict: Verdict) -> bool:
         """Return True if a drain is desired and Slurm has not answered yet."""
@@ -139,7 +167,7 @@ class SlurmController:
 
         Operators may have changed conditions through Slurm, so the verdict must be computed again after a report.
         """
-        if self.settings.mode is Mode.OBSERVE:
+        if self._is_inactive:
             return None
         if self._slurmd.step():
             self._driver.expect_registration()
@@ -151,7 +179,7 @@ class SlurmController:
 
         Also call this right after a reconciliation, because no later event reports a change during the reconciliation.
         """
-        if self.settings.mode is Mode.OBSERVE:
+        if self._is_inactive:
             self._decide_without_slurm(verdict)
             return None
         if self._driver.is_busy or not self._is_due(verdict, round_ended):
@@ -162,6 +190,17 @@ class SlurmController:
         self._initial_record = ledger.slurm
         gpus = read_node_gpus(ledger.inventory, ledger.whole_gpus, settings.runtime_dir, settings.root)
         return self._apply_report(self._driver.start(verdict, ledger.slurm, self._policy(), gpus))
+
+    @property
+    def _is_inactive(self) -> bool:
+        """True if Slurm is not queried, because of mode "observe".
+
+        If the Reason still claims a repair, Slurm is queried in this mode too, until the claim is removed: other nodes
+        count it.
+        """
+        record = self._store.ledger.slurm
+        claims = map(parse_claim, (record.reason, record.pending_reason))
+        return self.settings.mode is Mode.OBSERVE and not any(map(repair_claim.is_counted, claims))
 
     def _decide_without_slurm(self, verdict: Verdict) -> None:
         """Decide what healthd would do with an undrained node, without running a Slurm command."""

@@ -40,8 +40,8 @@ class SlurmDriver:
     """Runs one reconciliation at a time.
 
     `save_record` stores the record before the generator continues. `may_change` is called before each command that
-    changes something, because the daemon may have been paused or its mode changed. `log_command` is called right before
-    each change (with None as the result) and after it.
+    changes something (except a command with `in_pause`), because the daemon may have been paused or its mode changed.
+    `log_command` is called right before each change (with None as the result) and after it.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class SlurmDriver:
                     self._save_record(step.record)
                     step = self._steps.send(None)
                     continue
-                if step.changes and not self._may_change():
+                if step.changes and not step.in_pause and not self._may_change():
                     self.abandon()
                     return None
                 try:

@@ -25,8 +25,10 @@ has rebooted the machine, a node that is DOWN for that is resumed, too. If Slurm
 reboot, it is set again, even if no cause is open.
 
 In mode "drain", nothing is requeued. In mode "observe" or when paused, the decision is Leave, and `would` contains the
-action. If an operator set a node DOWN or FAIL, the node is treated as drained by the operator, because a drain would
-replace that Reason.
+action. Only a claim whose step has not begun is removed, because it would keep other nodes from a repair.
+
+If an operator set a node DOWN or FAIL, the node is treated as drained by the operator, because a drain would replace
+that Reason.
 
 our drain is gone    the machine rebooted, a reboot was pending, Slurm powers the node off, slurmctld restarted
                      since, another slurmctld answered before the drain was saved, or our own resume was in flight:
@@ -238,6 +240,9 @@ def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy
     desired = _decide_in_act_mode(verdict, node, record, policy, now)
     if isinstance(desired, Leave):
         return desired
+    is_paused = policy.mode is Mode.OBSERVE or now < policy.paused_until
+    if is_paused and _is_claim_unused(node, record, policy):
+        return Drain(with_claim(node.reason, None), requeue=False)
     if policy.mode is Mode.OBSERVE:
         return Leave('mode is "observe"', would=describe(desired))
     if now < policy.paused_until:
@@ -275,6 +280,14 @@ def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, 
     if owner is Owner.OTHER or owner is Owner.UNRECORDED_HEALTHD:
         return Leave(describe_foreign_drain(node, record))
     unreachable(owner)
+
+
+def _is_claim_unused(node: NodeState, record: DrainRecord, policy: Policy) -> bool:
+    """Return True if healthd's drain claims a step of a repair, but no step is in progress."""
+    is_in_progress = policy.claim is not None and repair_claim.is_counted(policy.claim.step)
+    if is_in_progress or node.flags.isdisjoint(DRAINED_STATES) or node.flags & REBOOT:
+        return False
+    return drain_owner(node, record) is Owner.HEALTHD and repair_claim.is_counted(parse_claim(node.reason))
 
 
 def _new_reason(verdict: Verdict, record: DrainRecord, policy: Policy) -> str:

@@ -74,7 +74,7 @@ from healthd.common.model import (
 from healthd.common.slurm import commands
 from healthd.common.slurm.admin_comment import admin_comment
 from healthd.common.slurm.commands import Argv, Command, CommandResult
-from healthd.common.slurm.drain_reason import parse_claim, parse_reason, reason
+from healthd.common.slurm.drain_reason import parse_claim, parse_reason, reason, with_claim
 from healthd.common.slurm.gres import GRES_CONF_BYTES, AllocatedGpus, lists_gpus_in_order, parse_job_gpus
 from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, UNSETTLED
 from healthd.common.slurm.output import (
@@ -342,9 +342,9 @@ class _Reconciliation:
 
     # commands
 
-    def run(self, argv: Argv, changes: bool = False) -> Steps[CommandResult]:
+    def run(self, argv: Argv, changes: bool = False, in_pause: bool = False) -> Steps[CommandResult]:
         self.is_fresh = False
-        result = yield Command(argv, self.policy.command_timeout_seconds, changes)
+        result = yield Command(argv, self.policy.command_timeout_seconds, changes, in_pause)
         assert result is not None, "a Command is answered with a CommandResult"
         return result
 
@@ -559,8 +559,10 @@ class _Reconciliation:
         `unchanged` is the record to keep if nothing was sent.
         """
         assert self.node is not None
-        if drain_owner(self.node, self.record) is not Owner.NONE and self.node.reason == desired.reason:
+        owner, removes_claim = drain_owner(self.node, self.record), desired.reason == with_claim(self.node.reason, None)
+        if owner is not Owner.NONE and self.node.reason == desired.reason:
             return
+        in_pause = owner is Owner.HEALTHD and removes_claim
         unsaved_change = UnsavedChange(self.now(), (yield from self.read_controller()))
         self.record = replace(
             self.record, pending_reason=desired.reason, pending_since=self.now(), unsaved_change=unsaved_change
@@ -568,7 +570,7 @@ class _Reconciliation:
         yield SaveRecord(self.record)
         yield from self.read_again(unchanged)
         argv = commands.drain(self.node_name, desired.reason)
-        owner = yield from self.read_back(argv, (yield from self.run(argv, changes=True)))
+        owner = yield from self.read_back(argv, (yield from self.run(argv, changes=True, in_pause=in_pause)))
         if owner is Owner.NONE:
             raise SlurmError("scontrol reported a successful drain, but Slurm does not show the node drained")
         if owner is not Owner.HEALTHD:
@@ -586,6 +588,9 @@ class _Reconciliation:
         unsaved_change = UnsavedChange(self.now(), (yield from self.read_controller()))
         self.record = replace(unchanged, resume_sent_at=self.now(), unsaved_change=unsaved_change)
         yield SaveRecord(self.record)
+        # The daemon publishes the verdict file between two commands. Read the node again in any case, so that the
+        # prolog no longer refuses jobs when Slurm may start one.
+        self.is_fresh = False
         yield from self.read_again(unchanged)
         result = yield from self.run(argv, changes=True)
         if is_refused(result):

@@ -5,11 +5,20 @@ A node that is to be repaired adds a note to the Reason of its drain (drain_reas
 claim in Slurm. A node claims its step only if fewer than `max_concurrent` other nodes have a claim, and if each of its
 partitions has another node in service.
 
-Nodes that count at the same moment may all find room for one more. Each node therefore counts again after its claim,
-and removes the claim if there are too many. The second count includes only claims that, by slurmctld's clock, are at
-least as old as the node's own claim. The last node that keeps its claim has counted all others, so the limit is never
-exceeded for long. The claim of a node that reboots, or whose Reason has one of Slurm's suffixes ("reboot issued"), is
-always counted, because Slurm renewed its time stamp.
+Nodes that count at the same moment may all find room for one more. Each node therefore counts three times:
+
+before the claim      all claims
+after the claim       the claims that, by slurmctld's clock, are at least as old as the node's own, so that of several
+                      nodes one keeps its claim. The claim of a node that reboots, or whose Reason has one of Slurm's
+                      suffixes ("reboot issued"), is always counted, because Slurm renewed its time stamp
+right before a step   all claims (repair/slurm_state.py)
+
+If there are too many, the node removes its claim, and tries again after a wait that grows.
+
+Slurm may replace the Reason of a node that is being repaired, such as after a boot with fewer GPUs (from 24.11 on). The
+claim is then hidden until the node's healthd has written it again, with a new time stamp. A drained node whose Reason
+Slurm has replaced therefore counts as a claim for HIDDEN_SECONDS, and the last count includes newer claims. So the node
+whose step has begun keeps its claim, and the others wait.
 
 While a claim is in force, healthd does not change the Reason, even if another cause becomes the worst, because a change
 would renew the time stamp.
@@ -29,6 +38,8 @@ MIN_HOLD_SECONDS = 60.0
 MAX_HOLD_SECONDS = 900.0
 # How often the node is read while a claim is in force: a reboot changes the node's state at any moment.
 READ_SECONDS = 15.0
+# How long a Reason that Slurm has replaced may hide a claim: some times READ_SECONDS, because Slurm may answer late.
+HIDDEN_SECONDS = 120.0
 
 
 def is_counted(step: RepairStep | None) -> bool:
@@ -47,20 +58,27 @@ def limit_for(max_concurrent: int | str, nodes: int) -> int:
     return max(nodes * int(max_concurrent.removesuffix("%")) // 100, 1)
 
 
-def other_claims(claims: Iterable[Claim], node_name: str) -> list[Claim]:
-    """Return the claims of all other nodes, for the count before the claim."""
-    return [claim for claim in claims if claim.node != node_name]
+def other_claims(claims: Iterable[Claim], node_name: str, claimed_at: float) -> list[Claim]:
+    """Return the claims of all other nodes, for the count right before a step.
+
+    `claimed_at` is Slurm's time stamp of this node's claim, in epoch seconds. A hidden claim counts if Slurm replaced
+    it in the last HIDDEN_SECONDS before `claimed_at` or later. If `claimed_at` is 0, there is no claim of this node
+    yet, and hidden claims do not count.
+    """
+    hidden_since = claimed_at - HIDDEN_SECONDS if claimed_at else float("inf")
+    others = (claim for claim in claims if claim.node != node_name)
+    return [claim for claim in others if not claim.is_hidden or claim.time >= hidden_since]
 
 
 def earlier_claims(claims: Iterable[Claim], node_name: str, claimed_at: float) -> list[Claim]:
     """Return the claims of other nodes that take precedence over this node's claim, for the count after the claim.
 
-    `claimed_at` is Slurm's time stamp of this node's claim, in epoch seconds. If it is 0 (unknown), all count.
+    If `claimed_at` is 0 (before the claim), all count. For hidden claims, see `other_claims`.
     """
     return [
         claim
-        for claim in other_claims(claims, node_name)
-        if claim.is_renewed or claim.time <= claimed_at or not claimed_at
+        for claim in other_claims(claims, node_name, claimed_at)
+        if claim.is_renewed or claim.is_hidden or claim.time <= claimed_at or not claimed_at
     ]
 
 
@@ -68,7 +86,7 @@ def count_problem(claims: Sequence[Claim], limit: int) -> str:
     """Return why the other nodes' claims leave no room for this node's claim, or ""."""
     if len(claims) < limit:
         return ""
-    names = sorted(claim.node for claim in claims)
+    names = sorted(f"{claim.node}{' (perhaps)' if claim.is_hidden else ''}" for claim in claims)
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     verb = "is" if len(names) == 1 else "are"
     return f"{', '.join(names[:3])}{more} {verb} being repaired; the limit is {limit} (repair.max_concurrent)"

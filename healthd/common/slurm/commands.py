@@ -43,11 +43,16 @@ NAME_COLUMNS = (("NodeList", 65),)
 
 
 class Command(Value, frozen=True):
-    """A command. It is run with ENVIRONMENT added and standard input closed, and is killed at its deadline."""
+    """A command. It is run with ENVIRONMENT added and standard input closed, and is killed at its deadline.
+
+    changes   it changes Slurm's state
+    in_pause  it may do so during a pause and in mode "observe"
+    """
 
     argv: Argv
     deadline_seconds: float
     changes: bool = False
+    in_pause: bool = False
 
 
 class CommandResult(Value, frozen=True):

@@ -17,7 +17,7 @@ from datetime import datetime
 from healthd.common.errors import HealthdError
 from healthd.common.model import NodeState, PartitionCount, RepairStep
 from healthd.common.slurm.admin_comment import MAX_BYTES
-from healthd.common.slurm.builtin_reasons import APPENDED, REMOVED_DRAIN
+from healthd.common.slurm.builtin_reasons import APPENDED, REMOVED_DRAIN, replaces_drain_reason
 from healthd.common.slurm.commands import (
     CLAIM_COLUMNS,
     DRAINED_COLUMNS,
@@ -66,11 +66,13 @@ class Claim(Value, frozen=True):
     time        Slurm's time stamp of the Reason
     is_renewed  True if the node reboots, or if Slurm has appended a suffix, such as "reboot issued". Slurm then also
                 renews the time stamp
+    is_hidden   True if Slurm has replaced the Reason of a drained node, which may have had a claim
     """
 
     node: str
     time: float
     is_renewed: bool = False
+    is_hidden: bool = False
 
 
 class PartitionService(Value, frozen=True):
@@ -248,7 +250,8 @@ def parse_lemons(data: bytes) -> frozenset[str]:
 def parse_claims(data: bytes) -> list[Claim]:
     """Parse CLAIM_COLUMNS. Return the nodes whose drain claims a step of a repair, one Claim per node.
 
-    A drain whose repair has failed is not included. Slurm keeps the Reason of an ended drain (24.11), so a node without
+    A drain whose repair has failed is not included. A drained node whose Reason Slurm has replaced is included with
+    `is_hidden`. Slurm keeps the Reason of an ended drain (24.11), so a node without
     a drain is included only if Slurm itself removed the drain at a reboot.
 
     Raises SlurmError if a record cannot be read, or if a claiming node's name fills its column, because two truncated
@@ -258,13 +261,15 @@ def parse_claims(data: bytes) -> list[Claim]:
     width = CLAIM_COLUMNS[0][1]
     for record in records(data, CLAIM_COLUMNS):
         name, state, since, reason = map(_text, record)
-        if parse_claim(reason) in (None, RepairStep.PERSON):
+        is_hidden = replaces_drain_reason(reason)
+        if parse_claim(reason) in (None, RepairStep.PERSON) and not is_hidden:
             continue
         if len(record[0]) >= width or not name:
             raise SlurmError(f'sinfo printed no node name of less than {width} bytes: "{_short(record[0])}"')
         flags = frozenset(regex("[A-Z_]+").findall(state.upper()))
         if flags & (DRAINED_STATES | REBOOT) or ("DOWN" in flags and reason.endswith(REMOVED_DRAIN)):
-            found[name] = Claim(name, _time(since), reason.endswith(APPENDED) or not REBOOT.isdisjoint(flags))
+            is_renewed = reason.endswith(APPENDED) or not REBOOT.isdisjoint(flags)
+            found[name] = Claim(name, _time(since), is_renewed, is_hidden)
     return list(found.values())
 
 

@@ -38,6 +38,7 @@ from healthd.common.model import (
     Slowness,
 )
 from healthd.common.repair_plan import CauseStep, Obstacle, Plan, Reason, RepairRecord
+from healthd.common.slurm.drain_reason import with_claim
 from healthd.events.schema import EVENTS, Event
 
 NOW = 1795349480.0
@@ -574,6 +575,18 @@ def test_claim_of_a_repair_is_no_new_drain(node: Node) -> None:
     for reason in reasons:
         node.condition_store.change(slurm=DrainRecord(reason=reason, confirmed_at=NOW))
     assert [e["reason"] for e in node.drain_events()] == [text, other]
+
+
+@given(length=st.integers(200, 255), steps=st.lists(st.sampled_from([*RepairStep, None]), max_size=4))
+def test_claim_of_a_repair_in_a_long_reason_is_no_new_drain(length: int, steps: list[RepairStep | None]) -> None:
+    head = "healthd: validation/failed 0000:1b:00.0: "
+    record = DrainRecord(reason=head + "x" * (length - len(head)))
+    for step in steps:
+        changed = DrainRecord(reason=with_claim(record.reason, step))
+        assert events.change_events(Ledger(slurm=record), Ledger(slurm=changed), NOW)[0] == []
+        record = changed
+    other = DrainRecord(reason=with_claim(record.reason.replace(":1b:", ":1c:"), RepairStep.REBOOT))
+    assert events.change_events(Ledger(slurm=record), Ledger(slurm=other), NOW)[0] != []
 
 
 def test_pause_is_emitted_at_begin_and_end(node: Node) -> None:

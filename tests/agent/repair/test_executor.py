@@ -37,7 +37,7 @@ from healthd.agent.repair.journal import JOURNAL_FILE, NAME, Entry, Journal, Out
 from healthd.agent.repair.journal_file import read_journal, write_journal
 from healthd.agent.repair.requirements import NodeReading, Process, gpu_users
 from healthd.agent.repair.step_result import PreparedStep, StepResult
-from healthd.agent.slurm import blocking
+from healthd.agent.slurm import blocking, repair_claim
 from healthd.common.model import RepairStep
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import Command, CommandResult
@@ -314,7 +314,7 @@ def test_reason_must_claim_the_step(node: RepairNode) -> None:
     ("max_concurrent", "others", "outcome"),
     [
         (1, {"n2": -1.0}, Outcome.REFUSED),
-        (1, {"n2": 60.0}, Outcome.DONE),  # a later claim waits for this one
+        (1, {"n2": 60.0}, Outcome.REFUSED),  # it may be an older claim that was written again
         (2, {"n2": -1.0}, Outcome.DONE),
         (2, {"n2": -1.0, "n3": -2.0}, Outcome.REFUSED),
         ("50%", {"n2": -1.0}, Outcome.DONE),
@@ -327,6 +327,15 @@ def test_claims_of_other_nodes_are_counted_again(
     node.set_claims(*((name, NOW + since) for name, since in others.items()))
     settings = replace(node.request().settings, max_concurrent=max_concurrent)
     assert work(node, settings=settings).outcome is outcome
+    assert unchanged(node) is (outcome is Outcome.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("since", "outcome"), [(-30.0, Outcome.REFUSED), (-1.0 - repair_claim.HIDDEN_SECONDS, Outcome.DONE)]
+)
+def test_claim_that_slurm_may_have_hidden_prevents_step(node: RepairNode, since: float, outcome: Outcome) -> None:
+    node.set_claims(("n2", NOW + since), reason="gres/gpu count reported lower than configured (7 < 8)")
+    assert work(node).outcome is outcome
     assert unchanged(node) is (outcome is Outcome.REFUSED)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +15,20 @@ from slurm_text import NOW, columns, sinfo
 
 from healthd.agent.conditions.ledger import Pause
 from healthd.agent.conditions.store import ConditionStore
+from healthd.agent.repair.attempt import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS
 from healthd.agent.settings.config import Settings
 from healthd.agent.slurm import repair_claim
 from healthd.agent.slurm.controller import SlurmController
-from healthd.agent.slurm.policy import Owner, after_drain_ended, after_reading, decide, drain_owner
-from healthd.agent.slurm.reconcile import ReconcileReport, SaveRecord
+from healthd.agent.slurm.policy import (
+    SETTLED_SECONDS,
+    Owner,
+    Policy,
+    after_drain_ended,
+    after_reading,
+    decide,
+    drain_owner,
+)
+from healthd.agent.slurm.reconcile import ReconcileReport, SaveRecord, reconcile
 from healthd.common.model import (
     ClaimHold,
     Decision,
@@ -34,10 +45,11 @@ from healthd.common.model import (
     Severity,
     Verdict,
 )
+from healthd.common.repair_plan import Attempt, AttemptStage, RepairRecord
 from healthd.common.slurm import commands
-from healthd.common.slurm.commands import CLAIM_COLUMNS, FLEET_COLUMNS, NAME_COLUMNS, CommandResult
+from healthd.common.slurm.commands import CLAIM_COLUMNS, FLEET_COLUMNS, NAME_COLUMNS, Command, CommandResult
 from healthd.common.slurm.output import Claim, PartitionService
-from tests.agent.slurm.test_reconcile import ACT, SUCCESS, XID, cause, failed, run_reconcile
+from tests.agent.slurm.test_reconcile import ACT, PRIMARY, SUCCESS, XID, cause, failed, run_reconcile
 
 RESET, REBOOT = RepairClaim(RepairStep.GPU_RESET), RepairClaim(RepairStep.REBOOT)
 PERSON, BOOTED = RepairClaim(RepairStep.PERSON), RepairClaim(RepairStep.REBOOT, is_booted=True)
@@ -85,6 +97,108 @@ def test_earlier_claims_include_equal_time_and_renewed() -> None:
     claims = [Claim("n1", 5.0), Claim("n2", 5.0), Claim("n3", 6.0), Claim("n4", 7.0, is_renewed=True), Claim("n5", 0.0)]
     assert [each.node for each in repair_claim.earlier_claims(claims, "n1", 5.0)] == ["n2", "n4", "n5"]
     assert [each.node for each in repair_claim.earlier_claims(claims, "n1", 0.0)] == ["n2", "n3", "n4", "n5"]
+
+
+def test_hidden_claims_count_for_a_while() -> None:
+    hidden = repair_claim.HIDDEN_SECONDS
+    claims = [
+        Claim("n1", 500.0, is_hidden=True),
+        Claim("n2", 500.0 - hidden - 1, is_hidden=True),
+        *(Claim(name, at, is_hidden=True) for name, at in (("n3", 500.0 - hidden), ("n4", 505.0))),
+        Claim("n5", 505.0),
+    ]
+    assert [each.node for each in repair_claim.earlier_claims(claims, "n1", 500.0)] == ["n3", "n4"]
+    assert [each.node for each in repair_claim.other_claims(claims, "n1", 500.0)] == ["n3", "n4", "n5"]
+    assert [each.node for each in repair_claim.earlier_claims(claims, "n1", 0.0)] == ["n5"]
+
+
+class SimulatedCluster:
+    """Nodes that all need a repair, with the counts of repair_claim.py and random delays. Slurm replaces the Reason of
+    some nodes during their step."""
+
+    def __init__(self, nodes: int, limit: int, seed: int) -> None:
+        self.limit, self.random = limit, random.Random(seed)
+        self.reasons: dict[str, Claim] = {}  # in Slurm
+        self.holds: dict[str, ClaimHold] = {}
+        self.refusals = dict.fromkeys((f"n{number}" for number in range(nodes)), 0)
+        self.waiting = set(self.refusals)
+        self.running: set[str] = set()
+        self.most = 0
+        self.events: list[tuple[float, int, Callable[[str, float], None], str]] = []
+        for name in self.refusals:
+            self.at(1e6 + self.random.choice([0.0, 5.0]), self.count_before, name)
+
+    def at(self, now: float, event: Callable[[str, float], None], name: str, most: float = 1.0) -> None:
+        heapq.heappush(self.events, (now + self.random.uniform(0.0, most), self.random.getrandbits(60), event, name))
+
+    def run(self) -> float:
+        now = 0.0
+        while self.events:
+            now, _, event, name = heapq.heappop(self.events)
+            event(name, now)
+        return now
+
+    def problem(self, claims: list[Claim]) -> str:
+        return repair_claim.count_problem(claims, self.limit)
+
+    def hold(self, name: str, now: float) -> None:
+        self.holds[name] = repair_claim.backoff(self.holds.get(name), "full", name, now)
+        self.at(self.holds[name].until, self.count_before, name)
+
+    def count_before(self, name: str, now: float) -> None:
+        if self.problem(repair_claim.earlier_claims(self.reasons.values(), name, 0.0)):
+            self.hold(name, now)
+        else:
+            self.at(now, self.claim, name)
+
+    def claim(self, name: str, now: float) -> None:
+        self.reasons[name] = Claim(name, float(int(now)))
+        self.at(now, self.count_after, name)
+
+    def count_after(self, name: str, now: float) -> None:
+        if self.problem(repair_claim.earlier_claims(self.reasons.values(), name, self.reasons[name].time)):
+            self.at(now, self.remove, name)
+            self.hold(name, now + 1.0)
+        else:
+            self.holds.pop(name, None)
+            self.at(now, self.begin_step, name, most=5.0)
+
+    def remove(self, name: str, now: float) -> None:
+        del self.reasons[name]
+
+    def begin_step(self, name: str, now: float) -> None:
+        if self.problem(repair_claim.other_claims(self.reasons.values(), name, self.reasons[name].time)):
+            wait = min(FIRST_RETRY_SECONDS * 2.0 ** self.refusals[name], MAX_RETRY_SECONDS)
+            self.refusals[name] += 1
+            self.at(now, self.remove, name)
+            self.at(now + 1.0 + wait, self.count_before, name)
+            return
+        self.running.add(name)
+        self.most = max(self.most, len(self.running))
+        if self.random.random() < 0.7:
+            self.at(now, self.replace_reason, name, most=100.0)
+        self.at(now + 200.0, self.end, name, most=200.0)
+
+    def replace_reason(self, name: str, now: float) -> None:
+        self.reasons[name] = Claim(name, float(int(now)), is_hidden=True)
+        self.at(now, self.claim_again, name, most=40.0)
+
+    def claim_again(self, name: str, now: float) -> None:
+        self.reasons[name] = Claim(name, float(int(now)))
+
+    def end(self, name: str, now: float) -> None:
+        self.remove(name, now)
+        self.running.remove(name)
+        self.waiting.remove(name)
+
+
+def test_cluster_never_exceeds_limit_and_repairs_each_node() -> None:
+    for seed in range(200):
+        limit = 1 + seed % 3
+        simulated = SimulatedCluster(nodes=limit + seed % 10, limit=limit, seed=seed)
+        simulated.run()
+        assert simulated.waiting == set(), seed
+        assert 0 < simulated.most <= limit, seed
 
 
 @given(
@@ -214,13 +328,35 @@ def test_claim_in_reason(
     assert decide(verdict, state, record, replace(ACT, claim=claim), NOW) == decision
 
 
-@pytest.mark.parametrize("policy", [replace(ACT, paused_until=NOW + 1), replace(ACT, mode=Mode.OBSERVE)])
-def test_claim_is_neither_written_nor_removed_during_pause(policy: object) -> None:
-    for state, record, claim in (
-        (node("IDLE+DRAIN", XID), RECORD, RESET),
-        (node("IDLE+DRAIN", XID_RESET), claimed(), None),
-    ):
-        assert isinstance(decide(FAULT, state, record, replace(policy, claim=claim), NOW), Leave)
+PAUSED, OBSERVING = replace(ACT, paused_until=NOW + 1), replace(ACT, mode=Mode.OBSERVE)
+BY_REBOOT = claimed(RepairStep.REBOOT, XID_REBOOT)
+
+
+@pytest.mark.parametrize("policy", [PAUSED, OBSERVING], ids=["pause", "observe"])
+@pytest.mark.parametrize(
+    ("state", "record", "claim", "is_removed"),
+    [
+        (node("IDLE+DRAIN", XID_RESET), claimed(), None, True),
+        (node("IDLE+DRAIN", XID_RESET), claimed(None), None, True),
+        (node("DOWN+DRAIN", XID_RESET), claimed(), None, True),
+        (node("IDLE+DRAIN", f"{XID_RESET} : Not responding"), claimed(), PERSON, True),
+        (node("IDLE+DRAIN", XID_RESET), claimed(), RESET, False),  # its step has begun
+        (node("IDLE+DRAIN", XID), RECORD, RESET, False),
+        (node("IDLE+DRAIN", XID_FAILED), claimed(RepairStep.PERSON, XID_FAILED), None, False),
+        (node("DOWN+DRAIN+REBOOT_ISSUED", f"{XID_REBOOT} : reboot issued"), BY_REBOOT, None, False),
+        (node("DOWN", f"{XID_REBOOT} : reboot timed out"), BY_REBOOT, None, False),
+        (node("IDLE", XID_RESET), DrainRecord(), None, False),  # 24.11 keeps the Reason of an ended drain
+        (node("IDLE+DRAIN", XID_RESET), DrainRecord(), None, False),
+        (node("IDLE+DRAIN", "fan"), DrainRecord(overriding_reason="fan"), None, False),
+    ],
+)
+def test_only_unused_claim_is_removed_during_pause(
+    policy: Policy, state: NodeState, record: DrainRecord, claim: RepairClaim | None, is_removed: bool
+) -> None:
+    for verdict in (FAULT, CLEAN, NOT_YET):
+        decision = decide(verdict, state, record, replace(policy, claim=claim), NOW)
+        assert (decision == Drain(XID, False)) is is_removed
+        assert is_removed or isinstance(decision, Leave)
 
 
 @pytest.mark.parametrize(
@@ -415,6 +551,18 @@ def test_claim_is_removed_if_another_node_claimed_at_the_same_moment(other: tupl
     assert report.decision == Drain(XID, False)
 
 
+@pytest.mark.parametrize(
+    ("at", "is_confirmed"), [(NOW - 30, False), (NOW + 1, False), (NOW - repair_claim.HIDDEN_SECONDS - 1, True)]
+)
+def test_reason_that_slurm_has_replaced_may_hide_a_claim(at: float, is_confirmed: bool) -> None:
+    replaced = ("n2", "gres/gpu count reported lower than configured (7 < 8)", at)
+    answers = (UNCLAIMED_NODE, SUCCESS, CLAIMED_NODE) + (() if is_confirmed else (SUCCESS, UNCLAIMED_NODE))
+    report, written = reconcile_claim(*answers, fleet=cluster(OWN, replaced))
+    assert written == ([XID_RESET] if is_confirmed else [XID_RESET, XID])
+    assert report.record.claim is (RepairStep.GPU_RESET if is_confirmed else None)
+    assert is_confirmed or "n2" in report.record.claim_hold.problem  # type: ignore[union-attr]
+
+
 def test_claim_is_removed_if_it_cannot_be_counted_again() -> None:
     first = cluster()
     queries: list[tuple[str, ...]] = []
@@ -467,6 +615,76 @@ def test_failed_repair_is_written_without_a_count() -> None:
     report, written = reconcile_claim(UNCLAIMED_NODE, SUCCESS, failed_node, claim=PERSON, record=record, fleet=fleet)
     assert (written, queries) == ([XID_FAILED], [])
     assert (report.record.claim, report.record.claim_hold) == (RepairStep.PERSON, None)
+
+
+@pytest.mark.parametrize("policy", [PAUSED, OBSERVING], ids=["pause", "observe"])
+def test_removal_of_a_claim_is_the_only_change_during_pause(policy: Policy) -> None:
+    steps = reconcile(FAULT, claimed(), policy, "n1", "b1", lambda: NOW)
+    answers = iter([CLAIMED_NODE, PRIMARY, CLAIMED_NODE, SUCCESS, UNCLAIMED_NODE])
+    sent: list[Command] = []
+    answer: CommandResult | None = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as end:
+            report = end.value
+            break
+        answer = None if isinstance(step, SaveRecord) else next(answers)
+        sent += [step] if isinstance(step, Command) else []
+    assert [(command.argv, command.in_pause) for command in sent if command.changes] == [
+        (commands.drain("n1", XID), True)
+    ]
+    assert (report.record.claim, report.record.reason, report.owner) == (None, XID, Owner.HEALTHD)
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "claim"),
+    [
+        (RECORD, UNCLAIMED_NODE, RESET),
+        (claimed(), CLAIMED_NODE, REBOOT),
+        (DrainRecord(), sinfo("idle"), None),
+        (DrainRecord(), sinfo("idle", XID_RESET), None),
+    ],
+    ids=["a claim", "another claim", "a drain", "a drain with an old Reason"],
+)
+def test_other_changes_are_not_sent_during_pause(
+    record: DrainRecord, state: CommandResult, claim: RepairClaim | None
+) -> None:
+    steps = reconcile(FAULT, record, replace(ACT, claim=claim), "n1", "b1", lambda: NOW)
+    answer: CommandResult | None = None
+    while True:
+        step = steps.send(answer)
+        if isinstance(step, SaveRecord):
+            answer = None
+        elif step.changes:
+            assert not step.in_pause
+            break
+        elif step.argv == commands.config():
+            answer = PRIMARY
+        elif step.argv in (commands.claims(), commands.fleet()):
+            answer = cluster()(step.argv)
+        else:
+            answer = state
+
+
+def test_node_is_read_after_the_record_of_a_resume_is_saved() -> None:
+    """The daemon publishes the verdict between two commands. The prolog must not refuse a job after the resume."""
+    other = sinfo("idle+drain", XID, since=NOW - 30)  # another tool has renewed the time stamp
+    steps = reconcile(CLEAN, RECORD, ACT, "n1", "b1", lambda: NOW)
+    readings, after_save = iter([sinfo("idle+drain", XID), other, other]), []
+    answer: CommandResult | None = None
+    while True:
+        step = steps.send(answer)
+        if isinstance(step, SaveRecord):
+            answer, after_save = None, []
+            assert step.record.resume_sent_at == NOW
+            continue
+        after_save.append(step.argv)
+        if step.changes:
+            break
+        answer = PRIMARY if step.argv == commands.config() else next(readings)
+    assert after_save == [commands.node("n1"), commands.undrain("n1")]
+    assert next(readings, None) is None
 
 
 def test_claim_that_is_no_longer_wanted_is_removed() -> None:
@@ -548,6 +766,82 @@ def test_prolog_refuses_jobs_from_claim_to_resume(
     tmp_path: Path, record: DrainRecord, mode: Mode, expected: bool
 ) -> None:
     assert make_controller(tmp_path, record, mode).must_refuse_jobs(CLEAN) is expected
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "seconds", "expected"),
+    [
+        (AttemptStage.STEP, "IDLE+DRAIN", SETTLED_SECONDS - 1, True),
+        (AttemptStage.STEP, "IDLE+DRAIN", SETTLED_SECONDS + 1, True),
+        (AttemptStage.VERIFY, "IDLE+DRAIN", SETTLED_SECONDS - 1, True),
+        (AttemptStage.VERIFY, "IDLE+DRAIN", SETTLED_SECONDS + 1, False),
+        (AttemptStage.VERIFY, "DOWN+DRAIN", SETTLED_SECONDS + 1, True),
+    ],
+)
+def test_prolog_refuses_jobs_during_verification_only_until_slurm_keeps_them_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: AttemptStage, flags: str, seconds: float, expected: bool
+) -> None:
+    drained, record = node(flags, XID_RESET), claimed()
+
+    def fake_reconcile(*_: object) -> object:
+        yield SaveRecord(record)
+        return ReconcileReport(record, node=drained)
+
+    monkeypatch.setattr("healthd.agent.slurm.driver.reconcile", fake_reconcile)
+    now = drained.reason_time + seconds
+    store = ConditionStore(str(tmp_path), lambda: now)
+    attempt = Attempt("1", RepairStep.GPU_RESET, stage, NOW - 60, "b1", ("gpu_xid/79",))
+    store.change(slurm=record, repair=RepairRecord(attempt=attempt))
+    controller = SlurmController(Settings(mode=Mode.ACT), store, "b1", lambda: now, lambda: 100.0)
+    assert controller.must_refuse_jobs(CLEAN), "Slurm has not answered yet"
+    assert controller.reconcile_if_due(CLEAN, round_ended=True) is not None
+    assert controller.must_refuse_jobs(CLEAN) is expected
+    assert controller.refusal_ends_at > now, "the daemon does not wake up again and again"
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "confirmed_at", "expected"),
+    [
+        (NOW - 1, NOW - 60, False),
+        (NOW - 1000, NOW - 2000, False),  # its effect has not been read
+        (NOW - 1000, NOW - 60, True),  # it had no effect
+        (0.0, NOW - 60, True),
+    ],
+)
+def test_prolog_refuses_no_job_once_healthd_resumes_the_node(
+    tmp_path: Path, sent_at: float, confirmed_at: float, expected: bool
+) -> None:
+    record = replace(claimed(), resume_sent_at=sent_at, confirmed_at=confirmed_at)
+    controller = make_controller(tmp_path, record)
+    assert controller.must_refuse_jobs(CLEAN) is expected
+    assert controller.must_refuse_jobs(FAULT), "a fault during the resume"
+
+
+@pytest.mark.parametrize(
+    ("record", "is_queried"),
+    [
+        (claimed(), True),
+        (replace(RECORD, pending_reason=XID_RESET), True),
+        (RECORD, False),
+        (claimed(RepairStep.PERSON, XID_FAILED), False),
+    ],
+)
+def test_mode_observe_queries_slurm_only_while_the_reason_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: DrainRecord, is_queried: bool
+) -> None:
+    policies: list[Policy] = []
+
+    def fake_reconcile(verdict: Verdict, record: DrainRecord, policy: Policy, *_: object) -> object:
+        policies.append(policy)
+        yield SaveRecord(RECORD)
+        return ReconcileReport(RECORD, settled=True)
+
+    monkeypatch.setattr("healthd.agent.slurm.driver.reconcile", fake_reconcile)
+    controller = make_controller(tmp_path, record, Mode.OBSERVE)
+    assert (controller.reconcile_if_due(FAULT, round_ended=True) is not None) is is_queried
+    assert [policy.mode for policy in policies] == [Mode.OBSERVE] * is_queried
+    assert controller.reconcile_if_due(FAULT, round_ended=True) is None, "the claim is gone"
+    assert isinstance(controller.decision, Leave)
 
 
 def test_pause_does_not_end_refusal_of_a_claimed_repair(tmp_path: Path) -> None:

@@ -425,6 +425,23 @@ def test_parse_claims_finds_claims_in_force(state: str, reason: str, is_claim: b
     assert parse_claims(table) == ([Claim("n7", 1790000000.0, is_renewed)] if is_claim else [])
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "is_hidden"),
+    [
+        ("idle+drain+invalid_reg", "gres/gpu count reported lower than configured (7 < 8)", True),
+        ("down+drain", "Low RealMemory (reported:5 < 100.00% of configured:9) : Not responding", True),
+        ("idle+drain", "Kill task failed (JobId=7 StepId=batch)", True),
+        ("idle", "Low RealMemory", False),
+        ("idle+drain", "Prolog error", False),
+        ("idle+drain", "gres/gpu count reported lower than configured (7 < 8), we think", False),
+    ],
+)
+def test_parse_claims_finds_reasons_that_may_hide_a_claim(state: str, reason: str, is_hidden: bool) -> None:
+    found = parse_claims(claim_table(("n7", state, "1790000000", reason)))
+    assert [(claim.node, claim.time) for claim in found if claim.is_hidden] == [("n7", 1790000000.0)] * is_hidden
+    assert len(found) == is_hidden
+
+
 def test_parse_claims_counts_a_node_in_several_partitions_once() -> None:
     rows = [(name, "idle+drain", "1790000000", CLAIMED) for name in ("n1", "n2", "n1")]
     assert [claim.node for claim in parse_claims(claim_table(*rows))] == ["n1", "n2"]

@@ -158,7 +158,7 @@ class Daemon:
         self.command_counts: Counter[str] = Counter()
         self.reload_failures, self.reload_problem = 0, ""
         self.verdict_inputs: tuple[object, ...] = ()
-        self.verified_step = ""  # the last step of a repair that was verified
+        self.validated_step = ""  # the last step of a repair after which a validation was due
         self.verdict = Verdict(Health.UNKNOWN)
 
         self.store = ConditionStore(settings.runtime_dir, self.now, monotonic, settings.node_name, settings.cluster)
@@ -478,10 +478,10 @@ class Daemon:
         """Run the checks' before_resume programs on the drained, idle node. The verdict has the reason for the delayed
         resume.
         """
-        step = self.repair.verified_step
-        if step and step != self.verified_step:
+        step = self.repair.step_to_validate
+        if step and step != self.validated_step:
             self.before_resume.cancel()  # a validation from before the step proves nothing
-        self.verified_step = step or self.verified_step
+        self.validated_step = step or self.validated_step
         programs = self.configured.after_repair if step else self.configured.before_resume
         if not programs and not self.before_resume.waiting_reason:
             return

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from healthd.cli import flags
 from healthd.cli.flags import Command, Parser
 from healthd.cli.terminal import OK, REFUSED, UNKNOWN, Stop, as_json, page, write_error, write_output
+
+if TYPE_CHECKING:
+    from healthd.agent.repair.history import StepStage
 
 NEEDS_STEP, NEEDS_PERSON = 1, 2
 COMMAND_SECONDS = 30.0
@@ -35,12 +38,13 @@ def _repair(args: argparse.Namespace) -> int:
             f'healthd repair: off. Set mode = "advise" in [repair] in {file}, then run: healthd reload',
             REFUSED,
         )
-    status = {None: OK, "person": NEEDS_PERSON}.get(repair["step"], NEEDS_STEP)
+    step = repair["step"] or ("person" if repair["has_given_up"] else None)
+    status = {None: OK, "person": NEEDS_PERSON}.get(step, NEEDS_STEP)
     needs_step = status == NEEDS_STEP
     found = _requirements(args, repair["step"]) if needs_step else []
     if args.json:
         return write_output(as_json({**repair, "requirements": found}), status)
-    if repair["step"] is None and repair["attempt"] is None:
+    if step is None and repair["attempt"] is None:
         return write_output(f"{document['node']}: no repair is needed\n", status)
     paper = page()
     first, *others = status_lines(repair)
@@ -105,18 +109,20 @@ def _history_arguments(parser: Parser) -> None:
 
 
 def _history(args: argparse.Namespace) -> int:
-    from healthd.agent.repair.history import episode_json, episodes
+    from healthd.agent.repair.history import NAMES, episode_json, episodes, step_json, steps
     from healthd.common.page import date
     from healthd.events import merge, reader
 
     tally = reader.Tally()
     streams = reader.find([flags.state_dir(args)], tally)
-    found = episodes(merge.merged(streams, reader.Cursor(), tally, lambda event: True))
+    events = list(merge.merged(streams, reader.Cursor(), tally, lambda event: event.fields.get("event") in NAMES))
+    found, taken = episodes(events), steps(events)
     status = UNKNOWN if tally.problems else OK
     for sentence in tally.problems:
         write_error(f"healthd repair history: {sentence}")
     if args.json:
-        return write_output(as_json({"time": time.time(), "episodes": [*map(episode_json, found)]}), status)
+        history = {"episodes": [*map(episode_json, found)], "steps": [*map(step_json, taken)]}
+        return write_output(as_json({"time": time.time(), **history}), status)
     if not found and tally.problems:
         return status
     if not found:
@@ -133,7 +139,16 @@ def _history(args: argparse.Namespace) -> int:
         for e in found
     ]
     head = ("began", "fault", "advised step", "ended", "ended by", "returned")
-    return write_output("\n".join(page().table(head, rows)) + "\n", status)
+    lines = page().table(head, rows)
+    if taken:
+        step_rows = [(date(s.at), s.step.replace("_", " "), s.id or "-", _result_text(s)) for s in taken]
+        lines += ["", *page().table(("time", "step by healthd", "id", "result"), step_rows)]
+    return write_output("\n".join(lines) + "\n", status)
+
+
+def _result_text(step: StepStage) -> str:
+    text = step.stage.replace("_", " ") if step.was_taken else "could not be taken"
+    return f"{text}: {step.problem}" if step.problem else text
 
 
 # --- run
@@ -194,7 +209,7 @@ COMMANDS = {
         _history_arguments,
         _history,
         "Show the faults that drained this node, with the advised step, what ended each fault, and whether it returned "
-        "within 28 days.\n"
+        "within 28 days. Also show the steps that healthd took, and their results.\n"
         "Exit status: 0 done, 3 a file or directory cannot be read, 64 usage error.",
         "  healthd repair history\n",
     ),

@@ -91,7 +91,6 @@ class Attempt(Value, frozen=True):
     causes   the faults that the step should end, as "CODE PART"
     others   faults that only a person can end
     parts    PCI addresses of the GPUs to reset; () for all
-    taken_at  when the step ended; set in stage VERIFY
     is_taken_over  True if another user changed the drain during the step; the repair then ends after the step
     """
 
@@ -103,8 +102,17 @@ class Attempt(Value, frozen=True):
     causes: tuple[str, ...]
     others: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
-    taken_at: Moment = 0.0
     is_taken_over: bool = False
+
+
+class TakenStep(Value, frozen=True):
+    """The last step that was taken during a drain, even if it failed, and when it ended.
+
+    Before the node is resumed, every check and the validation must have run since.
+    """
+
+    id: str
+    at: Moment
 
 
 class FailedStep(Value, frozen=True):
@@ -125,6 +133,7 @@ class RepairRecord(Value, frozen=True):
 
     plan         healthd's plan, as last written to the event stream
     attempt      the step in progress
+    taken        the last step of the current drain that was taken, or None. It is kept after the attempt has ended
     failed       steps of the current drain that failed, oldest first
     has_given_up  True if the last step failed, or a service that a reset stopped does not start; the node stays drained
                  until a person acts
@@ -136,11 +145,14 @@ class RepairRecord(Value, frozen=True):
     act_since    when repair.mode "act" was set, or 0
     concluded    id of the last finished step in the journal
     booted       boot id of the boot that a step of this drain caused, or ""
+    verify_since  start of repair.verify_timeout_seconds, or 0. Time that does not count moves it forward
+    held_since   since when the time does not count (View.is_held), or 0
     is_state_dir_proven  True if the journal is from an earlier boot; None if it has not been read
     """
 
     plan: Plan | None = None
     attempt: Attempt | None = None
+    taken: TakenStep | None = None
     failed: tuple[FailedStep, ...] = ()
     has_given_up: bool = False
     retry_at: Moment = 0.0
@@ -151,4 +163,6 @@ class RepairRecord(Value, frozen=True):
     act_since: PastMoment = 0.0
     concluded: str = ""
     booted: str = ""
+    verify_since: Moment = 0.0
+    held_since: Moment = 0.0
     is_state_dir_proven: bool | None = None

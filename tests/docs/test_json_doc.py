@@ -15,7 +15,7 @@ from healthd.agent.evidence.describe import document
 from healthd.agent.evidence.hardware import GpuPart, Hardware, Part
 from healthd.agent.evidence.manifest import Manifest, SavedPart
 from healthd.agent.evidence.sources import Entry
-from healthd.agent.repair.history import Episode, episode_json
+from healthd.agent.repair.history import Episode, StepStage, episode_json, step_json
 from healthd.agent.reporting import explanation
 from healthd.agent.reporting.fault_timeline import Effect
 from healthd.agent.reporting.status import Snapshot, status_json
@@ -183,7 +183,8 @@ def test_every_key_and_word_of_explain_is_documented():
 
 
 def test_every_key_and_word_of_repair_is_documented():
-    document = {"time": 1.0, "episodes": [episode_json(Episode("gpu_xid/119", "", 1.0))]}
+    steps = [step_json(StepStage(1.0, "gpu_reset", "taken"))]
+    document = {"time": 1.0, "episodes": [episode_json(Episode("gpu_xid/119", "", 1.0))], "steps": steps}
     words = [word.value for kind in (RepairStep, Reason, AttemptStage) for word in kind]
     assert sorted({*keys(document), *words} - NAMED) == []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,90 @@ def test_kill_of_program_during_reset_repeats_nothing(site: Site) -> None:
         site.wait_for_stages("claimed", "failed", "gave_up")
         assert site.resets() == 1
         assert journal(site).entries[-1].outcome is Outcome.UNKNOWN
+
+
+CABLE = '''"""Check a cable."""
+from healthd.api import CheckConfig, Clears, Explain, Finding, Severity
+
+Config = CheckConfig
+USES = ""
+
+
+def run(host, config, past):
+    if host.exists("/cable-out"):
+        yield Finding(Severity.DEGRADED, "cable/out", "c1", "the cable is out")
+
+
+EXPLAIN = {"cable/out": Explain(Severity.DEGRADED, Clears.PASS, "out", "no network", "plug it in")}
+'''
+
+
+def test_node_is_validated_after_person_fixed_what_the_step_left(
+    cluster: SlurmCluster, node: str, tmp_path: Path
+) -> None:
+    """The step has succeeded before the node can be resumed."""
+    checks = tmp_path / "checks.d"
+    checks.mkdir(mode=0o755)
+    (checks / "cable.py").write_text(CABLE)
+    site = Site(cluster, node, tmp_path, f'checks_dir = "{checks}"\n{CONFIG}')
+    site.machine.write({"/cable-out": ""})
+    with site.daemon as daemon:
+        cluster.wait_state(node, "DRAIN", reason="healthd: cable/out")
+        daemon.kernel_line(xid_line(119))
+        site.wait_for_stages("claimed", "taken", "succeeded")
+        assert "DRAIN" in cluster.node(node).flags
+        assert not validations(site)
+        (site.machine.root / "cable-out").unlink()
+        site.wait_in_service()
+        assert validations(site) == 1
+
+
+def validations(site: Site) -> int:
+    """Return the number of validations after a step that the daemon has logged as ended."""
+    return site.daemon.log.read_text().count("validate --quick --why repair ended with status")
+
+
+@pytest.mark.parametrize("hold", ["pause", "slurmctld"])
+def test_time_without_possible_resume_does_not_fail_the_step(
+    cluster: SlurmCluster, node: str, tmp_path: Path, hold: str
+) -> None:
+    site = Site(cluster, node, tmp_path, f"{CONFIG}verify_timeout_seconds = 0.1\n")
+    site.set_mode("waits")
+    with site.daemon as daemon:
+        daemon.kernel_line(xid_line(119))
+        repairs_during(site)
+        if hold == "pause":
+            assert "done" in daemon.request(command="pause", seconds=3600, why="test")
+        else:
+            cluster.kill_slurmctld()
+            daemon.wait_until(lambda s: s["slurm"]["problem"] and time.time() > s["slurm"]["read_at"] + 5, "unread")
+        (site.folder / "go").touch()
+        began = daemon.wait_until(stage_is("verify"), "the step is verified")
+        late = daemon.wait_until(lambda s: s["round"]["number"] > began["round"]["number"] + 3, "more rounds")
+        assert late["time"] > late["repair"]["attempt"]["deadline"]
+        assert late["repair"]["attempt"]["stage"] == "verify"
+        site.daemon.configure(CONFIG)  # with the default timeout, for slow machines
+        assert "done" in daemon.request(command="reload")
+        if hold == "pause":
+            assert "done" in daemon.request(command="unpause")
+        else:
+            cluster.start_slurmctld()
+        site.wait_in_service()
+        site.wait_for_stages("claimed", "taken", "succeeded")
+        assert validations(site) == 1
+
+
+def test_mode_off_withdraws_order(site: Site) -> None:
+    site.daemon.configure(CONFIG.replace('"act"', '"advise"'))
+    job = start_job(site.cluster, site.node, "--no-requeue")
+    with site.daemon as daemon:
+        daemon.kernel_line(xid_line(119))
+        daemon.wait_until(lambda s: s["repair"]["step"] == "gpu_reset", "advised")
+        until(lambda: "done" in daemon.request(command="repair-now"), "the journal has been read")
+        assert daemon.status()["repair"]["ordered_by"]
+        for mode in ("off", "advise"):
+            site.daemon.configure(CONFIG.replace('"act"', f'"{mode}"'))
+            assert "done" in daemon.request(command="reload")
+            daemon.wait_until(lambda s, mode=mode: (s["repair"] is None) is (mode == "off"), "the mode has changed")
+        assert daemon.status()["repair"]["ordered_by"] is None
+        site.cluster.run("scancel", job)

@@ -203,7 +203,7 @@ def _repair(s: Snapshot) -> Iterator[Rows]:
 
         labels = {"step": record.attempt.step.value, "stage": record.attempt.stage.value}
         yield "repair_stage_begun_timestamp_seconds", [(labels, record.attempt.since)]
-        if until := deadline(record.attempt, config):
+        if until := deadline(record, config):
             yield "repair_stage_deadline_timestamp_seconds", [(labels, until)]
 
 

@@ -29,7 +29,7 @@ from healthd.agent.repair.ladder import cause_text
 from healthd.agent.reporting.repair import BOOTS, deadline
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import LADDER, DrainRecord, RepairClaim, RepairMode, RepairStep
-from healthd.common.repair_plan import Attempt, AttemptStage, FailedStep, Obstacle, Plan, RepairRecord
+from healthd.common.repair_plan import Attempt, AttemptStage, FailedStep, Obstacle, Plan, RepairRecord, TakenStep
 from healthd.events.schema import Event
 
 FIRST_RETRY_SECONDS = 60.0
@@ -59,6 +59,7 @@ class View(NamedTuple):
     is_taken_over  an operator resumed the node, or another user's drain is in force
     is_clean      every check that can drain has completed clean, and the validation has ended
     has_checked   every check has run since the step
+    is_held       healthd cannot resume the node now: a pause, or no answer from Slurm
     is_driver_stuck  a process hangs in the kernel, so a GPU reset may hang too
     stopped       what is still stopped because of a reset, as one sentence, or ""
     """
@@ -78,6 +79,7 @@ class View(NamedTuple):
     is_taken_over: bool
     is_clean: bool
     has_checked: bool
+    is_held: bool
     is_driver_stuck: bool
     stopped: str
 
@@ -111,7 +113,12 @@ def is_taking(attempt: Attempt | None, *steps: RepairStep) -> TypeGuard[Attempt]
 
 
 def after_mode(record: RepairRecord, mode: RepairMode, now: float) -> RepairRecord:
-    """Return the record with the time at which mode "act" was set. Older drains are not repaired."""
+    """Return the record with the time at which mode "act" was set. Older drains are not repaired.
+
+    Mode "off" also withdraws an order.
+    """
+    if mode is RepairMode.OFF:
+        return replace(record, act_since=0.0, ordered_by="")
     if mode is not RepairMode.ACT:
         return replace(record, act_since=0.0)
     return record if record.act_since else replace(record, act_since=now)
@@ -168,20 +175,23 @@ def wanted_claim(record: RepairRecord, config: RepairConfig, boot_id: str) -> Re
 
 def next_moment(record: RepairRecord, config: RepairConfig, now: float) -> float:
     """Return the next time at which `advance` may have a new result without other input (epoch seconds)."""
-    moments = [record.retry_at]
+    moments = [record.retry_at, record.verify_since + config.verify_timeout_seconds]
     if record.attempt is not None:
         since = record.attempt.since
-        moments += [deadline(record.attempt, config), since + RETRY_REQUEST_SECONDS, since + REQUEST_SECONDS]
+        moments += [deadline(record, config), since + RETRY_REQUEST_SECONDS, since + REQUEST_SECONDS]
     return min((moment for moment in moments if moment > now), default=float("inf"))
 
 
 def resume_wait(record: RepairRecord, has_checked: bool, stopped: str) -> str:
-    """Return what a resume must wait for because of a repair, as the end of "until ...", or "". `stopped`: see View."""
+    """Return what a resume must wait for because of a repair, as the end of "until ...", or "".
+
+    `has_checked` is True if every check has run since the last step. `stopped`: see View.
+    """
     if record.attempt is not None and record.attempt.stage is not AttemptStage.VERIFY:
         return "the repair step has ended"
     if stopped:
         return f"everything runs again ({stopped})"
-    return "" if record.attempt is None or has_checked else "every check has run after the repair step"
+    return "" if record.taken is None or has_checked else "every check has run after the repair step"
 
 
 def advance(record: RepairRecord, view: View, config: RepairConfig, new_id: str) -> Change:
@@ -201,13 +211,16 @@ def advance(record: RepairRecord, view: View, config: RepairConfig, new_id: str)
 def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new_id: str) -> Change:
     if view.is_taken_over and not record.stopped_by and (record.failed or record.has_given_up):
         record = _fresh(record)
-    if not view.is_drained and view.plan is None:
+    if view.was_resumed or (not view.is_drained and view.plan is None):
         return Change(_fresh(record))
     if view.is_drained and (entry := unfinished(record, view.journal, view.now)) is not None:
         return Change(replace(record, attempt=_adopted(entry), has_given_up=False))
     plan = view.plan
-    if plan is None or not view.is_drained or not is_active(record, config):
+    if not view.is_drained or not is_active(record, config):
         return Change(record)
+    if plan is None:
+        return _without_plan(record, view, config)
+    record = _without_verify_time(record)
     if plan.step is RepairStep.PERSON:
         if record.failed and not record.has_given_up:
             return Change(replace(record, has_given_up=True), (_event("gave_up", plan, problem=record.failed[-1].why),))
@@ -223,6 +236,20 @@ def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new
         return Change(replace(record, failed=(*record.failed, failed)), (event,))
     attempt = Attempt(new_id, plan.step, AttemptStage.CLAIM, view.now, view.boot_id, causes, others, plan.parts)
     return Change(replace(record, attempt=attempt, has_given_up=False))
+
+
+def _without_plan(record: RepairRecord, view: View, config: RepairConfig) -> Change:
+    """Give up if a step has failed and the node is not clean in time although no fault is open: a check may hang."""
+    if not record.failed or record.has_given_up:
+        return Change(record)
+    if view.causes or view.is_clean:
+        return Change(_without_verify_time(record))
+    record = _with_verify_time(record, view)
+    if not _is_late(record, view, config):
+        return Change(record)
+    failed, person = record.failed[-1], RepairStep.PERSON.value
+    fields = {"stage": "gave_up", "step": person, "next": person, "causes": failed.causes, "problem": failed.why}
+    return Change(replace(record, has_given_up=True), (Event("repair", fields),))
 
 
 def is_fresh(record: RepairRecord) -> bool:
@@ -287,7 +314,7 @@ def _taking(record: RepairRecord, attempt: Attempt, view: View, config: RepairCo
 
 
 def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
-    if view.is_stalled and view.now >= deadline(attempt, config):
+    if view.is_stalled and view.now >= deadline(record, config):
         return _refused(record, attempt, "healthd-repair does not run", view)
     if view.journal is None or not view.is_served:
         return Change(record)
@@ -311,7 +338,9 @@ def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: Re
     if entry.outcome is Outcome.TAKING:  # the program was killed and starts again
         return Change(record)
     problem = entry.problem or "the program was killed during the step, which is not repeated"
-    return _failed(record, attempt, problem, view, was_taken=entry.outcome is not Outcome.IMPOSSIBLE)
+    if entry.outcome is Outcome.IMPOSSIBLE:
+        return _failed(record, attempt, problem, view, was_taken=False)
+    return _failed(replace(record, taken=TakenStep(attempt.id, view.now)), attempt, problem, view)
 
 
 def _refused(record: RepairRecord, attempt: Attempt, problem: str, view: View) -> Change:
@@ -323,10 +352,20 @@ def _refused(record: RepairRecord, attempt: Attempt, problem: str, view: View) -
 
 
 def _taken(record: RepairRecord, attempt: Attempt, entry: Entry, view: View) -> Change:
-    verifying = replace(attempt, stage=AttemptStage.VERIFY, since=view.now, taken_at=view.now)
+    verifying = replace(attempt, stage=AttemptStage.VERIFY, since=view.now)
     event = _attempt_event("taken", attempt, proof=entry.proof, seconds=entry.seconds)
     booted = view.boot_id if attempt.step in BOOTS else record.booted
-    return Change(replace(record, attempt=verifying, refusals=0, refused="", booted=booted), (event,))
+    after = replace(
+        record,
+        attempt=verifying,
+        taken=TakenStep(attempt.id, view.now),
+        refusals=0,
+        refused="",
+        booted=booted,
+        verify_since=view.now,
+        held_since=0.0,
+    )
+    return Change(after, (event,))
 
 
 # --- VERIFY
@@ -334,9 +373,10 @@ def _taken(record: RepairRecord, attempt: Attempt, entry: Entry, view: View) -> 
 
 def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: RepairConfig) -> Change:
     if view.was_resumed:
-        return _succeeded(record, attempt)
+        return _succeeded(record, attempt, view)
     if view.is_taken_over or not view.is_drained:
         return _stopped(record, attempt, view)
+    record = _with_verify_time(record, view)
     # A new fault that only a person can end may still pass: services start again, and MIG instances are created.
     needs_step = view.plan is not None and view.plan.step is not RepairStep.PERSON
     unexpected = [text for text in view.seen if text in attempt.causes or (needs_step and text not in attempt.others)]
@@ -344,22 +384,44 @@ def _verifying(record: RepairRecord, attempt: Attempt, view: View, config: Repai
         return _failed(record, attempt, f"{unexpected[0]} was found after the step", view)
     accepted = {*attempt.others, *view.waiting}
     if view.has_checked and view.causes and accepted.issuperset(view.causes):
-        return _succeeded(record, attempt)  # the rest ends by a person or by time; other nodes may be repaired now
-    if view.now < attempt.taken_at + config.verify_timeout_seconds:
+        # The rest ends by a person or by time, and other nodes may be repaired now.
+        return _succeeded(record, attempt, view)
+    if not _is_late(record, view, config):
         return Change(record)
     if view.is_clean:
-        return _succeeded(record, attempt)  # the resume waits for another reason, such as a fault that comes and goes
+        # The resume waits for another reason, such as a fault that comes and goes.
+        return _succeeded(record, attempt, view)
     left = set(view.causes) - accepted
     if view.stopped and view.has_checked and left.isdisjoint(attempt.causes) and not (left and needs_step):
         return _given_up(record, attempt, view.stopped)
     return _failed(record, attempt, "the checks were not clean in time", view)
 
 
+def _with_verify_time(record: RepairRecord, view: View) -> RepairRecord:
+    """Return the record with the start of the time for the verification. Time in which healthd could not resume the
+    node does not count."""
+    since = record.verify_since or view.now
+    if view.is_held:
+        return replace(record, verify_since=since, held_since=record.held_since or view.now)
+    held_seconds = view.now - record.held_since if record.held_since else 0.0
+    return replace(record, verify_since=since + held_seconds, held_since=0.0)
+
+
+def _without_verify_time(record: RepairRecord) -> RepairRecord:
+    return replace(record, verify_since=0.0, held_since=0.0)
+
+
+def _is_late(record: RepairRecord, view: View, config: RepairConfig) -> bool:
+    return not record.held_since and view.now >= record.verify_since + config.verify_timeout_seconds
+
+
 # --- ends
 
 
-def _succeeded(record: RepairRecord, attempt: Attempt) -> Change:
+def _succeeded(record: RepairRecord, attempt: Attempt, view: View) -> Change:
     after = replace(_fresh(record), concluded=attempt.id, booted=record.booted)
+    if not view.was_resumed:  # the drain goes on
+        after = replace(after, taken=record.taken, stopped_by=record.stopped_by)
     return Change(after, (_attempt_event("succeeded", attempt),))
 
 

@@ -1,4 +1,4 @@
-"""The faults that drained this node, how each ended, and whether it returned, from the event stream. Pure."""
+"""The faults that drained this node, and the steps that healthd took, from the event stream. Pure."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from healthd.common.values import Value
 from healthd.events.parse import StreamEvent
 
 RETURN_SECONDS = 28 * 86400.0  # a fault that returns later is a new one
+NAMES = ("opened", "worsened", "cleared", "repair")  # the events that the history needs
+_STEP_STAGES = ("taken", "failed", "succeeded", "gave_up")
 _DRAINS = ("degraded", "critical")
 # The first word of `cleared_by`; the evidence or the user may follow. Other texts, such as "others" or a part's new
 # name, are no endings.
@@ -71,6 +73,45 @@ def episodes(events: Iterable[StreamEvent]) -> list[Episode]:
             if ended_by is not None:
                 last[found[position].code, found[position].subject] = position
     return found
+
+
+class StepStage(Value, frozen=True):
+    """One stage of a step by healthd: taken, failed, succeeded or gave_up. `at` is in epoch seconds.
+
+    id         the step's id in the journal, or "" if there is none
+    was_taken  False if the step was impossible on this node, so nothing was changed
+    """
+
+    at: float
+    step: str
+    stage: str
+    id: str = ""
+    problem: str = ""
+    was_taken: bool = True
+
+
+def steps(events: Iterable[StreamEvent]) -> list[StepStage]:
+    """Return the stages of healthd's own steps in one node's stream, oldest first."""
+    found = []
+    for event in events:
+        if event.unknown or event.at is None or event.fields["event"] != "repair":
+            continue
+        step, stage, id, problem = (str(event.fields.get(name, "")) for name in ("step", "stage", "id", "problem"))
+        if stage in _STEP_STAGES:
+            was_taken = event.fields.get("was_taken") is not False
+            found.append(StepStage(event.at, step, stage, id, problem, was_taken))
+    return found
+
+
+def step_json(step: StepStage) -> dict[str, Any]:
+    return {
+        "at": step.at,
+        "step": step.step,
+        "stage": step.stage,
+        "id": step.id or None,
+        "problem": step.problem,
+        "was_taken": step.was_taken,
+    }
 
 
 def _first_word(text: Any) -> str:

@@ -43,7 +43,7 @@ from healthd.agent.slurm.policy import Owner
 from healthd.agent.slurm.reconcile import ReconcileReport
 from healthd.agent.worker.client import WorkerClient
 from healthd.common.model import Clears, Condition, Repair, RepairMode, RepairStep, Verdict
-from healthd.common.repair_plan import Attempt, AttemptStage, Plan, RepairRecord
+from healthd.common.repair_plan import Attempt, AttemptStage, Plan, RepairRecord, TakenStep
 
 log = logging.getLogger("healthd")
 
@@ -91,19 +91,13 @@ class NodeRepair:
     def resume_wait(self) -> str:
         """What a resume must wait for because of a repair, as the end of "until ...", or ""."""
         record = self._store.ledger.repair
-        return resume_wait(record, self._has_checked(record.attempt), stopped_problem(self.program.journal))
+        return resume_wait(record, self._has_checked(record.taken), stopped_problem(self.program.journal))
 
     @property
-    def verified_step(self) -> str:
-        """Id of the step that is being verified, or "".
-
-        A reset whose stopped services do not start is verified once they run.
-        """
-        record = self._store.ledger.repair
-        attempt = record.attempt
-        if record.has_given_up and not record.failed:
-            return record.concluded
-        return attempt.id if attempt is not None and attempt.stage is AttemptStage.VERIFY else ""
+    def step_to_validate(self) -> str:
+        """Id of the step after which a validation must run before the resume, or ""."""
+        taken = self._store.ledger.repair.taken
+        return taken.id if taken is not None else ""
 
     def start(self) -> None:
         """Continue the repair of an earlier daemon. While GPUs are being reset, no check uses them."""
@@ -127,7 +121,8 @@ class NodeRepair:
             self.program.step()
         journal = self.program.journal
         if not is_used:
-            record = RepairRecord(concluded=record.concluded)
+            is_drained = bool(ledger.slurm.reason or ledger.slurm.pending_reason)
+            record = RepairRecord(concluded=record.concluded, taken=record.taken if is_drained else None)
         else:
             is_proven = survives_reboot(journal, self._boot_id) if journal is not None else None
             record = replace(record, is_state_dir_proven=is_proven)
@@ -145,7 +140,8 @@ class NodeRepair:
     def _advance(self, record: RepairRecord, verdict: Verdict) -> RepairRecord:
         settings, ledger, now = self._scheduler.configured.settings, self._store.ledger, self._now()
         record = replace(record, plan=self._make_plan(record, verdict))
-        drain, attempt, plan = ledger.slurm, record.attempt, record.plan
+        drain, taken, plan = ledger.slurm, record.taken, record.plan
+        attempt, controller = record.attempt, self._controller
         self._is_driver_stuck = "nvml" in self._client.quarantined
         if ledger.evidence is not None and ledger.evidence.stuck:
             self._is_driver_stuck = self._is_driver_stuck or bool(stuck.alive(ledger.evidence.stuck))
@@ -155,17 +151,18 @@ class NodeRepair:
             self._boot_id,
             plan,
             causes=_texts(verdict.causes),
-            seen=_texts(c for c in verdict.causes if attempt is not None and self._is_after_step(c, attempt)),
+            seen=_texts(c for c in verdict.causes if attempt and taken and self._is_after_step(c, attempt, taken)),
             waiting=_texts(c for c in verdict.causes if c.repaired),
             drain=drain,
             journal=self.program.journal,
             is_served=self.program.is_served,
             is_stalled=self.program.is_stalled,
             is_drained=bool(drain.reason or drain.pending_reason),
-            was_resumed=attempt is not None and 0.0 < attempt.taken_at <= resumed_at,
+            was_resumed=taken is not None and taken.at <= resumed_at,
             is_taken_over=self._is_taken_over,
             is_clean=verdict.may_resume,
-            has_checked=self._has_checked(attempt),
+            has_checked=self._has_checked(taken),
+            is_held=not (controller.may_change() and controller.is_node_current),
             is_driver_stuck=self._is_driver_stuck,
             stopped=stopped_problem(self.program.journal),
         )
@@ -193,21 +190,21 @@ class NodeRepair:
             self._plan = node_plan(verdict, ledger, record, node, settings, remedies, context)
         return self._plan
 
-    def _is_after_step(self, condition: Condition, attempt: Attempt) -> bool:
+    def _is_after_step(self, condition: Condition, attempt: Attempt, taken: TakenStep) -> bool:
         """Return True if a fault was found after the step.
 
         healthd may notice a boot later than a fault of this boot, so each fault of a new boot counts.
         """
         is_of_this_boot = attempt.boot_id != self._boot_id and condition.boot_id == self._boot_id
-        return is_of_this_boot or last_evidence_time(condition) >= attempt.taken_at
+        return is_of_this_boot or last_evidence_time(condition) >= taken.at
 
-    def _has_checked(self, attempt: Attempt | None) -> bool:
+    def _has_checked(self, taken: TakenStep | None) -> bool:
         """Return True if every check that a resume requires has run since the step."""
-        if attempt is None or attempt.stage is not AttemptStage.VERIFY:
+        if taken is None:
             return False
         results, optional = self._replies.results, self._scheduler.configured.not_needed_for_resume
         required = [name for name in self._scheduler.expected() if name not in optional]
-        return all(name in results and results[name].started >= attempt.taken_at for name in required)
+        return all(name in results and results[name].started >= taken.at for name in required)
 
     def _hold_gpus(self, attempt: Attempt | None) -> None:
         self._scheduler.hold_gpus(is_taking(attempt, RepairStep.GPU_RESET))

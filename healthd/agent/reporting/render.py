@@ -272,7 +272,7 @@ def _pauses(d: Document, now: float, page: Page, flags: str) -> Iterator[str]:
 
 def _repair(repair: Document | None, page: Page) -> Iterator[str]:
     """Yield the step that the node needs, if healthd plans repairs."""
-    if repair is not None and (repair["step"] is not None or repair["attempt"] is not None):
+    if repair is not None and (repair["step"] or repair["attempt"] or repair["has_given_up"]):
         from healthd.agent.reporting.repair import status_lines
 
         heading = "Repair" if repair["mode"] == "act" or repair["ordered_by"] else "Repair (advice only)"

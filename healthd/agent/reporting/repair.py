@@ -98,23 +98,24 @@ _IN_SLURM = (
 )
 
 
-def deadline(attempt: Attempt, config: RepairConfig) -> float:
+def deadline(record: RepairRecord, config: RepairConfig) -> float:
     """Return the time by which the stage should have ended (epoch seconds), or 0 for a claim, which has no deadline."""
-    if attempt.stage is AttemptStage.CLAIM:
+    attempt = record.attempt
+    if attempt is None or attempt.stage is AttemptStage.CLAIM:
         return 0.0
     if attempt.stage is AttemptStage.VERIFY:
-        return attempt.taken_at + config.verify_timeout_seconds
+        return record.verify_since + config.verify_timeout_seconds
     return attempt.since + (config.boot_timeout_seconds if attempt.step in BOOTS else 2 * config.reset_timeout_seconds)
 
 
 def repair_json(record: RepairRecord, config: RepairConfig, hold: ClaimHold | None) -> dict[str, Any] | None:
     """Return the document for the repair of this node, or None if repair is off. `hold` is set while a claim waits."""
-    if config.mode is RepairMode.OFF and not record.ordered_by:
+    if config.mode is RepairMode.OFF:
         return None
     plan, attempt = record.plan, record.attempt
     return {
         "mode": config.mode.value,
-        "attempt": _attempt_json(attempt, config, hold) if attempt else None,
+        "attempt": _attempt_json(attempt, deadline(record, config), hold) if attempt else None,
         "failed": [
             {
                 "step": failed.step.value,
@@ -145,13 +146,13 @@ def repair_json(record: RepairRecord, config: RepairConfig, hold: ClaimHold | No
     }
 
 
-def _attempt_json(attempt: Attempt, config: RepairConfig, hold: ClaimHold | None) -> dict[str, Any]:
+def _attempt_json(attempt: Attempt, end: float, hold: ClaimHold | None) -> dict[str, Any]:
     return {
         "id": attempt.id,
         "step": attempt.step.value,
         "stage": attempt.stage.value,
         "since": attempt.since,
-        "deadline": deadline(attempt, config) or None,
+        "deadline": end or None,
         "causes": list(attempt.causes),
         "parts": list(attempt.parts),
         "waits": hold.problem if hold and attempt.stage is AttemptStage.CLAIM else "",

@@ -103,19 +103,23 @@ class SlurmController:
     def may_change(self) -> bool:
         return self.settings.mode is not Mode.OBSERVE and self._store.ledger.pause is None
 
+    @property
+    def is_node_current(self) -> bool:
+        """True if Slurm has shown this node's state since the last round. Older answers are ignored."""
+        slurm = self.status
+        return slurm.node is not None and self._now() - slurm.read_at <= 2 * self.settings.interval_seconds
+
     def is_drained_and_idle(self, verdict: Verdict) -> bool:
-        """Return True if Slurm has shown this node drained and idle since the last round. Older answers are ignored.
+        """Return True if Slurm has shown this node drained and idle since the last round.
 
         Slurm is queried in each round only while a drain by healthd is desired or set. It is never queried in mode
         observe.
         """
-        slurm = self.status
-        if slurm.node is None or self.settings.mode is Mode.OBSERVE:
-            return False
-        if self._now() - slurm.read_at > 2 * self.settings.interval_seconds:
+        node = self.status.node
+        if node is None or not self.is_node_current or self.settings.mode is Mode.OBSERVE:
             return False
         is_booted = self.claim is not None and self.claim.is_booted
-        return not needs_no_query(verdict, self._store.ledger.slurm) and is_idle(slurm.node, is_booted)
+        return not needs_no_query(verdict, self._store.ledger.slurm) and is_idle(node, is_booted)
 
     @property
     def jobs_blocked_since(self) -> float:

@@ -34,6 +34,7 @@ from healthd.common.repair_plan import (
     Plan,
     Reason,
     RepairRecord,
+    TakenStep,
 )
 from healthd.events.schema import EVENTS
 
@@ -63,6 +64,7 @@ def view(**changes: Any) -> View:
         is_taken_over=False,
         is_clean=False,
         has_checked=False,
+        is_held=False,
         is_driver_stuck=False,
         stopped="",
     )
@@ -82,7 +84,9 @@ def taking(step: RepairStep = GPU_RESET, **changes: Any) -> RepairRecord:
 
 
 def verifying(step: RepairStep = GPU_RESET, **changes: Any) -> RepairRecord:
-    return RepairRecord(plan(step), attempt(AttemptStage.VERIFY, step, taken_at=NOW - 5), **changes)
+    """Return a record in stage VERIFY, which began 5 seconds ago."""
+    usual = {"taken": TakenStep(ID, NOW - 5), "verify_since": NOW - 5}
+    return RepairRecord(plan(step), attempt(AttemptStage.VERIFY, step), **{**usual, **changes})
 
 
 def entry(outcome: Outcome, step: RepairStep = GPU_RESET, **changes: Any) -> Entry:
@@ -188,6 +192,16 @@ def test_time_of_mode_act_is_kept_until_another_mode() -> None:
     assert after_mode(acting, RepairMode.ADVISE, NOW + 1).act_since == 0
 
 
+def test_mode_off_withdraws_order() -> None:
+    ordered = after_order(taking(), "ann")
+    assert after_mode(ordered, RepairMode.ADVISE, NOW).ordered_by == "ann"
+    withdrawn = after_mode(ordered, RepairMode.OFF, NOW)
+    off = RepairConfig(RepairMode.OFF)
+    assert must_withdraw(withdrawn, off, is_driver_stuck=False)
+    assert step_once(withdrawn, off).record.attempt is None
+    assert step_once(replace(withdrawn, attempt=None), off).record.attempt is None
+
+
 # --- the claim
 
 
@@ -252,7 +266,8 @@ def test_step_that_was_never_recorded_is_dropped_after_boot() -> None:
 
 def test_reset_that_was_done_is_verified() -> None:
     change = step_once(taking(), journal=journal(Outcome.DONE, proof="uptime 3 s", seconds=12.34))
-    assert change.record.attempt == replace(attempt(AttemptStage.VERIFY), since=NOW, taken_at=NOW)
+    assert change.record.attempt == replace(attempt(AttemptStage.VERIFY), since=NOW)
+    assert (change.record.taken, change.record.verify_since) == (TakenStep(ID, NOW), NOW)
     assert stages(change) == ["taken"]
     assert (change.events[0].fields["proof"], change.events[0].fields["seconds"]) == ("uptime 3 s", 12.3)
 
@@ -266,6 +281,7 @@ def test_step_without_effect_has_failed(outcome: Outcome, was_taken: bool) -> No
     assert [(failed.step, failed.causes) for failed in change.record.failed] == [(GPU_RESET, (CAUSE,))]
     assert stages(change) == ["failed"]
     assert (change.record.failed[0].was_taken, change.events[0].fields["was_taken"]) == (was_taken, was_taken)
+    assert change.record.taken == (TakenStep(ID, NOW) if was_taken else None)
 
 
 def test_refused_step_is_tried_again_later_and_later() -> None:
@@ -343,12 +359,40 @@ def test_new_fault_for_a_person_may_pass_until_the_deadline() -> None:
 
 
 def test_step_has_succeeded_if_only_a_person_can_end_the_rest() -> None:
-    record = RepairRecord(attempt=attempt(AttemptStage.VERIFY, taken_at=NOW - 5))
-    assert record.attempt is not None
-    record = replace(record, attempt=replace(record.attempt, others=("mount/missing /data",)))
     other = ("mount/missing /data",)
+    record = verifying_with_others(*other)
     assert stages(step_once(record, has_checked=True, causes=other, seen=other)) == ["succeeded"]
     assert stages(step_once(record, causes=other, seen=other)) == []
+
+
+def verifying_with_others(*others: str, **changes: Any) -> RepairRecord:
+    record = verifying(**changes)
+    assert record.attempt is not None
+    return replace(record, attempt=replace(record.attempt, others=others))
+
+
+def test_resume_waits_for_checks_and_validation_also_after_the_attempt() -> None:
+    """A person ends the rest of the faults later in the same drain."""
+    other = ("mount/missing /data",)
+    person: dict[str, Any] = {"plan": plan(PERSON), "causes": other}
+    after = step_once(verifying_with_others(*other), has_checked=True, **person).record
+    assert after.attempt is None
+    for _ in range(2):
+        assert after.taken == TakenStep(ID, NOW - 5)
+        assert resume_wait(after, has_checked=False, has_stopped=False) != ""
+        assert resume_wait(after, has_checked=True, has_stopped=False) == ""
+        after = step_once(after, **person).record
+    assert step_once(after, plan=None, causes=(), is_drained=False, was_resumed=True).record.taken is None
+
+
+def test_stop_lasts_until_the_drain_ends_although_the_step_succeeds() -> None:
+    other = ("mount/missing /data",)
+    stopped = after_stop(verifying_with_others(*other), "ann").record
+    after = step_once(stopped, has_checked=True, causes=other, plan=plan(PERSON))
+    assert (stages(after), after.record.stopped_by) == (["succeeded"], "ann")
+    assert Obstacle.STOPPED in list(act_obstacles(after.record, plan(REBOOT), DrainRecord(), context()))
+    assert step_once(after.record, was_resumed=True, is_drained=False).record.stopped_by == ""
+    assert step_once(stopped, was_resumed=True).record.stopped_by == "", "the step's own drain ends"
 
 
 def test_step_has_succeeded_if_the_fault_only_waits_for_its_time() -> None:
@@ -435,6 +479,20 @@ def test_verification_ends_at_its_deadline(is_clean: bool, stage: str) -> None:
     assert stages(step_once(verifying(), now=late, **changes)) == [stage]
 
 
+def test_time_in_which_node_cannot_be_resumed_does_not_count() -> None:
+    """During a pause, while Slurm does not answer, and while a stopped service does not start."""
+    timeout, usual = ACT.verify_timeout_seconds, {"causes": (), "plan": None}
+    held = step_once(verifying(), is_held=True, **usual).record
+    held = step_once(held, is_held=True, now=NOW + 2 * timeout, **usual).record
+    assert held.attempt is not None
+    counted = step_once(held, now=NOW + 2 * timeout, **usual).record
+    assert (counted.verify_since, counted.held_since) == (NOW - 5 + 2 * timeout, 0.0)
+    assert next_moment(counted, ACT, NOW + 2 * timeout) == NOW - 5 + 3 * timeout
+    assert stages(step_once(counted, now=NOW - 6 + 3 * timeout, **usual)) == []
+    assert stages(step_once(counted, now=NOW - 5 + 3 * timeout, **usual)) == ["failed"]
+    assert stages(step_once(held, is_held=True, has_checked=True, seen=(CAUSE,))) == ["failed"]
+
+
 def test_resume_waits_for_step_and_checks() -> None:
     assert resume_wait(RepairRecord(), has_checked=False, stopped="") == ""
     assert resume_wait(taking(), has_checked=True, stopped="") != ""
@@ -494,6 +552,31 @@ def test_last_failed_step_leaves_node_to_person_once() -> None:
     assert change.record.has_given_up
     assert stages(change) == ["gave_up"]
     assert step_once(change.record, plan=plan(PERSON)) == Change(change.record)
+
+
+def test_node_without_fault_that_is_not_clean_in_time_is_left_to_person() -> None:
+    """A check cannot complete after the step, so nothing else would end the repair."""
+    late = NOW - 5 + ACT.verify_timeout_seconds
+    usual: dict[str, Any] = {"now": late, "causes": (), "plan": None}
+    failed = step_once(verifying(), **usual)
+    assert stages(failed) == ["failed"]
+    change = step_once(failed.record, **usual)
+    assert stages(change) == ["gave_up"]
+    assert change.events[0].fields["problem"] == "the checks were not clean in time"
+    assert wanted_claim(change.record, ACT, BOOT) == RepairClaim(PERSON)
+    assert step_once(change.record, **usual) == Change(change.record)
+
+
+def test_fault_that_ends_after_failed_step_leaves_time_for_checks_and_validation() -> None:
+    failed = RepairRecord(failed=(FailedStep(GPU_RESET, NOW, (CAUSE,), "no effect"),), verify_since=NOW - 1e5)
+    usual: dict[str, Any] = {"causes": (), "plan": None}
+    waiting = step_once(step_once(failed, plan=plan(REBOOT, Obstacle.JOBS)).record, **usual)
+    assert (stages(waiting), waiting.record.verify_since) == ([], NOW)
+    late = NOW + ACT.verify_timeout_seconds
+    assert stages(step_once(waiting.record, now=late, **usual)) == ["gave_up"]
+    for changes in ({"is_clean": True}, {"is_held": True}, {"causes": (CAUSE,)}, {"is_drained": False}):
+        assert stages(step_once(waiting.record, now=late, **{**usual, **changes})) == []
+    assert stages(step_once(RepairRecord(), now=late, **usual)) == [], "no step has failed"
 
 
 def test_fault_for_person_is_no_failed_repair() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healthd.agent.repair.history import episodes
+from healthd.agent.repair.history import StepStage, episodes, steps
 from healthd.common.model import Ending
 from healthd.events.parse import Key, StreamEvent
 
@@ -64,6 +64,25 @@ def test_observed_line_is_no_episode() -> None:
 
 def test_repeated_opened_is_the_same_episode() -> None:
     assert len(episodes([opened(1.0), opened(2.0), cleared(3.0, "reboot")])) == 1
+
+
+def test_steps_are_the_stages_of_steps_that_healthd_took() -> None:
+    failed = {"stage": "failed", "step": "gpu_reset", "id": "r-1", "problem": "no effect", "was_taken": False}
+    stream = [
+        opened(1.0),
+        event(2.0, "repair", stage="advised", step="gpu_reset", causes=["gpu_xid/119 gpu0"]),
+        event(3.0, "repair", stage="claimed", step="gpu_reset", id="r-1"),
+        event(4.0, "repair", **failed),
+        event(5.0, "repair", stage="taken", step="reboot", id="r-2"),
+        event(6.0, "repair", stage="succeeded", step="reboot", id="r-2"),
+        event(7.0, "repair", stage="gave_up", step="person", problem="no effect"),
+    ]
+    assert steps(stream) == [
+        StepStage(4.0, "gpu_reset", "failed", "r-1", "no effect", was_taken=False),
+        StepStage(5.0, "reboot", "taken", "r-2"),
+        StepStage(6.0, "reboot", "succeeded", "r-2"),
+        StepStage(7.0, "person", "gave_up", "", "no effect"),
+    ]
 
 
 NAMES = st.sampled_from(["opened", "worsened", "cleared", "repair", "alive", "drain"])

@@ -8,6 +8,9 @@ the GPUs only once an hour ([nvml] idle_interval_seconds).
 With persistence mode, a GPU's uptime that falls shows that the GPU was reset, also with MIG (nvml.h of CUDA 13.5,
 nvmlDeviceGetGpuUptime_v1: "resets to zero on a host reboot, driver unload/reload, or a GPU reset"). Without it, the
 driver initialises the GPU again for each first client, and the uptime proves nothing.
+
+A restart of nvidia-persistenced on an idle node has the same effect on the uptime as a reset, and no other value
+distinguishes them: nvidia-smi resets only GPUs without clients, so nvidia-persistenced is restarted for a reset too.
 """
 
 from __future__ import annotations

@@ -442,7 +442,15 @@ def _failed(record: RepairRecord, attempt: Attempt, why: str, view: View, was_ta
 def _given_up(record: RepairRecord, attempt: Attempt, problem: str) -> Change:
     """Return the record after a reset that ended the faults, but whose stopped services do not start. The node stays
     drained until they run (resume_wait)."""
-    after = replace(record, attempt=None, has_given_up=True, concluded=attempt.id, refusals=0, refused="", retry_at=0.0)
+    after = replace(
+        _without_verify_time(record),
+        attempt=None,
+        has_given_up=True,
+        concluded=attempt.id,
+        refusals=0,
+        refused="",
+        retry_at=0.0,
+    )
     return Change(after, (_attempt_event("gave_up", attempt, problem=problem),))
 
 

@@ -379,8 +379,8 @@ def test_resume_waits_for_checks_and_validation_also_after_the_attempt() -> None
     assert after.attempt is None
     for _ in range(2):
         assert after.taken == TakenStep(ID, NOW - 5)
-        assert resume_wait(after, has_checked=False, has_stopped=False) != ""
-        assert resume_wait(after, has_checked=True, has_stopped=False) == ""
+        assert resume_wait(after, has_checked=False, stopped="") != ""
+        assert resume_wait(after, has_checked=True, stopped="") == ""
         after = step_once(after, **person).record
     assert step_once(after, plan=None, causes=(), is_drained=False, was_resumed=True).record.taken is None
 

@@ -290,7 +290,7 @@ def test_reboot_is_done_in_another_boot_and_fails_without_one() -> None:
     assert booted.record.attempt.stage is AttemptStage.VERIFY
     late = step_once(record, journal=under_way, now=NOW + ACT.boot_timeout_seconds)
     assert late.record.attempt is None
-    assert late.record.failed[0].step is REBOOT
+    assert (late.record.failed[0].step, late.record.failed[0].was_taken) == (REBOOT, False)
 
 
 def test_step_that_only_the_journal_knows_is_continued() -> None:

@@ -220,8 +220,13 @@ def unit_name(name: str) -> str:
 
 
 def is_in_use(status: int | None, output: str) -> bool:
-    """Return True if nvidia-smi refused the reset because a GPU has a client. Nothing was changed."""
-    return status not in (0, None) and _IN_USE.search(output) is not None
+    """Return True if nvidia-smi refused the reset because a GPU has a client. No GPU was reset."""
+    return status not in (0, None) and _IN_USE.search(output) is not None and not _has_reset(output)
+
+
+def _has_reset(output: str) -> bool:
+    """Return True if nvidia-smi reported a reset. One command may reset some GPUs, and refuse others."""
+    return _DONE.search(output) is not None or _ALL_DONE.search(output) is not None
 
 
 def command_failure(status: int | None, output: str, plan: ResetPlan) -> tuple[Outcome, str] | None:
@@ -229,11 +234,12 @@ def command_failure(status: int | None, output: str, plan: ResetPlan) -> tuple[O
     last = next((line.strip() for line in reversed(output.split("\n")) if line.strip()), "")[:200]
     if is_in_use(status, output):
         return Outcome.IMPOSSIBLE, "the driver refused the reset: a GPU is in use, perhaps by a console or nvidia-drm"
-    if status == _NOT_AVAILABLE:
+    if status == _NOT_AVAILABLE and not _has_reset(output):
         return Outcome.IMPOSSIBLE, f"a reset is not available on this GPU: {last}"
-    if status != 0:
-        return Outcome.FAILED, f"nvidia-smi --gpu-reset ended with status {status}: {last}"
     done = {sysfs_address(address) for address in _DONE.findall(output)}
+    if status != 0:
+        only = f" after the reset of {_names(sorted(done))}" if done else ""
+        return Outcome.FAILED, f"nvidia-smi --gpu-reset ended with status {status}{only}: {last}"
     missing = sorted(set(plan.parts) - done)
     if missing and (plan.ids or not _ALL_DONE.search(output)):
         return Outcome.FAILED, f"nvidia-smi did not report the reset of {_names(missing)}"

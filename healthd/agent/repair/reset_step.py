@@ -27,7 +27,7 @@ from healthd.host.program import find_program
 QUERY_SECONDS = 120.0  # without another client, the driver first initialises each GPU, which takes seconds
 RELEASE_SECONDS = 60.0  # how long stopped services and healthd's own checks may keep a GPU open
 RELEASE_POLL_SECONDS = 1.0
-TRIES = 3  # a refused reset changes nothing, and the client, such as a check, may end soon
+TRIES = 3  # of a reset that was refused for all GPUs: the client, such as a check, may end soon
 RETRY_SECONDS = 10.0
 WORK = "repair.work"  # folder in the runtime directory for the output of nvidia-smi
 SESSION = "session"  # file in this folder: the session of the running program

@@ -314,6 +314,16 @@ def test_client_of_driver_makes_reset_impossible(name: str) -> None:
     assert is_in_use(255, printed(name))
 
 
+@pytest.mark.parametrize("done", ["GPU 00000000:1B:00.0 was successfully reset.", "successfully reset all GPUs"])
+@pytest.mark.parametrize("status", [3, 255])
+def test_reset_of_only_some_gpus_has_failed(status: int, done: str) -> None:
+    text = f"{done}\nThe following GPUs could not be reset:\n  GPU 00000000:C1:00.0: In use by another client\n"
+    failure = command_failure(status, text, plan(node(), FIRST, SECOND))
+    assert failure is not None
+    assert failure[0] is Outcome.FAILED
+    assert not is_in_use(status, text)
+
+
 @pytest.mark.parametrize(
     ("status", "output", "outcome"),
     [

@@ -23,7 +23,7 @@ from slurm_cluster import Node, SlurmCluster, start_job
 from slurm_look import drain, resume, with_slurm, write_script
 from waiting import until
 
-from healthd.agent.repair.requirements import STOP_RESERVATION
+from healthd.agent.repair.slurm_state import STOP_RESERVATION
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CONFIG = """\
@@ -116,7 +116,8 @@ class RepairedNode:
         return self.cluster.reboot_count(self.name)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.directory / "state/events.jsonl").read_text().splitlines()
+        path = self.directory / "state/events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def stages(self) -> list[str]:

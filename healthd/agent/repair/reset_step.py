@@ -113,8 +113,17 @@ def open_smi(runtime_dir: str) -> Smi:
     return Smi(folder)
 
 
-def prepare_reset(request: Request, smi: Smi) -> PreparedReset:
-    """Return how to reset the GPUs of the request. Nothing is changed. Raises ResetImpossible or OSError."""
+def prepare_reset(request: Request, smi: Smi) -> PreparedReset | StepResult:
+    """Return how to reset the GPUs of the request, or why they cannot be reset. Nothing is changed."""
+    try:
+        return _prepared(request, smi)
+    except ResetImpossible as error:
+        return StepResult(Outcome.IMPOSSIBLE, str(error))
+    except OSError as error:
+        return StepResult(Outcome.REFUSED, f"the reset could not be prepared: {error.strerror or error}")
+
+
+def _prepared(request: Request, smi: Smi) -> PreparedReset:
     has_systemd = services.has_systemd(request.root)
     fabric_manager_runs = has_systemd and FABRIC_MANAGER in services.running((FABRIC_MANAGER,))
     before = smi.gpus()

@@ -23,6 +23,7 @@ from healthd.agent.repair.attempt import (
     wanted_claim,
 )
 from healthd.agent.repair.journal import Entry, Journal, Outcome, with_entry
+from healthd.agent.reporting.repair import SKIPPED_BY_ORDER
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import DrainRecord, RepairClaim, RepairMode, RepairStep
 from healthd.common.repair_plan import (
@@ -179,6 +180,12 @@ def test_attempt_names_the_faults_that_its_step_does_not_end() -> None:
 )
 def test_act_obstacles(record: RepairRecord, changes: dict[str, Any], expected: list[Obstacle]) -> None:
     assert list(act_obstacles(record, plan(), DrainRecord(drained_at=NOW - 60), context(**changes))) == expected
+
+
+def test_dry_run_leaves_out_the_obstacles_that_an_order_skips() -> None:
+    state = context(journal=journal(Outcome.FAILED), is_evidence_open=True)
+    found = act_obstacles(RepairRecord(act_since=NOW), plan(), DrainRecord(drained_at=NOW - 60), state)
+    assert set(found) == set(SKIPPED_BY_ORDER)
 
 
 def test_time_of_mode_act_is_kept_until_another_mode() -> None:

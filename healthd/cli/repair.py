@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from healthd.agent.repair.history import StepStage
 
 NEEDS_STEP, NEEDS_PERSON = 1, 2
-COMMAND_SECONDS = 30.0
 
 
 def _repair_arguments(parser: Parser) -> None:
@@ -41,7 +40,7 @@ def _repair(args: argparse.Namespace) -> int:
     step = repair["step"] or ("person" if repair["has_given_up"] else None)
     status = {None: OK, "person": NEEDS_PERSON}.get(step, NEEDS_STEP)
     needs_step = status == NEEDS_STEP
-    found = _requirements(args, repair["step"]) if needs_step else []
+    found = _requirements(args, document) if needs_step else []
     if args.json:
         return write_output(as_json({**repair, "requirements": found}), status)
     if step is None and repair["attempt"] is None:
@@ -55,31 +54,29 @@ def _repair(args: argparse.Namespace) -> int:
     return write_output("\n".join(lines) + "\n", status)
 
 
-def _requirements(args: argparse.Namespace, step: str) -> list[dict[str, Any]]:
-    """Return the requirements on this node and the cluster, read now."""
-    from healthd.agent.repair.node_reading import own_pids, read_node
-    from healthd.agent.repair.requirements import requirements, stop_requirement
-    from healthd.common.model import RepairStep
+def _requirements(args: argparse.Namespace, document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the requirements in Slurm, on this node and of the step, read now."""
+    from healthd.agent.repair.dry_run import read_requirements
+    from healthd.agent.repair.journal import Request
+    from healthd.common.model import Gpu, RepairStep
 
     with flags.settings_errors_as_usage():
         settings = flags.load_settings(args)[0].settings
-    reading = read_node(settings.root)
-    own = own_pids(reading, RepairStep(step))
-    found = [stop_requirement(_reservations()), *requirements(reading, settings.repair.stop_services, own)]
+    repair, evidence = document["repair"], document.get("evidence") or {}
+    request = Request(
+        "",
+        settings.state_dir,
+        node=settings.node_name,
+        step=RepairStep(repair["step"]),
+        reason="healthd",  # of the command, which is not run
+        parts=tuple(repair["parts"]),
+        gpus=tuple(Gpu(gpu["pci"], gpu["index"]) for gpu in document["inventory"]["gpus"]),
+        command_timeout_seconds=settings.slurm.command_timeout_seconds,
+        root=settings.root,
+        settings=settings.repair,
+    )
+    found = read_requirements(request, evidence.get("stuck_pids", ()))
     return [{"name": r.name, "text": r.text, "met": r.met, "problem": r.problem} for r in found]
-
-
-def _reservations() -> frozenset[str] | None:
-    """Return the names of Slurm's reservations, or None if they cannot be read."""
-    from healthd.agent.slurm import blocking
-    from healthd.common.slurm import commands
-    from healthd.common.slurm.output import SlurmError, parse_reservation_names
-
-    result = blocking.run(commands.Command(commands.reservations(), COMMAND_SECONDS))
-    try:
-        return parse_reservation_names(result.text) if result.status == 0 else None
-    except SlurmError:
-        return None
 
 
 def _plain_arguments(parser: Parser) -> None:

@@ -118,7 +118,7 @@ class TakenStep(Value, frozen=True):
 class FailedStep(Value, frozen=True):
     """A step of this drain that did not end the faults. `why` is one sentence.
 
-    `was_taken` is False if the step was impossible on this node, so nothing was changed.
+    `was_taken` is False if the step was impossible on this node, or the machine did not boot, so nothing was changed.
     """
 
     step: RepairStep

@@ -15,17 +15,23 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from slurm_text import columns
 from status_daemon import StatusDaemon
 from trees import plain_machine, write
 
-from healthd.agent.repair import node_reading
+from healthd.agent.repair import dry_run, reboot_step
 from healthd.agent.repair.requirements import NodeReading, Process
-from healthd.cli import daemons, repair
+from healthd.agent.slurm import blocking
+from healthd.cli import daemons
 from healthd.cli.main import FAMILIES, main
+from healthd.common.model import RepairStep
+from healthd.common.slurm import commands as queries
+from healthd.common.slurm.commands import Command, CommandResult
 from tests.docs.test_readme import TIMES
 
 pytestmark = pytest.mark.one_python
@@ -46,6 +52,24 @@ NODE = NodeReading(
     inhibitors=None,
     system_state="running",
 )
+
+
+# A reservation, a node that is being repaired, a node in service, and no job on this node.
+SLURM = {
+    queries.reservations(): b"ReservationName=maint StartTime=2025-11-22T06:00:00 State=INACTIVE\n",
+    queries.node("gpu-042"): columns(
+        ("gpu", "1", "idle+drain", "1763800000", "root(0)", "healthd: gpu_xid/79", "(null)"), queries.NODE_COLUMNS
+    ),
+    queries.claims(): columns(
+        ("gpu-017", "idle+drain", "1763790000", "healthd: gpu_xid/119 (repair: gpu_reset)"), queries.CLAIM_COLUMNS
+    ),
+    queries.fleet(): columns(("gpu", "mixed", "0", "none", "3"), queries.FLEET_COLUMNS),
+    queries.config(): b"RebootProgram = /sbin/reboot\nReturnToService = 2\nSLURM_VERSION = 22.05.8\n",
+}
+
+
+def answer_of_slurm(command: Command) -> CommandResult:
+    return CommandResult(0, SLURM.get(command.argv, b""))
 
 
 def run(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -92,8 +116,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "gpu-042", "6.1", "#1", "x86_64")))
     monkeypatch.setattr(socket, "gethostname", lambda: "gpu-042")
     monkeypatch.setattr(daemons, "describe_daemons", lambda: "")  # the daemons of other tests
-    monkeypatch.setattr(node_reading, "read_node", lambda root: NODE)  # this machine's processes
-    monkeypatch.setattr(repair, "_reservations", lambda: frozenset({"maint"}))
+    monkeypatch.setattr(dry_run, "read_node", lambda root: NODE)  # this machine's processes
+    monkeypatch.setattr(blocking, "run", answer_of_slurm)
+    prepare_reboot = partial(reboot_step.prepare_reboot, run=answer_of_slurm)
+    monkeypatch.setattr(dry_run, "BOOTS", {RepairStep.REBOOT: prepare_reboot})
     time.tzset()
     documents = at_now(json.loads((FILES / "status.json").read_text()), time.time())
     with ExitStack() as stack:

@@ -113,7 +113,8 @@ def test_fault_that_returns_during_boot_needs_a_person(repaired: RepairedNode) -
 
 
 def test_machine_that_does_not_boot_in_time_needs_a_person(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
-    config = CONFIG.replace("[slurm]", "boot_timeout_seconds = 5.0\n[slurm]")
+    """No power cycle follows: RebootProgram may do nothing, so the node may not have been rebooted at all."""
+    config = CONFIG.replace("[slurm]", "boot_timeout_seconds = 5.0\n[slurm]").replace('"]', '", "power_cycle"]')
     with repaired_node(cluster, node, tmp_path, config) as repaired:
         repaired.fail()
         repaired.wait_stage("gave_up")
@@ -195,9 +196,6 @@ def assert_operator_decides(repaired: RepairedNode, act: Act) -> None:
     else:
         assert "DRAIN" not in state.flags
         assert not repaired.refuses_jobs()
-        assert (
-            CLAIM not in state.reason or "reboot issued" in state.reason
-        )  # from 24.11 on, a Reason outlives its drain
 
 
 @OPERATORS

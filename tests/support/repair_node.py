@@ -39,7 +39,8 @@ IDLE = "idle+drain"
 MACHINE = "0c7d3ae0b6d24c6fb7c6b8f1d6a1e5a3"
 BOOT_ID = "6e3c1f60-8d0e-4b60-9d2b-5f1f0c3c2a11"
 
-# Modes in the file smi.mode: ok, fails, hangs, no_effect, kills (another GPU), in_use, in_use_once, lost, kills_parent.
+# Modes in the file smi.mode: ok, fails, hangs, no_effect, kills (another GPU), in_use, in_use_once, partly (the first
+# GPU is reset, and the second is in use), lost, kills_parent.
 NVIDIA_SMI = """
 mode=$(cat smi.mode)
 gpu() { # ADDRESS ACTION ERRORS
@@ -69,6 +70,12 @@ case $mode in
   fails) echo "GPU 00000000:1B:00.0: Unknown Error"; exit 255 ;;
   hangs) exec sleep 600 ;;
   in_use) echo "  GPU 00000000:1B:00.0: In use by another client" >&2; exit 255 ;;
+  partly)
+    touch smi.is_reset
+    echo "GPU 00000000:1B:00.0 was successfully reset."
+    echo "The following GPUs could not be reset:"
+    echo "  GPU 00000000:C1:00.0: In use by another client"
+    exit 255 ;;
   in_use_once) echo ok >smi.mode; echo "  GPU 00000000:1B:00.0: In use by another client" >&2; exit 255 ;;
 esac
 touch smi.is_reset

@@ -22,7 +22,7 @@ from waiting import until
 
 from healthd.agent.repair.journal import Journal
 from healthd.agent.repair.journal_file import machine_identity, read_journal, write_journal
-from healthd.agent.repair.requirements import STOP_RESERVATION
+from healthd.agent.repair.slurm_state import STOP_RESERVATION
 
 PCI = "0000:61:00.0"
 # Without the step "reboot": it would reboot the test machine.
@@ -251,7 +251,8 @@ class RepairedNode:
         return self.cluster.reboot_count(self.name)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = (self.directory / "state/events.jsonl").read_text().splitlines()
+        path = self.directory / "state/events.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == name]
 
     def stages(self) -> list[str]:

@@ -159,7 +159,7 @@ def _reboot_line(config: str, systemd_dir: str) -> Line:
 def _power_cycle_line(settings: Settings) -> Line:
     topic = "power cycle"
     if os.geteuid() != 0:
-        message = "only root can read the serial numbers that prove the BMC"
+        message = "only root can read the serial number that proves the BMC"
         return limited_line(topic, message, "sudo healthd doctor")
     proof = prove_bmc(settings.repair, settings.root, COMMAND_TIMEOUT_SECONDS)
     if proof.evidence:

@@ -332,7 +332,9 @@ def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: Re
             return _taken(record, attempt, replace(entry, proof="the machine has booted"), view)
         if view.now - entry.at < config.boot_timeout_seconds:
             return Change(record)
-        return _failed(record, attempt, "the machine did not boot in time", view)
+        # This daemon runs in the boot of the step, so no shutdown has ended it: the command may have had no effect.
+        why = f"the machine has not booted within {config.boot_timeout_seconds:g} s"
+        return _failed(record, attempt, why, view, was_taken=False)
     if entry.outcome is Outcome.DONE:
         return _taken(record, attempt, entry, view)
     if entry.outcome is Outcome.TAKING:  # the program was killed and starts again

@@ -2,9 +2,9 @@
 
 A power command with a wrong address would switch off another node, with its jobs. Two facts can prove the address:
 
-- The product or board serial number in the BMC's FRU (`ipmitool fru print 0`) equals this machine's in the DMI. Both
-  commands run known programs (TOOLS), and address the same BMC: by the same host, or without a host. The chassis serial
-  number alone proves nothing, because all nodes of a multi-node chassis share it. Placeholders prove nothing either.
+- The board serial number in the BMC's FRU (`ipmitool fru print 0`) equals this machine's in the DMI. Both commands run
+  known programs (TOOLS), and address the same BMC: by the same host, or without a host. The chassis and product serial
+  numbers prove nothing, because the nodes of a multi-node chassis may share them. Placeholders prove nothing either.
 - The command contains the address of this machine's own BMC (`ipmitool lan print`, through /dev/ipmi0), and no other.
 
 docs/adr/0043-steps-of-a-repair.md has the sources.
@@ -22,7 +22,6 @@ from healthd.common.slurm.commands import Argv
 from healthd.common.text import regex
 from healthd.common.values import Value
 
-KINDS = ("product", "board", "chassis")  # kinds of serial numbers, in FRU and DMI
 LOCAL_ADDRESS: Argv = ("ipmitool", "lan", "print")
 MIN_SERIAL_LENGTH = 4
 # Texts that vendors leave in place of a serial number, in lower case and without punctuation.
@@ -122,33 +121,26 @@ class Proof(Value, frozen=True):
     problem: str = ""
 
 
-def prove_chassis(fru: str, dmi: Mapping[str, str], power_command: Sequence[str], bmc_command: Sequence[str]) -> Proof:
-    """Return the proof by serial numbers.
+def prove_board(fru: str, dmi_serial: str, power_command: Sequence[str], bmc_command: Sequence[str]) -> Proof:
+    """Return the proof by the board's serial number.
 
     Args:
         fru: output of `bmc_command`, as that of `ipmitool fru print 0`.
-        dmi: this machine's serial numbers by kind.
+        dmi_serial: the serial number of this machine's board, from DMI.
         power_command: the command that switches the machine off and on.
         bmc_command: the command that prints the serial numbers of the same BMC.
     """
     if problem := target_problem(power_command, bmc_command):
         return Proof(problem=problem)
-    stored = parse_fru(fru)
-    if not stored:
-        return Proof(problem="repair.bmc_command printed no usable serial number")
-    product, board = (_compare(stored, dmi, kind) for kind in ("product", "board"))
-    if product and board is False:
-        return Proof(problem=_describe(stored, dmi, "board"))  # nodes of a chassis may share the product serial
-    for kind, is_equal in (("product", product), ("board", board)):
-        if is_equal:
-            return Proof(f"the {kind} serial number {stored[kind]} of the BMC is that of this machine")
-    if product is None and board is None:
-        only_chassis = _compare(stored, dmi, "chassis")
-        why = (
-            "only the chassis serial number matches" if only_chassis else "FRU and DMI have no serial number in common"
-        )
-        return Proof(problem=f"the BMC is not proven to be that of this machine: {why}")
-    return Proof(problem=_describe(stored, dmi, "board" if product is None else "product"))
+    serial = parse_board_serial(fru)
+    if not serial:
+        return Proof(problem="repair.bmc_command printed no usable board serial number")
+    if is_placeholder(dmi_serial):
+        return Proof(problem=f'this machine has no usable board serial number in its DMI ("{dmi_serial}")')
+    own = dmi_serial.casefold()  # Dell writes ".SERVICETAG.BOARD." into DMI, and only BOARD into the FRU (from memory)
+    if serial.casefold() in (own, *own.split(".")[2:]):
+        return Proof(f"the board serial number {serial} of the BMC is that of this machine")
+    return Proof(problem=f"the BMC has the board serial number {serial}, but this machine has {dmi_serial}")
 
 
 def prove_address(lan: str, power_command: Sequence[str]) -> Proof:
@@ -295,18 +287,18 @@ def _is_address(text: str) -> bool:
 # --- serial numbers
 
 
-def parse_fru(text: str) -> dict[str, str]:
-    """Return serial numbers by kind, from `ipmitool fru print 0`. Placeholders are left out.
+def parse_board_serial(text: str) -> str:
+    """Return the board's serial number from `ipmitool fru print 0`, or "" if there is none or only a placeholder.
 
-    A kind with several values is left out too: some may be from the FRUs of other nodes.
+    Several different numbers count as none: some may be from the FRUs of other nodes.
     """
-    found: dict[str, set[str]] = {}
+    found = set()
     for line in text.split("\n"):
         label, _, value = line.partition(":")
-        words = label.strip().lower().removeprefix("fru ").split()
-        if words[1:] in (["serial"], ["serial", "number"]) and words[0] in KINDS:
-            found.setdefault(words[0], set()).add(" ".join(value.split()))
-    return {kind: value for kind, (value, *more) in found.items() if not more and not is_placeholder(value)}
+        if label.strip().lower().removeprefix("fru ").split() in (["board", "serial"], ["board", "serial", "number"]):
+            found.add(" ".join(value.split()))
+    serial = found.pop() if len(found) == 1 else ""
+    return "" if is_placeholder(serial) else serial
 
 
 def is_placeholder(serial: str) -> bool:
@@ -314,21 +306,6 @@ def is_placeholder(serial: str) -> bool:
     text = regex(r"[^0-9a-z]").sub("", serial.lower())
     is_run = len(set(text)) <= 1
     return is_run or len(text) < MIN_SERIAL_LENGTH or text in _PLACEHOLDERS or bool(_DIGITS_IN_ORDER.fullmatch(text))
-
-
-def _compare(stored: Mapping[str, str], dmi: Mapping[str, str], kind: str) -> bool | None:
-    """Return whether the serial numbers of a kind are equal, or None if one is unknown or a placeholder.
-
-    Dell writes ".SERVICETAG.BOARD." into DMI's board serial, and only BOARD into the FRU (from memory).
-    """
-    own, other = dmi.get(kind, ""), stored.get(kind, "")
-    if is_placeholder(own) or is_placeholder(other):
-        return None
-    return other.casefold() in (own.casefold(), *own.casefold().split("."))
-
-
-def _describe(stored: Mapping[str, str], dmi: Mapping[str, str], kind: str) -> str:
-    return f"the BMC has the {kind} serial number {stored[kind]}, but this machine has {dmi[kind]}"
 
 
 def parse_lan_address(text: str) -> str:

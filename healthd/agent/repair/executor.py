@@ -26,7 +26,6 @@ from msgspec.structs import replace
 from healthd.agent.evidence.case import Process
 from healthd.agent.evidence.stuck import alive
 from healthd.agent.repair import reset_step, services
-from healthd.agent.repair.gpu_reset import ResetImpossible
 from healthd.agent.repair.journal import (
     JOURNAL_FILE,
     NAME,
@@ -200,13 +199,9 @@ class Executor:
 
     def _reset_gpus(self) -> None:
         request, before = self._request, self._journal.stopped
-        try:
-            prepared = reset_step.prepare_reset(request, self._smi)
-        except ResetImpossible as error:
-            self._record(Outcome.IMPOSSIBLE, str(error))
-            return
-        except OSError as error:
-            self._record(Outcome.REFUSED, f"the reset could not be prepared: {_text(error)}")
+        prepared = reset_step.prepare_reset(request, self._smi)
+        if isinstance(prepared, StepResult):
+            self._record(prepared.outcome or Outcome.REFUSED, prepared.problem)
             return
         left = before or Stopped(self._boot_id)  # services that could not be started after an earlier reset
         units = tuple(dict.fromkeys((*left.services, *prepared.services)))

@@ -26,6 +26,9 @@ _ALONE = frozenset({"Ampere", "Ada Lovelace", "Hopper", "Blackwell"})
 _NEEDS_FABRIC_MANAGER = frozenset({"Ampere"})  # behind NVSwitches
 _GUEST_OR_HOST = ("vgpu", "vsga")  # virtualisation modes of a GPU that virtual machines share
 _ABSENT = frozenset({"", "n/a", "none", "not supported"})
+_RACK_PRODUCTS = regex(r"\bGB[23]00\b")  # NVL72 systems, whose NVLink fabric spans several nodes
+_SWITCHED = "Switch Connected"  # peer type: NVLink leads to switches, in the node (HGX B200) or in the rack (NVL72)
+_RACK_PATHS = ("chassis_serial_number", "slot_number", "tray_index")  # of the GPU's place in a rack
 _UNCORRECTABLE = (
     *("sram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded", "dram_uncorrectable"),
     "double_bit/total",
@@ -48,6 +51,7 @@ class GpuReading(Value, frozen=True):
 
     id              nvidia-smi's address
     has_persistence  True if persistence mode is on
+    rack            why the GPU's NVLink fabric spans several nodes, or may do so, as a clause, or ""
     recovery_action  action that the driver requests, or ""
     is_pending      True if a row remap or a page retirement waits for a reset
     uncorrectable   volatile uncorrectable ECC errors, or None if unknown
@@ -59,7 +63,7 @@ class GpuReading(Value, frozen=True):
     virtualization: str = ""
     has_mig: bool = False
     has_persistence: bool = False
-    cluster: str = ""
+    rack: str = ""
     has_confidential_memory: bool = False
     recovery_action: str = ""
     is_pending: bool = False
@@ -93,7 +97,7 @@ def parse_gpus(text: str) -> tuple[GpuReading, ...]:
             virtualization=_known(gpu.values, "gpu_virtualization_mode/virtualization_mode"),
             has_mig=_known(gpu.values, "mig_mode/current_mig").lower() == "enabled",
             has_persistence=_known(gpu.values, "persistence_mode").lower() == "enabled",
-            cluster=_known(gpu.values, "fabric/clusterUuid"),
+            rack=_rack(gpu.values),
             has_confidential_memory=regex(r"0*[1-9]").match(_known(gpu.values, "cc_protected_memory_usage/total"))
             is not None,
             recovery_action=_recovery_action(gpu.values),
@@ -108,6 +112,26 @@ def _known(values: Mapping[str, str], path: str) -> str:
     """Return a value, or "" if it is missing or stands for no value, such as "N/A"."""
     text = values.get(path, "").strip("[] ")
     return "" if text.lower() in _ABSENT else text[:200]
+
+
+def _rack(values: Mapping[str, str]) -> str:
+    """Return why the NVLink fabric spans several nodes, or may do so, as a clause, or "".
+
+    A fabric that is not complete may not show its clusterUuid yet.
+    """
+    product, cluster = _known(values, "product_name"), _known(values, "fabric/clusterUuid")
+    if _RACK_PRODUCTS.search(product):
+        return f"its type is {product}"
+    if regex(r"[0-]*").fullmatch(cluster) is None:
+        return f'its clusterUuid is "{cluster}"'
+    if _known(values, "platformInfo/peer_type") != _SWITCHED:
+        return ""
+    if any(_known(values, f"platformInfo/{name}") for name in _RACK_PATHS):
+        return "it is switch connected, and has a place in a rack"
+    state, status = _known(values, "fabric/state"), _known(values, "fabric/status")
+    if (state, status) != ("Completed", "Success"):
+        return f"it is switch connected, and its fabric is not complete (state {state or '-'}, status {status or '-'})"
+    return ""
 
 
 def _recovery_action(values: Mapping[str, str]) -> str:
@@ -154,9 +178,9 @@ def plan_reset(
 
 
 def _require_resettable(gpu: GpuReading, is_reset: bool) -> None:
-    """Raise ResetImpossible if this GPU forbids a reset. A fabric of several nodes forbids it for all its GPUs."""
-    if regex(r"[0-]*").fullmatch(gpu.cluster) is None:
-        raise ResetImpossible(f"GPU {gpu.pci} belongs to an NVLink fabric of several nodes: no reset is tested there")
+    """Raise ResetImpossible if this GPU forbids a reset. A fabric of several nodes forbids it for all GPUs."""
+    if gpu.rack:
+        raise ResetImpossible(f"the NVLink fabric of GPU {gpu.pci} may span several nodes: {gpu.rack}")
     if not is_reset:
         return
     if gpu.architecture not in _ALONE | _TOGETHER:
@@ -197,8 +221,13 @@ def unit_name(name: str) -> str:
 
 
 def is_in_use(status: int | None, output: str) -> bool:
-    """Return True if nvidia-smi refused the reset because a GPU has a client. Nothing was changed."""
-    return status not in (0, None) and _IN_USE.search(output) is not None
+    """Return True if nvidia-smi refused the reset because a GPU has a client. No GPU was reset."""
+    return status not in (0, None) and _IN_USE.search(output) is not None and not _has_reset(output)
+
+
+def _has_reset(output: str) -> bool:
+    """Return True if nvidia-smi reported a reset. One command may reset some GPUs, and refuse others."""
+    return _DONE.search(output) is not None or _ALL_DONE.search(output) is not None
 
 
 def command_failure(status: int | None, output: str, plan: ResetPlan) -> tuple[Outcome, str] | None:
@@ -206,11 +235,12 @@ def command_failure(status: int | None, output: str, plan: ResetPlan) -> tuple[O
     last = next((line.strip() for line in reversed(output.split("\n")) if line.strip()), "")[:200]
     if is_in_use(status, output):
         return Outcome.IMPOSSIBLE, "the driver refused the reset: a GPU is in use, perhaps by a console or nvidia-drm"
-    if status == _NOT_AVAILABLE:
+    if status == _NOT_AVAILABLE and not _has_reset(output):
         return Outcome.IMPOSSIBLE, f"a reset is not available on this GPU: {last}"
-    if status != 0:
-        return Outcome.FAILED, f"nvidia-smi --gpu-reset ended with status {status}: {last}"
     done = {sysfs_address(address) for address in _DONE.findall(output)}
+    if status != 0:
+        only = f" after the reset of {_names(sorted(done))}" if done else ""
+        return Outcome.FAILED, f"nvidia-smi --gpu-reset ended with status {status}{only}: {last}"
     missing = sorted(set(plan.parts) - done)
     if missing and (plan.ids or not _ALL_DONE.search(output)):
         return Outcome.FAILED, f"nvidia-smi did not report the reset of {_names(missing)}"

@@ -110,7 +110,7 @@ def cause_step(
     if unsuccessful:
         last = max(unsuccessful, key=lambda f: LADDER.index(f.step))
         after_failed = step_after(last.step, order)
-        if after_failed is RepairStep.POWER_CYCLE and not last.was_taken:  # no power cycle without a reboot before
+        if after_failed is RepairStep.POWER_CYCLE and not last.was_taken:  # the node has not been rebooted
             after_failed = RepairStep.PERSON
         if LADDER.index(after_failed) > LADDER.index(step):
             step, reason = after_failed, Reason.EXHAUSTED if after_failed is RepairStep.PERSON else Reason.FAILED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from healthd.agent.repair.bmc import KINDS, LOCAL_ADDRESS, Proof, prove_address, prove_chassis, target_problem
+from healthd.agent.repair.bmc import LOCAL_ADDRESS, Proof, prove_address, prove_board, target_problem
 from healthd.agent.repair.journal import Outcome, Request
 from healthd.agent.repair.step_result import PreparedStep, Run, StepResult, last_error, run_command
 from healthd.agent.settings.config import RepairConfig
@@ -83,7 +83,7 @@ def _prove_by_serial(power: Argv, bmc: Argv, root: str, seconds: float, run: Run
         return Proof(problem=f"repair.bmc_command: {bmc[0]} did not end in time")
     if result.status != 0:
         return Proof(problem=f"repair.bmc_command: {bmc[0]}: {last_error(result)}")
-    return prove_chassis(result.text, read_serials(root), power, bmc)
+    return prove_board(result.text, read_board_serial(root), power, bmc)
 
 
 def _trusted(argv: Argv) -> Argv:
@@ -95,14 +95,10 @@ def _describe(setting: str, argv: Argv, error: OSError) -> str:
     return f"{setting}: {error if isinstance(error, ownership.Untrusted) else f'{argv[0]}: {error.strerror}'}"
 
 
-def read_serials(root: str) -> dict[str, str]:
-    """Return this machine's serial numbers by kind, from DMI. Only root can read them."""
-    return {kind: _read(os.path.join(root, "sys/class/dmi/id", f"{kind}_serial")) for kind in KINDS}
-
-
-def _read(path: str) -> str:
+def read_board_serial(root: str) -> str:
+    """Return the serial number of this machine's board from DMI, or "". Only root can read it."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(os.path.join(root, "sys/class/dmi/id/board_serial"), encoding="utf-8", errors="replace") as file:
             return " ".join(file.read(MAX_SERIAL_BYTES).split())
     except OSError:
         return ""

@@ -36,7 +36,6 @@ CRASH_DUMPS = frozenset({"makedumpfile", "vmcore-dmesg"})
 SETTLED_STATES = frozenset({"", "running", "degraded"})
 UNSETTLED_STATES = frozenset({"initializing", "starting", "maintenance", "stopping"})
 MAX_NAMED = 3
-STOP_RESERVATION = "healthd-no-repair"  # while Slurm has this reservation, no node takes a repair step
 
 
 class Process(Value, frozen=True):
@@ -115,14 +114,6 @@ def requirements(reading: NodeReading, stop_services: Collection[str], own_pids:
         _inhibitors(reading),
         _settled(reading),
     ]
-
-
-def stop_requirement(names: Collection[str] | None) -> Requirement:
-    """Return the requirement that repairs in the cluster are not stopped. `names` are Slurm's reservations, or None."""
-    text = f"Slurm has no reservation {STOP_RESERVATION}"
-    if names is None:
-        return Requirement("stop", text, None)
-    return Requirement("stop", text, STOP_RESERVATION not in names, "it exists" if STOP_RESERVATION in names else "")
 
 
 def _by_processes(

@@ -27,7 +27,7 @@ from healthd.host.program import find_program
 QUERY_SECONDS = 120.0  # without another client, the driver first initialises each GPU, which takes seconds
 RELEASE_SECONDS = 60.0  # how long stopped services and healthd's own checks may keep a GPU open
 RELEASE_POLL_SECONDS = 1.0
-TRIES = 3  # a refused reset changes nothing, and the client, such as a check, may end soon
+TRIES = 3  # of a reset that was refused for all GPUs: the client, such as a check, may end soon
 RETRY_SECONDS = 10.0
 WORK = "repair.work"  # folder in the runtime directory for the output of nvidia-smi
 SESSION = "session"  # file in this folder: the session of the running program
@@ -113,8 +113,17 @@ def open_smi(runtime_dir: str) -> Smi:
     return Smi(folder)
 
 
-def prepare_reset(request: Request, smi: Smi) -> PreparedReset:
-    """Return how to reset the GPUs of the request. Nothing is changed. Raises ResetImpossible or OSError."""
+def prepare_reset(request: Request, smi: Smi) -> PreparedReset | StepResult:
+    """Return how to reset the GPUs of the request, or why they cannot be reset. Nothing is changed."""
+    try:
+        return _prepared(request, smi)
+    except ResetImpossible as error:
+        return StepResult(Outcome.IMPOSSIBLE, str(error))
+    except OSError as error:
+        return StepResult(Outcome.REFUSED, f"the reset could not be prepared: {error.strerror or error}")
+
+
+def _prepared(request: Request, smi: Smi) -> PreparedReset:
     has_systemd = services.has_systemd(request.root)
     fabric_manager_runs = has_systemd and FABRIC_MANAGER in services.running((FABRIC_MANAGER,))
     before = smi.gpus()

@@ -5,10 +5,11 @@ The functions block, so the daemon does not use this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 from healthd.agent.repair.journal import Request
-from healthd.agent.repair.requirements import STOP_RESERVATION
+from healthd.agent.repair.requirements import Requirement
 from healthd.agent.repair.step_result import Run
 from healthd.agent.slurm import repair_claim
 from healthd.agent.slurm.policy import is_idle
@@ -33,17 +34,43 @@ from healthd.common.slurm.output import (
 )
 
 MAX_NAMED = 3
+STOP_RESERVATION = "healthd-no-repair"  # while Slurm has this reservation, no node takes a repair step
+
+
+def cluster_requirements(request: Request, run: Run) -> Iterator[Requirement]:
+    """Yield the requirements on the cluster: its reservations, the claims of other nodes, and their partitions.
+
+    After a query that failed, the others are unknown without a query, because Slurm may be away and each query waits.
+    """
+    node = functools.cache(lambda: _read_node(request, run))
+    tests: tuple[tuple[str, str, Callable[[], str]], ...] = (
+        ("stop", f"Slurm has no reservation {STOP_RESERVATION}", lambda: _stop_problem(request, run)),
+        ("claims", "max_concurrent allows this repair", lambda: _claims_problem(request, node(), run)),
+        ("in_service", "another node of each partition is in service", lambda: _service_problem(request, node(), run)),
+    )
+    failure = ""
+    for name, text, find in tests:
+        found = Requirement(name, text, None, failure) if failure else _requirement(name, text, find)
+        failure = found.problem if found.met is None else ""
+        yield found
+
+
+def jobs_requirement(request: Request, run: Run) -> Requirement:
+    """Return the requirement that slurmd and slurmctld have no job on this node."""
+    return _requirement("slurm_jobs", "Slurm has no job on this node", lambda: _jobs_problem(request, run))
+
+
+def _requirement(name: str, text: str, find: Callable[[], str]) -> Requirement:
+    try:
+        problem = find()
+    except SlurmError as error:
+        return Requirement(name, text, None, str(error))
+    return Requirement(name, text, not problem, problem)
 
 
 def cluster_problem(request: Request, run: Run) -> str:
-    """Return why the cluster does not allow the step (its reservations, or other claims), as one sentence, or ""."""
-    try:
-        if STOP_RESERVATION in parse_reservation_names(_query(commands.reservations(), request, run).text):
-            return f"Slurm has a reservation {STOP_RESERVATION}"
-        node = _read_node(request, run)
-        return node_problem(node, request) or _claims_problem(request, node, run)
-    except SlurmError as error:
-        return str(error)
+    """Return why the cluster does not allow the step, as one sentence, or ""."""
+    return next((r.problem for r in cluster_requirements(request, run) if not r.met), "")
 
 
 def own_problem(request: Request, run: Run) -> str:
@@ -87,6 +114,11 @@ def _jobs_problem(request: Request, run: Run) -> str:
     return f"{_jobs(found)} still on the node" if found else ""
 
 
+def _stop_problem(request: Request, run: Run) -> str:
+    names = parse_reservation_names(_query(commands.reservations(), request, run).text)
+    return f"the reservation {STOP_RESERVATION} exists" if STOP_RESERVATION in names else ""
+
+
 def _claims_problem(request: Request, node: NodeState, run: Run) -> str:
     """Return why the repairs of other nodes leave no room for this one, or "". Raises SlurmError.
 
@@ -94,12 +126,15 @@ def _claims_problem(request: Request, node: NodeState, run: Run) -> str:
     """
     max_concurrent = request.settings.max_concurrent
     claims = parse_claims(_query(commands.claims(), request, run).stdout)
-    others = repair_claim.other_claims(claims, request.node, node.reason_time)
+    claimed_at = node.reason_time if repair_claim.is_counted(parse_claim(node.reason)) else 0.0
+    others = repair_claim.other_claims(claims, request.node, claimed_at)
     nodes = 0
     if others and repair_claim.needs_cluster_size(max_concurrent):
         nodes = len(parse_node_names(_query(commands.node_names(), request, run).stdout))
-    if problem := repair_claim.count_problem(others, repair_claim.limit_for(max_concurrent, nodes)):
-        return problem
+    return repair_claim.count_problem(others, repair_claim.limit_for(max_concurrent, nodes))
+
+
+def _service_problem(request: Request, node: NodeState, run: Run) -> str:
     fleet = _query(commands.fleet(), request, run)
     return repair_claim.service_problem(parse_in_service(fleet.stdout, require_partitions(node)))
 

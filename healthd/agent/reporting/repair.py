@@ -86,6 +86,8 @@ ACT_PROTECTIONS = {
     Obstacle.TRIED: "this step was not taken for the same fault in the last 24 hours",
     Obstacle.RETRY: "no try was refused in the last minutes",
 }
+# Obstacles of mode "act" that do not stop a step that an operator has ordered.
+SKIPPED_BY_ORDER = (Obstacle.BEFORE_ACT, Obstacle.EVIDENCE, Obstacle.TRIED)
 _STAGE_TEXTS = {
     AttemptStage.CLAIM: "claims {step} in Slurm",
     AttemptStage.STEP: "takes the step: {step}",
@@ -215,8 +217,10 @@ def requirement_rows(document: Document, found: Iterable[Document]) -> list[tupl
             return f"no: {present[obstacle.value]}"
         return "unknown" if is_unread and obstacle in _IN_SLURM else "yes"
 
-    acts = document["mode"] == RepairMode.ACT.value
+    is_ordered = bool(document["ordered_by"])
+    acts = is_ordered or document["mode"] == RepairMode.ACT.value
     protections = PROTECTIONS | ACT_PROTECTIONS if acts else PROTECTIONS
-    rows = [(text, state(obstacle)) for obstacle, text in protections.items()]
+    needed = [obstacle for obstacle in protections if not (is_ordered and obstacle in SKIPPED_BY_ORDER)]
+    rows = [(protections[obstacle], state(obstacle)) for obstacle in needed]
     states = {True: "yes", False: "no", None: "unknown"}
     return rows + [(r["text"], f"{states[r['met']]}: {r['problem']}".removesuffix(": ")) for r in found]

@@ -186,8 +186,8 @@ class RepairConfig(Value, frozen=True):
     the GPUs on a node without jobs; a reset stops them. At most `max_concurrent` nodes of the cluster are repaired at
     the same time: a number, or a percentage ("2%"). A reset may take `reset_timeout_seconds`, a boot
     `boot_timeout_seconds`, and the checks and the validation after a step `verify_timeout_seconds`.
-    `power_cycle_command` switches the machine off and on. `bmc_command` prints the serial numbers of the BMC that this
-    command uses (`ipmitool fru print 0`).
+    `power_cycle_command` switches the machine off and on. `bmc_command` prints the board serial number in the BMC that
+    this command uses (`ipmitool fru print 0`).
     """
 
     mode: RepairMode = RepairMode.OFF

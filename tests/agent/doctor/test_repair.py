@@ -155,14 +155,14 @@ def test_act_reboots_with_systemd_without_reboot_program(node: ActingNode, monke
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can read DMI")
 def test_act_requires_proof_of_the_bmc_for_a_power_cycle(node: ActingNode, tmp_path: Path) -> None:
     program = tmp_path / "ipmitool"
-    program.write_text(f"#!/bin/sh\n[ $1 = fru ] || touch {tmp_path}/cycled\necho Product Serial : 1660224000123\n")
+    program.write_text(f"#!/bin/sh\n[ $1 = fru ] || touch {tmp_path}/cycled\necho Board Serial : QTFCOU2230021\n")
     program.chmod(0o755)
     commands = {"power_cycle_command": (str(program), "power", "cycle"), "bmc_command": (str(program), "fru")}
     found = node.lines(order=(RepairStep.POWER_CYCLE,), **commands)
     assert found["power cycle"].state is State.FAILED
     dmi = node.root / "sys/class/dmi/id"
     dmi.mkdir(parents=True)
-    (dmi / "product_serial").write_text("1660224000123\n")
+    (dmi / "board_serial").write_text("QTFCOU2230021\n")
     found = node.lines(order=(RepairStep.POWER_CYCLE,), **commands)
     assert found["power cycle"].state is State.OK
     assert not (tmp_path / "cycled").exists()

@@ -23,6 +23,7 @@ from healthd.agent.repair.attempt import (
     wanted_claim,
 )
 from healthd.agent.repair.journal import Entry, Journal, Outcome, with_entry
+from healthd.agent.reporting.repair import SKIPPED_BY_ORDER
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import DrainRecord, RepairClaim, RepairMode, RepairStep
 from healthd.common.repair_plan import (
@@ -186,6 +187,12 @@ def test_act_obstacles(record: RepairRecord, changes: dict[str, Any], expected: 
     assert list(act_obstacles(record, plan(), DrainRecord(drained_at=NOW - 60), context(**changes))) == expected
 
 
+def test_dry_run_leaves_out_the_obstacles_that_an_order_skips() -> None:
+    state = context(journal=journal(Outcome.FAILED), is_evidence_open=True)
+    found = act_obstacles(RepairRecord(act_since=NOW), plan(), DrainRecord(drained_at=NOW - 60), state)
+    assert set(found) == set(SKIPPED_BY_ORDER)
+
+
 def test_time_of_mode_act_is_kept_until_another_mode() -> None:
     acting = after_mode(RepairRecord(), RepairMode.ACT, NOW)
     assert after_mode(acting, RepairMode.ACT, NOW + 1).act_since == NOW
@@ -307,7 +314,7 @@ def test_reboot_is_done_in_another_boot_and_fails_without_one() -> None:
     assert booted.record.attempt.stage is AttemptStage.VERIFY
     late = step_once(record, journal=under_way, now=NOW + ACT.boot_timeout_seconds)
     assert late.record.attempt is None
-    assert late.record.failed[0].step is REBOOT
+    assert (late.record.failed[0].step, late.record.failed[0].was_taken) == (REBOOT, False)
 
 
 def test_step_that_only_the_journal_knows_is_continued() -> None:

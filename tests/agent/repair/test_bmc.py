@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from healthd.agent.repair.bmc import (
     is_placeholder,
-    parse_fru,
+    parse_board_serial,
     parse_lan_address,
     prove_address,
-    prove_chassis,
+    prove_board,
     targets,
 )
 
@@ -34,15 +34,15 @@ Default Gateway IP      : 10.0.0.1
 """
 CYCLE = ("/usr/bin/ipmitool", "chassis", "power", "cycle")
 PRINT = ("/usr/bin/ipmitool", "fru", "print", "0")
-DMI = {"product": "1660224000123", "board": "QTFCOU2230021", "chassis": "CHS55512"}
+DMI = "QTFCOU2230021"  # serial number of this machine's board
 
 
 def fru(**serials: str) -> str:
     return FRU.format(**{"product": "", "board": "", "chassis": "", **serials})
 
 
-def is_proven(stored: str, dmi: dict[str, str] = DMI) -> bool:
-    proof = prove_chassis(stored, dmi, CYCLE, PRINT)
+def is_proven(stored: str, dmi: str = DMI) -> bool:
+    proof = prove_board(stored, dmi, CYCLE, PRINT)
     assert bool(proof.evidence) != bool(proof.problem)
     return bool(proof.evidence)
 
@@ -50,21 +50,27 @@ def is_proven(stored: str, dmi: dict[str, str] = DMI) -> bool:
 @pytest.mark.parametrize(
     ("serials", "expected"),
     [
-        (DMI, True),
-        ({"product": DMI["product"]}, True),
-        ({"board": DMI["board"]}, True),
-        ({"board": DMI["board"].lower()}, True),
-        ({"chassis": DMI["chassis"]}, False),  # all nodes of a multi-node chassis share it
-        ({"product": DMI["board"]}, False),  # another kind
-        ({"product": "1660224000124"}, False),
-        ({"product": "1660224000124", "board": DMI["board"]}, True),
-        ({"product": DMI["product"], "board": "QTFCOU2230022"}, False),  # another node with the chassis' product number
-        ({"product": "01234567890123456789AB", "board": DMI["board"]}, True),
+        ({"product": "1660224000123", "board": DMI, "chassis": "CHS55512"}, True),
+        ({"board": DMI}, True),
+        ({"board": DMI.lower()}, True),
+        ({"board": "QTFCOU2230022"}, False),
+        ({"product": DMI, "chassis": DMI}, False),  # all nodes of a multi-node chassis may share them
+        ({"product": DMI, "board": "QTFCOU2230022"}, False),
+        ({"product": "01234567890123456789AB", "board": DMI}, True),
         ({}, False),
     ],
 )
-def test_serial_number_of_the_same_kind_is_a_proof(serials: dict[str, str], expected: bool) -> None:
+def test_only_the_board_serial_number_is_a_proof(serials: dict[str, str], expected: bool) -> None:
     assert is_proven(fru(**serials)) is expected
+
+
+@pytest.mark.parametrize("board", ["To Be Filled By O.E.M.", "Default string", ""])
+def test_sibling_in_the_same_chassis_is_not_power_cycled(board: str) -> None:
+    """Both nodes have the chassis' serial number as their product serial number, and no board serial number."""
+    sibling = ("/usr/bin/ipmitool", "-H", "10.0.0.9")
+    stored = fru(product="CHS12345678", board=board, chassis="CHS12345678")
+    for dmi in (board, "Default string", "CHS12345678"):
+        assert prove_board(stored, dmi, (*sibling, "power", "cycle"), (*sibling, "fru")).evidence == ""
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_serial_number_of_the_same_kind_is_a_proof(serials: dict[str, str], expe
 )
 def test_equal_placeholders_prove_nothing(serial: str) -> None:
     assert is_placeholder(serial)
-    assert not is_proven(fru(product=serial, board=serial), {"product": serial, "board": serial, "chassis": "C1"})
+    assert not is_proven(fru(board=serial), serial)
 
 
 @pytest.mark.parametrize("serial", ["1660224000123", "QTFCOU2230021", "JX7GKM3", "S462789X2C12345", "CN7016335D01AB"])
@@ -81,24 +87,23 @@ def test_serial_numbers_of_vendors_are_no_placeholders(serial: str) -> None:
 
 
 def test_dell_has_more_in_dmi_than_in_fru() -> None:
-    assert is_proven(
-        fru(product="JX7GKM3", board="CN7016335D01AB"), {"product": "JX7GKM3", "board": ".JX7GKM3.CN7016335D01AB."}
-    )
+    assert is_proven(fru(product="JX7GKM3", board="CN7016335D01AB"), ".JX7GKM3.CN7016335D01AB.")
+    for board in ("CN7016335D01AC", "JX7GKM3"):
+        assert not is_proven(fru(product="JX7GKM3", board=board), ".JX7GKM3.CN7016335D01AB.")
 
 
 def test_unreadable_dmi_proves_nothing() -> None:
-    assert not is_proven(fru(**DMI), {"product": "", "board": "", "chassis": ""})
-    assert not is_proven(fru(**DMI), {})
+    assert not is_proven(fru(board=DMI), "")
 
 
-def test_serial_numbers_of_several_parts_prove_nothing() -> None:
-    assert not is_proven(fru(board=DMI["board"]) + fru(board="QTFCOU2230022"))
-    assert is_proven(fru(board=DMI["board"]) + fru(board=DMI["board"]))
+def test_serial_numbers_of_several_boards_prove_nothing() -> None:
+    assert not is_proven(fru(board=DMI) + fru(board="QTFCOU2230022"))
+    assert is_proven(fru(board=DMI) + fru(board=DMI))
 
 
 def test_fru_of_freeipmi_is_parsed() -> None:
     text = "  FRU Board Serial Number: QTFCOU2230021\n  FRU Board Part Number: 1\n  FRU Product Serial Number: NONE\n"
-    assert parse_fru(text) == {"board": "QTFCOU2230021"}
+    assert parse_board_serial(text) == "QTFCOU2230021"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_fru_of_freeipmi_is_parsed() -> None:
 def test_serial_numbers_count_only_if_both_commands_have_the_same_target(
     power: tuple[str, ...], bmc: tuple[str, ...], expected: bool
 ) -> None:
-    assert bool(prove_chassis(fru(**DMI), DMI, power, bmc).evidence) is expected
+    assert bool(prove_board(fru(board=DMI), DMI, power, bmc).evidence) is expected
 
 
 @pytest.mark.parametrize(
@@ -215,8 +220,8 @@ def test_address_of_the_own_bmc_is_a_proof(local: str, argv: tuple[str, ...], ex
     assert (bool(proof.evidence), bool(proof.problem)) == (expected, not expected)
 
 
-@given(st.text(), st.dictionaries(st.sampled_from(("product", "board", "chassis")), st.text()), st.lists(st.text()))
-def test_any_text_is_proof_or_problem(text: str, dmi: dict[str, str], words: list[str]) -> None:
-    for proof in (prove_chassis(text, dmi, words, words), prove_address(text, words)):
+@given(st.text(), st.text(), st.lists(st.text()))
+def test_any_text_is_proof_or_problem(text: str, dmi: str, words: list[str]) -> None:
+    for proof in (prove_board(text, dmi, words, words), prove_address(text, words)):
         assert bool(proof.evidence) != bool(proof.problem)
     parse_lan_address(text)

@@ -23,6 +23,7 @@ from repair_node import (
     LATER,
     PERSISTENCED,
     REASON,
+    SECOND,
     RepairNode,
     killed_at,
     put_request,
@@ -106,6 +107,14 @@ def test_result_of_reset(node: RepairNode, mode: str, outcome: Outcome, resets: 
     entry = work(node)
     assert (entry.outcome, node.resets) == (outcome, resets)
     assert bool(entry.problem) is (outcome is not Outcome.DONE)
+    assert node.services_run
+
+
+def test_reset_of_only_some_gpus_has_failed_and_is_not_repeated(node: RepairNode) -> None:
+    node.write("smi.mode", "partly\n")
+    entry = work(node, parts=(FIRST, SECOND))
+    assert (entry.outcome, FIRST in entry.problem) == (Outcome.FAILED, True)
+    assert node.read("smi.resets") == "--gpu-reset -i 00000000:1B:00.0,00000000:C1:00.0\n"
     assert node.services_run
 
 

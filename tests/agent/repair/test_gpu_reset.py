@@ -65,7 +65,6 @@ def test_parse_gpus_reads_capture_of_h100() -> None:
         "0000:53:00.0",
         "Hopper",
         has_persistence=True,
-        cluster="00000000-0000-0000-0000-000000000000",
         uncorrectable=0,
     )
 
@@ -176,7 +175,7 @@ def test_other_lost_gpu_prevents_reset_of_all_gpus() -> None:
         {"virtualization": "Host VGPU"},
         {"virtualization": "VGPU"},
         {"has_confidential_memory": True},
-        {"cluster": "00000001-0000-0000-0000-000000000001"},
+        {"rack": "its type is NVIDIA GB200"},
     ],
 )
 def test_machine_forbids_reset(fields: dict[str, object]) -> None:
@@ -189,6 +188,75 @@ def test_captures_have_the_expected_rules() -> None:
     assert plan_reset(b200, [b200[3].pci], [], False, True).parts == (b200[3].pci,)
     with pytest.raises(ResetImpossible):
         plan_reset(gb200, [gb200[0].pci], [], False, False)
+
+
+# Values of the captures: GB200 of an NVL72 rack, and B200, H100 and A100 in one node.
+GB200 = {
+    "product_name": "NVIDIA GB200",
+    "peer_type": "Switch Connected",
+    "chassis_serial_number": "1820000000001",
+    "slot_number": "14",
+    "tray_index": "4",
+    "state": "Completed",
+    "status": "Success",
+    "clusterUuid": "00000001-0000-0000-0000-000000000001",
+}
+NO_CLUSTER = {"clusterUuid": "00000000-0000-0000-0000-000000000000"}
+NO_PLACE = dict.fromkeys(("chassis_serial_number", "slot_number", "tray_index"), "N/A")
+B200 = GB200 | NO_PLACE | NO_CLUSTER | {"product_name": "NVIDIA B200", "chassis_serial_number": ""}
+H100 = B200 | NO_PLACE | {"product_name": "NVIDIA H100 80GB HBM3", "peer_type": "N/A"}
+A100 = H100 | {"product_name": "NVIDIA A100-SXM4-40GB", "state": "N/A", "status": "N/A", "clusterUuid": "N/A"}
+FAULTED = {"state": "In Progress", "status": "N/A"}
+
+
+def fabric_gpu(values: dict[str, str]) -> tuple[GpuReading, ...]:
+    """Return the GPU that nvidia-smi shows with these values."""
+
+    def elements(*names: str) -> str:
+        return "".join(f"<{name}>{values[name]}</{name}>" for name in names)
+
+    return parse_gpus(
+        f"""<gpu id="00000000:1B:00.0">{elements("product_name")}<product_architecture>Hopper</product_architecture>
+        <platformInfo>{elements("chassis_serial_number", "slot_number", "tray_index", "peer_type")}</platformInfo>
+        <fabric>{elements("state", "status", "clusterUuid")}</fabric></gpu>"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "is_reset"),
+    [
+        (B200, True),  # "Switch Connected" alone is no sign of a rack
+        (H100, True),
+        (A100, True),
+        (H100 | FAULTED, True),  # such as without the fabric manager
+        (GB200, False),
+        *((GB200 | FAULTED | {"clusterUuid": cluster}, False) for cluster in ("N/A", NO_CLUSTER["clusterUuid"], "")),
+        # each sign alone
+        (H100 | {"product_name": "NVIDIA GB200"}, False),
+        (H100 | {"product_name": "NVIDIA GB300"}, False),
+        (H100 | {"clusterUuid": GB200["clusterUuid"]}, False),
+        (H100 | {"clusterUuid": "GPU is lost"}, False),
+        *((B200 | {name: GB200[name]}, False) for name in NO_PLACE),
+        (B200 | FAULTED, False),
+        (B200 | {"status": "Unknown Error"}, False),
+        (B200 | {"state": "N/A", "status": "N/A", "clusterUuid": "N/A"}, False),
+    ],
+)
+def test_gpu_in_a_fabric_of_several_nodes_is_not_reset(values: dict[str, str], is_reset: bool) -> None:
+    gpus = fabric_gpu(values)
+    assert bool(gpus[0].rack) is not is_reset
+    if is_reset:
+        assert plan(gpus, FIRST, inventory=()).parts == (FIRST,)
+        return
+    for parts in ((FIRST,), (), (SECOND,)):
+        with pytest.raises(ResetImpossible):
+            plan((*gpus, gpu(SECOND)), *parts)
+
+
+def test_captured_gpus_of_one_node_are_in_no_rack() -> None:
+    for name in ("a100", "h100x8", "b200x8"):
+        assert not any(gpu.rack for gpu in capture(name)), name
+    assert all(gpu.rack for gpu in capture("gb200x4"))
 
 
 def test_node_without_gpu_has_nothing_to_reset() -> None:
@@ -244,6 +312,16 @@ def test_client_of_driver_makes_reset_impossible(name: str) -> None:
     assert failure is not None
     assert failure[0] is Outcome.IMPOSSIBLE
     assert is_in_use(255, printed(name))
+
+
+@pytest.mark.parametrize("done", ["GPU 00000000:1B:00.0 was successfully reset.", "successfully reset all GPUs"])
+@pytest.mark.parametrize("status", [3, 255])
+def test_reset_of_only_some_gpus_has_failed(status: int, done: str) -> None:
+    text = f"{done}\nThe following GPUs could not be reset:\n  GPU 00000000:C1:00.0: In use by another client\n"
+    failure = command_failure(status, text, plan(node(), FIRST, SECOND))
+    assert failure is not None
+    assert failure[0] is Outcome.FAILED
+    assert not is_in_use(status, text)
 
 
 @pytest.mark.parametrize(

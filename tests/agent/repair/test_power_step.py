@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.power_step import prepare_power_cycle, read_serials
+from healthd.agent.repair.power_step import prepare_power_cycle, read_board_serial
 from healthd.agent.repair.step_result import StepResult, run_command, take_prepared
 from healthd.agent.settings.config import RepairConfig
 from healthd.common.model import RepairStep
 from healthd.host.program import ENVIRONMENT
 
-SERIAL = "1660224000123"
+SERIAL = "QTFCOU2230021"
 
 
 class Machine:
-    """A machine whose DMI has `SERIAL`. Its BMC is a script: "fru" prints a serial number, "power" runs `cycle`."""
+    """A machine whose board is `SERIAL`. Its BMC is a script: "fru" prints a serial number, "power" runs `cycle`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -26,12 +26,11 @@ class Machine:
         self.cycled = folder / "cycled"
         dmi = folder / "sys/class/dmi/id"
         dmi.mkdir(parents=True)
-        (dmi / "product_serial").write_text(f"{SERIAL}\n")
-        (dmi / "board_serial").write_text("Default string\n")
+        (dmi / "board_serial").write_text(f"{SERIAL}\n")
         self.set_bmc()
 
     def set_bmc(self, serial: str = SERIAL, fru: str = "", cycle: str = "") -> None:
-        script = f"#!/bin/sh\nif [ $1 = fru ]; then echo 'Product Serial : {serial}'; {fru or ':'}; exit; fi\n"
+        script = f"#!/bin/sh\nif [ $1 = fru ]; then echo 'Board Serial : {serial}'; {fru or ':'}; exit; fi\n"
         self.program.write_text(f"{script}echo cycle >>{self.cycled}\n{cycle}\n")
         self.program.chmod(0o755)
 
@@ -71,8 +70,8 @@ def test_power_cycle_with_proof_is_under_way(machine: Machine) -> None:
     assert machine.cycles == 1
 
 
-def test_other_chassis_is_impossible(machine: Machine) -> None:
-    machine.set_bmc(serial="1660224000124")
+def test_other_board_is_impossible(machine: Machine) -> None:
+    machine.set_bmc(serial="QTFCOU2230022")
     result = machine.take()
     assert (result.outcome, bool(result.problem), machine.cycles) == (Outcome.IMPOSSIBLE, True, 0)
 
@@ -118,8 +117,8 @@ def test_command_that_does_not_end_may_still_act(machine: Machine) -> None:
     assert (result.outcome, bool(result.problem), machine.cycles) == (None, True, 1)
 
 
-def test_serials_of_a_machine_without_dmi_are_empty(tmp_path: Path) -> None:
-    assert read_serials(str(tmp_path)) == {"product": "", "board": "", "chassis": ""}
+def test_board_serial_of_a_machine_without_dmi_is_empty(tmp_path: Path) -> None:
+    assert read_board_serial(str(tmp_path)) == ""
 
 
 def test_programs_that_are_verified_are_those_that_run(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

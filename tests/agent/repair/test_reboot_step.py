@@ -108,7 +108,9 @@ def test_slurm_answers_that_exclude_a_reboot_are_refusals(status: int | None, st
         (1, "systemctl: unrecognized option '--check-inhibitors=yes'\n", Outcome.IMPOSSIBLE),
         (1, "System has not been booted with systemd as init system (PID 1). Can't operate.\n", Outcome.IMPOSSIBLE),
         (127, "systemctl: No such file or directory", Outcome.IMPOSSIBLE),
-        (1, "Failed to start reboot.target: Transaction is destructive.\n", Outcome.FAILED),
+        (1, "Failed to start reboot.target: Transaction is destructive.\n", Outcome.IMPOSSIBLE),
+        (1, "Failed to connect to bus: No such file or directory\n", Outcome.IMPOSSIBLE),
+        (1, "", Outcome.IMPOSSIBLE),
         (None, "", None),
     ],
 )

@@ -29,7 +29,6 @@ from healthd.agent.repair.requirements import (
     parse_state,
     parse_unit,
     requirements,
-    stop_requirement,
 )
 from healthd.common.model import RepairStep
 from healthd.host.program import ENVIRONMENT
@@ -145,13 +144,6 @@ def test_hidden_arguments_of_healthds_own_program_are_no_firmware_update() -> No
 def test_many_processes_are_counted() -> None:
     many = [Process(100 + number, 1, "flint") for number in range(9)]
     assert unmet(*many)["firmware"].endswith("and 6 more")
-
-
-@pytest.mark.parametrize(
-    ("names", "met"), [({"healthd-no-repair", "x"}, False), ({"x"}, True), (set(), True), (None, None)]
-)
-def test_stop_reservation_stops_the_cluster(names: set[str] | None, met: bool | None) -> None:
-    assert stop_requirement(names).met is met
 
 
 # --- parsers

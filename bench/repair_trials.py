@@ -28,6 +28,7 @@ sys.path[:0] = [str(REPOSITORY / folder) for folder in (".", "bench", "tests/e2e
 from repairs.executor_kills import run_kills  # noqa: E402
 from repairs.limit import measure_limit  # noqa: E402
 from repairs.races import run_races  # noqa: E402
+from repairs.reboot_races import run_reboot_races  # noqa: E402
 from repairs.result import Result  # noqa: E402
 from repairs.slurm_kills import run_slurm_kills  # noqa: E402
 from repairs.times import measure_times  # noqa: E402
@@ -38,7 +39,7 @@ Measure = Callable[[], Result]
 def measurements(args: argparse.Namespace, seed: int) -> Mapping[str, tuple[Measure, ...]]:
     return {
         "times": (lambda: measure_times(args.resets, args.reboots, seed),),
-        "races": (lambda: run_races(args.races, seed),),
+        "races": (lambda: run_races(args.races, seed), lambda: run_reboot_races(args.reboot_races, seed)),
         "kills": (lambda: run_kills(args.kills, seed), lambda: run_slurm_kills(args.slurm_kills, seed)),
         "limit": (lambda: measure_limit(args.nodes, args.max_concurrent, seed),),
     }
@@ -51,6 +52,7 @@ def main() -> int:
     parser.add_argument("--resets", type=int, default=24)
     parser.add_argument("--reboots", type=int, default=12)
     parser.add_argument("--races", type=int, default=200)
+    parser.add_argument("--reboot-races", type=int, default=50)
     parser.add_argument("--kills", type=int, default=850, help="kills with fake commands")
     parser.add_argument("--slurm-kills", type=int, default=150, help="kills with a real Slurm")
     parser.add_argument("--nodes", type=int, default=20, help="nodes that fail at the same moment")

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
+from slurm_cluster import Node
 from waiting import until
 
 from healthd.agent.repair.requirements import STOP_RESERVATION
 from repairs.result import Result
-from repairs.trial import NODE, PATIENCE_SECONDS, Cluster, Trial, run_trials
+from repairs.trial import NODE, PATIENCE_SECONDS, TRIAL_CONFIG, Cluster, Trial, run_trials
 
 CLAIMED = "(repair: gpu_reset)"
 KEEP = "operator: keep"
@@ -61,12 +62,17 @@ def run_races(count: int, seed: int, at_once: int = 4) -> Result:
 class Race(Trial):
     """One action at one boundary of the repair of a fault."""
 
+    boundaries: Sequence[str] = BOUNDARIES
+    actions: Sequence[str] = ACTIONS
+    config = TRIAL_CONFIG
+
     def __init__(self, cluster: Cluster, random: Random) -> None:
-        super().__init__(cluster, random)
+        super().__init__(cluster, random, self.config)
         self.action_result: Acknowledged | None = None
         self.released = 0.0
-        self.boundary, self.action = random.choice(BOUNDARIES), random.choice(ACTIONS)
-        self.has_job_at_fault = random.random() < 0.25 and self.action != "down"
+        self.boundary, self.action = random.choice(self.boundaries), random.choice(self.actions)
+        # slurmctld restores an ended job as running if it is killed before it saves the end.
+        self.has_job_at_fault = random.random() < 0.25 and self.action not in ("down", "kill slurmctld")
         self.has_queued_job = random.random() < 0.5 and self.action != "down"
         self.is_concurrent = random.random() < 0.5
         self.delay = random.random()
@@ -136,7 +142,7 @@ class Race(Trial):
         was_drained = "DRAIN" in before.flags and before.reason.startswith("healthd: ")
         status = 0
         if self.action == "submit a job":
-            self.submit(1)
+            self.submit(1, "--no-requeue")  # before the drain, the fault itself would requeue it
         elif self.action in ("resume", "undrain", "drain", "change the Reason", "down"):
             status = self.update_node(self.action)
         elif self.action == "healthd repair stop":
@@ -148,12 +154,17 @@ class Race(Trial):
             name = f"ReservationName={STOP_RESERVATION}"
             status = self.slurm.attempt("scontrol", "create", "reservation", name, *times).returncode
         else:
-            self.killed_slurmctld_at = time.time()
-            self.slurm.kill_slurmctld()
-            time.sleep(self.delay * 2)
-            self.slurm.start_slurmctld()
+            status = self.act_otherwise()
         is_effective = status == 0 and (was_drained or self.action in ("drain", "down"))
         self.action_result = Acknowledged(began, time.time(), is_effective)
+
+    def act_otherwise(self) -> int:
+        """Kill slurmctld, and start it again. Return 0."""
+        self.killed_slurmctld_at = time.time()
+        self.slurm.kill_slurmctld()
+        time.sleep(self.delay * 2)
+        self.slurm.start_slurmctld()
+        return 0
 
     def update_node(self, action: str) -> int:
         changes = {
@@ -185,6 +196,7 @@ class Race(Trial):
         while time.monotonic() < since + STEADY_SECONDS:
             if time.monotonic() > end:
                 raise TimeoutError(f"claimed without progress: {self.repair_status()}")
+            self.proceed()
             if self.repair_status()["attempt"] is not None:
                 since = time.monotonic()
             time.sleep(0.1)
@@ -192,13 +204,21 @@ class Race(Trial):
     def return_to_service(self) -> None:
         """Order the repair, if it waits, until the node is in service."""
         end = time.monotonic() + PATIENCE_SECONDS
-        while not {"DRAIN", "DOWN"}.isdisjoint((node := self.slurm.node(NODE)).flags):
+        while not self.is_at_end(node := self.slurm.node(NODE)):
             if time.monotonic() > end:
                 raise TimeoutError(f"not in service: {node}; {self.repair_status()}")
+            self.proceed()
             repair = self.repair_status()
-            if repair["attempt"] is None and node.reason.startswith("healthd: "):
+            if repair["attempt"] is None and not repair["ordered_by"] and node.reason.startswith("healthd: "):
                 self.site.daemon.request(command="repair-now")
             time.sleep(1.0)
+
+    def proceed(self) -> None:
+        """Let the machine do what the step requires."""
+
+    def is_at_end(self, node: Node) -> bool:
+        """Return True if the node is in service."""
+        return {"DRAIN", "DOWN"}.isdisjoint(node.flags)
 
     def end_problems(self) -> Iterator[str]:
         yield from self.state_problems()
@@ -221,7 +241,9 @@ class Race(Trial):
             c for c in self.commands("daemon") if " update NodeName=" in c.argv and c.ended > self.action_result.ended
         ]
         reading = self.last_reading("daemon", changes[0].began) if changes else 0.0
-        if changes and reading < self.action_result.ended:
+        if not changes:
+            return  # Slurm replaces the Reason of a node that is down and boots
+        if reading < self.action_result.ended:
             self.counts["actions between a reading and the command after it"] += 1
             return
         self.counts["states of operators lost"] += 1

@@ -9,12 +9,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any, TypeAlias
 
-from healthd_daemon import xid_line
+from healthd_daemon import Healthd, xid_line
 from repair_site import CONFIG, Site, SlurmCommand, slurm_commands
 from slurm_cluster import SlurmCluster
 
@@ -38,9 +40,15 @@ class Cluster:
         slurm.wait_job(self.bystander, "RUNNING")
         slurm.wait_until_saved(self.bystander)
 
-    def records(self, job: str) -> list[str]:
-        """Return the states in sacct, one for each run of the job."""
-        return self.slurm.run("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State").split("\n")[:-1]
+    def records(self, job: Job) -> list[str]:
+        """Return the states in sacct, one for each run of the job.
+
+        A slurmctld that was killed may use the number of a lost job again.
+        """
+        columns = ("-X", "-n", "-P", "-D", "-j", job.id, "-o", "Submit,State")
+        rows = self.slurm.run("sacct", *columns).splitlines()
+        times = (datetime.fromisoformat(row.partition("|")[0]).timestamp() for row in rows)
+        return [row.partition("|")[2] for at, row in zip(times, rows, strict=True) if at > job.submitted - 2.0]
 
 
 @dataclass
@@ -62,19 +70,28 @@ class Trial:
         self.killed_slurmctld_at = 0.0
         self.folder = Path(tempfile.mkdtemp(prefix="healthd-trial."))
         (self.folder / "jobs").mkdir()
-        self.site = Site(self.slurm, NODE, self.folder, config)
+        self.site = self.make_site(config)
+
+    def make_site(self, config: str) -> Any:
+        return Site(self.slurm, NODE, self.folder, config)
 
     def problems(self) -> list[str]:
         """Run the trial and return what is wrong."""
-        try:
-            with self.site.daemon:
+        found: list[str] = []
+        with self.start():
+            try:
                 self.run()
-                found = list(self.end_problems())
+                found += self.end_problems()
                 self.site.daemon.stop()
-            return [*found, *self.job_problems()]
-        except Exception as error:  # the trial is over; the next one begins with the node in service
-            self.counts["repairs without an end"] += 1
-            return [f"{type(error).__name__}: {error}"]
+            except Exception as error:  # the trial is over; the next one begins with the node in service
+                self.counts["repairs without an end"] += 1
+                found.append(f"{type(error).__name__}: {error}; {self.repair_status()}")
+        return [*found, *self.job_problems()]
+
+    def start(self) -> AbstractContextManager[object]:
+        """Start the daemon, which the context ends."""
+        daemon: Healthd = self.site.daemon
+        return daemon
 
     def run(self) -> None:
         raise NotImplementedError
@@ -131,7 +148,7 @@ class Trial:
             while time.monotonic() < deadline and (
                 not states or states[-1] in ("", "PENDING", "RUNNING", "COMPLETING")
             ):
-                states = self.cluster.records(job.id)
+                states = self.cluster.records(job)
                 time.sleep(0.3)
             if states != ["COMPLETED"]:
                 self.counts["jobs lost, requeued or failed"] += 1
@@ -159,14 +176,26 @@ class Trial:
 MakeTrial: TypeAlias = Callable[[Cluster, Random], Trial]
 
 
-def run_trials(result: Result, kind: str, count: int, seed: int, at_once: int, make: MakeTrial) -> None:
-    """Run the trials 1 to `count`, each with its own random numbers, and `at_once` of them at the same time."""
+def run_trials(result: Result, kind: str, count: int, seed: int, at_once: int, make: MakeTrial, **options: Any) -> None:
+    """Run the trials 1 to `count`, each with its own random numbers, and `at_once` of them at the same time.
+
+    `options` are those of the Slurm clusters.
+    """
     numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(1, count + 1):
         numbers.put(number)
 
     def work() -> None:
-        with SlurmCluster(nodes=2, gpus=0, accounting=True, message_timeout=10) as slurm:
+        try:
+            run_on_cluster()
+        except Exception as error:
+            result.add(Violation(kind, 0, seed, "a Slurm cluster", f"{type(error).__name__}: {error}"))
+
+    def run_on_cluster() -> None:
+        with ExitStack() as stack:
+            cluster_to_start = SlurmCluster(nodes=2, gpus=0, accounting=True, message_timeout=10, **options)
+            with result.lock:  # several databases that are created at the same moment fail on a busy machine
+                slurm = stack.enter_context(cluster_to_start)
             cluster = Cluster(slurm)
             while True:
                 try:

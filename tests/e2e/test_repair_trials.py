@@ -14,6 +14,7 @@ if BENCH not in sys.path:
 from repairs.executor_kills import run_kills  # noqa: E402
 from repairs.limit import measure_limit  # noqa: E402
 from repairs.races import run_races  # noqa: E402
+from repairs.reboot_races import run_reboot_races  # noqa: E402
 from repairs.result import Result  # noqa: E402
 from repairs.slurm_kills import run_slurm_kills  # noqa: E402
 from repairs.times import measure_times  # noqa: E402
@@ -37,6 +38,12 @@ def test_operators_and_jobs_at_random_boundaries_lose_nothing() -> None:
     result = run_races(6, SEED, at_once=2)
     require_no_violation(result)
     assert result.counts["trials"] == 6
+
+
+def test_operators_and_jobs_around_a_reboot_lose_nothing() -> None:
+    result = run_reboot_races(3, SEED, at_once=1)
+    require_no_violation(result)
+    assert result.counts["trials"] == 3
 
 
 def test_kills_with_fake_commands_repeat_no_step() -> None:

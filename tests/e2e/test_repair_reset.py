@@ -312,7 +312,7 @@ def test_time_without_possible_resume_does_not_fail_the_step(
         if hold == "pause":
             assert "done" in daemon.request(command="pause", seconds=3600, why="test")
         else:
-            cluster.kill_slurmctld()
+            cluster.kill_slurmctld(signal.SIGTERM)  # it saves its state, so the drain is not lost
             daemon.wait_until(lambda s: s["slurm"]["problem"] and time.time() > s["slurm"]["read_at"] + 5, "unread")
         (site.folder / "go").touch()
         began = daemon.wait_until(stage_is("verify"), "the step is verified")

@@ -166,8 +166,20 @@ def test_reason_of_an_operator_before_the_claim_prevents_reboot(repaired: Repair
     repaired.cluster.wait_state(repaired.name, "DRAIN", reason=XID_119)
     drain(repaired.cluster, repaired.name, "operator: keep")
     repaired.cluster.run("scancel", job)
-    repaired.wait_obstacles("foreign_drain")
+    repaired.daemon.wait_until(lambda status: "foreign_drain" in repaired.obstacles(status), "the drain is foreign")
+    wait_for_rounds(repaired.daemon, 3)
     assert (repaired.reboots, repaired.state.reason, repaired.stages()) == (0, "operator: keep", [])
+
+
+def test_node_reboots_once_its_job_has_ended(repaired: RepairedNode) -> None:
+    job = start_job(repaired.cluster, repaired.name, "--no-requeue")
+    repaired.fail()
+    repaired.cluster.wait_state(repaired.name, "DRAIN", reason=XID_119)
+    repaired.wait_obstacles("jobs")
+    repaired.cluster.run("scancel", job)
+    repaired.wait_reboot()
+    repaired.boot()
+    repaired.wait_in_service()
 
 
 def drain_by_operator(repaired: RepairedNode) -> None:

@@ -266,11 +266,11 @@ class RepairedNode:
     def wait_in_service(self) -> None:
         self.cluster.wait_state(self.name, "IDLE", without=("DRAIN", "DOWN", *PENDING), timeout=240.0)
 
-    def wait_obstacles(self, *names: str) -> None:
-        def found(status: dict[str, Any]) -> set[str]:
-            return {obstacle["obstacle"] for obstacle in status["repair"]["obstacles"]}
+    def obstacles(self, status: dict[str, Any]) -> set[str]:
+        return {obstacle["obstacle"] for obstacle in status["repair"]["obstacles"]}
 
-        self.daemon.wait_until(lambda status: found(status) == set(names), f"obstacles {names}")
+    def wait_obstacles(self, *names: str) -> None:
+        self.daemon.wait_until(lambda status: self.obstacles(status) == set(names), f"obstacles {names}")
 
     def refuses_jobs(self) -> bool:
         """Return True if the prolog would refuse a job."""

@@ -11,3 +11,4 @@ UNSETTLED = NOT_RESUMABLE | {"NOT_RESPONDING", "UNKNOWN"}
 # `scontrol show node` prints these for a node in a reservation with the flag MAINT (slurm.h: NODE_STATE_MAINT).
 MAINTENANCE = frozenset({"MAINT", "MAINTENANCE"})
 IN_SERVICE = frozenset({"IDLE", "ALLOCATED", "MIXED"})  # states of a node that runs or may start jobs
+ALLOCATION = frozenset({"ALLOCATED", "MIXED"})  # states of a node with jobs on all or some of its CPUs

@@ -32,9 +32,11 @@ MAX_ERROR_BYTES = 64 << 10
 KILL_SECONDS = 5.0  # how long killed processes may take to exit
 POLL_SECONDS = 0.2
 MARK = "HEALTHD_EVIDENCE"  # environment variable of every program, which identifies it to the next collector
-# The shell records the session before the program starts. A collector that is killed at any time thus leaves either no
-# program or a record.
-_RECORD_SESSION = 'echo $$ >"$0"; exec "$@"'
+# The shell records the session, and starts the program only if its parent still runs then. A collector that is killed
+# at any time thus leaves either no program or a record. The parent's pid is the fourth word of stat (proc_pid_stat(5)).
+_RECORD_SESSION = (
+    'parent=$1; shift; echo $$ >"$0"; read -r _ _ _ current _ </proc/$$/stat; [ "$current" = "$parent" ] && exec "$@"'
+)
 _NOT_READ = ("D", "Z")  # states of processes whose environment is not read
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 
@@ -77,7 +79,7 @@ def run_source(
     started = time.monotonic()
     try:
         process = subprocess.Popen(
-            ("/bin/sh", "-c", _RECORD_SESSION, session_file, program, *source.argv[1:]),
+            ("/bin/sh", "-c", _RECORD_SESSION, session_file, str(os.getpid()), program, *source.argv[1:]),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

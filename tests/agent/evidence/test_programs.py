@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from healthd.agent.evidence.programs import Run, end_earlier_session, run_source
+from healthd.agent.evidence.programs import _RECORD_SESSION, Run, end_earlier_session, run_source
 from healthd.agent.evidence.sources import Source
 
 SLEEP = "import time; time.sleep(600)"
@@ -137,3 +137,13 @@ def test_full_disk_raises_and_ends_program() -> None:
     with pytest.raises(OSError, match="space"):
         run_source(source, "/dev/full", os.devnull, lambda: "")
     assert time.monotonic() - started < 300.0
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_program_does_not_start_after_a_kill_of_its_collector(tmp_path: Path, is_killed: bool) -> None:
+    """Otherwise nothing would be recorded yet when the next collector looks for what is left."""
+    parent = 1 if is_killed else os.getpid()
+    argv = (_RECORD_SESSION, str(tmp_path / "session"), str(parent), "touch", str(tmp_path / "started"))
+    status = subprocess.run(("/bin/sh", "-c", *argv)).returncode
+    assert (status != 0, (tmp_path / "started").exists()) == (is_killed, not is_killed)
+    assert (tmp_path / "session").read_text().strip().isdecimal()

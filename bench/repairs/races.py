@@ -17,7 +17,7 @@ from typing import NamedTuple
 from slurm_cluster import Node
 from waiting import until
 
-from healthd.agent.repair.requirements import STOP_RESERVATION
+from healthd.agent.repair.slurm_state import STOP_RESERVATION
 from repairs.result import Result
 from repairs.trial import NODE, PATIENCE_SECONDS, TRIAL_CONFIG, Cluster, Trial, run_trials
 

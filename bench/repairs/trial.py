@@ -20,7 +20,7 @@ from healthd_daemon import Healthd, xid_line
 from repair_site import CONFIG, Site, SlurmCommand, slurm_commands
 from slurm_cluster import SlurmCluster
 
-from healthd.agent.repair.requirements import STOP_RESERVATION
+from healthd.agent.repair.slurm_state import STOP_RESERVATION
 from repairs.result import Result, Violation
 from repairs.times import end, log_tail
 

@@ -18,6 +18,7 @@ from healthd.agent.slurm.flapping import Flapping, reset_count
 from healthd.agent.slurm.policy import (
     Policy,
     decide,
+    is_allocated,
     is_idle,
     is_resume_in_flight,
     jobs_blocked_since,
@@ -232,6 +233,7 @@ class SlurmController:
             slurm.requeue,
             self.claim,
             self._now() - time.clock_gettime(time.CLOCK_BOOTTIME) if self.claim and self.claim.is_booted else 0.0,
+            is_allocated(self.status.node),
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:

@@ -74,7 +74,7 @@ from healthd.common.slurm.builtin_reasons import (
     strip_appended,
 )
 from healthd.common.slurm.drain_reason import names_worst_cause, parse_claim, parse_reason, reason, with_claim
-from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, POWER, REBOOT, UNSETTLED
+from healthd.common.slurm.node_states import ALLOCATION, DRAINED_STATES, NOT_RESUMABLE, POWER, REBOOT, UNSETTLED
 from healthd.common.values import Value
 
 # Munge credentials expire after 300 s. slurmctld then refuses a command that it has not processed yet.
@@ -108,6 +108,7 @@ class Policy(Value, frozen=True):
     requeue                which jobs a CRITICAL fault requeues (affected_jobs.py)
     claim                  the repair that this node claims, or None
     booted_at              when this machine booted, in epoch seconds; 0 if unknown
+    was_allocated          the last reading showed this node drained and with jobs, which may be out of date
     """
 
     mode: Mode = Mode.OBSERVE
@@ -121,6 +122,7 @@ class Policy(Value, frozen=True):
     requeue: Requeue = Requeue.PART
     claim: RepairClaim | None = None
     booted_at: float = 0.0
+    was_allocated: bool = False
 
 
 class Owner(enum.Enum):
@@ -228,6 +230,11 @@ def is_idle(node: NodeState, is_booted: bool = False) -> bool:
     unsettled = node.flags & ({"COMPLETING"} | UNSETTLED)
     is_expected = not unsettled if "IDLE" in node.flags else is_booted and unsettled == {"DOWN"}
     return "DRAIN" in node.flags and is_expected
+
+
+def is_allocated(node: NodeState | None) -> bool:
+    """Return True if Slurm shows this node drained and with jobs."""
+    return node is not None and "DRAIN" in node.flags and bool(node.flags & ALLOCATION)
 
 
 def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy: Policy, now: float) -> Decision:

@@ -76,7 +76,7 @@ from healthd.common.slurm.admin_comment import admin_comment
 from healthd.common.slurm.commands import Argv, Command, CommandResult
 from healthd.common.slurm.drain_reason import parse_claim, parse_reason, reason, with_claim
 from healthd.common.slurm.gres import GRES_CONF_BYTES, AllocatedGpus, lists_gpus_in_order, parse_job_gpus
-from healthd.common.slurm.node_states import ALLOCATION, DRAINED_STATES, NOT_RESUMABLE, UNSETTLED
+from healthd.common.slurm.node_states import DRAINED_STATES, NOT_RESUMABLE, UNSETTLED
 from healthd.common.slurm.output import (
     Job,
     SlurmError,
@@ -99,7 +99,6 @@ from healthd.common.slurm.output import (
     parse_node,
     parse_node_names,
     parse_processes,
-    parse_record_flags,
     parse_slurmctld_start,
     parse_whole_reason,
     require_partitions,
@@ -185,8 +184,9 @@ def reconcile(
     reconciliation = _Reconciliation(policy, node_name, boot_id, now, record, gpus, refusals)
     reconciliation.decision = decide(verdict, None, record, policy, now())
     try:
+        if policy.was_allocated:
+            yield from reconciliation.refresh_allocation()
         yield from reconciliation.read_node()
-        yield from reconciliation.notice_ended_jobs()
         for _ in range(TRIES):
             if report := (yield from reconciliation.apply_reading()):
                 return report
@@ -362,19 +362,14 @@ class _Reconciliation:
         self.is_fresh = True
         return self.node
 
-    def notice_ended_jobs(self) -> Steps[None]:
-        """Read the node again if sinfo shows jobs on a node drained by healthd, but scontrol does not.
+    def refresh_allocation(self) -> Steps[None]:
+        """Make slurmctld compute the node's allocation again.
 
         sinfo of Slurm 24.11 may show the allocation of a job that has ended until any client runs `scontrol show node`,
-        for minutes on a cluster without other changes (tests/e2e/test_repair_reboot.py). A repair would wait as long.
+        for minutes on a cluster without other changes (tests/e2e/test_repair_reboot.py).
         """
-        assert self.node is not None
-        if not (self.record.reason and "DRAIN" in self.node.flags and self.node.flags & ALLOCATION):
-            return
-        with suppress(SlurmError):  # the reading by sinfo is valid; it may only be late
-            text = (yield from self.read(commands.node_record(self.node_name))).text
-            if not parse_record_flags(text) & ALLOCATION:
-                yield from self.read_node()
+        with suppress(SlurmError):  # sinfo comes next, and reports the problem
+            yield from self.read(commands.node_record(self.node_name))
 
     def was_lost_by_slurmctld(self, since: float, controller: str) -> Steps[bool]:
         text = (yield from self.read(commands.config())).text

@@ -411,15 +411,6 @@ def parse_setting(text: str, name: str) -> str:
     return ""
 
 
-def parse_record_flags(text: str) -> frozenset[str]:
-    """Return the base state and the flags of a node from `scontrol -o show node`, such as {"IDLE", "DRAIN"}. Raises
-    SlurmError."""
-    found = regex(r" State=([A-Z_+]+)").search(text)
-    if found is None:
-        raise SlurmError("scontrol show node printed no State")
-    return frozenset(found[1].split("+"))
-
-
 def parse_boot_time(text: str) -> float:
     """Return when a node booted according to its slurmd's last registration, from `scontrol -o show node`, or 0 if it
     has not registered.

@@ -324,6 +324,13 @@ def test_operator_drain_right_after_resume_is_foreign() -> None:
     assert after_resume.report.acknowledged, "their resume counts, too"
 
 
+@pytest.mark.parametrize("answer", [SUCCESS, SOCKET_TIMEOUT])
+def test_allocation_of_drained_node_is_computed_again_before_it_is_read(answer: CommandResult) -> None:
+    answers = [answer, sinfo("idle+drain", XID)]
+    result = run_reconcile(DEGRADED, answers, OWN_DRAIN, policy=Policy(Mode.ACT, was_allocated=True))
+    assert (result.report.problem, result.report.node.flags) == ("", {"IDLE", "DRAIN"})
+
+
 def test_existing_drain_is_not_sent_again() -> None:
     result = run_reconcile(DEGRADED, [sinfo("allocated+drain", XID)], OWN_DRAIN)
     assert result.changes() == []

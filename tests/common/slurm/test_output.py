@@ -40,7 +40,6 @@ from healthd.common.slurm.output import (
     parse_node,
     parse_node_names,
     parse_processes,
-    parse_record_flags,
     parse_reservation_names,
     parse_slurmctld_start,
     parse_whole_reason,
@@ -141,7 +140,6 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "job": lambda data: parse_job(data, "12"),
     "job's columns": lambda data: parse_job(record_with(data, JOB_COLUMNS, "12"), "12"),
     "config": text_parser(parse_slurmctld_start),
-    "record flags": text_parser(parse_record_flags, "NodeName=n1 State=", " BootTime="),
     "boot time": text_parser(parse_boot_time, "NodeName=n1 BootTime=", " SlurmdStartTime="),
     "time": text_parser(parse_slurmctld_start, "BOOT_TIME = "),
 }

@@ -26,7 +26,7 @@ def _repair_arguments(parser: Parser) -> None:
 
 def _repair(args: argparse.Namespace) -> int:
     from healthd.agent.control import protocol
-    from healthd.agent.reporting.repair import requirement_rows, status_lines
+    from healthd.agent.reporting.repair import is_step_begun, requirement_rows, status_lines
     from healthd.cli.control import send
 
     document = send(args, protocol.simple_request(protocol.STATUS)).get("status", {})
@@ -39,7 +39,7 @@ def _repair(args: argparse.Namespace) -> int:
         )
     step = repair["step"] or ("person" if repair["has_given_up"] else None)
     status = {None: OK, "person": NEEDS_PERSON}.get(step, NEEDS_STEP)
-    needs_step = status == NEEDS_STEP
+    needs_step = status == NEEDS_STEP and not is_step_begun(repair)
     found = _requirements(args, document) if needs_step else []
     if args.json:
         return write_output(as_json({**repair, "requirements": found}), status)

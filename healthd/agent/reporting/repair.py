@@ -193,6 +193,8 @@ def status_lines(document: Document) -> Iterator[str]:
         yield f"{STEP_NAMES[RepairStep(failed['step'])]} {end}: {failed['why']}"
     if document["has_given_up"]:
         yield "healthd takes no further step: a person must act"
+    if is_step_begun(document):
+        return  # the planned step is the one in progress, or it is due only if this one fails
     if document["text"]:
         yield document["text"]
     if document["refused"]:
@@ -202,6 +204,12 @@ def status_lines(document: Document) -> Iterator[str]:
     for obstacle in document["obstacles"]:
         yield f"not now: {obstacle['text']}"
     yield f"if that fails: {STEP_NAMES[RepairStep(document['next'])]}"
+
+
+def is_step_begun(document: Document) -> bool:
+    """Return True while a step is being taken or verified."""
+    attempt = document["attempt"]
+    return attempt is not None and attempt["stage"] != AttemptStage.CLAIM.value
 
 
 def requirement_rows(document: Document, found: Iterable[Document]) -> list[tuple[str, str]]:

@@ -52,6 +52,7 @@ from healthd.agent.kernel_log.parse import use_patterns
 from healthd.agent.metrics.publisher import Publisher
 from healthd.agent.repair.node_repair import NodeRepair
 from healthd.agent.repair.orders import ORDERS
+from healthd.agent.repair.planner import with_drain_causes
 from healthd.agent.repair.step_program import StepProgram
 from healthd.agent.reporting import systemd
 from healthd.agent.reporting.status import (
@@ -524,7 +525,9 @@ class Daemon:
 
     def collect_evidence(self) -> None:
         """Begin or continue the case of the current drain. On a healthy node, there is nothing to do."""
-        ledger, causes = self.store.ledger, self.verdict.causes
+        ledger = self.store.ledger
+        known = {cause.text for cause in ledger.evidence.causes} if ledger.evidence else ()
+        causes = with_drain_causes(self.verdict, known, ledger.slurm, ledger.paused_at).causes
         if ledger.evidence is None and not causes:
             return
         with guard.dropping_errors(EVIDENCE):

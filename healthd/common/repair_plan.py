@@ -112,7 +112,7 @@ class TakenStep(Value, frozen=True):
     """
 
     id: str
-    at: Moment
+    at: PastMoment
 
 
 class FailedStep(Value, frozen=True):
@@ -163,6 +163,6 @@ class RepairRecord(Value, frozen=True):
     act_since: PastMoment = 0.0
     concluded: str = ""
     booted: str = ""
-    verify_since: Moment = 0.0
-    held_since: Moment = 0.0
+    verify_since: PastMoment = 0.0
+    held_since: PastMoment = 0.0
     is_state_dir_proven: bool | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healthd_daemon import xid_line
+from healthd_daemon import wait_for_rounds, xid_line
 from repair_node import BUSCTL, SYSTEMCTL
 from repair_site import CONFIG, PCI, Site, journal, programs_of
 from slurm_cluster import SlurmCluster, start_job
@@ -148,6 +148,22 @@ def test_pause_delays_repair(site: Site, is_restarted: bool) -> None:
         site.wait_in_service()
         site.wait_for_stages("claimed", "taken", "succeeded")
         assert site.resets() == 1
+
+
+def test_evidence_is_still_collected_after_a_pause(cluster: SlurmCluster, node: str, tmp_path: Path) -> None:
+    """The pause ends before the node is idle, so before the full part of the evidence is saved."""
+    site = Site(cluster, node, tmp_path, f"{CONFIG}[evidence]\nenabled = true\n")
+    job = start_job(cluster, node, "--no-requeue")
+    with site.daemon as daemon:
+        daemon.kernel_line(xid_line(119))
+        waiting = lambda s: s["evidence"] and s["evidence"]["stage"] == "waiting"  # noqa: E731
+        daemon.wait_until(waiting, "the first part is saved", 120)
+        assert "done" in daemon.request(command="pause", seconds=600, why="test")
+        assert "done" in daemon.request(command="unpause")
+        wait_for_rounds(daemon, 2)
+        cluster.run("scancel", job)
+        site.wait_in_service()
+        site.wait_for_stages("claimed", "taken", "succeeded")
 
 
 def test_mode_advise_repairs_only_on_order(site: Site) -> None:

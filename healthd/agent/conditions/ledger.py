@@ -54,6 +54,7 @@ class Ledger(Value, frozen=True):
 
         born           first start on this node
         trusted_since  earlier reports never drain (first start, change from mode observe, end of a pause)
+        paused_at      when the last pause that has ended began
         cursors        position in each kernel log source, by the source's name
         next_sequence  sequence number of the next kernel event
         cleared        the most recently cleared conditions
@@ -71,6 +72,7 @@ class Ledger(Value, frozen=True):
     boot_id: str = ""
     mode: str = ""
     trusted_since: PastMoment = 0.0
+    paused_at: PastMoment = 0.0
     conditions: tuple[Condition, ...] = ()
     cleared: tuple[Condition, ...] = ()
     events: tuple[KernelEvent, ...] = ()

@@ -145,7 +145,8 @@ def end_pause(store: ConditionStore, now: float) -> None:
     """End the pause. Conditions that opened during the pause take effect only if a check still reports them
     afterwards.
     """
-    store.change(pause=None, trusted_since=now)
+    pause = store.ledger.pause
+    store.change(pause=None, trusted_since=now, paused_at=pause.requested_at if pause else 0.0)
 
 
 def failslow_pause(runtime_dir: str, request: Mapping[str, Any], user: str, now: float) -> str:

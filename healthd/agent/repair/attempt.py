@@ -162,9 +162,15 @@ def act_obstacles(record: RepairRecord, plan: Plan, drain: DrainRecord, context:
         yield Obstacle.TRIED
 
 
-def wanted_claim(record: RepairRecord, config: RepairConfig, boot_id: str) -> RepairClaim | None:
-    """Return the claim that the Reason of the drain should have, or None."""
+def wanted_claim(record: RepairRecord, config: RepairConfig, boot_id: str, now: float) -> RepairClaim | None:
+    """Return the claim that the Reason of the drain should have, or None.
+
+    While healthd has been unable to resume the node for repair.verify_timeout_seconds, such as in a pause of days, it
+    claims nothing, so that other nodes can be repaired.
+    """
     attempt, is_booted = record.attempt, record.booted == boot_id
+    if record.held_since and now >= record.held_since + config.verify_timeout_seconds:
+        attempt = None
     if attempt is not None:
         is_booted = is_booted or (attempt.step in BOOTS and attempt.boot_id != boot_id)
         return RepairClaim(attempt.step, config.max_concurrent, is_booted)
@@ -213,6 +219,7 @@ def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new
         record = _fresh(record)
     if view.was_resumed or (not view.is_drained and view.plan is None):
         return Change(_fresh(record))
+    record = _after_late_boot(record, view)
     if view.is_drained and (entry := unfinished(record, view.journal, view.now)) is not None:
         return Change(replace(record, attempt=_adopted(entry), has_given_up=False))
     plan = view.plan
@@ -236,6 +243,15 @@ def _without_attempt(record: RepairRecord, view: View, config: RepairConfig, new
         return Change(replace(record, failed=(*record.failed, failed)), (event,))
     attempt = Attempt(new_id, plan.step, AttemptStage.CLAIM, view.now, view.boot_id, causes, others, plan.parts)
     return Change(replace(record, attempt=attempt, has_given_up=False))
+
+
+def _after_late_boot(record: RepairRecord, view: View) -> RepairRecord:
+    """Return the record after a boot by a step that had counted as failed, because the boot took too long."""
+    taken, journal = record.taken, view.journal
+    entry = journal.find(taken.id) if taken is not None and journal is not None else None
+    if record.booted or entry is None or entry.step not in BOOTS or view.boot_id == entry.boot_id:
+        return record
+    return replace(record, taken=TakenStep(entry.id, view.now), booted=view.boot_id)
 
 
 def _without_plan(record: RepairRecord, view: View, config: RepairConfig) -> Change:
@@ -334,7 +350,8 @@ def _after_result(record: RepairRecord, attempt: Attempt, view: View, config: Re
             return Change(record)
         # This daemon runs in the boot of the step, so no shutdown has ended it: the command may have had no effect.
         why = f"the machine has not booted within {config.boot_timeout_seconds:g} s"
-        return _failed(record, attempt, why, view, was_taken=False)
+        late = replace(record, taken=TakenStep(attempt.id, view.now))  # it may still boot
+        return _failed(late, attempt, why, view, was_taken=False)
     if entry.outcome is Outcome.DONE:
         return _taken(record, attempt, entry, view)
     if entry.outcome is Outcome.TAKING:  # the program was killed and starts again

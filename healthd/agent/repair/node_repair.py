@@ -32,7 +32,7 @@ from healthd.agent.repair.attempt import (
 )
 from healthd.agent.repair.journal import stopped_problem, survives_reboot
 from healthd.agent.repair.ladder import cause_text
-from healthd.agent.repair.planner import node_plan, with_planned_causes
+from healthd.agent.repair.planner import node_plan, with_drain_causes
 from healthd.agent.repair.step_program import StepProgram
 from healthd.agent.reporting.repair import BOOTS
 from healthd.agent.scheduler.replies import ReplyHandler
@@ -113,7 +113,8 @@ class NodeRepair:
         """Plan the repair, and in mode "act" advance it by one stage."""
         config, ledger = self._scheduler.configured.settings.repair, self._store.ledger
         record = after_mode(ledger.repair, config.mode, self._now())
-        verdict = with_planned_causes(verdict, record.plan, ledger.slurm)
+        known = {cause_text(cause.code, cause.subject) for cause in record.plan.causes} if record.plan else ()
+        verdict = with_drain_causes(verdict, known, ledger.slurm, ledger.paused_at)
         # In mode "off", healthd still finishes a step that is being taken or verified.
         is_begun = record.attempt is not None and record.attempt.stage is not AttemptStage.CLAIM
         is_used = config.mode is not RepairMode.OFF or bool(record.ordered_by) or is_begun
@@ -134,7 +135,7 @@ class NodeRepair:
         self._store.change(repair=record)
         if record.attempt != before:
             self._after_stage(before, record.attempt)
-        self._controller.claim = wanted_claim(record, config, self._boot_id)
+        self._controller.claim = wanted_claim(record, config, self._boot_id, self._now())
         self._take_step(record.attempt)
 
     def _advance(self, record: RepairRecord, verdict: Verdict) -> RepairRecord:

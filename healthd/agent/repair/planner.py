@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.repair.attempt import ActContext, act_obstacles, is_active
-from healthd.agent.repair.ladder import plan
+from healthd.agent.repair.ladder import cause_text, plan
 from healthd.agent.repair.obstacles import obstacles
 from healthd.agent.settings.config import Settings
 from healthd.common.model import ConditionState, DrainRecord, NodeState, Remedy, Severity, Verdict
@@ -39,25 +39,25 @@ def node_plan(
     return replace(found, obstacles=tuple(present))
 
 
-def with_planned_causes(verdict: Verdict, found: Plan | None, drain: DrainRecord) -> Verdict:
-    """Return the verdict with the planned faults of healthd's drain among its causes, as long as they are open.
+def with_drain_causes(verdict: Verdict, known: Container[str], drain: DrainRecord, paused_at: float) -> Verdict:
+    """Return the verdict with all open faults of healthd's drain among its causes.
 
-    After a pause, a fault from before its end drains the node only if a check finds it again. The drain from before the
-    pause remains, and so does its repair: no check finds a fault again that only the kernel log reported.
+    After a pause, a fault from before its end drains the node only if a check finds it again. A drain from before the
+    pause remains, and so do its repair and its evidence: no check finds a fault again that only the kernel log
+    reported. `known` has these faults ("CODE SUBJECT"). Faults that opened during the pause are left out.
     """
-    if found is None or not drain.drained_at or not (drain.reason or drain.pending_reason):
+    if not drain.drained_at or not (drain.reason or drain.pending_reason):
         return verdict
-    planned = {(cause.code, cause.subject) for cause in found.causes}
     causes = tuple(
         c
         for c in verdict.conditions
         if c in verdict.causes
         or (
-            (c.code, c.subject) in planned
+            cause_text(c.code, c.subject) in known
             and c.state is ConditionState.OPEN
             and c.severity >= Severity.DEGRADED
             and not c.observed
-            and c.opened_at <= drain.drained_at
+            and c.opened_at <= max(drain.drained_at, paused_at)
         )
     )
     return verdict if causes == verdict.causes else replace(verdict, causes=causes)

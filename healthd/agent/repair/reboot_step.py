@@ -65,6 +65,10 @@ def slurm_reboot_problem(config: str) -> str:
     )
 
 
+# errno(3) of a D-Bus call whose answer was lost: the shutdown may have begun.
+LOST_ANSWER = regex(r"(?i)timed out|connection reset|not connected|disconnected|broken pipe|no reply")
+
+
 def _slurm_result(argv: Argv, result: CommandResult) -> StepResult:
     """Return the result of `scontrol reboot`.
 
@@ -87,6 +91,8 @@ def _systemd_result(result: CommandResult) -> StepResult:
     if result.status is None:
         return StepResult(None, "systemctl reboot did not end in time; systemd may still reboot the node")
     problem = f"systemctl reboot: {last_error(result)}"
+    if LOST_ANSWER.search(result.stderr):
+        return StepResult(None, f"{problem}; systemd may still reboot the node")
     if regex(r"(?i)inhibit").search(result.stderr) and "--check-inhibitors" not in result.stderr:
         return StepResult(Outcome.REFUSED, problem)
     # systemd did not begin the reboot. Releases before 248 do not have --check-inhibitors.

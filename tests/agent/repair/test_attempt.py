@@ -236,7 +236,7 @@ def test_claim_is_given_up_if_plan_changes(changes: dict[str, Any]) -> None:
     changes["drain"] = DrainRecord(claim=GPU_RESET)
     change = step_once(RepairRecord(plan(), attempt(AttemptStage.CLAIM)), **changes)
     assert change.record.attempt is None
-    assert wanted_claim(change.record, ACT, BOOT) is None
+    assert wanted_claim(change.record, ACT, BOOT, NOW) is None
 
 
 @pytest.mark.parametrize("record", [RepairRecord(plan(), attempt(AttemptStage.CLAIM)), verifying()])
@@ -249,12 +249,12 @@ def test_another_user_stops_repair_of_this_drain(record: RepairRecord) -> None:
 
 
 def test_claim_is_wanted_from_begin_to_end() -> None:
-    assert wanted_claim(RepairRecord(), ACT, BOOT) is None
+    assert wanted_claim(RepairRecord(), ACT, BOOT, NOW) is None
     for stage in AttemptStage:
         record = RepairRecord(attempt=attempt(stage, REBOOT))
-        assert wanted_claim(record, ACT, BOOT) == RepairClaim(REBOOT, 1)
-        assert wanted_claim(record, ACT, "boot-3") == RepairClaim(REBOOT, 1, is_booted=True)
-    assert wanted_claim(RepairRecord(has_given_up=True), ACT, BOOT) == RepairClaim(PERSON)
+        assert wanted_claim(record, ACT, BOOT, NOW) == RepairClaim(REBOOT, 1)
+        assert wanted_claim(record, ACT, "boot-3", NOW) == RepairClaim(REBOOT, 1, is_booted=True)
+    assert wanted_claim(RepairRecord(has_given_up=True), ACT, BOOT, NOW) == RepairClaim(PERSON)
 
 
 # --- the step
@@ -315,6 +315,10 @@ def test_reboot_is_done_in_another_boot_and_fails_without_one() -> None:
     late = step_once(record, journal=under_way, now=NOW + ACT.boot_timeout_seconds)
     assert late.record.attempt is None
     assert (late.record.failed[0].step, late.record.failed[0].was_taken) == (REBOOT, False)
+    after = step_once(late.record, journal=under_way, plan=plan(PERSON), boot_id="boot-3", now=NOW + 9000).record
+    assert (after.booted, after.taken) == ("boot-3", TakenStep(ID, NOW + 9000)), "the machine booted after all"
+    again = step_once(after, journal=under_way, plan=plan(PERSON), boot_id="boot-4", now=NOW + 9999).record
+    assert again == after, "a later boot is not healthd's"
 
 
 def test_step_that_only_the_journal_knows_is_continued() -> None:
@@ -473,8 +477,8 @@ def test_boot_by_healthd_is_remembered_until_the_drain_ends() -> None:
         booted, journal=journal_, boot_id="boot-3", plan=plan(REBOOT), has_checked=True, seen=(CAUSE,)
     ).record
     assert (failed.attempt, failed.booted) == (None, "boot-3")
-    assert wanted_claim(failed, ACT, "boot-3") == RepairClaim(None, is_booted=True)
-    assert wanted_claim(failed, ACT, "boot-4") is None
+    assert wanted_claim(failed, ACT, "boot-3", NOW) == RepairClaim(None, is_booted=True)
+    assert wanted_claim(failed, ACT, "boot-4", NOW) is None
     assert step_once(failed, plan=None, causes=(), is_drained=False).record.booted == ""
 
 
@@ -498,6 +502,15 @@ def test_time_in_which_node_cannot_be_resumed_does_not_count() -> None:
     assert stages(step_once(counted, now=NOW - 6 + 3 * timeout, **usual)) == []
     assert stages(step_once(counted, now=NOW - 5 + 3 * timeout, **usual)) == ["failed"]
     assert stages(step_once(held, is_held=True, has_checked=True, seen=(CAUSE,))) == ["failed"]
+
+
+def test_claim_is_given_up_in_a_long_pause() -> None:
+    held = step_once(verifying(), is_held=True, causes=(), plan=None).record
+    assert wanted_claim(held, ACT, BOOT, NOW) == RepairClaim(GPU_RESET, 1)
+    later = NOW + ACT.verify_timeout_seconds
+    assert wanted_claim(held, ACT, BOOT, later) is None
+    resumed = step_once(held, now=later, causes=(), plan=None).record
+    assert wanted_claim(resumed, ACT, BOOT, later) == RepairClaim(GPU_RESET, 1)
 
 
 def test_resume_waits_for_step_and_checks() -> None:
@@ -533,7 +546,7 @@ def test_service_that_does_not_start_fails_no_step(causes: tuple[str, ...]) -> N
     assert (record.attempt, record.failed, record.has_given_up, record.concluded) == (None, (), True, ID)
     later = step_once(record, now=end + 60, journal=journal(Outcome.DONE), **changes)
     assert (later.record, later.events) == (record, ()), "it is reported once, and no step follows"
-    assert wanted_claim(record, ACT, BOOT) == RepairClaim(PERSON), "other nodes may be repaired meanwhile"
+    assert wanted_claim(record, ACT, BOOT, NOW) == RepairClaim(PERSON), "other nodes may be repaired meanwhile"
     resumed = step_once(record, plan=None, causes=(), is_drained=False)
     assert is_fresh(replace(resumed.record, plan=None))
 
@@ -570,7 +583,7 @@ def test_node_without_fault_that_is_not_clean_in_time_is_left_to_person() -> Non
     change = step_once(failed.record, **usual)
     assert stages(change) == ["gave_up"]
     assert change.events[0].fields["problem"] == "the checks were not clean in time"
-    assert wanted_claim(change.record, ACT, BOOT) == RepairClaim(PERSON)
+    assert wanted_claim(change.record, ACT, BOOT, NOW) == RepairClaim(PERSON)
     assert step_once(change.record, **usual) == Change(change.record)
 
 

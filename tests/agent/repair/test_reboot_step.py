@@ -111,6 +111,8 @@ def test_slurm_answers_that_exclude_a_reboot_are_refusals(status: int | None, st
         (1, "Failed to start reboot.target: Transaction is destructive.\n", Outcome.IMPOSSIBLE),
         (1, "Failed to connect to bus: No such file or directory\n", Outcome.IMPOSSIBLE),
         (1, "", Outcome.IMPOSSIBLE),
+        (1, "Failed to reboot system via logind: Connection timed out\n", None),
+        (1, "Call to Reboot failed: Transport endpoint is not connected\n", None),
         (None, "", None),
     ],
 )

@@ -90,6 +90,9 @@ FIELDS_ACTIVITY: Mapping[str, tuple[tuple[int, int], ...]] = {
     "pcie": ((197, 0), (198, 0)),
     "power": ((83, 0),),
 }
+# nvmlPlatformInfo_t.peerType, which nvml.h describes without numbers. nvidia-smi shows 1 as "Switch Connected" and 0 as
+# "Direct Connected": github.com/NVIDIA/k8s-test-infra@3b2b865d, pkg/gpu/mocknvml/engine/platform.go.
+SWITCH_CONNECTED = 1
 WIDE_TYPES = (2, 3)  # nvmlValueType_t: unsigned long, unsigned long long
 SM_CLOCK = 1  # nvmlClockType_t
 FIELDS_LINK = (
@@ -206,10 +209,11 @@ class Fabric(Value, frozen=True):
 
 
 class Platform(Value, frozen=True):
-    """Position of a GPU in its chassis (driver >= 570; HGX boards, GB200, GB300).
+    """Position of a GPU in its chassis (driver >= 570; HGX B200, GB200, GB300; not H100).
 
-    peer_type        SWITCH_CONNECTED if the GPU's NVLinks lead to switches
-    chassis_serial   serial number of the chassis, or "" if none is set; on an NVL72, of the rack
+    peer_type        SWITCH_CONNECTED if the GPU's NVLinks lead to switches: on a tray of an NVL72, but also on an
+                     HGX B200, whose cluster is all zeros (qx-b200.xml, qx-gb200.xml in k8s-test-infra@3b2b865d)
+    chassis_serial   serial number of the chassis, or "" if none is set, as on HGX B200; on an NVL72, of the rack
     slot, tray       slot in the chassis (switches count) and index among the compute slots (they do not)
     host, module     index of the node in the slot, and of the GPU in the node
     """

@@ -10,6 +10,16 @@ Reduced bandwidth, limited capacity and routes in recovery slow jobs down withou
 its routes. These problems drain the node without a requeue. The summary "unhealthy" has no more information than the
 health mask.
 
+On a rack (GB200, GB300 NVL72), the GPUs of all trays join one NVLink domain. All GPUs of a tray have the same cluster
+UUID and clique; a GPU that differs cannot reach the others (NVIDIA's dra-driver-nvidia-gpu@95932046, nvlib.go, refuses
+such a node; azhpc-images PR 506 requires a UUID). If no GPU of a tray has a domain although its platform names a place
+in a rack, this is only a warning: single trays still work, and the DRA driver uses such a tray without a domain. An HGX
+board (B200) is switch connected too, but has no chassis serial number and no cluster UUID.
+
+The health mask's bit for the fabric manager's connection concerns only the control plane: DCGM ignores it, and no
+source says that traffic stops. The node is drained without a requeue after join_seconds. If all GPUs have lost the
+connection, the cause is the fabric manager, which on an NVL72 serves 18 trays.
+
 These GPUs are not faulty:
 
 - a GPU with MIG, which has no NVLink
@@ -26,7 +36,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -51,7 +61,7 @@ from healthd.api import (
     regex,
 )
 from healthd.host.inventory import device_kind
-from healthd.nvidia.nvml import Fabric
+from healthd.nvidia.nvml import Fabric, Platform
 
 USES = "nvml"
 
@@ -69,6 +79,8 @@ STATES = {1: "not started", 2: "in progress"}
 UNHEALTHY, LIMITED_CAPACITY = 2, 3
 SUMMARIES = {UNHEALTHY: "unhealthy", LIMITED_CAPACITY: "limited capacity"}
 HEALTHY_SUMMARIES = (None, 0, 1)
+MANAGER_SHIFT = 14
+MANAGER_DISCONNECTED = "the fabric manager is disconnected"
 # Two-bit fields in the health mask: the field's first bit, its bad value and the meaning. 0 = not supported. The last
 # two fields report a correct state, so 1 is good. The other fields report a problem.
 FIELDS = (
@@ -77,7 +89,7 @@ FIELDS = (
     (4, 1, "routes are unhealthy"),
     (6, 1, "an access time-out is being recovered"),
     (12, 2, "no partition is assigned"),
-    (14, 2, "the fabric manager is disconnected"),
+    (MANAGER_SHIFT, 2, MANAGER_DISCONNECTED),
 )
 SLOWDOWN_PROBLEMS = frozenset({"bandwidth is degraded", "routes are being recovered", SUMMARIES[LIMITED_CAPACITY]})
 CONFIGURATION_SHIFT = 8  # four bits: 0 = not supported, 1 = good
@@ -93,7 +105,8 @@ CONFIGURATIONS = {
 
 
 class Config(CheckSettings, frozen=True):
-    """join_seconds      time that a GPU may take to join the fabric, for example after a boot
+    """join_seconds      time that a GPU may take to join the fabric, for example after a boot, or to reach the fabric
+                      manager again
     confirm_seconds   bad health must last this long before it is reported
     """
 
@@ -106,6 +119,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     not_joined_count = 0
     joined: Counter[str] = Counter()  # by model
     without_fabric: list[NvmlGpu] = []
+    completed: dict[NvmlGpu, Fabric] = {}
     gpus = host.gpus()
     for gpu in gpus:
         try:
@@ -113,7 +127,9 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             if fabric is None or fabric.state == NOT_SUPPORTED:
                 without_fabric.append(gpu)
                 continue
-            joined[gpu.name] += fabric.state == COMPLETED
+            if fabric.state == COMPLETED:
+                joined[gpu.name] += 1
+                completed[gpu] = fabric
             yield Observation("gpu_fabric_state", fabric.state, labels=(("pci", gpu.pci),))
             for finding in _judge(gpu.pci, fabric, config):
                 if not _is_exempt(gpu):
@@ -122,18 +138,116 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
                     yield from [reported] if reported else []
         except (NvmlError, ValueError, OSError) as error:  # this error must not hide the other GPUs
             failed.append(error)
-    if len(without_fabric) == len(gpus):
-        yield NothingToCheck("no GPU on an NVSwitch fabric") if gpus else NO_GPU
-    for gpu in without_fabric:
+    domains = Counter((fabric.cluster, fabric.clique) for fabric in completed.values() if fabric.cluster)
+    found_count = 0
+    for gpu in (*without_fabric, *completed):
         try:
-            if joined[gpu.name] and not _is_exempt(gpu):
-                yield _no_fabric(gpu, joined[gpu.name], config)
+            for result in _judge_together(gpu, completed, joined, domains, config):
+                found_count += 1
+                yield result
         except NvmlError as error:
             failed.append(error)
+    if len(without_fabric) == len(gpus) and not found_count:
+        yield NothingToCheck("no GPU on an NVSwitch fabric") if gpus else NO_GPU
     if not_joined_count:
         yield from _cause(host, config)
     if failed:
         raise failed[0]
+
+
+def _judge_together(
+    gpu: NvmlGpu,
+    completed: Mapping[NvmlGpu, Fabric],
+    joined: Mapping[str, int],
+    domains: Mapping[tuple[str, int], int],
+    config: Config,
+) -> Iterator[Finding | Observation]:
+    """Compare a GPU with the others of this node.
+
+    `completed` are the GPUs that have completed joining, `joined` their number by model, and `domains` their number by
+    NVLink domain and clique.
+    """
+    fabric = completed.get(gpu)
+    findings: list[Finding] = []
+    if fabric is None and joined[gpu.name]:
+        findings = [_no_fabric(gpu, joined[gpu.name], config)]
+    elif fabric is not None and fabric.status not in (0, NOT_SUPPORTED_STATUS):
+        pass  # the GPU has no domain because joining failed, which _judge reports
+    elif not domains:
+        findings = [_no_domain(gpu, config)] if _is_in_rack(gpu) else []
+    elif fabric is not None:
+        if fabric.cluster:
+            yield Observation("gpu_fabric_info", 1, labels=_place(gpu, fabric))
+        findings = [*_other_domain(gpu, fabric, domains, config)]
+    if fabric is not None and _has_no_manager(fabric):
+        findings.append(_manager_lost(gpu, completed, config))
+    if findings and not _is_exempt(gpu):
+        yield from findings
+
+
+def _has_no_manager(fabric: Fabric) -> bool:
+    return fabric.status != NOT_SUPPORTED_STATUS and (fabric.health_mask or 0) >> MANAGER_SHIFT & 0x3 == 2
+
+
+def _manager_lost(gpu: NvmlGpu, completed: Mapping[NvmlGpu, Fabric], config: Config) -> Finding:
+    lost = sum(map(_has_no_manager, completed.values()))
+    return Finding(
+        Severity.DEGRADED,
+        "gpu_fabric/manager_lost",
+        gpu.pci,
+        f"{MANAGER_DISCONNECTED} ({lost} of {len(completed)} GPUs)",
+        confirm_seconds=config.join_seconds,
+        shared_cause=lost == len(completed),
+    )
+
+
+def _no_domain(gpu: NvmlGpu, config: Config) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        "gpu_fabric/no_domain",
+        gpu.pci,
+        "the GPU has a place in a rack, but has not joined the rack's NVLink domain",
+        confirm_seconds=config.join_seconds,
+        shared_cause=True,
+    )
+
+
+def _other_domain(
+    gpu: NvmlGpu, fabric: Fabric, domains: Mapping[tuple[str, int], int], config: Config
+) -> Iterator[Finding]:
+    """Yield a finding unless the GPU is in the domain and clique that has the most GPUs."""
+    own, most = (fabric.cluster, fabric.clique), max(domains.values())
+    if [domain for domain, number in domains.items() if number == most] != [own]:
+        counts = ", ".join(f"{number} in {_domain_text(*domain)}" for domain, number in sorted(domains.items()))
+        yield Finding(
+            Severity.DEGRADED,
+            "gpu_fabric/other_domain",
+            gpu.pci,
+            f"the GPU is in {_domain_text(*own)}; GPUs of this node: {counts}",
+            confirm_seconds=config.confirm_seconds,
+        )
+
+
+def _domain_text(cluster: str, clique: int) -> str:
+    return f"NVLink domain {cluster}, clique {clique}" if cluster else "no NVLink domain"
+
+
+def _is_in_rack(gpu: NvmlGpu) -> bool:
+    platform = gpu.platform()
+    return platform is not None and platform.is_in_rack
+
+
+def _place(gpu: NvmlGpu, fabric: Fabric) -> tuple[tuple[str, str], ...]:
+    platform = gpu.platform() or Platform(0, "", 0, 0, 0, 0)
+    has_place = bool(platform.chassis_serial)
+    return (
+        ("pci", gpu.pci),
+        ("domain", fabric.cluster),
+        ("clique", str(fabric.clique)),
+        ("chassis", platform.chassis_serial),
+        ("slot", str(platform.slot) if has_place else ""),
+        ("tray", str(platform.tray) if has_place else ""),
+    )
 
 
 def _is_exempt(gpu: NvmlGpu) -> bool:
@@ -198,6 +312,7 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
     found += problems(fabric.health_mask or 0)
     if fabric.summary in SUMMARIES and not (found and fabric.summary == UNHEALTHY):
         found.append(SUMMARIES[fabric.summary])
+    found = [text for text in found if text != MANAGER_DISCONNECTED]  # see _manager_lost
     if found:
         is_slowdown = SLOWDOWN_PROBLEMS.issuperset(found)
         yield Finding(
@@ -207,7 +322,7 @@ def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
             f"the GPU is not healthy in the NVLink fabric: {', '.join(found)}",
             confirm_seconds=config.confirm_seconds,
         )
-    elif fabric.summary not in HEALTHY_SUMMARIES:
+    elif fabric.summary not in (*HEALTHY_SUMMARIES, *SUMMARIES):
         raise ValueError(f"GPU {pci}: unknown fabric health summary {fabric.summary}")
 
 
@@ -257,6 +372,11 @@ OBSERVATIONS = {
     "gpu_fabric_state": Meaning(
         "The GPU's state in the NVSwitch fabric: 0 not supported, 1 not started, 2 in progress, 3 completed.",
         ("pci",),
+    ),
+    "gpu_fabric_info": Meaning(
+        "Always 1; the labels are the GPU's NVLink domain (cluster UUID), its clique in the domain, and its place in "
+        "the rack. Only for GPUs whose domain may span several nodes (GB200, GB300).",
+        ("pci", "domain", "clique", "chassis", "slot", "tray"),
     ),
 }
 
@@ -310,6 +430,38 @@ EXPLAIN = {
         "or reboot. If the problem recurs, replace the GPU or the baseboard.",
         confirm="confirm_seconds",
     ),
+    "gpu_fabric/other_domain": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The GPU has joined another NVLink domain or another clique than the other GPUs of this node, or none. If no "
+        "domain has the most GPUs, every GPU is reported.",
+        "The GPU and the others cannot reach each other over NVLink. Jobs that use them together fail or hang.",
+        "Compare cliqueId and clusterUuid of all GPUs (nvidia-smi -q, Fabric), and the partitions on the rack's NVLink "
+        f"controller. {_INSPECT_TODO} If the partitions are right, reboot the node after the drain.",
+        confirm="confirm_seconds",
+    ),
+    "gpu_fabric/no_domain": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The GPU's platform is switch connected and names its place in a rack, but the GPU reports no fabric, or no "
+        "NVLink domain (clusterUuid is zero).",
+        "Jobs on several nodes cannot use NVLink between this node and the others of the rack.",
+        "No action tonight. Check the rack's NVLink switches, and that the node is in a partition on their controller. "
+        f"{_INSPECT_TODO}",
+        confirm="join_seconds",
+        shared=True,
+    ),
+    "gpu_fabric/manager_lost": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The GPU has lost its connection to the fabric manager (GFM in the health mask). If all GPUs of the node have "
+        "lost it, the fabric manager is the likely cause.",
+        "Running jobs continue, but the fabric manager cannot route around a new fault, or change partitions.",
+        "Check nvidia-fabricmanager on an HGX board, and the switches' fabric manager on an NVL72, where all trays of "
+        f"the rack report it. {_INSPECT_TODO}",
+        confirm="join_seconds",
+        shared=None,
+    ),
     "gpu_fabric/manager": Explain(
         Severity.DEGRADED,
         Clears.PASS,
@@ -331,5 +483,7 @@ ENDS_JOB = {
     "gpu_fabric/degraded": EndsJob.NEVER,
     "gpu_fabric/unhealthy": EndsJob.ALWAYS,
     "gpu_fabric/no_fabric": EndsJob.ALWAYS,
+    "gpu_fabric/other_domain": EndsJob.ALWAYS,
+    "gpu_fabric/manager_lost": EndsJob.NEVER,
     "gpu_fabric/manager": EndsJob.ALWAYS,
 }

@@ -217,6 +217,140 @@ def test_nvml_error_fails_run_and_hides_no_other_finding(host):
     assert codes([item for item in results if isinstance(item, Finding)]) == ["gpu_fabric/not_joined"]
 
 
+# --- the NVLink domain of a rack
+
+CLUSTER = "00000001-0000-0000-0000-000000000001"
+OTHER_CLUSTER = "00000002-0000-0000-0000-000000000001"
+IN_DOMAIN = f'fabric_cluster = "{CLUSTER}"\nfabric_clique = 32766'
+PLACE = 'platform = { peer_type = 1, serial = "1820000000001", slot = 14, tray = 4, host = 1 }'
+RACK_GPUS = fake_pci_gpus("dgx-b200")[:4]
+NO_MANAGER = "fabric_health = 0x8000"
+
+
+def tray(*settings: str, place: str = PLACE) -> str:
+    """Return the text of a GB200 tray. `settings` are those of GPU 0, 1, ...; the last ones are those of the rest."""
+    addresses = ", ".join(f'"{pci}"' for pci in RACK_GPUS)
+    tables = (f'[gpu.{n}]\nname = "NVIDIA GB200"\n{place}\n{settings[min(n, len(settings) - 1)]}\n' for n in range(4))
+    return f"pci = [{addresses}]\n" + "".join(tables)
+
+
+def test_tray_in_its_domain_gives_no_finding_and_its_place(host):
+    results = run_check(gpu_fabric, host(tray(IN_DOMAIN), profile="dgx-b200"))
+    assert [item for item in results if isinstance(item, Finding)] == []
+    labels = [dict(item.labels) for item in observations_named(results, "gpu_fabric_info")]
+    place = {"domain": CLUSTER, "clique": "32766", "chassis": "1820000000001", "slot": "14", "tray": "4"}
+    assert labels == [{"pci": pci, **place} for pci in RACK_GPUS]
+
+
+def test_domain_without_platform_has_no_place(host):
+    results = run_check(gpu_fabric, host(tray(IN_DOMAIN, place=""), profile="dgx-b200"))
+    assert {dict(item.labels)["slot"] for item in observations_named(results, "gpu_fabric_info")} == {""}
+
+
+@pytest.mark.parametrize(
+    ("other", "text"),
+    [
+        (f'fabric_cluster = "{CLUSTER}"\nfabric_clique = 1', f"the GPU is in NVLink domain {CLUSTER}, clique 1; "),
+        (f'fabric_cluster = "{OTHER_CLUSTER}"\nfabric_clique = 2', f"the GPU is in NVLink domain {OTHER_CLUSTER}, "),
+        ("", "the GPU is in no NVLink domain; "),
+        ("fabric_status = 3", "the GPU is in no NVLink domain; "),
+    ],
+)
+def test_gpu_of_tray_in_another_domain_is_degraded(host, other, text):
+    different = host(tray(other, IN_DOMAIN), profile="dgx-b200")
+    (finding,) = findings(gpu_fabric, different)
+    assert (finding.code, finding.subject) == ("gpu_fabric/other_domain", RACK_GPUS[0])
+    assert (finding.severity, finding.shared_cause, finding.confirm_seconds) == (Severity.DEGRADED, False, 60.0)
+    assert finding.message.startswith(text)
+    story = Story(gpu_fabric).run_checks(different, 2)
+    assert (story.drained, story.requeued) == (True, False)
+    assert not story.run_checks(host(tray(IN_DOMAIN), profile="dgx-b200"), 2).drained
+
+
+def test_only_gpu_with_domain_is_not_the_faulty_one(host):
+    found = findings(gpu_fabric, host(tray(IN_DOMAIN, ""), profile="dgx-b200"))
+    assert [(f.code, f.subject) for f in found] == [("gpu_fabric/other_domain", pci) for pci in RACK_GPUS[1:]]
+
+
+def test_all_gpus_are_reported_if_two_domains_have_equally_many(host):
+    other = f'fabric_cluster = "{OTHER_CLUSTER}"'
+    found = findings(gpu_fabric, host(tray(other, other, IN_DOMAIN), profile="dgx-b200"))
+    assert [(f.code, f.subject) for f in found] == [("gpu_fabric/other_domain", pci) for pci in RACK_GPUS]
+
+
+@pytest.mark.parametrize("exemption", ["mig = true", "virtualization = 3", "virtualization = 4"])
+@pytest.mark.parametrize("fault", ["fabric_clique = 1", f"{IN_DOMAIN}\n{NO_MANAGER}"])
+def test_gpu_with_mig_or_vgpu_host_needs_no_domain(host, exemption, fault):
+    assert findings(gpu_fabric, host(tray(f"{fault}\n{exemption}", IN_DOMAIN), profile="dgx-b200")) == []
+
+
+def test_gpu_that_failed_to_join_is_only_unhealthy(host):
+    found = findings(gpu_fabric, host(tray("fabric_status = 999", IN_DOMAIN), profile="dgx-b200"))
+    assert codes(found) == ["gpu_fabric/unhealthy"]
+
+
+@pytest.mark.parametrize("state", ["fabric_state = 0", NO_FABRIC_CALLS, "", "fabric_status = 3"])
+def test_tray_outside_its_domain_warns_and_never_drains(host, state):
+    found = findings(gpu_fabric, host(tray(state), profile="dgx-b200"))
+    assert [(f.code, f.severity, f.subject) for f in found] == [
+        ("gpu_fabric/no_domain", Severity.WARNING, pci) for pci in RACK_GPUS
+    ]
+    assert {(f.confirm_seconds, f.shared_cause) for f in found} == {(300.0, True)}
+    assert not Story(gpu_fabric).run_checks(host(tray(state), profile="dgx-b200"), 50).drained
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",  # H100
+        "platform = { peer_type = 1, slot = 255, tray = 255, host = 1, module = 6 }",  # HGX B200 (qx-b200.xml)
+        'platform = { peer_type = 0, serial = "1820000000001", slot = 1, host = 1 }',  # directly connected GPUs
+    ],
+)
+@pytest.mark.parametrize("state", ["fabric_state = 0", NO_FABRIC_CALLS, "", "fabric_status = 3"])
+def test_gpus_without_place_in_rack_need_no_domain(host, place, state):
+    assert run_check(gpu_fabric, host(tray(state, place=place), profile="dgx-b200"))[4:] == []
+
+
+def test_unreadable_platform_fails_run_and_hides_no_other_finding(host):
+    results: list[Any] = []
+    text = tray('errors = { nvmlDeviceGetPlatformInfo = "Unknown" }', "")
+    with pytest.raises(NvmlError, match="nvmlDeviceGetPlatformInfo"):
+        results.extend(run_once(host(text, profile="dgx-b200")))
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["gpu_fabric/no_domain"] * 3
+
+
+# --- the connection to the fabric manager
+
+
+def test_lost_fabric_manager_of_all_gpus_has_shared_cause_and_never_requeues(host):
+    lost = host(tray(f"{IN_DOMAIN}\n{NO_MANAGER}\nfabric_summary = 2"), profile="dgx-b200")
+    found = findings(gpu_fabric, lost)
+    assert [(f.code, f.severity, f.shared_cause) for f in found] == [
+        ("gpu_fabric/manager_lost", Severity.DEGRADED, True)
+    ] * 4
+    assert {f.message for f in found} == {"the fabric manager is disconnected (4 of 4 GPUs)"}
+    story = Story(gpu_fabric).run_check(lost).run_check(lost, minutes=4)
+    assert not story.drained, "the fabric manager may restart"
+    story.run_checks(lost, 50)
+    assert (story.drained, story.requeued) == (True, False)
+
+
+def test_lost_fabric_manager_of_one_gpu_is_its_own_fault(host):
+    (finding,) = findings(gpu_fabric, host(tray(f"{IN_DOMAIN}\n{NO_MANAGER}", IN_DOMAIN), profile="dgx-b200"))
+    assert (finding.code, finding.severity, finding.shared_cause) == (
+        "gpu_fabric/manager_lost",
+        Severity.DEGRADED,
+        False,
+    )
+
+
+def test_lost_fabric_manager_hides_no_other_problem(host):
+    found = findings(gpu_fabric, host(health(2 << 14 | 1 << 4, 2)))
+    assert codes(found) == ["gpu_fabric/unhealthy", "gpu_fabric/manager_lost"]
+    assert found[0].message == "the GPU is not healthy in the NVLink fabric: routes are unhealthy"
+
+
 # --- no fault
 
 

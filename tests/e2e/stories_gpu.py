@@ -40,6 +40,7 @@ WELL = gpus("")
 OLDER_DRIVER = gpu("unsupported_fields = [230]")  # it does not report the required recovery
 RESET = steps(WELL, kernel(xid_line(154, BUS, NO_RECOVERY)))
 FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
+IN_DOMAIN = 'fabric_cluster = "00000001-0000-0000-0000-000000000001"'
 QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
 ANY_NUMBER = {"gpu_count": {"expected": 0}}  # otherwise gpu_count reports it too
 SLICED = {"gpu_mig": {"mode": "on", "instances": 7}}
@@ -265,6 +266,22 @@ LINKS = [
             ("gpu_fabric/degraded", "fabric_health = 1\nfabric_summary = 3"),
             ("gpu_fabric/no_fabric", "fabric_state = 0"),
         )
+    ),
+    Row(
+        "gpu_fabric/other_domain",
+        GPU,
+        well=gpu_tables([IN_DOMAIN] * 8),
+        fault=gpu_tables(f"{IN_DOMAIN}\nfabric_clique = {int(pci == GPU)}" for pci in GPUS),
+        repair=gpu_tables([IN_DOMAIN] * 8),
+        settings=QUICK_FABRIC,
+    ),
+    warns("gpu_fabric/no_domain", 'platform = {peer_type = 1, serial = "1820000000001"}', join_seconds=1.0),
+    Row(
+        "gpu_fabric/manager_lost",
+        GPU,
+        fault=gpu("fabric_health = 0x8000\nfabric_summary = 2"),
+        repair=WELL,
+        settings=QUICK_FABRIC,
     ),
     Row(
         "gpu_fabric/manager",

@@ -21,13 +21,17 @@ from healthd.common.values import Value
 from healthd.nvidia import fake_scenario, nvml_binding
 from healthd.nvidia.fake_scenario import Gpu, Library, LinkCounters, Machine
 from healthd.nvidia.nvml import (
+    FIELD_C2C_COUNT,
+    FIELD_C2C_STATUS,
     FIELD_LINK_RECOVERIES,
+    FIELD_LINK_SPEED,
     FIELD_LINK_STATE,
     FIELD_MEMORY_TEMPERATURE,
     FIELD_NVLINK_LINK_COUNT,
     FIELD_RECOVERY_ACTION,
     FIELD_SLOWDOWN_MARGIN,
     FIELDS_ACTIVITY,
+    FIELDS_C2C_COUNTERS,
     FIELDS_LINK,
     FIELDS_LINK_BER,
     FIELDS_LINK_ERRORS,
@@ -104,6 +108,7 @@ class FakeLibrary:
     c_nvmlGpuFabricInfo_t: Any = pynvml.c_nvmlGpuFabricInfo_t
     c_nvmlGpuFabricInfo_v2_t: Any = pynvml.c_nvmlGpuFabricInfo_v2_t
     c_nvmlGpuFabricInfo_v3_t: Any = pynvml.c_nvmlGpuFabricInfo_v3_t
+    c_nvmlPlatformInfo_v2_t: Any = pynvml.c_nvmlPlatformInfo_v2_t
 
     def __init__(self, machine: Machine, pci: Sequence[str], gpus: Sequence[Gpu]) -> None:
         self._machine = machine
@@ -361,6 +366,22 @@ class FakeLibrary:
         _fill_fabric(self._gpu_for_call("nvmlDeviceGetGpuFabricInfo", device), gpuFabricInfo._obj)
         return 0
 
+    def nvmlDeviceGetPlatformInfo(self, device: Handle, platformInfo: Any) -> int:
+        platform = _supported(self._gpu_for_call("nvmlDeviceGetPlatformInfo", device).platform)
+        struct = platformInfo._obj  # the target of byref()
+        put(struct, "chassisSerialNumber", platform.serial.encode())
+        numbers = {"slotNumber": platform.slot, "trayIndex": platform.tray, "hostId": platform.host}
+        numbers |= {"peerType": platform.peer_type, "moduleId": platform.module}
+        for name, number in numbers.items():
+            put(struct, name, bytes([number]))
+        return 0
+
+    def nvmlDeviceGetRepairStatus(self, device: Handle) -> list[int]:
+        gpu = self._gpu_for_call("nvmlDeviceGetRepairStatus", device)
+        if gpu.repair_pending_channel is None and gpu.repair_pending_tpc is None:
+            _fail("NotSupported")
+        return [int(gpu.repair_pending_channel or False), int(gpu.repair_pending_tpc or False)]
+
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int:
         gpu = self._gpu_for_call("nvmlDeviceGetNvLinkState", device)
         _require_link(gpu, link)
@@ -457,6 +478,9 @@ def _processes(gpu: Gpu) -> list[Any]:
 
 def _fill_fabric(gpu: Gpu, struct: Any) -> None:
     struct.state, struct.status = _supported(gpu.fabric_state), gpu.fabric_status
+    struct.cliqueId = gpu.fabric_clique
+    if gpu.fabric_cluster:
+        struct.clusterUuid[:] = bytes.fromhex(gpu.fabric_cluster.replace("-", ""))
 
 
 def _values(gpu: Gpu, fields: Sequence[int | tuple[int, int]]) -> Any:
@@ -474,6 +498,8 @@ def _answer(gpu: Gpu, value: Any, field: int, scope: int) -> None:
     number: int | None = None
     if field in gpu.unsupported_fields:
         pass
+    elif field in (FIELD_C2C_STATUS, *FIELDS_C2C_COUNTERS):
+        number = _c2c_field(gpu, field, scope)
     elif field in (*FIELDS_LINK, *FIELDS_LINK_RECOVERY_KINDS):
         number = _link_field(gpu, field, scope)
         if number is not None and scope >= gpu.nvlinks:
@@ -497,6 +523,7 @@ def _field(gpu: Gpu, field: int) -> int | None:
     )
     return {
         FIELD_NVLINK_LINK_COUNT: gpu.nvlinks or None,
+        FIELD_C2C_COUNT: gpu.c2c_links or None,
         FIELD_RECOVERY_ACTION: gpu.recovery_action,
         FIELD_MEMORY_TEMPERATURE: gpu.temperature_memory,
         FIELD_SLOWDOWN_MARGIN: gpu.temperature_slowdown_margin,
@@ -521,6 +548,8 @@ def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
         return None
     if field == FIELD_LINK_STATE:
         return int(link not in gpu.nvlink_inactive)
+    if field == FIELD_LINK_SPEED:
+        return gpu.nvlink_speeds.get(str(link), gpu.nvlink_speed)
     if gpu.nvlink_counters is LinkCounters.NVLINK5:
         if field in FIELDS_LINK_BER:
             rates = (gpu.nvlink_ber, gpu.nvlink_symbol_ber)[FIELDS_LINK_BER.index(field)]
@@ -529,6 +558,16 @@ def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
             return gpu.nvlink_recovery.get(str(link), 0) + gpu.nvlink_recovery_failed.get(str(link), 0)
     setting = counters.get(field)
     return None if setting is None else getattr(gpu, setting).get(str(link), 0) if setting else 0
+
+
+def _c2c_field(gpu: Gpu, field: int, link: int) -> int | None:
+    if link >= gpu.c2c_links:
+        return None
+    errors, replays, repeated, power = FIELDS_C2C_COUNTERS
+    counts = {errors: gpu.c2c_errors, replays: gpu.c2c_replays}
+    return {FIELD_C2C_STATUS: int(link not in gpu.c2c_inactive), repeated: 0, power: 0}.get(
+        field, counts.get(field, {}).get(str(link), 0)
+    )
 
 
 def _packed_ber(rate: float) -> int:

@@ -59,7 +59,8 @@ CALLS = frozenset(  # the functions of FakeLibrary
         *("nvmlDeviceGetNvLinkState", "nvmlDeviceGetPciInfo", "nvmlDeviceGetPcieReplayCounter"),
         *("nvmlDeviceGetPersistenceMode", "nvmlDeviceGetPowerManagementDefaultLimit", "nvmlDeviceGetRemappedRows"),
         *("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRowRemapperHistogram"),
-        *("nvmlDeviceGetSerial", "nvmlDeviceGetGpuUptime_v1"),
+        *("nvmlDeviceGetSerial", "nvmlDeviceGetGpuUptime_v1", "nvmlDeviceGetPlatformInfo"),
+        "nvmlDeviceGetRepairStatus",
         *("nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureThreshold"),
         *("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUUID", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
         *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetVirtualizationMode"),
@@ -91,6 +92,7 @@ LINK_SETTINGS = (
     "nvlink_packet_errors",
     "nvlink_ber",
     "nvlink_symbol_ber",
+    "nvlink_speeds",
 )
 
 
@@ -112,6 +114,17 @@ class LinkCounters(enum.Enum):
     NVLINK5 = "nvlink5"  # Blackwell: fields 206 to 222
 
 
+class FakePlatform(Value, frozen=True):
+    """Answer of nvmlDeviceGetPlatformInfo (nvml.Platform)."""
+
+    peer_type: int
+    serial: str = ""
+    slot: int = 0
+    tray: int = 0
+    host: int = 0
+    module: int = 0
+
+
 class Gpu(Value, frozen=True):
     """One GPU's answers. None means that this model does not support the query.
 
@@ -130,6 +143,10 @@ class Gpu(Value, frozen=True):
     unrepairable_memory   the flag of drivers 590 and later
     retired_single_bit, retired_double_bit   number of retired pages, before Ampere
     fabric_health, fabric_summary   if not set, the driver rejects the newer versions of the structure
+    fabric_cluster, fabric_clique   UUID of the NVLink domain ("" = zeros), and number of the partition
+    platform    position in the chassis: serial, peer_type (SWITCH_CONNECTED in nvml.py), slot, tray, host and module
+    c2c_links   number of chip-to-chip links; c2c_inactive, c2c_errors, c2c_replays as for NVLinks
+    repair_pending_channel, repair_pending_tpc   repairs that wait for a reset (both not set: not supported)
     temperature_margin   degrees left until the driver begins to slow down the GPU
     temperature_slowdown_margin   value of temperature_margin at which the hardware slows down
     iteration_seconds   NVLink, PCIe and energy counters grow as for a job whose iterations take this long
@@ -142,6 +159,7 @@ class Gpu(Value, frozen=True):
     nvlink_replay, nvlink_recovery, nvlink_crc, nvlink_packet_errors   counts by link: {4 = 7}
     nvlink_recovery_failed   count by link; on Blackwell nvlink_recovery counts successful recoveries
     nvlink_ber, nvlink_symbol_ber   effective and symbol bit error rates by link: {4 = 1e-5}
+    nvlink_speed   speed of each link in MB/s; nvlink_speeds   of single links: {4 = 26562}
     unsupported, unsupported_fields   calls and field ids that fail with NotSupported
     errors      calls that fail with other errors
     """
@@ -208,6 +226,15 @@ class Gpu(Value, frozen=True):
     fabric_status: int = 0
     fabric_health: int | None = None
     fabric_summary: int | None = None
+    fabric_cluster: str = ""
+    fabric_clique: int = 0
+    platform: FakePlatform | None = None
+    c2c_links: int = 0
+    c2c_inactive: tuple[int, ...] = ()
+    c2c_errors: dict[str, int] = field(default_factory=dict)
+    c2c_replays: dict[str, int] = field(default_factory=dict)
+    repair_pending_channel: bool | None = None
+    repair_pending_tpc: bool | None = None
     nvlinks: int = 0
     nvlink_inactive: tuple[int, ...] = ()
     nvlink_unreported: tuple[int, ...] = ()
@@ -219,6 +246,8 @@ class Gpu(Value, frozen=True):
     nvlink_packet_errors: dict[str, int] = field(default_factory=dict)
     nvlink_ber: dict[str, float] = field(default_factory=dict)
     nvlink_symbol_ber: dict[str, float] = field(default_factory=dict)
+    nvlink_speed: int | None = None
+    nvlink_speeds: dict[str, int] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
     unsupported_fields: tuple[int, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)

@@ -78,6 +78,10 @@ FIELDS_LINK_PACKET_ERRORS = {
 FIELD_LINK_RECOVERIES = 215  # successful and failed recoveries together
 FIELDS_LINK_RECOVERY_KINDS = (213, 214)  # successful, failed; queried only if there were any
 FIELDS_LINK_BER = (220, 222)  # effective, symbol
+FIELD_LINK_SPEED = 164  # MB/s: Hopper and later, driver >= 525 (NVML_FI_DEV_NVLINK_GET_SPEED)
+# Chip-to-chip links of Grace, with scopeId = link: driver >= 535, the counters >= 570.
+FIELD_C2C_COUNT, FIELD_C2C_STATUS = 170, 171
+FIELDS_C2C_COUNTERS = (231, 232, 233, 234)  # error interrupts, replays, back-to-back replays, power state (0 = full)
 # Counters that grow only while a job computes and communicates: (field, scope) by name. Units since the driver was
 # loaded: KiB over all links of a GPU (scope UINT_MAX is the sum over the links), bytes, millijoules.
 ALL_LINKS = 0xFFFFFFFF
@@ -86,10 +90,14 @@ FIELDS_ACTIVITY: Mapping[str, tuple[tuple[int, int], ...]] = {
     "pcie": ((197, 0), (198, 0)),
     "power": ((83, 0),),
 }
+# nvmlPlatformInfo_t.peerType, which nvml.h describes without numbers. nvidia-smi shows 1 as "Switch Connected" and 0 as
+# "Direct Connected": github.com/NVIDIA/k8s-test-infra@3b2b865d, pkg/gpu/mocknvml/engine/platform.go.
+SWITCH_CONNECTED = 1
 WIDE_TYPES = (2, 3)  # nvmlValueType_t: unsigned long, unsigned long long
 SM_CLOCK = 1  # nvmlClockType_t
 FIELDS_LINK = (
     FIELD_LINK_STATE,
+    FIELD_LINK_SPEED,
     *FIELDS_LINK_ERRORS,
     FIELD_LINK_RECOVERIES,
     *FIELDS_LINK_BER,
@@ -187,12 +195,53 @@ class Fabric(Value, frozen=True):
     status        NVML's error number for joining the fabric; valid only in state 3
     health_mask   bit fields, see NVML_GPU_FABRIC_HEALTH_MASK_* in nvml.h; None before driver 550
     summary       0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity; None before driver 580
+    cluster       UUID of the NVLink domain ("00000001-0000-0000-0000-000000000001"), or "" if it is all zeros, as on
+                  a GPU whose fabric ends at its own baseboard. Valid only in state 3
+    clique        number of the partition within the domain. GPUs in the same clique reach each other over NVLink
     """
 
     state: int
     status: int
     health_mask: int | None
     summary: int | None
+    cluster: str = ""
+    clique: int = 0
+
+
+class Platform(Value, frozen=True):
+    """Position of a GPU in its chassis (driver >= 570; HGX B200, GB200, GB300; not H100).
+
+    peer_type        SWITCH_CONNECTED if the GPU's NVLinks lead to switches: on a tray of an NVL72, but also on an
+                     HGX B200, whose cluster is all zeros (qx-b200.xml, qx-gb200.xml in k8s-test-infra@3b2b865d)
+    chassis_serial   serial number of the chassis, or "" if none is set, as on HGX B200; on an NVL72, of the rack
+    slot, tray       slot in the chassis (switches count) and index among the compute slots (they do not)
+    host, module     index of the node in the slot, and of the GPU in the node
+    """
+
+    peer_type: int
+    chassis_serial: str
+    slot: int
+    tray: int
+    host: int
+    module: int
+
+
+class C2cLink(Value, frozen=True):
+    """A chip-to-chip link between a GPU and its Grace CPU, with its counters since the driver was loaded (None if the
+    driver does not report them; driver >= 570)."""
+
+    active: bool
+    error_interrupts: int | None
+    replays: int | None
+    back_to_back_replays: int | None
+    is_full_power: bool | None
+
+
+class PendingRepair(Value, frozen=True):
+    """Repairs that the GPU makes at its next reset: of a memory channel, and of a TPC (texture processing cluster)."""
+
+    channel: bool
+    tpc: bool
 
 
 class TemperatureLimits(Value, frozen=True):
@@ -216,6 +265,7 @@ class Nvlink(Value, frozen=True):
     effective_ber, symbol_ber     Blackwell: share of the bits that are wrong after forward error correction, and of the
                                   bits that are still wrong after retransmission
     packet_errors                 Blackwell: counts by name (see FIELDS_LINK_PACKET_ERRORS)
+    speed                         speed of an active link in MB/s (53125 for NVLink 5, 26562 for NVLink 4), or None
     """
 
     active: bool
@@ -227,6 +277,7 @@ class Nvlink(Value, frozen=True):
     effective_ber: float | None = None
     symbol_ber: float | None = None
     packet_errors: Mapping[str, int] = field(default_factory=dict)
+    speed: int | None = None
 
 
 class PcieLink(Value, frozen=True):
@@ -557,8 +608,41 @@ class NvmlGpu:
             info = make()
             if self._call(call, byref(info), absent=ABSENT | {ARGUMENT_VERSION_MISMATCH}) is not None:
                 mask, summary = getattr(info, "healthMask", None), getattr(info, "healthSummary", None)
-                return Fabric(info.state, info.status, mask, summary)
+                cluster = _uuid_text(bytes(raw(info, "clusterUuid")))
+                return Fabric(info.state, info.status, mask, summary, cluster, info.cliqueId)
         return None
+
+    def platform(self) -> Platform | None:
+        """Return the GPU's position in its chassis, or None if the platform does not report it."""
+        make = getattr(self._library, "c_nvmlPlatformInfo_v2_t", None)
+        if make is None:
+            return None
+        info = make()
+        absent = ABSENT | {ARGUMENT_VERSION_MISMATCH}
+        if self._call("nvmlDeviceGetPlatformInfo", byref(info), absent=absent) is None:
+            return None
+        serial = raw(info, "chassisSerialNumber").decode("utf-8", "replace")
+        slot, tray, host, peer, module = (
+            raw(info, name)[0] for name in ("slotNumber", "trayIndex", "hostId", "peerType", "moduleId")
+        )
+        return Platform(peer, serial, slot, tray, host, module)
+
+    def c2c_links(self) -> tuple[C2cLink, ...]:
+        """Return the chip-to-chip links to the Grace CPU in the order of their numbers, or () if there are none."""
+        fields = (FIELD_C2C_STATUS, *FIELDS_C2C_COUNTERS)
+        count = int(self._field(FIELD_C2C_COUNT) or 0)
+        values = self._fields([(field, link) for link in range(count) for field in fields])
+        links = []
+        for link in range(count):
+            status, *counts = values[link * len(fields) : (link + 1) * len(fields)]
+            interrupts, replays, repeated, power = (None if value is None else int(value) for value in counts)
+            links.append(C2cLink(bool(status), interrupts, replays, repeated, None if power is None else power == 0))
+        return tuple(links)
+
+    def pending_repair(self) -> PendingRepair | None:
+        """Return the repairs that wait for a GPU reset, or None if the driver (before 580) does not report them."""
+        found = self._call("nvmlDeviceGetRepairStatus", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
+        return None if found is None else PendingRepair(bool(found[0]), bool(found[1]))
 
     def nvlinks(self) -> tuple[Nvlink, ...] | None:
         """Return this GPU's links in the order of their numbers, or None if it has none.
@@ -629,7 +713,8 @@ class NvmlGpu:
             crc = None if flits is None else flits + (data or 0)
         effective, symbol = (_unpacked_ber(counts.get(field)) for field in FIELDS_LINK_BER)
         packets = {name: counts[field] for name, field in FIELDS_LINK_PACKET_ERRORS.items() if field in counts}
-        return Nvlink(True, replay, recovery, crc, recovered, failed, effective, symbol, packets)
+        speed = counts.get(FIELD_LINK_SPEED)
+        return Nvlink(True, replay, recovery, crc, recovered, failed, effective, symbol, packets, speed)
 
     def _recoveries(self, link: int, total: int | None) -> tuple[int | None, int | None]:
         """Return the numbers of a link's successful and failed recoveries."""
@@ -740,6 +825,12 @@ def _unpacked_ber(packed: int | None) -> float | None:
     NVML_NVLINK_ERROR_COUNTER_BER_GET). A link without errors has 0xfff, 15e-255.
     """
     return None if packed is None else float(f"{packed >> 8 & 0xF}e-{packed & 0xFF}")
+
+
+def _uuid_text(uuid: bytes) -> str:
+    """Return a UUID of 16 bytes as text, or "" for zeros."""
+    digits = uuid.hex()
+    return "-".join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))) if any(uuid) else ""
 
 
 def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:

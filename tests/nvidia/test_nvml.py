@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from healthd.nvidia.nvml import (
     FIELD_VALUE,
+    SWITCH_CONNECTED,
     VALUE_TYPES,
     NvmlError,
     NvmlErrorKind,
@@ -64,6 +65,8 @@ def gpu(each):
         "inforom": value(each.inforom_valid), "processes": value(each.compute_processes),
         "watts": [each.enforced_power_limit_watts(), each.default_power_limit_watts()],
         "pcie": [link.generation, link.width, link.max_generation, link.max_width],
+        "platform": plain(each.platform()), "c2c": [plain(link) for link in each.c2c_links()] or None,
+        "repair": plain(each.pending_repair()),
     }
 
 try:
@@ -122,7 +125,7 @@ def test_every_value_is_read_through_ctypes(stub):
         "links": [hopper_link(17), hopper_link(11)],
         "unrepairable": True,
         "retired": {"single_bit": 2, "double_bit": 1, "pending": True},
-        "fabric": {"state": 3, "status": 0, "health_mask": 0x155, "summary": 1},
+        "fabric": {**NO_DOMAIN, "state": 3, "status": 0, "health_mask": 0x155, "summary": 1},
         "reasons": 0x48 | 1 << 40,
         "slowdown": {"hw_thermal": 7.5, "hw_power_brake": 9.0},
         "limits": {"slowdown": 91, "memory_max": 92, "slowdown_margin": -2},
@@ -135,9 +138,13 @@ def test_every_value_is_read_through_ctypes(stub):
         "processes": [4000, 4001],
         "watts": [650.5, 700.0],
         "pcie": [1, 8, 5, 16],
+        "platform": None,
+        "c2c": None,
+        "repair": {"channel": False, "tpc": False},
     }
 
 
+NO_DOMAIN = {"cluster": "", "clique": 0}
 NO_LINK = {
     "active": True,
     "replay": None,
@@ -148,12 +155,13 @@ NO_LINK = {
     "effective_ber": None,
     "symbol_ber": None,
     "packet_errors": {},
+    "speed": None,
 }
 
 
 def hopper_link(link):
     counts = {"replay": 161 + (link << 40), "recovery": 162 + (link << 40), "crc": 163 + (link << 40)}
-    return {**NO_LINK, **counts}
+    return {**NO_LINK, **counts, "speed": 26562}
 
 
 # nvmlValueType_t -> the member of the union nvmlValue_t that has the value
@@ -176,13 +184,34 @@ def test_blackwell_is_read_through_its_own_fields(stub):
     assert (link["effective_ber"], link["symbol_ber"]) == (3e-5, 15e-255)
     assert [*link["packet_errors"].values()] == [field + (1 << 40) for field in range(206, 213)]
     assert device["states"] == [number != 5 for number in range(18)]
+    assert link["speed"] == 53125
+
+
+def test_rack_values_are_read_through_ctypes(stub):
+    values = "cluster=1,clique=2,peer_type=1,c2c=2,repair_channel=1,repair_tpc@1=1"
+    first, second = json.loads(stub(STUB_VALUES=values))["gpus"]
+    assert (first["fabric"]["cluster"], first["fabric"]["clique"]) == ("01000000-0000-0000-0000-000000000000", 2)
+    position = {"chassis_serial": "1820000000001", "slot": 14, "tray": 4, "host": 1}
+    assert first["platform"] == {"peer_type": SWITCH_CONNECTED, **position, "module": 1}
+    assert second["platform"]["module"] == 2
+    link = {"active": True, "error_interrupts": 0, "replays": 1, "back_to_back_replays": 2, "is_full_power": False}
+    assert first["c2c"][0] == link
+    assert [other["replays"] for other in first["c2c"]] == [1, 11]
+    assert (first["repair"], second["repair"]) == ({"channel": True, "tpc": False}, {"channel": True, "tpc": True})
+
+
+@pytest.mark.parametrize("number", [3, 13, 25])
+def test_platform_and_repairs_are_none_in_older_drivers(stub, number):
+    errors = f"nvmlDeviceGetPlatformInfo={number},nvmlDeviceGetRepairStatus={number}"
+    device = json.loads(stub(STUB_VALUES="peer_type=1", STUB_ERRORS=errors))["gpus"][0]
+    assert (device["platform"], device["repair"]) == (None, None)
 
 
 @pytest.mark.parametrize(
     ("newest", "fabric"),
     [
-        ("2", {"state": 3, "status": 0, "health_mask": 0x155, "summary": None}),
-        ("1", {"state": 2, "status": 0, "health_mask": None, "summary": None}),
+        ("2", {**NO_DOMAIN, "state": 3, "status": 0, "health_mask": 0x155, "summary": None}),
+        ("1", {**NO_DOMAIN, "state": 2, "status": 0, "health_mask": None, "summary": None}),
     ],
 )
 def test_older_driver_is_queried_with_its_fabric_version(stub, newest, fabric):

@@ -12,6 +12,7 @@ from healthd.nvidia.nvml import (
     NvmlErrorKind,
     NvmlGpu,
     PcieLink,
+    Platform,
     RemappedRows,
     RetiredPages,
     TemperatureLimits,
@@ -75,8 +76,17 @@ def _assert_state(gpu: NvmlGpu) -> None:
     fabric = gpu.fabric()
     if fabric is not None:
         assert isinstance(fabric, Fabric)
-        for number in (fabric.state, fabric.status, fabric.health_mask, fabric.summary):
+        for number in (fabric.state, fabric.status, fabric.health_mask, fabric.summary, fabric.clique):
             _assert_count(number)
+        assert re.fullmatch(r"|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", fabric.cluster)
+    platform = gpu.platform()
+    assert platform is None or (isinstance(platform, Platform) and "\0" not in platform.chassis_serial)
+    for link in gpu.c2c_links():
+        assert type(link.active) is bool
+        for count in (link.error_interrupts, link.replays, link.back_to_back_replays):
+            _assert_count(count)
+    repair = gpu.pending_repair()
+    assert repair is None or [type(repair.channel), type(repair.tpc)] == [bool, bool]
     for count in (gpu.clock_event_reasons(), gpu.memory_temperature(), gpu.pcie_replays(), gpu.mig_instances()):
         _assert_count(count)
     for seconds in (gpu.slowdown_seconds() or {"none": 0.0}).values():
@@ -103,7 +113,7 @@ def _assert_links(gpu: NvmlGpu) -> None:
     assert links is None or 0 < len(links) <= 64
     for link in links or ():
         assert type(link.active) is bool
-        for count in (link.replay, link.recovery, link.crc, *link.packet_errors.values()):
+        for count in (link.replay, link.recovery, link.crc, link.speed, *link.packet_errors.values()):
             _assert_count(count)
         for rate in (link.effective_ber, link.symbol_ber):
             assert rate is None or 0 <= rate < 16

@@ -12,12 +12,14 @@ from typing import Any
 
 from healthd.host.host import Host
 from healthd.nvidia.fake_nvml import FakeLibrary
-from healthd.nvidia.fake_scenario import Gpu, Machine
-from healthd.nvidia.nvml import Nvml, sysfs_address
+from healthd.nvidia.fake_scenario import FakePlatform, Gpu, Machine
+from healthd.nvidia.nvml import SWITCH_CONNECTED, Nvml, sysfs_address
 
 CAPTURES = sorted((Path(__file__).parents[1] / "data/nvidia_smi").glob("*.xml"))
 FABRIC_STATES = {"Not Supported": 0, "Not Started": 1, "In Progress": 2, "Completed": 3}
 FABRIC_SUMMARIES = {"Not Supported": 0, "Healthy": 1, "Unhealthy": 2, "Limited Capacity": 3}
+FABRIC_FIELDS = ("bandwidth", "route_recovery_in_progress", "route_unhealthy", "access_timeout_recovery")
+PEER_TYPES = {"Direct Connected": 0, "Switch Connected": SWITCH_CONNECTED}
 HISTOGRAM = ("max", "high", "partial", "low", "none")
 REASONS = {  # nvml.h: NVML_CLOCKS_EVENT_REASON_*
     "gpu_idle": 0x1,
@@ -86,7 +88,7 @@ def fake_gpu(card: ElementTree.Element) -> Gpu:
         is not None
     }
     powers = ("gpu_power_readings", "power_readings")
-    state = text_at(card, "fabric/state")
+    state, cluster = text_at(card, "fabric/state"), text_at(card, "fabric/clusterUuid") or ""
     return Gpu(
         name=text_at(card, "product_name") or "",
         vbios=text_at(card, "vbios_version") or "",
@@ -126,8 +128,33 @@ def fake_gpu(card: ElementTree.Element) -> Gpu:
         retired_double_bit=number_at(card, "retired_pages/double_bit_retirement/retired_count"),
         retired_pending=bool(flag_at(card, "retired_pages/pending_retirement")),
         fabric_state=FABRIC_STATES.get(state or ""),
+        fabric_health=fabric_health(card),
         fabric_summary=FABRIC_SUMMARIES.get(text_at(card, "fabric/health/summary") or ""),
+        fabric_cluster=cluster if cluster.strip("0-") else "",
+        fabric_clique=number_at(card, "fabric/cliqueId") or 0,
+        platform=platform_of(card),
+        repair_pending_channel=flag_at(card, "ecc_errors/channel_repair_pending"),
+        repair_pending_tpc=flag_at(card, "ecc_errors/tpc_repair_pending"),
     )
+
+
+def fabric_health(card: ElementTree.Element) -> int | None:
+    """Return nvml.h's NVML_GPU_FABRIC_HEALTH_MASK_* bits: two for each field (1 true, 2 false), N/A is 0."""
+    if card.find("fabric/health") is None:
+        return None
+    words = [text_at(card, f"fabric/health/{name}") for name in FABRIC_FIELDS]
+    mask = sum({"True": 1, "False": 2, "Degraded": 1, "Full": 2}.get(w or "", 0) << 2 * i for i, w in enumerate(words))
+    return mask | (text_at(card, "fabric/health/incorrect_configuration") == "None") << 8
+
+
+def platform_of(card: ElementTree.Element) -> FakePlatform | None:
+    peer_type = text_at(card, "platformInfo/peer_type")
+    if peer_type is None:
+        return None
+    names = {"slot": "slot_number", "tray": "tray_index", "host": "host_id", "module": "module_id"}
+    numbers = {name: number_at(card, f"platformInfo/{tag}") or 0 for name, tag in names.items()}
+    serial = text_at(card, "platformInfo/chassis_serial_number") or ""
+    return FakePlatform(PEER_TYPES[peer_type], serial=serial, **numbers)
 
 
 def ecc_counts(card: ElementTree.Element) -> dict[str, Any]:

@@ -4,7 +4,9 @@
  * STUB_ERRORS=CALL[@INDEX]=NUMBER,...   this C function returns NUMBER (for that GPU); "*" is every question to a
  *                        GPU but those that NVML answers from memory: "*@1=15" is a GPU that is lost
  * STUB_VALUES=NAME[@INDEX]=NUMBER,...   what a GPU says instead of what it says without: temperature, fabric (its
- *                        state), fabric_health, virtualization, linkN (1 active, 0 not, -1 nothing is told of it); answers: so many
+ *                        state), fabric_health, virtualization, linkN (1 active, 0 not, -1 nothing is told of it);
+ *                        cluster (first byte of the UUID), clique, peer_type (default -1: no platform), c2c (number of
+ *                        links), repair_channel, repair_tpc; answers: so many
  *                        questions since nvmlInit it answers, and then it is lost
  * STUB_HANG_CALL=CALL, STUB_HANG_PATH=FILE   this function appends to FILE before it answers: on a frozen file
  *                        system (fsfreeze) it waits in D state
@@ -362,6 +364,8 @@ int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *fabric) {
     if (version > newest_fabric() || fabric->version != (size | version << 24)) return ARGUMENT_VERSION_MISMATCH;
     fabric->status = 0, fabric->state = (unsigned int)value_of("fabric", index_of(device), 3);
     fabric->health = (unsigned int)value_of("fabric_health", index_of(device), 0x155);
+    fabric->uuid[0] = (unsigned char)value_of("cluster", index_of(device), 0);
+    fabric->clique = (unsigned int)value_of("clique", index_of(device), 0);
     if (version == 3) fabric->summary = 1;
     return SUCCESS;
 }
@@ -374,6 +378,35 @@ typedef struct {
 int nvmlDeviceGetGpuFabricInfo(void *device, OldFabric *fabric) {
     ENTER_GPU(device);
     fabric->status = 0, fabric->state = 2;
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned int version;
+    unsigned char ibGuid[16], serial[16], slot, tray, host, peerType, module;
+} Platform;
+
+int nvmlDeviceGetPlatformInfo(void *device, Platform *platform) {
+    ENTER_GPU(device);
+    if (platform->version != (sizeof *platform | 2u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    int peer = value_of("peer_type", index_of(device), -1);
+    if (peer < 0) return NOT_SUPPORTED;
+    platform->peerType = (unsigned char)peer;
+    snprintf((char *)platform->serial, sizeof platform->serial, "1820000000001");
+    platform->slot = 14, platform->tray = 4, platform->host = 1;
+    platform->module = (unsigned char)(index_of(device) + 1);
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned int version, channel, tpc;
+} RepairStatus;
+
+int nvmlDeviceGetRepairStatus(void *device, RepairStatus *status) {
+    ENTER_GPU(device);
+    if (status->version != (sizeof *status | 1u << 24)) return ARGUMENT_VERSION_MISMATCH;
+    status->channel = (unsigned int)value_of("repair_channel", index_of(device), 0);
+    status->tpc = (unsigned int)value_of("repair_tpc", index_of(device), 0);
     return SUCCESS;
 }
 
@@ -500,6 +533,15 @@ int nvmlDeviceGetFieldValues(void *device, int count, FieldValue *values) {
             v->nvmlReturn = v->scopeId >= LINKS ? INVALID_ARGUMENT : state < 0 ? NOT_SUPPORTED : SUCCESS;
             v->valueType = 1;
             v->value.ui = (unsigned int)state;
+        } else if (v->fieldId == 164) {
+            v->nvmlReturn = v->scopeId < LINKS ? SUCCESS : INVALID_ARGUMENT;
+            v->valueType = 1;
+            v->value.ui = blackwell() ? 53125 : 26562;
+        } else if (v->fieldId == 170 || v->fieldId == 171 || (v->fieldId >= 231 && v->fieldId <= 234)) {
+            unsigned int links = (unsigned int)value_of("c2c", index_of(device), 0);
+            v->nvmlReturn = !links ? NOT_SUPPORTED : v->fieldId == 170 || v->scopeId < links ? SUCCESS : INVALID_ARGUMENT;
+            v->valueType = 1;
+            v->value.ui = v->fieldId == 170 ? links : v->fieldId == 171 ? 1 : v->fieldId - 231 + 10 * v->scopeId;
         } else if (blackwell()) {
             continue;
         } else if (v->fieldId >= 161 && v->fieldId <= 163) {

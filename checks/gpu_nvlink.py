@@ -1,10 +1,29 @@
-"""NVLinks: links that are down, and errors on active links.
+"""NVLinks: links that are down or slow, and errors on active links.
 
 Rules: a link that is active on this node's other GPUs must be active on every GPU (Meta's study counts NVLink errors as
 high severity; DCGM, AzNHC and OCI expect 12 links on A100 and 18 on H100, H200 and B200). Healthy links have no replays
 or recoveries, but a few CRC errors. With MIG, there is no NVLink, and PCIe cards have NVLink only with a bridge. GPUs
 before Ampere may use different links on each GPU (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2). For
 these GPUs only the number of active links is compared.
+
+If a switch of an NVL72 fails, every GPU of a tray loses the same links, so the other GPUs show nothing. NVSwitches
+connect all links of a GPU (HGX and NVL72: 12 for A100, 18 later). Each of these links must therefore be active:
+NVIDIA's Health Validation reports one inactive link as CRITICAL (docs.nvidia.com/health-validation, nvlink_active). The
+setting `links` replaces this number.
+
+These GPUs may have fewer active links without a fault, so their links are only compared with their peers':
+
+- a GPU without NVSwitches: bridged PCIe cards, GH200, four directly connected GPUs
+- an export model with fewer links, such as H800
+- a vGPU, and a GPU that a host shares as vGPUs
+- a GPU that has not joined its fabric, which gpu_fabric reports
+- a GPU in a virtual machine with only some of the NVSwitches, or with none and without an active link. A partition of
+  one GPU has no links, and a larger one has all 18 (maxNumNvLinks in nvidia-fabricmanager's list of partitions)
+
+A link must also have its generation's speed. NVIDIA's Health Validation expects 53125 MB/s on GB200 and GB300, and
+26562 on H100 (nvlink_bandwidth_count_speed). A slower link slows jobs down without ending them, so the node drains
+without a requeue. If no link of the node has the full speed, this is only a warning: the site may have chosen a lower
+NVLink bandwidth mode, and a driver may report the speed in another way.
 
 Blackwell instead reports recoveries, damaged packets and bit error rates. In DCGM 4.6.0 a successful recovery is a
 warning, and a failed recovery is a failure (DcgmHealthWatch.cpp, MonitorNVLinkErrorFields). In DCGM, a link also fails
@@ -17,7 +36,7 @@ drain.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from healthd.api import (
     NO_GPU,
@@ -39,13 +58,15 @@ from healthd.api import (
     NvmlGpu,
     Observation,
     ObservationKind,
+    PciFunction,
     Rate,
     Seconds,
     Severity,
     Share,
     regex,
 )
-from healthd.nvidia.nvml import Nvlink
+from healthd.host.inventory import device_kind
+from healthd.nvidia.nvml import SWITCH_CONNECTED, Nvlink, Platform
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
@@ -56,11 +77,22 @@ BRIDGED_MODELS = regex(r"PCIE|\bNVL\b|RTX|QUADRO|TITAN|GEFORCE|\bACTIVE\b|\bA[0-
 DEGRADED_KINDS = ("replay", "recovery", "recovery_failed")
 ERROR_NAMES = {"recovered": "recoveries", "recovery_failed": "failed recoveries"}
 MAX_DIRECT_LINKS = 6  # a V100 has 6, a P100 4; A100 and later have 12 or more
+# By compute capability: A100; H100 and H200; B200 and GB200; B300 and GB300.
+A100, H100, B200, B300 = (8, 0), (9, 0), (10, 0), (10, 3)
+SWITCHED_LINKS = {A100: 12, H100: 18, B200: 18, B300: 18}
+LINK_SPEEDS = {H100: 26562, B200: 53125, B300: 53125}  # MB/s
+SLOW_SHARE = 0.9  # above 50000 and 25000 MB/s, the speeds without encoding overhead, which some tools report
+BOARD_SWITCHES = {A100: 6, H100: 4}  # NVSwitches of a whole HGX board (Fabric Manager user guide, GPU baseboards)
+EXPORT_MODELS = regex(r"\b[A-Z]800\b")
+FABRIC_JOINING, FABRIC_COMPLETED = (1, 2), 3
+NOT_SUPPORTED_STATUS = 3  # NVML_ERROR_NOT_SUPPORTED: joining completed without a fabric
+PASSED_THROUGH, VGPU_MODES = 1, (2, 3, 4)  # nvmlGpuVirtualizationMode_t
 
 
 class Config(CheckSettings, frozen=True):
-    """links                    number of active links that each GPU must have; 0 = as many as its peers on this node
-    inactive_confirm_seconds a link must be down for this long before it is reported
+    """links                    number of active links that each GPU must have; 0 = all that its NVSwitches connect, and
+                             as many as its peers on this node
+    inactive_confirm_seconds a link must be down or slow for this long before it is reported
     crc_degraded_per_second  degraded at this many CRC errors per second on one GPU; a lower rate warns
     bit_error_rate           Blackwell: warn above this share of wrong bits on a link after forward error correction
     symbol_bit_error_rate    Blackwell: warn above this share of symbols that forward error correction could not repair
@@ -106,23 +138,32 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             continue
         active = [link.active for link in own]
         yield Observation("gpu_nvlinks_active", sum(active), labels=(("pci", gpu.pci),))
-        yield from _inactive(gpu, active, peers, config)
+        try:
+            yield from _inactive(host, gpu, active, peers, config)
+            yield from _slow(gpu, own, links, config)
+        except NvmlError as error:
+            failed.append(error)
         yield from _errors(gpu, own, config, past)
         yield from _bit_errors(gpu, own, config)
     if failed:
         raise failed[0]
 
 
-def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config) -> Iterator[Finding]:
+def _inactive(
+    host: Host, gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config
+) -> Iterator[Finding]:
     """Compare the active links with the number in the settings. If the settings have no number, or only a profile's
-    guess, first compare with other GPUs.
+    guess, first compare with other GPUs and with the number of links that NVSwitches connect.
     """
     is_configured = config.links > 0 and "links" not in config.guessed
-    message, expects = "" if is_configured else _missing_links_message(gpu, active, peers), ""
+    message, expects, shared_cause = "" if is_configured else _missing_links_message(gpu, active, peers), "", False
+    if not message and not is_configured and not all(active):
+        platform = gpu.platform()
+        if _needs_all_links(host, gpu, active, platform):
+            message = _count_message(active, len(active))
+            shared_cause = platform is not None and platform.is_in_rack and _all_lack(active, peers)
     if not message and sum(active) < config.links:
-        down = [link for link, is_active in enumerate(active) if not is_active]
-        message = f"{sum(active)} of {_links_text(config.links)} {_verb(config.links)} active{_down_links_text(down)}"
-        expects = "links"
+        message, expects = _count_message(active, config.links), "links"
     if message:
         yield Finding(
             Severity.CRITICAL,
@@ -131,7 +172,70 @@ def _inactive(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], con
             message,
             confirm_seconds=config.inactive_confirm_seconds,
             expects=expects,
+            shared_cause=shared_cause,
         )
+
+
+def _needs_all_links(host: Host, gpu: NvmlGpu, active: Sequence[bool], platform: Platform | None) -> bool:
+    """Return True if NVSwitches connect all of the GPU's links, so that each must be active. `active` has at least one
+    inactive link."""
+    chip = gpu.compute_capability() or (0, 0)
+    if SWITCHED_LINKS.get(chip) != len(active) or EXPORT_MODELS.search(gpu.name) or BRIDGED_MODELS.search(gpu.name):
+        return False
+    switches = sum(map(_is_nvswitch, host.pci_functions()))
+    is_switch_connected = platform is not None and platform.peer_type == SWITCH_CONNECTED
+    mode = gpu.virtualization()
+    if mode in VGPU_MODES or not (switches or is_switch_connected) or not _may_have_links(gpu):
+        return False
+    if mode != PASSED_THROUGH or (platform is not None and platform.is_in_rack):
+        return True
+    return switches >= BOARD_SWITCHES.get(chip, 1) if switches else any(active)
+
+
+def _may_have_links(gpu: NvmlGpu) -> bool:
+    """Return False if the GPU is still joining its fabric, or has completed joining without one."""
+    fabric = gpu.fabric()
+    if fabric is None:
+        return True
+    return fabric.state not in FABRIC_JOINING and (fabric.state, fabric.status) != (
+        FABRIC_COMPLETED,
+        NOT_SUPPORTED_STATUS,
+    )
+
+
+def _is_nvswitch(function: PciFunction) -> bool:
+    return device_kind(function.vendor, function.pci_class) == "nvswitch"
+
+
+def _all_lack(active: Sequence[bool], peers: Sequence[Sequence[bool]]) -> bool:
+    """Return True if each of several GPUs lacks all the links that this GPU lacks."""
+    down = [link for link, is_active in enumerate(active) if not is_active]
+    return len(peers) > 1 and not any(peer[link] for peer in peers for link in down if link < len(peer))
+
+
+def _count_message(active: Sequence[bool], expected: int) -> str:
+    down = [link for link, is_active in enumerate(active) if not is_active]
+    return f"{sum(active)} of {_links_text(expected)} {_verb(expected)} active{_down_links_text(down)}"
+
+
+def _slow(
+    gpu: NvmlGpu, own: Sequence[Nvlink], links: Mapping[NvmlGpu, Sequence[Nvlink]], config: Config
+) -> Iterator[Finding]:
+    """Compare the speed of the active links with the speed of their generation. A speed of 0 is not a measurement."""
+    speeds = {number: link.speed for number, link in enumerate(own) if link.speed}
+    expected = LINK_SPEEDS.get(gpu.compute_capability() or (0, 0), 0) if speeds else 0
+    slow = {number: speed for number, speed in speeds.items() if speed < expected * SLOW_SHARE}
+    if not slow:
+        return
+    fastest = max(link.speed or 0 for peer in links for link in links[peer] if peer.name == gpu.name)
+    yield Finding(
+        Severity.DEGRADED if fastest >= expected * SLOW_SHARE else Severity.WARNING,
+        "gpu_nvlink/slow",
+        gpu.pci,
+        f"{_links_text(len(slow))} {_verb(len(slow))} slower than {expected} MB/s "
+        f"({', '.join(f'link {number}: {speed}' for number, speed in slow.items())})",
+        confirm_seconds=config.inactive_confirm_seconds,
+    )
 
 
 def _missing_links_message(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> str:
@@ -252,11 +356,27 @@ EXPLAIN = {
     "gpu_nvlink/inactive": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "Some NVLinks of this GPU are not active although the same links are active on the node's other GPUs.",
+        "Some NVLinks of this GPU are not active, although NVSwitches connect all of its links, or the same links are "
+        "active on the node's other GPUs.",
         "Collective operations between the GPUs fail, hang, or use PCIe at a tenth of the speed.",
         "nvidia-smi nvlink -s shows the links. Look for Xid 74 and SXids (journalctl -k), and check "
-        "nvidia-fabricmanager. After the drain, reset all GPUs or reboot. If the fault recurs, reseat or replace the "
-        "GPU or the baseboard.",
+        "nvidia-fabricmanager. If all GPUs of a GB200 or GB300 tray lack the same links, check the rack's switches "
+        "first. After the drain, reset all GPUs or reboot. If the fault recurs, reseat or replace the GPU or the "
+        "baseboard.",
+        confirm="inactive_confirm_seconds",
+        shared=None,
+    ),
+    "gpu_nvlink/slow": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "Some NVLinks of this GPU are active, but at a lower speed than their generation has. If no link of the node "
+        "has the full speed, this is only a warning.",
+        "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as its slowest link.",
+        "nvidia-smi nvlink -s shows the speeds. If no link has the full speed, check the NVLink bandwidth mode "
+        "(nvidia-smi nvlink -gBwMode) and the firmware of the switches. After a drain, reset all GPUs or reboot, which "
+        "retrains the links. If the fault recurs on the same link, reseat or replace the GPU or the baseboard, or on "
+        "an NVL72 the cable cartridge.",
+        also=(Severity.WARNING,),
         confirm="inactive_confirm_seconds",
     ),
     "gpu_nvlink/replay": Explain(
@@ -330,6 +450,7 @@ EXPLAIN = {
 CAUSES = dict.fromkeys(EXPLAIN, FailureCause.NVLINK)
 ENDS_JOB = {
     "gpu_nvlink/inactive": EndsJob.ALWAYS,
+    "gpu_nvlink/slow": EndsJob.NEVER,
     "gpu_nvlink/replay": EndsJob.ALWAYS,
     "gpu_nvlink/recovery": EndsJob.ALWAYS,
     "gpu_nvlink/recovery_failed": EndsJob.ALWAYS,

@@ -225,6 +225,11 @@ class Platform(Value, frozen=True):
     host: int
     module: int
 
+    @property
+    def is_in_rack(self) -> bool:
+        """Return True if the GPU's NVLinks lead to switches outside the node, as on an NVL72."""
+        return self.peer_type == SWITCH_CONNECTED and bool(self.chassis_serial)
+
 
 class C2cLink(Value, frozen=True):
     """A chip-to-chip link between a GPU and its Grace CPU, with its counters since the driver was loaded (None if the

@@ -6,6 +6,7 @@ import pytest
 from fake_gpus import fake_pci_gpus
 from fakes import BOOT, NOW, codes, findings, healthy_gpus, observations_named, run_check, run_rounds
 from story import Story
+from trees import add_pci_device
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
@@ -269,6 +270,167 @@ def test_validate_rejects_invalid_settings(config):
 def test_nvml_error_fails_run(host):
     with pytest.raises(NvmlError):
         run_check(gpu_nvlink, host('gpu.3.errors = { nvmlDeviceGetFieldValues = "Unknown" }'))
+
+
+# --- links that NVSwitches connect
+
+RACK_PLACE = 'peer_type = 1, serial = "1820000000001", slot = 14, tray = 4, host = 1'
+
+
+def gpus_text(count, settings, first):
+    """Return the settings for `count` GPUs. `first` is added to GPU 0."""
+    tables = (f"[gpu.{n}]\n{settings}\n{first if n == 0 else ''}\n" for n in range(count))
+    addresses = ", ".join(f'"{pci}"' for pci in fake_pci_gpus("dgx-b200")[:count])
+    return f"pci = [{addresses}]\n" + "".join(tables)
+
+
+def tray(settings="", first="", name="NVIDIA GB200", place=RACK_PLACE, capability="[10, 0]"):
+    """Return the text of a compute tray: 4 GPUs, connected to switches outside the node (qx-gb200.xml, qx-gb300.xml in
+    k8s-test-infra)."""
+    platform = f"platform = {{ {place} }}\n" if place else ""
+    about = f'name = "{name}"\ncompute_capability = {capability}\nnvlink_speed = 53125\n{platform}'
+    return gpus_text(4, f"{about}{settings}", first)
+
+
+ALL_DOWN = f"nvlink_inactive = {[*range(18)]}"
+
+
+@pytest.mark.parametrize(("name", "capability"), [("NVIDIA GB200", "[10, 0]"), ("NVIDIA GB300", "[10, 3]")])
+@pytest.mark.parametrize(
+    ("down", "message"),
+    [("nvlink_inactive = [7]", "17 of 18 NVLinks are active; down: 7"), (ALL_DOWN, "0 of 18 NVLinks are active; ")],
+)
+def test_links_down_on_all_gpus_of_tray_are_critical(host, name, capability, down, message):
+    found = findings(gpu_nvlink, host(tray(down, name=name, capability=capability), profile="dgx-b200"))
+    assert [(f.code, f.severity, f.shared_cause) for f in found] == [
+        ("gpu_nvlink/inactive", Severity.CRITICAL, True)
+    ] * 4, "a dead switch of the rack"
+    assert all(f.message.startswith(message) for f in found)
+
+
+def test_link_down_on_one_gpu_of_tray_is_its_own_fault(host):
+    (finding,) = findings(gpu_nvlink, host(tray(first="nvlink_inactive = [7]"), profile="dgx-b200"))
+    assert (finding.severity, finding.shared_cause) == (Severity.CRITICAL, False)
+
+
+def test_lone_gpu_of_tray_with_link_down_has_no_shared_cause(host):
+    others_gone = "".join(f"[[at]]\nseconds = 0\ngpu = {n}\ngone = true\n" for n in (1, 2, 3))
+    lone = host(tray("nvlink_inactive = [7]") + others_gone, profile="dgx-b200")
+    (finding,) = findings(gpu_nvlink, lone)
+    assert (finding.severity, finding.shared_cause) == (Severity.CRITICAL, False)
+
+
+def test_healthy_tray_gives_no_finding(host):
+    results = run_check(gpu_nvlink, host(tray(), profile="dgx-b200"))
+    assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [18] * 4
+    assert [item for item in results if isinstance(item, Finding)] == []
+
+
+@pytest.mark.parametrize("down", ["nvlink_inactive = [7]", ALL_DOWN])
+@pytest.mark.parametrize("profile", ["dgx-h100", "dgx-h200", "dgx-b200"])
+def test_links_down_on_all_gpus_of_hgx_board_are_critical(host, tmp_path, profile, down):
+    place = "platform = { peer_type = 1 }\n" if profile == "dgx-b200" else ""
+    for number in range(0 if place else 4):
+        add_pci_device(tmp_path, f"0000:0{5 + number}:00.0", "0x068000")
+    text = "".join(f"[gpu.{n}]\n{place}{down}\n" for n in range(8))
+    for config in (Config(), Config(links=18, guessed=("links",))):
+        found = findings(gpu_nvlink, host(text, profile, str(tmp_path)), config)
+        assert [(f.code, f.severity, f.expects, f.shared_cause) for f in found] == [
+            ("gpu_nvlink/inactive", Severity.CRITICAL, "", False)
+        ] * 8
+
+
+def test_links_down_on_all_gpus_of_a100_board_are_critical(host, tmp_path):
+    for number in range(6):
+        add_pci_device(tmp_path, f"0000:0{number}:00.0", "0x068000")
+    text = "".join(f"[gpu.{n}]\nnvlink_inactive = [7]\n" for n in range(8))
+    found = findings(gpu_nvlink, host(text, "dgx-a100", str(tmp_path)))
+    assert [f.message for f in found] == ["11 of 12 NVLinks are active; down: 7"] * 8
+
+
+def test_links_setting_replaces_number_of_board(host):
+    down = host(tray("nvlink_inactive = [7]"), profile="dgx-b200")
+    assert findings(gpu_nvlink, down, Config(links=17)) == []
+    assert len(findings(gpu_nvlink, down, Config(links=18))) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        tray(ALL_DOWN, place=""),  # no switches: a card, or a node with directly connected GPUs
+        tray(ALL_DOWN, name="NVIDIA GH200 480GB", place="peer_type = 0, host = 1", capability="[9, 0]"),
+        tray(ALL_DOWN, name="NVIDIA H100 NVL", capability="[9, 0]"),
+        tray(ALL_DOWN, name="NVIDIA RTX PRO 6000 Blackwell", capability="[12, 0]"),
+        tray(ALL_DOWN + "\nmig = true"),
+        tray("nvlink_inactive = [16, 17]", name="NVIDIA H800", capability="[9, 0]"),
+        tray("nvlinks = 8", name="NVIDIA H100 80GB HBM3", capability="[9, 0]"),
+        tray(ALL_DOWN + "\nvirtualization = 2"),
+        tray(ALL_DOWN + "\nvirtualization = 3"),
+        tray(ALL_DOWN + "\nvirtualization = 4"),
+        tray(ALL_DOWN + "\nvirtualization = 1", place="peer_type = 1, host = 1"),  # a partition of one GPU each
+        tray(ALL_DOWN + "\nfabric_state = 1"),
+        tray(ALL_DOWN + "\nfabric_state = 2"),
+        tray(ALL_DOWN + "\nfabric_status = 3"),
+    ],
+)
+def test_gpus_that_may_have_fewer_links_are_only_compared_with_peers(host, text):
+    assert findings(gpu_nvlink, host(text, profile="dgx-b200")) == []
+
+
+def test_guest_with_active_links_must_have_all(host):
+    guest = tray("nvlink_inactive = [7]\nvirtualization = 1", place="peer_type = 1, host = 1")
+    assert len(findings(gpu_nvlink, host(guest, profile="dgx-b200"))) == 4
+    assert len(findings(gpu_nvlink, host(tray(ALL_DOWN + "\nvirtualization = 1"), profile="dgx-b200"))) == 4
+
+
+@pytest.mark.parametrize(("switches", "found"), [(0, 0), (2, 0), (4, 8)])
+def test_guest_needs_all_links_only_with_all_nvswitches(host, tmp_path, switches, found):
+    for number in range(switches):
+        add_pci_device(tmp_path, f"0000:0{5 + number}:00.0", "0x068000")
+    text = "".join(f"[gpu.{n}]\nvirtualization = 1\nnvlink_inactive = [7]\n" for n in range(8))
+    assert len(findings(gpu_nvlink, host(text, "dgx-h100", str(tmp_path)))) == found
+
+
+def test_gpu_with_unreadable_platform_hides_no_other_finding(host):
+    text = tray("nvlink_inactive = [7]", first='errors = { nvmlDeviceGetPlatformInfo = "Unknown" }')
+    results: list[object] = []
+    with pytest.raises(NvmlError, match="nvmlDeviceGetPlatformInfo"):
+        results.extend(gpu_nvlink.run(host(text, profile="dgx-b200"), Config(), History({}, NOW, BOOT)))
+    assert len([item for item in results if isinstance(item, Finding)]) == 3
+
+
+# --- speed
+
+
+@pytest.mark.parametrize("capability", ["[10, 0]", "[10, 3]"])
+def test_slow_link_is_degraded_and_drains_without_requeue(host, capability):
+    slow = host(tray(first="nvlink_speeds = { 4 = 26562, 9 = 26562 }", capability=capability), profile="dgx-b200")
+    (finding,) = findings(gpu_nvlink, slow)
+    assert (finding.code, finding.severity, finding.clears) == ("gpu_nvlink/slow", Severity.DEGRADED, Clears.PASS)
+    assert finding.message == "2 NVLinks are slower than 53125 MB/s (link 4: 26562, link 9: 26562)"
+    story = Story(gpu_nvlink).run_check(slow)
+    assert not story.drained, "the link may be training"
+    story.run_checks(slow, 2)
+    assert (story.codes, story.drained, story.requeued) == (["gpu_nvlink/slow"], True, False)
+    story.run_checks(host(tray(), profile="dgx-b200"), 2)
+    assert (story.codes, story.drained) == ([], False)
+
+
+def test_slow_links_on_all_gpus_only_warn(host):
+    found = findings(gpu_nvlink, host(tray("nvlink_speed = 26562").replace("nvlink_speed = 53125\n", ""), "dgx-b200"))
+    assert [(f.code, f.severity) for f in found] == [("gpu_nvlink/slow", Severity.WARNING)] * 4
+
+
+@pytest.mark.parametrize("speed", [0, 50000, 53125])
+def test_speed_without_encoding_overhead_is_full(host, speed):
+    assert findings(gpu_nvlink, host(tray(first=f"nvlink_speeds = {{ 4 = {speed} }}"), profile="dgx-b200")) == []
+
+
+def test_speed_of_hopper_is_26562(host):
+    text = "".join(f"[gpu.{n}]\nnvlink_speed = 26562\n" for n in range(8))
+    assert findings(gpu_nvlink, host(text)) == []
+    (finding,) = findings(gpu_nvlink, host(f"{text}nvlink_speeds = {{ 4 = 13281 }}\n"))
+    assert finding.message == "1 NVLink is slower than 26562 MB/s (link 4: 13281)"
 
 
 # --- stories

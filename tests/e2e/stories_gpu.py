@@ -284,6 +284,15 @@ LINKS = [
         settings={"gpu_nvlink": {"inactive_confirm_seconds": 1.0}},
     ),
     Row(
+        "gpu_nvlink/slow",
+        B200,
+        well=gpu("nvlink_speed = 53125"),
+        fault=gpu("nvlink_speed = 53125\nnvlink_speeds = {4 = 26562}"),
+        repair=gpu("nvlink_speed = 53125"),
+        fake="dgx-b200",
+        settings={"gpu_nvlink": {"inactive_confirm_seconds": 1.0}},
+    ),
+    Row(
         "gpu_nvlink/replay",
         GPU,
         how="ends with a reset that another check detects",

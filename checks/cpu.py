@@ -7,6 +7,10 @@ reading these files is most of this check's cost. While all governors are as exp
 On Intel CPUs the thermal interrupt counts throttling of cores and packages (thermal_throttle). Only the package counts
 are read, because a hot core heats its whole package and there are few packages. AMD CPUs and virtual machines have no
 throttle counts, so throttling is not checked there. They often have no cpufreq either.
+
+NVIDIA's Health Validation compares the number of NUMA nodes (numa_node_count: 34 on GB200 and GB300). Most of these
+nodes are for the GPUs' memory, and depend on the driver's mode. Only NUMA nodes with CPUs are compared here. Their
+number changes with BIOS settings (NPS, SNC) or with a missing CPU, so another number is only a warning.
 """
 
 from __future__ import annotations
@@ -40,32 +44,37 @@ from healthd.api import (
 )
 
 USES = ""
-BASELINE = Baseline(("expected",), place=51)
+BASELINE = Baseline(("expected", "numa_nodes"), place=51)
 
 CPUS = "/sys/devices/system/cpu"
+NODES_WITH_CPUS = "/sys/devices/system/node/has_cpu"
 GOVERNOR_PARTS = 4
 RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
 class Config(CheckSettings, frozen=True):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not checked
+    numa_nodes       how many NUMA nodes with CPUs there must be; another number is a warning; 0 = not checked
     governors        accepted frequency governors; others are a warning; () = all are accepted. With intel_pstate and
                      amd-pstate-epp, "powersave" lets the hardware choose the speed; add it if the site uses it
     throttle_events  warn if heat throttled a CPU package more often than this between two runs
     """
 
     expected: Cpus = 0
+    numa_nodes: Count = 0
     governors: tuple[str, ...] = ("performance",)
     throttle_events: Count = 0
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     unreadable: list[str] = []
-    judged = bool(config.expected)
+    judged = bool(config.expected or config.numa_nodes)
     try:
         online = _online(host, config)
         if online:
             yield from _count(len(online), config)
+        if config.numa_nodes:
+            yield from _numa_nodes(len(parse(host.read(NODES_WITH_CPUS) or "", NODES_WITH_CPUS)), config)
         for reading in _throttling(host, config, past, online, unreadable):
             judged = True
             yield reading
@@ -104,6 +113,13 @@ def _count(online: int, config: Config) -> Iterator[Finding | Observation]:
     if online < config.expected:
         message = f"{online} CPUs are online; expected {config.expected}"
         yield Finding(Severity.DEGRADED, "cpu/missing", "", message, expects="expected")
+
+
+def _numa_nodes(nodes: int, config: Config) -> Iterator[Finding | Observation]:
+    yield Observation("cpu_numa_nodes", nodes)
+    if nodes != config.numa_nodes:
+        message = f"{nodes} NUMA node{'' if nodes == 1 else 's'} with CPUs; expected {config.numa_nodes}"
+        yield Finding(Severity.WARNING, "cpu/numa_nodes", "", message, expects="numa_nodes")
 
 
 def _throttling(
@@ -173,10 +189,14 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     online = parse(host.read(f"{CPUS}/online") or "", f"{CPUS}/online")
     offline = host.read_or_empty(f"{CPUS}/offline")
     yield Entry("cpu", "expected", len(online), note=f"online; offline: {offline}" if offline else "online")
+    nodes = host.read_or_empty(NODES_WITH_CPUS)
+    if nodes:
+        yield Entry("cpu", "numa_nodes", len(parse(nodes, NODES_WITH_CPUS)), note="with CPUs")
 
 
 OBSERVATIONS = {
     "cpu_online": Meaning("CPUs (hardware threads) that are online."),
+    "cpu_numa_nodes": Meaning("NUMA nodes with CPUs. Only if the settings have the expected number."),
     "cpu_package_throttle_total": Meaning(
         "Number of times since boot that heat slowed down a CPU package; the label is the package's first CPU.",
         ("cpu",),
@@ -195,6 +215,16 @@ EXPLAIN = {
         "lscpu -e shows which CPUs are offline. Look for 'smpboot' lines and machine checks in journalctl -k. Check "
         "SMT and the core count in the BIOS settings. If a whole package is missing, check the socket or its board.",
         expects="expected",
+    ),
+    "cpu/numa_nodes": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The machine has another number of NUMA nodes with CPUs than the settings require.",
+        "Jobs bind processes and memory to the wrong NUMA node, and speeds vary between nodes.",
+        "No action tonight. numactl --hardware shows the NUMA nodes. Compare the BIOS settings with those of another "
+        "node: NUMA nodes per socket (NPS) on AMD, sub-NUMA clustering (SNC) on Intel. If CPUs are missing too, see "
+        "cpu/missing. If the number was changed on purpose, correct numa_nodes.",
+        expects="numa_nodes",
     ),
     "cpu/governor": Explain(
         Severity.WARNING,
@@ -219,9 +249,11 @@ EXPLAIN = {
 CAUSES = {
     **dict.fromkeys(EXPLAIN, FailureCause.POWER),
     "cpu/missing": FailureCause.MEMORY,
+    "cpu/numa_nodes": FailureCause.MEMORY,
 }
 ENDS_JOB = {
     "cpu/missing": EndsJob.ALWAYS,
+    "cpu/numa_nodes": EndsJob.NEVER,
     "cpu/governor": EndsJob.NEVER,
     "cpu/throttled": EndsJob.NEVER,
 }

@@ -1,10 +1,16 @@
-"""Bad rows of GPU memory that the GPU replaces with spare rows (Ampere and later).
+"""Bad parts of a GPU that it replaces with spare ones: memory rows (Ampere and later), memory channels and TPCs.
 
 Rules: a failed remap leaves a bad row in use (NVIDIA's debug guidelines, Meta's study). A pending remap takes effect at
 the next reset. NVIDIA replaces an A100 after 512 remaps (OCI, gpud). While MIG instances exist, the driver reports no
 rows, and nothing is checked. In DCGM's memory watch, the driver's flag "unrepairable memory" (Hopper and later, driver
 590) is a failure (DCGM_FR_FAULTY_MEMORY: isolate, then run a field diagnostic). In healthd, this flag is degraded,
 because no source reports harm to running jobs, and harmful errors have an Xid.
+
+Drivers from 580 on report pending repairs of a memory channel and of a TPC (texture processing cluster). The driver
+logs a channel's repair as Xid 160 ("Perform ... to activate repair"), and the retirement of a TPC as Xid 156, for which
+NVIDIA's Xid catalogue requires a GPU reset (open-gpu-kernel-modules: _eccChannelRepairPendingEmitOsLogXid,
+_eccTpcRepairPendingSameGpcEmitOsLogXid). Both are degraded, as a pending row remap is: the bad part remains in use
+until the reset.
 """
 
 from __future__ import annotations
@@ -49,7 +55,7 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     if not gpus:
         yield NO_GPU
     judged = False
-    for probe in (_rows, _memory):
+    for probe in (_rows, _memory, _repairs):
         for gpu in gpus:
             try:
                 for item in probe(gpu, config, past):
@@ -87,6 +93,22 @@ def _memory(gpu: NvmlGpu, config: Config, past: History) -> Iterator[Finding]:
             clears=Clears.OPERATOR,
             evidence="unrepairable memory flag 1",
         )
+
+
+def _repairs(gpu: NvmlGpu, config: Config, past: History) -> Iterator[Finding | Observation | Repair]:
+    waiting = gpu.pending_repair()
+    if waiting is None:
+        return
+    parts = [name for name, is_pending in (("a memory channel", waiting.channel), ("a TPC", waiting.tpc)) if is_pending]
+    pending = Observation("gpu_repair_pending", int(bool(parts)), labels=(("pci", gpu.pci),))
+    yield pending
+    last = past.last(pending)
+    if last is not None and last.value and not parts:
+        # Only a reset completes a pending repair.
+        yield Repair(Clears.GPU_RESET, gpu.pci, "a pending repair was completed", before=last.time)
+    if parts:
+        message = f"the repair of {' and of '.join(parts)} waits for a reset"
+        yield Finding(Severity.DEGRADED, "gpu_row_remap/repair_pending", gpu.pci, message, clears=Clears.GPU_RESET)
 
 
 def _observations(gpu: NvmlGpu, rows: RemappedRows) -> Iterator[Observation]:
@@ -133,6 +155,10 @@ OBSERVATIONS = {
         "Rows of memory that the GPU has remapped over its life, by kind of error.",
         ("pci", "error"),
     ),
+    "gpu_repair_pending": Meaning(
+        "1 if a memory channel or a TPC of the GPU will be repaired at the next reset, else 0.",
+        ("pci",),
+    ),
     "gpu_row_remap_failed": Meaning("1 if a row could not be remapped (replace the GPU), else 0.", ("pci",)),
 }
 
@@ -154,6 +180,15 @@ EXPLAIN = {
         "row, running jobs continue.",
         "After the drain, run nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
         "nvidia-smi -q -d ROW_REMAPPER shows 'Pending: No'.",
+    ),
+    "gpu_row_remap/repair_pending": Explain(
+        Severity.DEGRADED,
+        Clears.GPU_RESET,
+        "The GPU found a bad memory channel, or a bad TPC (texture processing cluster: two multiprocessors). A spare "
+        "one will replace it at the next GPU reset.",
+        "Until then the bad part remains in use, and jobs may hit the error again.",
+        "After the drain, run nvidia-smi --gpu-reset -i PCI with all clients stopped, or reboot. Then check that "
+        "nvidia-smi -q shows 'Channel Repair Pending: No' and 'TPC Repair Pending: No'.",
     ),
     "gpu_row_remap/too_many": Explain(
         Severity.DEGRADED,
@@ -181,10 +216,14 @@ EXPLAIN = {
     ),
 }
 
-CAUSES = dict.fromkeys(EXPLAIN, FailureCause.GPU_MEMORY)
+CAUSES = {
+    **dict.fromkeys(EXPLAIN, FailureCause.GPU_MEMORY),
+    "gpu_row_remap/repair_pending": FailureCause.GPU,
+}
 ENDS_JOB = {
     "gpu_row_remap/failure": EndsJob.ALWAYS,
     "gpu_row_remap/pending": EndsJob.ALWAYS,
+    "gpu_row_remap/repair_pending": EndsJob.ALWAYS,
     "gpu_row_remap/too_many": EndsJob.ALWAYS,
     "gpu_row_remap/unrepairable": EndsJob.ALWAYS,
 }

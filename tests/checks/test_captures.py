@@ -16,6 +16,8 @@ from healthd.common.model import Finding, Observation, Severity
 from healthd.common.mountinfo import is_local, parse_all
 from healthd.host.host import Host
 from healthd.host.system import FileSystem
+from healthd.nvidia import fake_scenario
+from healthd.nvidia.fake_nvml import open_fake
 
 pytestmark = pytest.mark.one_python
 
@@ -34,6 +36,14 @@ def test_nvml_capture_of_healthy_machine_gives_nothing_above_info(capture: Path,
     results = list(module.run(host(capture), module.Config(), History({}, NOW, BOOT)))
     unexpected = [item for item in results if isinstance(item, Finding) and item.severity > Severity.INFO]
     assert [finding for finding in unexpected if finding.code not in TRUE_FINDINGS] == []
+
+
+@pytest.mark.parametrize("check", GPU_CHECKS)
+@pytest.mark.parametrize("machine", fake_scenario.profiles())
+def test_fake_machine_gives_nothing_above_info(machine: str, check: str) -> None:
+    module, node = built_in_checks()[check].module, Host("/nonexistent", lambda: open_fake(machine))
+    results = list(module.run(node, module.Config(), History({}, NOW, BOOT)))
+    assert [item for item in results if isinstance(item, Finding) and item.severity > Severity.INFO] == []
 
 
 # --- files of /sys and /proc

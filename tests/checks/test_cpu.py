@@ -21,6 +21,7 @@ from healthd.host.system import Tree
 CPUS = "/sys/devices/system/cpu"
 GOVERNOR = f"{CPUS}/cpufreq/policy{{}}/scaling_governor"
 COUNT = f"{CPUS}/cpu{{}}/thermal_throttle/package_throttle_count"
+NODES = "/sys/devices/system/node/has_cpu"
 SIBLINGS = f"{CPUS}/cpu{{}}/topology/core_siblings_list"
 
 ABSENT_IS_FINE = {
@@ -34,12 +35,13 @@ def make(tmp_path, changed=None, online="0-7"):
     files = {f"{CPUS}/online": f"{online}\n"}
     for first, siblings in ((0, "0-1,4-5"), (2, "2-3,6-7")):
         files |= {COUNT.format(first): "0\n", SIBLINGS.format(first): f"{siblings}\n"}
+    files[NODES] = "0-1\n"
     files |= {GOVERNOR.format(number): "performance\n" for number in range(8)}
     return write(tmp_path, files | (changed or {}))
 
 
 def healthy(tmp_path):
-    return make(tmp_path), Config(expected=8)
+    return make(tmp_path), Config(expected=8, numa_nodes=2)
 
 
 def test_cpu_reports_nothing_for_healthy_cpus(node):
@@ -70,6 +72,29 @@ def test_fewer_cpus_than_expected_are_degraded_and_more_are_fine(node):
 
 def test_cpu_count_without_expectation_is_ignored(node):
     assert findings(cpu, node(online="0")) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"), [("0", "1 NUMA node with CPUs; expected 2"), ("0-7", "8 NUMA nodes with CPUs; expected 2")]
+)
+def test_other_number_of_numa_nodes_warns(node, nodes, message):
+    (finding,) = findings(cpu, node({NODES: f"{nodes}\n"}), Config(numa_nodes=2))
+    assert (finding.code, finding.severity, finding.clears) == ("cpu/numa_nodes", Severity.WARNING, Clears.PASS)
+    assert (finding.expects, finding.message) == ("numa_nodes", message)
+
+
+def test_expected_number_of_numa_nodes_gives_no_finding(node):
+    results = run_check(cpu, node(), Config(numa_nodes=2))
+    assert [item.value for item in observations_named(results, "cpu_numa_nodes")] == [2]
+    assert [item for item in results if isinstance(item, Finding)] == []
+    assert findings(cpu, node({NODES: "0-7\n"})) == []
+
+
+def test_baseline_has_numa_nodes_if_kernel_reports_them(node, tmp_path):
+    entries = {entry.setting: entry.value for entry in cpu.baseline(node(), Config())}
+    assert entries == {"expected": 8, "numa_nodes": 2}
+    without = write(tmp_path / "without", {f"{CPUS}/online": "0-1\n"})
+    assert {entry.setting for entry in cpu.baseline(without, Config())} == {"expected"}
 
 
 def test_wrong_governor_warns_once_for_the_node(node):

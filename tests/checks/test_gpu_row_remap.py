@@ -13,7 +13,8 @@ from healthd.common.model import Clears, Finding, Repair, Severity
 from healthd.nvidia.nvml import NvmlError
 
 PCI = fake_pci_gpus("dgx-h100")[3]
-healthy = healthy_gpus(Config(), "\n".join(f"gpu.{n}.unrepairable_memory = false" for n in range(8)))
+NO_REPAIR = "repair_pending_channel = false\nrepair_pending_tpc = false"
+healthy = healthy_gpus(Config(), "\n".join(f"[gpu.{n}]\nunrepairable_memory = false\n{NO_REPAIR}" for n in range(8)))
 
 
 @pytest.mark.parametrize("profile", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
@@ -50,6 +51,34 @@ def test_pending_remap_gives_no_repair(host):
 def test_enabling_mig_is_no_evidence_of_a_reset(host):
     results = run_rounds(gpu_row_remap, [host("gpu.3.remap_pending = true"), host("gpu.3.mig = true")])
     assert [item for item in results if isinstance(item, Repair)] == []
+
+
+@pytest.mark.parametrize("mig", ["", "\nmig = true"])
+@pytest.mark.parametrize(
+    ("setting", "part"), [("repair_pending_channel", "a memory channel"), ("repair_pending_tpc", "a TPC")]
+)
+def test_pending_repair_is_degraded_until_gpu_reset_also_with_mig(host, setting, part, mig):
+    (finding,) = findings(gpu_row_remap, host(f"[gpu.3]\n{setting} = true{mig}"))
+    assert (finding.code, finding.subject) == ("gpu_row_remap/repair_pending", PCI)
+    assert (finding.severity, finding.clears) == (Severity.DEGRADED, Clears.GPU_RESET)
+    assert finding.message == f"the repair of {part} waits for a reset"
+
+
+def test_two_pending_repairs_of_a_gpu_are_one_finding(host):
+    (finding,) = findings(gpu_row_remap, host("[gpu.3]\nrepair_pending_channel = true\nrepair_pending_tpc = true"))
+    assert finding.message == "the repair of a memory channel and of a TPC waits for a reset"
+
+
+def test_gpu_without_pending_or_reported_repair_gives_no_finding(host):
+    assert findings(gpu_row_remap, host(f"[gpu.3]\n{NO_REPAIR}")) == []
+    older = 'missing_functions = ["nvmlDeviceGetRepairStatus"]\n[gpu.3]\nrepair_pending_tpc = true'
+    assert findings(gpu_row_remap, host(older)) == []
+
+
+def test_completed_repair_is_evidence_of_a_reset(host):
+    results = run_rounds(gpu_row_remap, [host("gpu.3.repair_pending_tpc = true"), host(f"[gpu.3]\n{NO_REPAIR}")])
+    (repair,) = (item for item in results if isinstance(item, Repair))
+    assert (repair.clears, repair.subject, repair.before) == (Clears.GPU_RESET, PCI, NOW)
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(512, []), (513, ["gpu_row_remap/too_many"])])
@@ -169,6 +198,17 @@ def test_pending_remap_drains_until_gpu_reset(host):
     story.run_checks(pending, 300)
     assert story.drained, "there was no reset"
     story.run_check(host("gpu.3.remap_uncorrectable = 1"))
+    assert not story.drained
+
+
+def test_pending_repair_drains_until_gpu_reset(host):
+    pending, repaired = host("gpu.3.repair_pending_channel = true"), host(f"[gpu.3]\n{NO_REPAIR}")
+    story = Story(gpu_row_remap).run_check(repaired).run_check(pending)
+    assert story.drained
+    assert not story.requeued, "the job may survive"
+    story.run_checks(pending, 300)
+    assert story.drained, "there was no reset"
+    story.run_check(repaired)
     assert not story.drained
 
 

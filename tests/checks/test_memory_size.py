@@ -13,7 +13,7 @@ from trees import write
 
 from healthd.agent.conditions.absorb import as_configured
 from healthd.checks import memory_size
-from healthd.checks.memory_size import Config, parse, validate
+from healthd.checks.memory_size import Config, parse, parse_nodes, validate
 from healthd.common.model import Clears, Severity
 from healthd.host.host import Host
 
@@ -74,6 +74,56 @@ def test_missing_dimm_drains_until_restored(tmp_path):
     assert not story.drained
 
 
+# A GB200 tray: the memory of each of two Grace CPUs is 480 GiB; NUMA nodes 2, 10, 18 and 26 are the memory of four GPUs
+# of 186 GiB (TensorRT-LLM, examples/wide_ep/README.md; judged without a capture).
+NUMA = {
+    "/sys/devices/system/node/has_cpu": "0-1\n",
+    "/sys/devices/system/node/has_memory": "0-2,10,18,26\n",
+    **{
+        f"/sys/devices/system/node/node{node}/meminfo": f"\nNode {node} MemTotal:       {gib * 2**20} kB\n"
+        for node, gib in ((0, 480), (1, 480), (2, 186), (10, 186), (18, 186), (26, 186))
+    },
+}
+
+
+def tray(tmp_path: Path, gib: int) -> Host:
+    return write(tmp_path, {"/proc/meminfo": MEMINFO.format(gib * 2**20), **NUMA})
+
+
+def test_memory_of_gpus_does_not_count(tmp_path):
+    config = Config(expected_bytes=960 * GIB)
+    with_gpus, without = tray(tmp_path / "a", 960 + 4 * 186), node(tmp_path / "b", 960)
+    for host in (with_gpus, without):  # without: the driver is not loaded, or runs in the mode CDMM
+        assert [item.value for item in run_check(memory_size, host, config)] == [960 * GIB]
+        assert [entry.value for entry in memory_size.baseline(host, config)] == [960 * GIB]
+
+
+def test_missing_dimm_is_found_despite_memory_of_gpus(tmp_path):
+    host = tray(tmp_path, 864 + 4 * 186)
+    write(tmp_path, {"/sys/devices/system/node/node1/meminfo": f"Node 1 MemTotal: {384 * 2**20} kB\n"})
+    (finding,) = findings(memory_size, host, Config(expected_bytes=960 * GIB))
+    assert finding.message == "864.0 GiB of memory; expected 960.0 GiB: 10% missing"
+
+
+@pytest.mark.parametrize(
+    ("has_cpu", "has_memory"), [("0-1", "0-1"), ("0-1", "0"), ("0", "1"), ("", "0-1"), ("0-1", "")]
+)
+def test_mem_total_counts_unless_numa_nodes_with_and_without_cpus_have_memory(tmp_path, has_cpu, has_memory):
+    host = node(tmp_path, 2000)
+    folder = "/sys/devices/system/node"
+    write(tmp_path, {f"{folder}/has_cpu": f"{has_cpu}\n", f"{folder}/has_memory": f"{has_memory}\n"})
+    assert [item.value for item in run_check(memory_size, host, EXPECTED)] == [2000 * GIB]
+
+
+@pytest.mark.parametrize("file", ["has_cpu", "has_memory", "node1/meminfo"])
+def test_unreadable_numa_file_fails_run(tmp_path, file):
+    host = tray(tmp_path, 1704)
+    write(tmp_path, {f"/sys/devices/system/node/{file}": "N/A\n"})
+    results, error = run_until_error(memory_size, host, EXPECTED)
+    assert results == []
+    assert error.startswith(f"/sys/devices/system/node/{file}: ")
+
+
 def test_size_guessed_by_profile_only_warns(tmp_path):
     config = Config(expected_bytes=2000 * GIB, guessed=("expected_bytes",))
     (finding,) = findings(memory_size, node(tmp_path, 1750), config)
@@ -101,6 +151,12 @@ def test_unreadable_size_fails_run(tmp_path, text):
     results, error = run_until_error(memory_size, write(tmp_path, {"/proc/meminfo": text}), EXPECTED)
     assert results == []
     assert error.startswith("/proc/meminfo: has no MemTotal in kB: ")
+
+
+@given(st.one_of(st.text(max_size=20), st.text("0129-,", max_size=20)))
+def test_parse_nodes_of_any_text_gives_numbers_or_error(text):
+    nodes, error = parse_or_error(lambda: parse_nodes(text, "file"))
+    assert error.startswith("file: ") if error else all(0 <= number < 100_000 for number in nodes)
 
 
 @given(st.one_of(st.text(max_size=40), st.text("MemTotal: 0129kB\n", max_size=40)))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gpus import fake_pci_gpus
 from fakes import findings
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -262,6 +263,33 @@ def serious_codes(loaded: Loaded, host: Host) -> list[str]:
 
 def test_baseline_keeps_its_own_node_healthy(tmp_path):
     assert serious_codes(settings_of_node(tmp_path), node(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("fake", "device", "lanes"),
+    [("gb200-nvl72", "0x2941", 16), ("gb300-nvl72", "0x31c2", 16), ("gh200", "0x2342", 1)],
+)
+def test_baseline_of_grace_machine_keeps_it_healthy(tmp_path, fake, device, lanes):
+    def machine(scenario: str = fake) -> Host:
+        return Host(str(tmp_path), lambda: open_fake(scenario))
+
+    addresses, in_rack = fake_pci_gpus(fake), fake != "gh200"
+    add_gpus(tmp_path, addresses, device=device, current_link_width=f"{lanes}")
+    write(tmp_path, {"/sys/devices/system/cpu/online": "0-143\n", "/proc/meminfo": "MemTotal: 1006632960 kB\n"})
+    write(tmp_path, {"/proc/self/mountinfo": "1 1 0:5 / / rw - overlay overlay rw\n"})
+    found = collect(machine())
+    tables = tables_of(found)
+    assert tables["gpu_count"] == {"expected": len(addresses)}
+    assert tables.get("gpu_nvlink") == ({"links": 18} if in_rack else None)
+    assert tables["gpu_pcie"] == {"lanes": lanes}
+    assert len(tables["pcie_devices"]["expected"]) == len(addresses)
+    assert found.left_out == ()
+    loaded = settings_with_baseline(found)
+    assert serious_codes(loaded, machine()) == []
+    if in_rack:
+        worn = tmp_path / "worn.toml"
+        worn.write_text(f'profile = "{fake}"\n' + "".join(f"gpu.{n}.nvlink_inactive = [7]\n" for n in range(4)))
+        assert set(serious_codes(loaded, machine(str(worn)))) == {"gpu_nvlink/inactive"}
 
 
 def unlink(*names: str) -> Callable[[Path], None]:

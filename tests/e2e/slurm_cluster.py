@@ -318,9 +318,13 @@ class SlurmCluster:
         self._until(lambda: self.reboot_count(name) >= count, f"{name} ran RebootProgram", WAIT_SECONDS)
 
     def boot(self, name: str) -> None:
-        """End the node's slurmd, if it runs, and start it again as after a boot."""
+        """End the node's slurmd, if it runs, and start it again as after a boot.
+
+        slurmctld compares the time of the boot with that of the last answer in whole seconds.
+        """
         if f"slurmd.{name}" in self._processes:
             self.stop_slurmd(name, signal.SIGKILL)
+            time.sleep(2)
         self.start_slurmd(name, "-b")
 
     def stop_slurmd(self, name: str, signal_number: int = signal.SIGTERM) -> None:

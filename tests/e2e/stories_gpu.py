@@ -39,7 +39,10 @@ NO_RECOVERY = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 
 WELL = gpus("")
 OLDER_DRIVER = gpu("unsupported_fields = [230]")  # it does not report the required recovery
 RESET = steps(WELL, kernel(xid_line(154, BUS, NO_RECOVERY)))
-FABRIC_MANAGER = "LoadState=loaded\nActiveState={}"
+UNIT_STATE = "LoadState=loaded\nActiveState={}"
+IMEX_UP = '{"nodes": {"0": {"status": "READY", "host": "10.0.0.1"}}, "status": "UP"}'
+GRACE = "".join(f"[gpu.{n}]\nc2c_links = 10\n" for n in (0, 1, 2, 4, 5, 6, 7))
+GRACE_GPU = f"{GRACE}[gpu.3]\nc2c_links = 10\n"
 IN_DOMAIN = 'fabric_cluster = "00000001-0000-0000-0000-000000000001"'
 QUICK_FABRIC = {"gpu_fabric": {"join_seconds": 1.0, "confirm_seconds": 1.0}}
 ANY_NUMBER = {"gpu_count": {"expected": 0}}  # otherwise gpu_count reports it too
@@ -223,6 +226,12 @@ MEMORY = [
         repair=gpu(REMAPPED),
     ),
     Row(
+        "gpu_row_remap/repair_pending",
+        GPU,
+        fault=gpu("repair_pending_channel = true"),
+        repair=gpu("repair_pending_channel = false"),
+    ),
+    Row(
         "gpu_row_remap/too_many",
         GPU,
         fault=gpu("remap_uncorrectable = 600"),
@@ -286,12 +295,38 @@ LINKS = [
     Row(
         "gpu_fabric/manager",
         "",
-        well=prints("systemctl", FABRIC_MANAGER.format("active")),
-        fault=steps(prints("systemctl", FABRIC_MANAGER.format("failed")), gpu("fabric_state = 2")),
-        repair=steps(prints("systemctl", FABRIC_MANAGER.format("active")), WELL),
+        well=prints("systemctl", UNIT_STATE.format("active")),
+        fault=steps(prints("systemctl", UNIT_STATE.format("failed")), gpu("fabric_state = 2")),
+        repair=steps(prints("systemctl", UNIT_STATE.format("active")), WELL),
         also=frozenset({"gpu_fabric/not_joined"}),
         settings=QUICK_FABRIC,
         programs=("systemctl",),
+    ),
+    Row(
+        "gpu_c2c/inactive",
+        GPU,
+        well=gpus(GRACE_GPU),
+        fault=gpus(f"{GRACE_GPU}c2c_inactive = [4]"),
+        repair=gpus(GRACE_GPU),
+        settings={"gpu_c2c": {"inactive_confirm_seconds": 1.0}},
+    ),
+    Row(
+        "gpu_c2c/errors",
+        GPU,
+        well=gpus(GRACE_GPU),
+        fault=gpus(f"{GRACE_GPU}c2c_replays = {{4 = 7}}"),
+        repair=gpus(GRACE_GPU),
+        settings={"gpu_c2c": {"clean_seconds": 2.0}},
+        severity=Severity.WARNING,
+    ),
+    Row(
+        "imex/daemon",
+        "",
+        well=steps(prints("systemctl", UNIT_STATE.format("active")), prints("nvidia-imex-ctl", IMEX_UP)),
+        fault=prints("systemctl", UNIT_STATE.format("failed")),
+        repair=prints("systemctl", UNIT_STATE.format("active")),
+        settings={"imex": {"expected": True, "confirm_seconds": 1.0}},
+        programs=("systemctl", "nvidia-imex-ctl"),
     ),
     Row(
         "gpu_nvlink/inactive",

@@ -25,7 +25,7 @@ SERVICE = "nvidia-dcgm"
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    with SlurmCluster(nodes=16, gpus=0) as running:
+    with SlurmCluster(nodes=32, gpus=0) as running:
         yield running
 
 

@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 import typing
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pynvml
 import pytest
+import smi_capture
 from contract_nvml import assert_contract, assert_gpu
 from fake_gpus import fake_pci_gpus
 from hypothesis import given
@@ -23,18 +25,23 @@ from healthd.nvidia import fake_scenario
 from healthd.nvidia.fake_nvml import FakeLibrary, open_fake
 from healthd.nvidia.nvml import (
     FIELDS_LINK_ERRORS,
+    SWITCH_CONNECTED,
+    C2cLink,
     Fabric,
     Nvlink,
     Nvml,
     NvmlError,
     NvmlErrorKind,
     NvmlGpu,
+    PendingRepair,
+    Platform,
     RetiredPages,
     TemperatureLimits,
 )
 
 LINK_CALLS = '["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkErrorCounter"]'
-PROFILES = ("dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200")
+GPUS = {"dgx-a100": 8, "dgx-b200": 8, "dgx-h100": 8, "dgx-h200": 8, "gb200-nvl72": 4, "gb300-nvl72": 4, "gh200": 1}
+PROFILES = tuple(GPUS)
 
 
 @pytest.fixture
@@ -77,7 +84,7 @@ def test_other_error_makes_no_gpu_unreachable(scenario):
 # --- profiles
 
 
-def test_profiles_lists_four_profiles():
+def test_profiles_lists_all_profiles():
     assert fake_scenario.profiles() == list(PROFILES)
 
 
@@ -89,16 +96,16 @@ def test_profile_fulfils_the_contract(name):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_profile_is_a_healthy_machine_with_eight_gpus(name):
+def test_profile_is_a_healthy_machine(name):
     nvml = open_fake(name)
     assert [gpu.pci for gpu in nvml.gpus()] == fake_pci_gpus(name)
-    assert len(nvml.gpus()) == 8
+    assert len(nvml.gpus()) == GPUS[name]
     assert nvml.unreachable == ()
     for each in nvml.gpus():
         assert each.ecc_mode() is True
         assert each.ecc_total(uncorrected=True, volatile=True) == 0
         assert each.sram_threshold_exceeded() is False
-        assert each.recovery_action() == 0
+        assert each.recovery_action() == (None if name == "gh200" else 0)  # its driver is older
         assert each.mig_mode() == (False, False)
         assert each.mig_instances() == 0
         assert each.retired_pages() is None
@@ -111,14 +118,86 @@ def test_profile_is_a_healthy_machine_with_eight_gpus(name):
         rows = each.remapped_rows()
         assert rows is not None
         assert (rows.pending, rows.failure) == (False, False)
-        assert {link.active for link in each.nvlinks() or ()} == {True}
+        assert {link.active for link in each.nvlinks() or ()} == (set() if name == "gh200" else {True})
         link = each.pcie_link()
         assert (link.width, link.generation) == (link.max_width, link.max_generation)
 
 
-@pytest.mark.parametrize(("name", "links"), [("dgx-a100", 12), ("dgx-h100", 18), ("dgx-h200", 18), ("dgx-b200", 18)])
-def test_profile_has_nvlinks_of_its_model(name, links):
+@pytest.mark.parametrize("name", PROFILES)
+def test_profile_has_nvlinks_of_its_model(name):
+    links = {"dgx-a100": 12, "gh200": 0}.get(name, 18)
     assert all(len(each.nvlinks() or ()) == links for each in open_fake(name).gpus())
+
+
+CAPTURES = {"dgx-b200": "b200x8", "dgx-h100": "h100x8", "gb200-nvl72": "gb200x4", "gb300-nvl72": "gb300x4"}
+NOT_CAPTURED = {"compute_capability", "processes", "nvlinks", "nvlink_counters", "nvlink_speed", "c2c_links"}
+VARIES = {"dgx-b200": {"persistence"}, "dgx-h100": {"fabric_summary"}}  # off in that capture; N/A, which is 0
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_profile_equals_capture_of_real_machine(name):
+    (capture,) = [path for path in smi_capture.CAPTURES if path.stem == CAPTURES[name]]
+    tree = ElementTree.parse(capture).getroot()
+    cards = tree.findall("gpu")
+    captured = smi_capture.fake_gpu(cards[0])
+    _, (made, *_) = fake_scenario.state(fake_scenario.Scenario(profile=name), 0.0)
+    different = {f.name for f in fields_of(fake_scenario.Gpu) if getattr(made, f.name) != getattr(captured, f.name)}
+    assert different - NOT_CAPTURED == VARIES.get(name, set())
+    assert len(cards) == GPUS[name]
+    if name not in ("dgx-b200", "dgx-h100"):  # their addresses come from other sources
+        assert [smi_capture.address_of(card) for card in cards] == fake_pci_gpus(name)
+        assert tree.findtext("driver_version") == open_fake(name).driver_version()
+
+
+def test_rack_profile_has_domain_platform_and_c2c_links():
+    for name, clique, tray in (("gb200-nvl72", 2, 4), ("gb300-nvl72", 32766, 15)):
+        device = open_fake(name).gpus()[0]
+        fabric, platform = device.fabric(), device.platform()
+        assert fabric is not None
+        assert platform is not None
+        assert (fabric.state, fabric.cluster, fabric.clique) == (3, "00000001-0000-0000-0000-000000000001", clique)
+        assert (platform.peer_type, platform.chassis_serial, platform.tray) == (SWITCH_CONNECTED, "1820000000001", tray)
+        assert device.c2c_links() == (C2cLink(True, 0, 0, 0, True),) * 5
+        assert device.pending_repair() == PendingRepair(channel=False, tpc=False)
+        assert {link.speed for link in device.nvlinks() or ()} == {53125}
+
+
+def test_board_without_rack_has_no_domain_and_no_c2c_links():
+    device = open_fake("dgx-b200").gpus()[0]
+    fabric, platform = device.fabric(), device.platform()
+    assert fabric is not None
+    assert platform is not None
+    assert (fabric.cluster, platform.peer_type, platform.chassis_serial) == ("", SWITCH_CONNECTED, "")
+    assert device.c2c_links() == ()
+    hopper = open_fake("dgx-h100").gpus()[0]
+    assert (hopper.platform(), hopper.c2c_links()) == (None, ())
+
+
+def test_rack_settings_of_scenario_are_returned(scenario):
+    text = """
+        profile = "gb200-nvl72"
+        [gpu.1]
+        fabric_cluster = ""
+        fabric_clique = 7
+        platform = { peer_type = 0 }
+        c2c_inactive = [2]
+        c2c_errors = { 0 = 3 }
+        c2c_replays = { 1 = 5 }
+        repair_pending_tpc = true
+        nvlink_speeds = { 4 = 26562 }
+        nvlink_inactive = [6]
+        """
+    device = gpu(scenario(text), 1)
+    fabric = device.fabric()
+    assert fabric is not None
+    assert (fabric.cluster, fabric.clique) == ("", 7)
+    assert device.platform() == Platform(0, "", 0, 0, 0, 0)
+    assert [link.active for link in device.c2c_links()] == [True, True, False, True, True]
+    assert [link.error_interrupts for link in device.c2c_links()] == [3, 0, 0, 0, 0]
+    assert [link.replays for link in device.c2c_links()] == [0, 5, 0, 0, 0]
+    assert device.pending_repair() == PendingRepair(channel=False, tpc=True)
+    speeds = [link.speed for link in device.nvlinks() or ()]
+    assert speeds == [26562 if link == 4 else None if link == 6 else 53125 for link in range(18)]
 
 
 def test_hopper_and_blackwell_have_fabric_and_temperature_margin():

@@ -124,6 +124,8 @@ def fake_gpu(card: ElementTree.Element) -> Gpu:
         remap_failure=bool(flag_at(card, "remapped_rows/remapped_row_failure")),
         remap_histogram=None if None in histogram else histogram,  # type: ignore[arg-type]
         unrepairable_memory=flag_at(card, "ecc_errors/unrepairable_memory"),
+        repair_pending_channel=flag_at(card, "ecc_errors/channel_repair_pending"),
+        repair_pending_tpc=flag_at(card, "ecc_errors/tpc_repair_pending"),
         retired_single_bit=number_at(card, "retired_pages/multiple_single_bit_retirement/retired_count"),
         retired_double_bit=number_at(card, "retired_pages/double_bit_retirement/retired_count"),
         retired_pending=bool(flag_at(card, "retired_pages/pending_retirement")),

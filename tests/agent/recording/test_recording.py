@@ -368,14 +368,14 @@ def record_and_replay(make_replay: Any, fake: str) -> tuple[list[Any], list[Any]
     return recorded_answers, replayed
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*PROFILES, "gb200-nvl72"])
 def test_replay_gives_every_nvml_answer_for_profile(make_replay, profile):
     recorded_answers, replayed = record_and_replay(make_replay, profile)
     assert recorded_answers == replayed
     assert len(recorded_answers) > 100
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*PROFILES, "gb200-nvl72"])
 def test_recorded_and_replayed_nvml_keep_contract(make_replay, profile):
     player = make_replay(lambda recorder: assert_contract(open_recorded(recorder, profile)))
     assert_contract(open_replayed(player))

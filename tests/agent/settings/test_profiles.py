@@ -41,6 +41,8 @@ MACHINES = {  # profile -> (product name, PCI device id of the GPUs, number of G
     "dgx-h100": ("DGXH100", "2330", 8),
     "dgx-h200": ("DGXH200", "2335", 8),
     "dgx-b200": ("DGXB200", "2901", 8),
+    "gb200-nvl72": ("PowerEdge XE9712", "2941", 4),
+    "gb300-nvl72": ("PowerEdge XE9712", "31c2", 4),
     "hgx": ("PowerEdge XE9680", "2330", 8),
     "hgx-a100": ("G492-ZD2-00", "20b0", 8),
     "hgx-4": ("PowerEdge T-XE8545", "20b2", 4),
@@ -178,6 +180,7 @@ def test_dgx_with_other_gpus_is_recognized_by_gpus(tmp_path):
         ("Standard PC (Q35 + ICH9, 2009)", "2330", 1),  # a virtual machine with one
         ("Standard PC (Q35 + ICH9, 2009)", "2330", 2),
         ("DGX-1 with V100", "1db5", 8),
+        ("PowerEdge XE9712", "2941", 2),  # half of a tray of an NVL72
         ("PowerEdge C6520", "2330", 0),
         ("", "2330", 0),
     ],

@@ -1,0 +1,162 @@
+"""IMEX: the service that lets jobs share GPU memory between the nodes of an NVLink domain (GB200, GB300).
+
+Rules: jobs that span nodes of an NVLink domain need IMEX on each of these nodes (NVIDIA's IMEX guide). An IMEX that is
+idle, absent or half upgraded is normal where Slurm or a container starts IMEX for each job: alarms about such nodes
+were false for days (github.com/NVIDIA/aicr/issues/2641, github.com/NVIDIA/DCGM/issues/308). Nothing is therefore
+queried unless the settings expect IMEX to run at all times.
+
+A service that does not run on this node is degraded. A domain that is not UP is only a warning, because the cause is
+usually another node, which has its own condition: `nvidia-imex-ctl -N -j` lists each configured node, and a node that
+the daemon cannot reach is UNAVAILABLE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from healthd.api import (
+    CheckSettings,
+    Clears,
+    EndsJob,
+    Explain,
+    FailureCause,
+    Finding,
+    History,
+    Host,
+    Meaning,
+    NothingToCheck,
+    Observation,
+    Seconds,
+    Severity,
+)
+
+USES = ""
+
+UNIT = "nvidia-imex.service"
+UNIT_COMMAND = ("systemctl", "show", "--property=LoadState,ActiveState", UNIT)
+DOMAIN_COMMAND = ("nvidia-imex-ctl", "-N", "-j")
+DOMAIN_STATES = ("UP", "DEGRADED", "DOWN")
+READY = "READY"
+MAX_NAMED_NODES = 4
+
+
+class Config(CheckSettings, frozen=True):
+    """expected         true if IMEX must run at all times on this node; false = not checked
+    confirm_seconds  the fault must last this long before it is reported
+    """
+
+    expected: bool = False
+    confirm_seconds: Seconds = 300.0
+
+
+def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
+    if not config.expected:
+        yield NothingToCheck("IMEX is not expected")
+        return
+    seconds = config.timeout_seconds * 0.4  # two programs
+    state = _service_state(host, seconds)
+    is_active = state in ("active", "reloading")
+    yield Observation("imex_active", int(is_active))
+    if not is_active:
+        yield Finding(
+            Severity.DEGRADED,
+            "imex/daemon",
+            "",
+            f"{UNIT} is {state}; jobs need it to share GPU memory with other nodes",
+            confirm_seconds=config.confirm_seconds,
+            shared_cause=True,
+        )
+        return
+    result = host.run(DOMAIN_COMMAND, seconds)
+    if result is None:
+        raise RuntimeError("cannot query the IMEX domain: nvidia-imex-ctl is missing")
+    if result.status != 0:
+        message = (result.stderr or result.stdout).strip()[:200]
+        raise RuntimeError(f"nvidia-imex-ctl: exit status {result.status} (is IMEX_CMD_ENABLED set?): {message}")
+    domain, nodes = parse(result.stdout)
+    not_ready = [f"{name} {status}" for name, status in nodes.items() if status != READY]
+    yield Observation("imex_nodes", len(nodes))
+    yield Observation("imex_nodes_ready", len(nodes) - len(not_ready))
+    if domain != "UP":
+        named = ", ".join(not_ready[:MAX_NAMED_NODES])
+        more = f" and {len(not_ready) - MAX_NAMED_NODES} more" if len(not_ready) > MAX_NAMED_NODES else ""
+        yield Finding(
+            Severity.WARNING,
+            "imex/domain",
+            "",
+            f"the IMEX domain of {len(nodes)} nodes is {domain}{f': {named}{more}' if named else ''}",
+            confirm_seconds=config.confirm_seconds,
+            shared_cause=True,
+        )
+
+
+def _service_state(host: Host, seconds: float) -> str:
+    """Return the ActiveState of the service, or "not installed". Raises RuntimeError or ValueError."""
+    result = host.run(UNIT_COMMAND, seconds)
+    if result is None:
+        raise RuntimeError(f"cannot query {UNIT}: systemctl is missing")
+    properties = dict(line.split("=", 1) for line in result.stdout.split("\n") if "=" in line)
+    state = properties.get("ActiveState")
+    if result.status != 0 or not state or not properties.get("LoadState"):
+        raise ValueError(f"systemctl: no state of {UNIT}: {(result.stderr or result.stdout).strip()[:80]!r}")
+    return "not installed" if properties["LoadState"] == "not-found" else state
+
+
+class _Node(msgspec.Struct):
+    host: str
+    status: str
+
+
+class _Domain(msgspec.Struct):
+    status: str
+    nodes: dict[str, _Node]
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """Return the domain's state and each node's status, by address, from the output of `nvidia-imex-ctl -N -j`.
+
+    Raises ValueError for any other output.
+    """
+    try:
+        domain = msgspec.json.decode(text, type=_Domain)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"nvidia-imex-ctl: not a domain: {text[:60]!r}") from error
+    if domain.status not in DOMAIN_STATES or not domain.nodes:
+        raise ValueError(f"nvidia-imex-ctl: not a domain: {text[:60]!r}")
+    return domain.status, {node.host[:64]: node.status[:32] for node in domain.nodes.values()}
+
+
+OBSERVATIONS = {
+    "imex_active": Meaning("1 if the IMEX service is active, else 0. Only if IMEX is expected."),
+    "imex_nodes": Meaning("Nodes in this node's IMEX domain."),
+    "imex_nodes_ready": Meaning("Nodes in this node's IMEX domain that are ready."),
+}
+
+EXPLAIN = {
+    "imex/daemon": Explain(
+        Severity.DEGRADED,
+        Clears.PASS,
+        "The settings expect IMEX to run at all times, but the service nvidia-imex is not active on this node.",
+        "Jobs that share GPU memory between the nodes of an NVLink domain fail on this node, or use a slower network.",
+        "Run systemctl status nvidia-imex and journalctl -u nvidia-imex. Its version must match the driver's on all "
+        "nodes of the domain. /etc/nvidia-imex/nodes_config.cfg lists these nodes. If Slurm or a container starts IMEX "
+        "for each job, set expected = false in [checks.imex].",
+        confirm="confirm_seconds",
+        shared=True,
+    ),
+    "imex/domain": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "IMEX runs on this node, but its domain is DEGRADED or DOWN: some of the domain's nodes are not ready.",
+        "Jobs on these nodes cannot share GPU memory with other nodes.",
+        "No action tonight on this node. nvidia-imex-ctl -N shows the nodes that are not ready. Check nvidia-imex, its "
+        "version and the network there.",
+        confirm="confirm_seconds",
+        shared=True,
+    ),
+}
+
+CAUSES = dict.fromkeys(EXPLAIN, FailureCause.SERVICES)
+ENDS_JOB = {"imex/daemon": EndsJob.ALWAYS, "imex/domain": EndsJob.NEVER}

@@ -135,8 +135,6 @@ def fake_gpu(card: ElementTree.Element) -> Gpu:
         fabric_cluster=cluster if cluster.strip("0-") else "",
         fabric_clique=number_at(card, "fabric/cliqueId") or 0,
         platform=platform_of(card),
-        repair_pending_channel=flag_at(card, "ecc_errors/channel_repair_pending"),
-        repair_pending_tpc=flag_at(card, "ecc_errors/tpc_repair_pending"),
     )
 
 

@@ -287,8 +287,7 @@ def gpus_text(count, settings, first):
 def tray(settings="", first="", name="NVIDIA GB200", place=RACK_PLACE, capability="[10, 0]"):
     """Return the text of a compute tray: 4 GPUs, connected to switches outside the node (qx-gb200.xml, qx-gb300.xml in
     k8s-test-infra)."""
-    platform = f"platform = {{ {place} }}\n" if place else ""
-    about = f'name = "{name}"\ncompute_capability = {capability}\nnvlink_speed = 53125\n{platform}'
+    about = f'name = "{name}"\ncompute_capability = {capability}\nnvlink_speed = 53125\nplatform = {{ {place} }}\n'
     return gpus_text(4, f"{about}{settings}", first)
 
 
@@ -357,7 +356,7 @@ def test_links_setting_replaces_number_of_board(host):
 @pytest.mark.parametrize(
     "text",
     [
-        tray(ALL_DOWN, place=""),  # no switches: a card, or a node with directly connected GPUs
+        tray(ALL_DOWN, place="peer_type = 0"),  # no switches: a card, or a node with directly connected GPUs
         tray(ALL_DOWN, name="NVIDIA GH200 480GB", place="peer_type = 0, host = 1", capability="[9, 0]"),
         tray(ALL_DOWN, name="NVIDIA H100 NVL", capability="[9, 0]"),
         tray(ALL_DOWN, name="NVIDIA RTX PRO 6000 Blackwell", capability="[12, 0]"),

@@ -360,7 +360,7 @@ def test_repair_families_show_step_and_obstacles(healthy: Snapshot) -> None:
     assert value(advised, "repair_obstacle", obstacle="paused") == 1
     assert promtool(render(advised)) == "0"
     assert "healthd_repair_step" not in names(replace(healthy, repair_config=advise))
-    assert not any("repair" in name for name in names(replace(advised, repair_config=off)))
+    assert not any(name.startswith("healthd_repair") for name in names(replace(advised, repair_config=off)))
 
 
 def test_repair_families_show_stage_and_failure(healthy: Snapshot) -> None:

@@ -134,7 +134,8 @@ def test_remapped_rows_are_ignored_with_mig_and_before_ampere(host, text):
 
 
 def test_driver_without_remapped_rows_gives_nothing(host):
-    assert run_check(gpu_row_remap, host('missing_functions = ["nvmlDeviceGetRemappedRows"]')) == []
+    text = 'missing_functions = ["nvmlDeviceGetRemappedRows", "nvmlDeviceGetRepairStatus"]'
+    assert run_check(gpu_row_remap, host(text)) == []
 
 
 def test_nvml_error_fails_run(host):

@@ -315,8 +315,8 @@ LINKS = [
         GPU,
         well=gpus(GRACE_GPU),
         fault=gpus(f"{GRACE_GPU}c2c_replays = {{4 = 7}}"),
-        repair=gpus(GRACE_GPU),
-        settings={"gpu_c2c": {"clean_seconds": 2.0}},
+        repair=nothing,
+        settings={"gpu_c2c": {"clean_seconds": WINDOW_SECONDS}},
         severity=Severity.WARNING,
     ),
     Row(
